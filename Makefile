@@ -1,0 +1,55 @@
+# Everything runs in .venv, which `make setup` creates; no other target needs to be called first.
+
+# The first interpreter that is new enough; override with `make PYTHON=/path/to/python3.12 ...`.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo "$$python" && break; \
+	done)
+VENV := .venv
+IN_VENV := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+EXTRAS := train,pettingzoo,dev
+SOURCES := $(wildcard menv tests examples benchmarks)
+# Handed to the command of the target: make bench ARGS="--json"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check bench format clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+
+setup: $(INSTALLED)  ## create .venv and install menv with everything that training and testing need
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make setup: no Python >= 3.11 found; install one, or make PYTHON=/path/to/python3.11 setup"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make setup: $(PYTHON) is not Python >= 3.11; choose another with make PYTHON=/path/to/python3.11 setup"; exit 1; }
+	@$(IN_VENV) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV)
+	@echo "installing into $(VENV); the first time takes a few minutes"
+	$(IN_VENV) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+demo: setup  ## train TicTacToe by self-play and show the result
+	$(IN_VENV) examples/tictactoe.py $(ARGS)
+
+test: setup  ## run the tests, without the slow ones
+	$(IN_VENV) -m pytest $(ARGS)
+
+test-slow: setup  ## run the slow tests only: learning curves and long enumerations
+	$(IN_VENV) -m pytest -m slow $(ARGS)
+
+check: setup  ## check format, lint, types, budgets and the direction of imports
+	$(IN_VENV) -m ruff format --check $(SOURCES)
+	$(IN_VENV) -m ruff check $(SOURCES)
+	$(IN_VENV) -m mypy $(SOURCES)
+	$(IN_VENV) -m pytest -q tests/house
+
+bench: setup  ## measure against the bare environment loop; ARGS="--json" for machines
+	$(IN_VENV) -m benchmarks $(ARGS)
+
+format: setup  ## format the code and mend what the linter can mend
+	$(IN_VENV) -m ruff format $(SOURCES)
+	$(IN_VENV) -m ruff check --fix $(SOURCES)
+
+clean:  ## delete caches and build products; .venv stays
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,179 @@
+"""The bare loops: how fast the environments themselves are, with nothing of menv around them.
+
+A benchmark divides its own rate by one of these, measured in the same run. Each loop steps the environments
+as a user would write it by hand, default `gymnasium.make` wrappers and all: resets of finished episodes are
+inside the measured time; making the environments, their first resets and the random numbers are not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from menv.base_env import ALL
+from menv.envs.tictactoe import TicTacToe
+from menv.multi_agent_env import MultiAgentEnv
+
+BLOCK = 4096
+"""Draws that are made beforehand per agent; loops that are longer use them again."""
+
+
+class Rate(NamedTuple):
+    """Steps per second of a loop; an agent step is one action of one agent."""
+
+    env_steps: float
+    agent_steps: float
+
+
+def bare_gym(env_id: str, num_envs: int, env_steps: int, seed: int = 0) -> float:
+    """Step `num_envs` gymnasium environments in turn and return env steps per second.
+
+    Args:
+        env_id: For `gymnasium.make`.
+        num_envs: Environments that are stepped one after another.
+        env_steps: Of all environments together.
+        seed: Of the actions and the first resets.
+    """
+    envs: list[gym.Env[Any, Any]] = [gym.make(env_id) for _ in range(num_envs)]
+    for index, env in enumerate(envs):
+        env.reset(seed=seed + index)
+    rounds = max(1, env_steps // num_envs)
+    actions = draw_actions(envs[0].action_space, min(rounds, BLOCK) * num_envs, seed)
+    at, wrap = 0, len(actions)
+    start = time.perf_counter()
+    for _ in range(rounds):
+        for env in envs:
+            _, _, terminated, truncated, _ = env.step(actions[at])
+            at += 1
+            if terminated or truncated:
+                env.reset()
+        if at == wrap:
+            at = 0
+    seconds = time.perf_counter() - start
+    for env in envs:
+        env.close()
+    return rounds * num_envs / seconds
+
+
+def bare_multi_agent(
+    make_env: Callable[[int], MultiAgentEnv], num_envs: int, env_steps: int, seed: int = 0
+) -> Rate:
+    """Step `num_envs` multi-agent environments in turn, each agent with actions of its own.
+
+    Args:
+        make_env: Makes the environment of a given index.
+        num_envs: Environments that are stepped one after another.
+        env_steps: Of all environments together.
+        seed: Of the actions and the first resets.
+    """
+    envs = [make_env(index) for index in range(num_envs)]
+    asked: list[Mapping[Any, Any]] = [env.reset(seed=seed + index)[0] for index, env in enumerate(envs)]
+    rounds = max(1, env_steps // num_envs)
+    length = min(rounds, BLOCK)
+    actions = {
+        agent: draw_actions(envs[0].get_action_space(agent), length, seed + number)
+        for number, agent in enumerate(envs[0].possible_agents)
+    }
+    agent_steps = 0
+    start = time.perf_counter()
+    for round_ in range(rounds):
+        at = round_ % length
+        for index, env in enumerate(envs):
+            answers = {agent: actions[agent][at] for agent in asked[index]}
+            agent_steps += len(answers)
+            obs, _, terminateds, truncateds, _ = env.step(answers)
+            if terminateds[ALL] or truncateds[ALL]:
+                obs = env.reset()[0]
+            elif len(terminateds) > 1 or len(truncateds) > 1:
+                obs = {a: o for a, o in obs.items() if not (terminateds.get(a) or truncateds.get(a))}
+            asked[index] = obs
+    seconds = time.perf_counter() - start
+    for env in envs:
+        env.close()
+    return Rate(rounds * num_envs / seconds, agent_steps / seconds)
+
+
+def bare_turn_based(
+    make_env: Callable[[int], MultiAgentEnv], num_envs: int, env_steps: int, seed: int = 0
+) -> float:
+    """Play `num_envs` masked games in turn, with random legal moves, and return env steps per second.
+
+    Args:
+        make_env: Makes the environment of a given index; one agent at a time, with an `"action_mask"`.
+        num_envs: Environments that are stepped one after another.
+        env_steps: Of all environments together.
+        seed: Of the moves.
+    """
+    envs = [make_env(index) for index in range(num_envs)]
+    asked: list[Mapping[Any, Any]] = [env.reset(seed=seed + index)[0] for index, env in enumerate(envs)]
+    rounds = max(1, env_steps // num_envs)
+    uniforms = np.random.default_rng(seed).random((min(rounds, BLOCK), num_envs)).tolist()
+    # TicTacToe works out each position at its first visit; that is no part of its speed.
+    _take_turns(envs, asked, uniforms, rounds)
+    start = time.perf_counter()
+    _take_turns(envs, asked, uniforms, rounds)
+    return rounds * num_envs / (time.perf_counter() - start)
+
+
+def _take_turns(
+    envs: list[MultiAgentEnv], asked: list[Mapping[Any, Any]], uniforms: list[list[float]], rounds: int
+) -> None:
+    for round_ in range(rounds):
+        draws = uniforms[round_ % len(uniforms)]
+        for index, env in enumerate(envs):
+            ((agent, seen),) = asked[index].items()
+            legal = seen["action_mask"].nonzero()[0]
+            obs, _, terminateds, truncateds, _ = env.step({agent: legal[int(draws[index] * len(legal))]})
+            if terminateds[ALL] or truncateds[ALL]:
+                obs = env.reset()[0]
+            asked[index] = obs
+
+
+def bare_aec_tictactoe(num_games: int, seed: int = 0) -> float:
+    """Play PettingZoo's tictactoe_v3 with random legal moves and return moves per second."""
+    from pettingzoo.classic import tictactoe_v3
+
+    env = tictactoe_v3.env()
+    uniforms = np.random.default_rng(seed).random(9 * num_games).tolist()
+    moves = 0
+    start = time.perf_counter()
+    for _ in range(num_games):
+        env.reset()
+        for _ in env.agent_iter():
+            seen, _, terminated, truncated, _ = env.last()
+            if terminated or truncated:
+                env.step(None)
+                continue
+            legal = seen["action_mask"].nonzero()[0]
+            env.step(legal[int(uniforms[moves] * len(legal))])
+            moves += 1
+    return moves / (time.perf_counter() - start)
+
+
+def compare_tictactoe(num_games: int = 500, repeats: int = 5) -> tuple[float, float]:
+    """Measure menv's TicTacToe and PettingZoo's in alternation.
+
+    Returns:
+        The medians of both, in moves per second.
+    """
+    ours, theirs = [], []
+    for repeat in range(repeats):
+        ours.append(bare_turn_based(lambda _: TicTacToe(), 1, 8 * num_games, seed=repeat))
+        theirs.append(bare_aec_tictactoe(num_games, seed=repeat))
+    return statistics.median(ours), statistics.median(theirs)
+
+
+def draw_actions(space: gym.Space[Any], count: int, seed: int) -> list[Any]:
+    """Return `count` random elements of `space`, in the form in which `space.sample` gives them."""
+    rng = np.random.default_rng(seed)
+    if isinstance(space, gym.spaces.Discrete):
+        return list(rng.integers(space.start, space.start + space.n, count))
+    if isinstance(space, gym.spaces.Box) and space.is_bounded():
+        return list(rng.uniform(space.low, space.high, (count, *space.shape)).astype(space.dtype))
+    space.seed(seed)
+    return [space.sample() for _ in range(count)]

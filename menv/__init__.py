@@ -1,0 +1,57 @@
+"""menv: environments with many agents, of whatever kind, under one interface that trains.
+
+Every environment becomes a `BaseEnv`; a policy mapping says who answers for whom; `menv.algorithms`
+trains. Importing menv imports nothing heavy: each name is fetched when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from menv.base_env import BaseEnv as BaseEnv
+    from menv.base_env import Ready as Ready
+    from menv.batch import MultiAgentBatch as MultiAgentBatch
+    from menv.batch import SampleBatch as SampleBatch
+    from menv.env_context import EnvContext as EnvContext
+    from menv.episode import Episode as Episode
+    from menv.errors import ConfigError as ConfigError
+    from menv.errors import ContractError as ContractError
+    from menv.errors import EnvCrashError as EnvCrashError
+    from menv.errors import MenvError as MenvError
+    from menv.loop.convert import to_base_env as to_base_env
+    from menv.multi_agent_env import MultiAgentEnv as MultiAgentEnv
+    from menv.envs.independent_copies import make_multi_agent as make_multi_agent
+    from menv.policy import Policy as Policy
+    from menv.policy_spec import PolicySpec as PolicySpec
+    from menv.random_policy import RandomPolicy as RandomPolicy
+    from menv.registry import register_env as register_env
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BaseEnv": "base_env",
+    "Ready": "base_env",
+    "MultiAgentBatch": "batch",
+    "SampleBatch": "batch",
+    "EnvContext": "env_context",
+    "Episode": "episode",
+    "ConfigError": "errors",
+    "ContractError": "errors",
+    "EnvCrashError": "errors",
+    "MenvError": "errors",
+    "to_base_env": "loop.convert",
+    "MultiAgentEnv": "multi_agent_env",
+    "make_multi_agent": "envs.independent_copies",
+    "Policy": "policy",
+    "PolicySpec": "policy_spec",
+    "RandomPolicy": "random_policy",
+    "register_env": "registry",
+}
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'menv' has no attribute {name!r}, expected one of {__all__}")
+    return getattr(import_module(f"menv.{_HOMES[name]}"), name)

@@ -1,0 +1,1 @@
+"""Acting: from rows of observations to rows of actions, with ONNX Runtime and without torch."""

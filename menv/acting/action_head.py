@@ -1,0 +1,126 @@
+"""What the outputs of a policy network mean: how D numbers a row become an action.
+
+The network builders, the acting back-ends and the losses all read the same `ActionHead`. It does
+not know the environment's own form of an action: inside the machine discrete actions count from 0
+and continuous ones are flat float32 rows; connectors apply `start` offsets, bounds and shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.errors import ConfigError
+
+Kind: TypeAlias = Literal["categorical", "multi_categorical", "gaussian"]
+KINDS: tuple[Kind, ...] = ("categorical", "multi_categorical", "gaussian")
+
+ILLEGAL = -1e9
+"""The distribution input of a masked action: finite, so that KL terms stay numbers, and so low that
+its probability is exactly 0 in float32."""
+
+
+@dataclass(frozen=True)
+class ActionHead:
+    """How a row of D distribution inputs becomes an action.
+
+    Attributes:
+        kind: "categorical" and "multi_categorical" hold logits; "gaussian" holds means, then log
+            standard deviations.
+        sizes: Number of choices of each component; for "gaussian" the one number k of dimensions.
+    """
+
+    kind: Kind
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a kind or sizes that describe no distribution."""
+        one_size = self.kind == "multi_categorical" or len(self.sizes) == 1
+        if self.kind not in KINDS or not self.sizes or min(self.sizes) < 1 or not one_size:
+            raise ConfigError(
+                f"ActionHead: kind {self.kind!r} with sizes {self.sizes}, expected one of {KINDS} and "
+                "positive sizes (exactly one unless multi_categorical); use ActionHead.for_space"
+            )
+
+    @classmethod
+    def for_space(cls, space: gym.Space[Any]) -> ActionHead:
+        """Return the head for the actions of `space`.
+
+        Raises:
+            ConfigError: No stock head has actions of this kind.
+        """
+        spaces = gym.spaces
+        if isinstance(space, spaces.Discrete):
+            return cls("categorical", (int(space.n),))
+        if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+            return cls("multi_categorical", tuple(int(n) for n in space.nvec))
+        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and np.prod(space.shape):
+            return cls("gaussian", (int(np.prod(space.shape)),))
+        raise ConfigError(
+            f"action space: {space} has no action head, expected Discrete, MultiDiscrete with a 1-D nvec, "
+            "or a float Box; wrap the environment so that its actions are one of these"
+        )
+
+    @cached_property
+    def inputs(self) -> int:
+        """D, the number of distribution inputs a row."""
+        return 2 * self.sizes[0] if self.kind == "gaussian" else sum(self.sizes)
+
+    @cached_property
+    def outputs(self) -> int:
+        """Numbers a row that the last layer computes: D, or the k means (log_std is a free vector)."""
+        return sum(self.sizes)
+
+    @cached_property
+    def noise(self) -> Literal["uniform", "normal"]:
+        """What `noise` rows hold: uniform on [0, 1) in steps of 2**-23, or standard normal."""
+        return "normal" if self.kind == "gaussian" else "uniform"
+
+    @cached_property
+    def noise_width(self) -> int:
+        """Random numbers a row: one a component."""
+        return self.sizes[0] if self.kind == "gaussian" else len(self.sizes)
+
+    @cached_property
+    def mask_width(self) -> int:
+        """Flags a row of an action mask; 0 if actions of this kind cannot be masked."""
+        return 0 if self.kind == "gaussian" else sum(self.sizes)
+
+    @cached_property
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one row's action: (), (components,) or (k,)."""
+        return () if self.kind == "categorical" else (self.noise_width,)
+
+    @cached_property
+    def action_dtype(self) -> np.dtype[Any]:
+        """int64 for choices, float32 for continuous actions."""
+        return np.dtype(np.float32 if self.kind == "gaussian" else np.int64)
+
+    def empty_actions(self, rows: int) -> npt.NDArray[Any]:
+        """Return an uninitialised array for the actions of `rows` rows."""
+        return np.empty((rows, *self.action_shape), self.action_dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the head as a JSON value."""
+        return {"kind": self.kind, "sizes": list(self.sizes)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ActionHead:
+        """Return the head that `to_json` described.
+
+        Raises:
+            ConfigError: The value describes no head.
+        """
+        try:
+            return cls(value["kind"], tuple(int(size) for size in value["sizes"]))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"ActionHead.from_json: {type(error).__name__} {error}, expected 'kind' and a list 'sizes'; "
+                "pass what to_json returned"
+            ) from error

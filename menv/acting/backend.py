@@ -1,0 +1,94 @@
+"""The one interface between the sampler and whatever runs the networks.
+
+A back-end holds one architecture and the weights of P policies that share it. `OnnxActing` and
+the torch back-end implement it; the sampler, the value pass over a closed fragment and
+`Policy.act` call it. Nothing here knows environments, agents or how weights are learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.acting.action_head import ActionHead
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+Actions: TypeAlias = npt.NDArray[Any]
+Which: TypeAlias = "npt.NDArray[np.int64] | int | None"
+"""The policy index of each row [R], or one index for all rows; None means policy 0."""
+Weights: TypeAlias = Mapping[str, Floats]
+
+
+class Evaluation(NamedTuple):
+    """What a policy thinks of actions that were taken.
+
+    Attributes:
+        dist_inputs: [N, D] after masking: illegal choices hold a finite, very low number.
+        logp: [N] log-probability (density, for continuous actions) of each row's action.
+    """
+
+    dist_inputs: Floats
+    logp: Floats
+
+
+class ActingBackend(Protocol):
+    """P policies of one architecture that answer whole batches of rows.
+
+    Choices that a mask forbids have probability exactly 0: they are never drawn and never greedy.
+    Not for several threads at once.
+    """
+
+    @property
+    def head(self) -> ActionHead:
+        """How outputs become actions."""
+
+    @property
+    def obs_size(self) -> int:
+        """F, numbers in a flat observation."""
+
+    @property
+    def policies(self) -> int:
+        """P, the number of policies."""
+
+    @property
+    def weight_names(self) -> Sequence[str]:
+        """The names that `set_weights` needs, sorted."""
+
+    def act(self, obs: Floats, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
+        """Draw an action for each row.
+
+        Args:
+            obs: [R, F].
+            mask: [R, head.mask_width], True where allowed; None allows everything.
+            noise: [R, head.noise_width], as `head.noise` says; the only source of chance.
+            which: Whose row it is.
+
+        Returns:
+            [R, *head.action_shape] of `head.action_dtype`.
+        """
+
+    def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
+        """Return the most probable action of each row (the mean, for continuous actions)."""
+
+    def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
+        """Return distribution inputs and log-probabilities of `actions` under one policy."""
+
+    def values(self, policy: int, obs: Floats) -> Floats:
+        """Return the [N] state values of one policy's critic."""
+
+    def add_policy(self, weights: Weights | None = None) -> int:
+        """Add a policy and return its index; without weights it copies policy 0."""
+
+    def set_weights(self, policy: int, weights: Weights) -> None:
+        """Copy `weights` in.
+
+        Raises:
+            ConfigError: A name or shape differs from the architecture.
+        """
+
+    def get_weights(self, policy: int) -> dict[str, Floats]:
+        """Return copies of one policy's weights."""

@@ -1,0 +1,296 @@
+"""Acting with ONNX Runtime: P policies of one architecture, whole batches of rows, no torch.
+
+The sampler calls `act`; a closed fragment calls `evaluate` and `values`. Weights live here as one
+contiguous array [P, ...] a name and are fed to every run, so that learning changes what the next row does
+without building anything. Graphs come in as bytes from `ActingGraphs`; what is inside them is not
+known here, except the names of their inputs.
+
+A row's answer does not depend on the batch it came in, to the last bit: batches of one row are padded to
+two, because ONNX Runtime computes a lone row with another kernel that rounds differently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from menv.acting.acting_graphs import ActingGraphs, GraphKind
+from menv.acting.action_head import ActionHead
+from menv.acting.backend import Actions, Evaluation, Flags, Floats, Weights, Which
+from menv.errors import ConfigError
+
+Feed: TypeAlias = dict[str, npt.NDArray[Any]]
+
+# A stacked run computes every row under every policy; a run for each policy costs 12 us more apiece. With 2
+# to 8 policies of 2x64 and 2x128 the former won up to about 115 and 43 rows, whatever the number of
+# policies. A row's cost is counted as its weights and a constant.
+_STACKED_WORK = 2_200_000
+_ROW_WORK = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    """An open session, its weights already in the feed.
+
+    `feed` is reused by every run: only the rows' own arrays are replaced.
+    """
+
+    run: Callable[..., Any]
+    feed: Feed
+    outputs: list[str]
+
+
+class OnnxActing:
+    """The `ActingBackend` that runs ONNX graphs on the CPU, one thread.
+
+    Args:
+        graphs: Builds the graphs; each is asked for when first needed (a session opens in 4 to 8 ms).
+        head: How outputs become actions.
+        weights: The weights of each policy, at least one.
+
+    Raises:
+        ConfigError: The policies' weights differ in names or shapes.
+    """
+
+    def __init__(self, graphs: ActingGraphs, head: ActionHead, weights: Sequence[Weights]) -> None:
+        self._graphs = graphs
+        self._head = head
+        self._shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
+        weights_each = sum(math.prod(shape) for shape in self._shapes.values())
+        self._stacked_rows = _STACKED_WORK // (_ROW_WORK + weights_each)
+        self._stacks: dict[str, Floats] = {}
+        self._sessions: dict[tuple[GraphKind, bool, bool], ort.InferenceSession] = {}
+        self._runners: dict[tuple[GraphKind, int, bool], _Runner] = {}
+        self._policies = 0
+        for one in weights:
+            self.add_policy(one)
+
+    @property
+    def head(self) -> ActionHead:
+        """How outputs become actions."""
+        return self._head
+
+    @property
+    def obs_size(self) -> int:
+        """F, numbers in a flat observation."""
+        inputs = self._session("act", False, False).get_inputs()
+        return next(int(given.shape[1]) for given in inputs if given.name == "obs")
+
+    @property
+    def policies(self) -> int:
+        """P, the number of policies."""
+        return self._policies
+
+    @property
+    def weight_names(self) -> Sequence[str]:
+        """The names that `set_weights` needs, sorted."""
+        return tuple(self._shapes)
+
+    def act(self, obs: Floats, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
+        """Draw an action for each row; see `ActingBackend.act`."""
+        if which is None or isinstance(which, int):
+            return self._single("act", which or 0, obs, mask, noise)
+        return self._mixed("act", which, obs, mask, noise)
+
+    def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
+        """Return the most probable action of each row; see `ActingBackend.greedy`."""
+        if which is None or isinstance(which, int):
+            return self._single("greedy", which or 0, obs, mask, None)
+        return self._mixed("greedy", which, obs, mask, None)
+
+    def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
+        """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
+        rows = len(obs)
+        if rows == 0:
+            return Evaluation(np.empty((0, self._head.inputs), np.float32), np.empty(0, np.float32))
+        if rows == 1:
+            twice = None if mask is None else _twice(mask)
+            inputs, logp = self.evaluate(policy, _twice(obs), twice, _twice(actions))
+            return Evaluation(inputs[:1], logp[:1])
+        runner = self._runner("evaluate", policy, mask is not None)
+        runner.feed["obs"] = obs
+        runner.feed["actions"] = actions
+        if mask is not None:
+            runner.feed["mask"] = mask
+        return Evaluation(*runner.run(runner.outputs, runner.feed))
+
+    def values(self, policy: int, obs: Floats) -> Floats:
+        """Return the [N] state values of one policy's critic."""
+        if len(obs) == 0:
+            return np.empty(0, np.float32)
+        runner = self._runner("values", policy, False)
+        runner.feed["obs"] = obs if len(obs) > 1 else _twice(obs)
+        values: Floats = runner.run(runner.outputs, runner.feed)[0]
+        return values[: len(obs)]
+
+    def add_policy(self, weights: Weights | None = None) -> int:
+        """Add a policy and return its index; without weights it copies policy 0."""
+        new = self.get_weights(0) if weights is None else self._checked(weights)
+        for name, shape in self._shapes.items():
+            stack = np.empty((self._policies + 1, *shape), np.float32)
+            if self._policies:
+                stack[:-1] = self._stacks[name]
+            stack[-1] = new[name]
+            self._stacks[name] = stack
+        # Their feeds hold views of the stacks that were just replaced.
+        self._runners.clear()
+        self._policies += 1
+        return self._policies - 1
+
+    def set_weights(self, policy: int, weights: Weights) -> None:
+        """Copy `weights` in.
+
+        Raises:
+            ConfigError: A name or shape differs from the architecture.
+        """
+        self._require_policy(policy)
+        for name, value in self._checked(weights).items():
+            self._stacks[name][policy] = value
+
+    def get_weights(self, policy: int) -> dict[str, Floats]:
+        """Return copies of one policy's weights."""
+        self._require_policy(policy)
+        return {name: self._stacks[name][policy].copy() for name in self._shapes}
+
+    def _single(
+        self, kind: GraphKind, policy: int, obs: Floats, mask: Flags | None, noise: Floats | None
+    ) -> Actions:
+        rows = len(obs)
+        if rows < 2:
+            return self._padded(kind, policy, obs, mask, noise)
+        runner = self._runner(kind, policy, mask is not None)
+        feed = runner.feed
+        feed["obs"] = obs
+        if mask is not None:
+            feed["mask"] = mask
+        if noise is not None:
+            feed["noise"] = noise
+        actions: Actions = runner.run(runner.outputs, feed)[0]
+        return actions
+
+    def _padded(
+        self, kind: GraphKind, policy: int, obs: Floats, mask: Flags | None, noise: Floats | None
+    ) -> Actions:
+        if len(obs) == 0:
+            return self._head.empty_actions(0)
+        two_masks = None if mask is None else _twice(mask)
+        two_draws = None if noise is None else _twice(noise)
+        return self._single(kind, policy, _twice(obs), two_masks, two_draws)[:1]
+
+    def _mixed(
+        self,
+        kind: GraphKind,
+        which: npt.NDArray[np.int64],
+        obs: Floats,
+        mask: Flags | None,
+        noise: Floats | None,
+    ) -> Actions:
+        rows = len(which)
+        if rows < 2 or self._policies == 1:
+            return self._single(kind, int(which[0]) if rows else 0, obs, mask, noise)
+        if rows > self._stacked_rows:
+            return self._grouped(kind, which, obs, mask, noise)
+        runner = self._runner(kind, -1, mask is not None)
+        feed = runner.feed
+        feed["obs"] = obs
+        feed["pick"] = which * rows + np.arange(rows)
+        if "which" in feed:
+            feed["which"] = which
+        if mask is not None:
+            feed["mask"] = mask
+        if noise is not None:
+            feed["noise"] = noise
+        actions: Actions = runner.run(runner.outputs, feed)[0]
+        return actions
+
+    def _grouped(
+        self,
+        kind: GraphKind,
+        which: npt.NDArray[np.int64],
+        obs: Floats,
+        mask: Flags | None,
+        noise: Floats | None,
+    ) -> Actions:
+        actions = self._head.empty_actions(len(which))
+        order = np.argsort(which, kind="stable")
+        bounds = np.searchsorted(which[order], np.arange(self._policies + 1)).tolist()
+        if bounds[0] or bounds[-1] < len(which):
+            self._require_policy(int(which[order[0 if bounds[0] else -1]]))
+        for policy in range(self._policies):
+            rows = order[bounds[policy] : bounds[policy + 1]]
+            if len(rows):
+                part_mask = None if mask is None else mask[rows]
+                part_noise = None if noise is None else noise[rows]
+                actions[rows] = self._single(kind, policy, obs[rows], part_mask, part_noise)
+        return actions
+
+    def _runner(self, kind: GraphKind, policy: int, masked: bool) -> _Runner:
+        """Return the runner of one policy, or of all of them stacked if `policy` is -1."""
+        runner = self._runners.get((kind, policy, masked))
+        if runner is None:
+            runner = self._new_runner(kind, policy, masked)
+            self._runners[kind, policy, masked] = runner
+        return runner
+
+    def _new_runner(self, kind: GraphKind, policy: int, masked: bool) -> _Runner:
+        stacked = policy < 0
+        if not stacked:
+            self._require_policy(policy)
+        session = self._session(kind, stacked, masked)
+        feed: Feed = {}
+        for given in session.get_inputs() + session.get_overridable_initializers():
+            if given.name in self._stacks:
+                stack = self._stacks[given.name]
+                feed[given.name] = stack.reshape(len(stack), *given.shape[1:]) if stacked else stack[policy]
+            elif given.name == "which":
+                feed["which"] = np.empty(0, np.int64)
+        return _Runner(session.run, feed, [output.name for output in session.get_outputs()])
+
+    def _session(self, kind: GraphKind, stacked: bool, masked: bool) -> ort.InferenceSession:
+        key = (kind, stacked, masked)
+        if key not in self._sessions:
+            self._sessions[key] = open_session(self._graphs.build(kind, stacked, masked))
+        return self._sessions[key]
+
+    def _require_policy(self, policy: int) -> None:
+        if not 0 <= policy < self._policies:
+            raise ConfigError(
+                f"OnnxActing: policy {policy}, expected 0 to {self._policies - 1}; call add_policy first"
+            )
+
+    def _checked(self, weights: Weights) -> dict[str, Floats]:
+        found = {name: np.shape(weights[name]) for name in sorted(weights)}
+        if found != self._shapes:
+            wrong = sorted(
+                name for name in {*found, *self._shapes} if found.get(name) != self._shapes.get(name)
+            )
+            name = wrong[0]
+            raise ConfigError(
+                f"OnnxActing: {len(wrong)} weights do not fit the architecture, first {name!r} of shape "
+                f"{found.get(name)}, expected {self._shapes.get(name)}; give the weights of the same network"
+            )
+        return {name: np.asarray(weights[name], np.float32) for name in self._shapes}
+
+
+def open_session(model: bytes) -> ort.InferenceSession:
+    """Open a session on the CPU that uses one thread and never spins."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # This fusion would change the rounding of wide layers; the graphs use Gemm where it does not.
+    return ort.InferenceSession(
+        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatMulAddFusion"]
+    )
+
+
+def _twice(row: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.concatenate((row, row))

@@ -1,0 +1,225 @@
+"""n copies of a `gymnasium.Env` as a `BaseEnv`: one agent each, slot = env id = index.
+
+The adapter resets a finished copy itself and delivers its new first row in the same poll.
+`menv.loop.convert` creates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.report import Report, own_copy
+from menv.base_env import SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, Join, MultiEnvDict, Ready
+from menv.errors import ContractError, EnvCrashError
+
+
+class GymEnvs(LocalEnvs):
+    """Steps n gymnasium environments one after another."""
+
+    def __init__(
+        self,
+        make_env: Callable[[int], Any] | None,
+        num_envs: int,
+        existing: Sequence[Any] = (),
+        *,
+        seed: int | None = None,
+        first_index: int = 0,
+    ) -> None:
+        """Create the missing copies; arguments as in `LocalEnvs`."""
+        super().__init__(make_env, num_envs, existing, seed=seed, first_index=first_index)
+        self.observation_space = self._envs[0].observation_space
+        self.action_space = self._envs[0].action_space
+        self._all = np.arange(num_envs)
+        self._order = range(num_envs)
+        self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
+        self._steps = [env.step for env in self._envs]
+        self._episode_start = [0] * num_envs
+        # The row that each copy's agent waits with, and whether its episode has seen no step yet.
+        self._obs: list[Any] = [None] * num_envs
+        self._infos: list[Mapping[str, Any]] = [{}] * num_envs
+        self._fresh = [False] * num_envs
+        # Copies with rows that no poll has delivered yet, and copies that wait for an answer.
+        self._due: frozenset[int] = frozenset()
+        self._waiting: frozenset[int] = frozenset()
+        self._everybody = frozenset(self._order)
+        self._answers: tuple[Sequence[int], Sequence[Any]] = ((), ())
+        self._report = Report()
+
+    def poll(self, timeout: float | None = None) -> Ready:
+        """Step the copies that were answered and return their rows; never waits."""
+        if not self._started:
+            self._start()
+        order, actions = self._answers
+        self._answers = ((), ())
+        rewards = self._step(order, actions) if len(order) else []
+        if self._due:
+            undelivered = sorted(self._due.difference(order))
+            order, rewards = [*order, *undelivered], [*rewards, *[0.0] * len(undelivered)]
+            order = self._order if order == list(self._order) else order
+            self._due = frozenset()
+        report, self._report = self._report, Report()
+        if order is self._order:
+            self._waiting = self._everybody
+            slots, obs, infos = self._all, list(self._obs), list(self._infos)
+        else:
+            self._waiting = self._waiting.union(order)
+            slots = np.array(order, np.int64)
+            obs, infos = [self._obs[i] for i in order], [self._infos[i] for i in order]
+        return Ready(
+            slots, obs, self._as_numbers(rewards, order), self._env_steps,
+            report.joined, report.ended, report.episodes, report.unclaimed, infos, {}, self._seats,
+        )  # fmt: skip
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        """Answer copies; see `BaseEnv.send_actions`."""
+        if actions is None:
+            by_env: Mapping[EnvId, Mapping[AgentId, Any]] = slots
+            indices = [self._only_agent(env_id, answers) for env_id, answers in by_env.items()]
+            self._answer(indices, [answers[SINGLE_AGENT] for answers in by_env.values()])
+        elif slots is self._all and self._waiting is self._everybody and len(actions) == len(slots):
+            self._waiting = frozenset()
+            self._answers = (self._order, actions)
+        else:
+            self._answer([int(slot) for slot in slots], list(actions))
+
+    def try_reset(
+        self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[MultiEnvDict, MultiEnvDict]:
+        """Reset one copy or all; see `BaseEnv.try_reset`."""
+        indices = range(len(self._envs)) if env_id is None else [self._index(env_id)]
+        if not self._started:
+            self._start()
+        for index in indices:
+            if not self._fresh[index] or seed is not None or options is not None:
+                self._abandon(index, seed, options)
+        obs = {index: {SINGLE_AGENT: self._obs[index]} for index in indices}
+        return obs, {index: {SINGLE_AGENT: dict(self._infos[index])} for index in indices}
+
+    def try_restart(self, env_id: EnvId | None = None) -> None:
+        """Create one copy or all anew; their next rows are the first of a new episode."""
+        for index in range(len(self._envs)) if env_id is None else [self._index(env_id)]:
+            self._replace_env(index)
+            self._steps[index] = self._envs[index].step
+            if self._started:
+                self._abandon(index, None, None)
+
+    def get_agent_ids(self) -> set[AgentId]:
+        """Return the one agent id."""
+        return {SINGLE_AGENT}
+
+    def _start(self) -> None:
+        """Reset every copy for the first time."""
+        self._started = True
+        for index in self._order:
+            self._begin(index, *self._reset_env(index))
+        self._due = self._everybody
+
+    def _begin(self, index: int, obs: Any, info: Any) -> None:
+        """Note the first row of an episode."""
+        self._obs[index], self._infos[index] = obs, info
+        self._episode_start[index] = int(self._env_steps[index])
+        self._fresh[index] = True
+        self._report.joined.append(Join(index, index, SINGLE_AGENT, index))
+
+    def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
+        """End the running episode as truncated and reset."""
+        order, actions = self._answers
+        if index in order:
+            kept = [(i, action) for i, action in zip(order, actions, strict=True) if i != index]
+            self._answers = ([i for i, _ in kept], [action for _, action in kept])
+        if self._fresh[index]:
+            self._report.joined = [join for join in self._report.joined if join.slot != index]
+        length = int(self._env_steps[index]) - self._episode_start[index]
+        self._end(index, self._obs[index], 0.0, (False, True), self._infos[index], length)
+        self._begin(index, *self._reset_env(index, seed, options))
+        self._due |= {index}
+
+    def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
+        """Step the copies in `order`, reset those that finish, return their rewards."""
+        steps = self._steps if order is self._order else [self._steps[index] for index in order]
+        all_obs, all_infos, fresh = self._obs, self._infos, self._fresh
+        rewards: list[Any] = []
+        finished: list[int] = []
+        try:
+            for index, step, action in zip(order, steps, actions, strict=True):
+                obs, reward, terminated, truncated, info = step(action)
+                if terminated or truncated:
+                    length = int(self._env_steps[index]) + 1 - self._episode_start[index]
+                    self._end(index, obs, reward, (bool(terminated), bool(truncated)), info, length)
+                    finished.append(index)
+                    reward = 0.0
+                all_obs[index], all_infos[index], fresh[index] = obs, info, False
+                rewards.append(reward)
+        except Exception as error:
+            raise self._step_error(order[len(rewards)], error) from error
+        self._env_steps[slice(None) if order is self._order else list(order)] += 1
+        for index in finished:
+            self._begin(index, *self._reset_env(index))
+        return rewards
+
+    def _end(
+        self, index: int, obs: Any, reward: Any, flags: tuple[bool, bool], info: Mapping[str, Any], length: int
+    ) -> None:
+        """Report the end of a copy's episode."""
+        number = float(self._as_numbers([reward], [index])[0])
+        self._report.ended.append(End(index, index, SINGLE_AGENT, number, *flags, own_copy(obs), info))
+        self._report.episodes.append(EpisodeEnd(index, *flags, length, index))
+
+    def _answer(self, indices: list[int], actions: list[Any]) -> None:
+        """Note the answers of some copies."""
+        waiting = self._waiting | self._due
+        stray = [index for index in indices if index not in waiting]
+        if stray or len(set(indices)) != len(indices):
+            raise ContractError(
+                f"send_actions: got an action for env {(stray or indices)[:16]}, expected each of the waiting "
+                f"{sorted(waiting)[:16]} at most once; poll first, then answer the rows it returned"
+            )
+        if len(actions) != len(indices):
+            raise ContractError(
+                f"send_actions: got {len(actions)} actions for {len(indices)} slots, expected one for each; "
+                "keep them in the order of the slots"
+            )
+        order, before = self._answers
+        self._answers = ([*order, *indices], [*before, *actions])
+        self._waiting = self._waiting.difference(indices)
+        self._due = self._due.difference(indices)
+
+    def _only_agent(self, env_id: EnvId, answers: Mapping[AgentId, Any]) -> int:
+        """Return the index of a copy whose only agent is answered."""
+        if set(answers) != {SINGLE_AGENT}:
+            raise ContractError(
+                f"send_actions: env {env_id} got actions for {sorted(map(repr, answers))}, expected {SINGLE_AGENT!r}; "
+                "a single-agent environment has this one agent"
+            )
+        return self._index(env_id)
+
+    def _as_numbers(self, rewards: list[Any], order: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return the rewards as [R] float64."""
+        try:
+            numbers = np.array(rewards, np.float64)
+        except (TypeError, ValueError):
+            numbers = np.zeros((0, 0))
+        if numbers.ndim == 1:
+            return numbers
+        for index, reward in zip(order, rewards, strict=True):
+            if np.ndim(reward) or not isinstance(reward, int | float | np.number | np.bool_):
+                raise ContractError(
+                    f"env {index} step: the reward is {type(reward).__name__} of shape {np.shape(reward)}, "
+                    "expected a number; return a float"
+                )
+        return np.array([float(reward) for reward in rewards])
+
+    def _step_error(self, index: int, error: Exception) -> Exception:
+        """Tell a wrong number of return values from a crash inside the environment."""
+        here = error.__traceback__
+        if isinstance(error, ValueError | TypeError) and here is not None and here.tb_next is None:
+            return ContractError(
+                f"env {index} step: could not unpack what step returned ({error}), expected "
+                "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated"
+            )
+        crash = self.crash(index, "step", error)
+        return crash if isinstance(crash, EnvCrashError | ContractError) else error

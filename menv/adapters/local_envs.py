@@ -1,0 +1,127 @@
+"""Sub-environments that live in this process: creating, seeding, restarting, rendering, closing.
+
+`gym` and `multi_agent` build on it; both step their sub-environments one after another inside
+`poll`. It knows nothing about agents or rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from menv import draws
+from menv.base_env import BaseEnv, EnvId
+from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
+
+
+class LocalEnvs(BaseEnv):
+    """A list of sub-environments with their index as env id."""
+
+    returns_table = True
+
+    def __init__(
+        self,
+        make_env: Callable[[int], Any] | None,
+        num_envs: int,
+        existing: Sequence[Any] = (),
+        *,
+        seed: int | None = None,
+        first_index: int = 0,
+    ) -> None:
+        """Create the sub-environments that are missing.
+
+        Args:
+            make_env: Creates sub-environment number `vector_index`.
+            num_envs: How many there shall be.
+            existing: The first of them, if they exist already.
+            seed: Gives every reset its own seed; None leaves the environments alone.
+            first_index: Index of the first sub-environment among all workers' sub-environments.
+        """
+        if num_envs < 1:
+            raise ConfigError(f"num_envs: {num_envs}, expected at least 1; set num_envs_per_worker to 1 or more")
+        if make_env is None and len(existing) < num_envs:
+            raise ConfigError(
+                f"to_base_env: num_envs={num_envs} needs make_env to create {num_envs - len(existing)} more, got None; "
+                "pass make_env=lambda index: YourEnv(...)"
+            )
+        self._make_env = make_env
+        self._seed = seed
+        self._first_index = first_index
+        self._envs: list[Any] = list(existing[:num_envs])
+        while len(self._envs) < num_envs and make_env is not None:
+            self._envs.append(make_env(len(self._envs)))
+        self._env_steps = np.zeros(num_envs, np.int64)
+        self._started = False
+        self._stopped = False
+
+    def get_sub_environments(self, as_dict: bool = False) -> Any:
+        """Return the sub-environments as a list, or as a dict by index."""
+        return dict(enumerate(self._envs)) if as_dict else list(self._envs)
+
+    def try_render(self, env_id: EnvId | None = None) -> Any:
+        """Render one sub-environment, the first by default."""
+        return self._envs[self._index(env_id or 0)].render()
+
+    def stop(self) -> None:
+        """Close every sub-environment that has a `close`."""
+        if not self._stopped:
+            self._stopped = True
+            for env in self._envs:
+                getattr(env, "close", _nothing)()
+
+    def _index(self, env_id: Any) -> int:
+        """Return the index of a sub-environment."""
+        if not isinstance(env_id, int | np.integer) or not 0 <= env_id < len(self._envs):
+            raise ConfigError(
+                f"env id {env_id!r}: expected an integer from 0 to {len(self._envs) - 1}; "
+                "use the ids that poll returned"
+            )
+        return int(env_id)
+
+    def _reset_env(self, index: int, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Reset one sub-environment with a seed of its own and return `(obs, info)`."""
+        if seed is None and self._seed is not None:
+            word = draws.key(self._seed, self._first_index + index, int(self._env_steps[index]), draws.RESET)
+            seed = word >> 33
+        try:
+            if seed is None and options is None:
+                result = self._envs[index].reset()
+            else:
+                result = self._envs[index].reset(seed=seed, options=options)
+        except Exception as error:
+            raise self.crash(index, "reset", error) from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ContractError(
+                f"env {index} reset: returned {_count(result)}, expected (obs, info); "
+                "return both from reset, as gymnasium 0.26 and later do"
+            )
+        return result
+
+    def _replace_env(self, index: int) -> None:
+        """Close a sub-environment and create it anew."""
+        if self._make_env is None:
+            raise ConfigError(
+                f"try_restart: env {index} was given as an instance, expected make_env; pass make_env to to_base_env"
+            )
+        getattr(self._envs[index], "close", _nothing)()
+        self._envs[index] = self._make_env(index)
+
+    def crash(self, index: int, where: str, error: Exception) -> MenvError:
+        """Return the error for an exception that a sub-environment raised."""
+        if isinstance(error, MenvError):
+            return error
+        return EnvCrashError(
+            f"env {index} {where}, env step {int(self._env_steps[index])}: raised {type(error).__name__}: {error}; "
+            "the environment's own traceback is above"
+        )
+
+
+def _count(result: Any) -> str:
+    """Describe a return value by how many values it has."""
+    return f"{len(result)} values" if isinstance(result, tuple | list) else f"a single {type(result).__name__}"
+
+
+def _nothing() -> None:
+    """Stand in for a `close` that an environment does not have."""

@@ -1,0 +1,233 @@
+"""n copies of a `MultiAgentEnv` as a `BaseEnv`.
+
+Each copy has a `Roster` that turns its dicts into rows. A copy steps when all its waiting agents
+have been answered, and with `{}` while nobody waits. `menv.loop.convert` creates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.report import Report
+from menv.adapters.roster import Layout, Roster
+from menv.adapters.slot_pool import SlotPool
+from menv.base_env import AgentId, EnvId, FloatArray, IntArray, MultiEnvDict, Ready
+from menv.errors import ContractError
+
+MAX_EMPTY_STEPS = 1000
+"""So many env steps in a row without a waiting agent are taken for a fault of the environment."""
+
+
+class MultiAgentEnvs(LocalEnvs):
+    """Steps n multi-agent environments one after another."""
+
+    def __init__(
+        self,
+        make_env: Callable[[int], Any] | None,
+        num_envs: int,
+        existing: Sequence[Any] = (),
+        *,
+        seed: int | None = None,
+        first_index: int = 0,
+    ) -> None:
+        """Create the missing copies; arguments as in `LocalEnvs`."""
+        super().__init__(make_env, num_envs, existing, seed=seed, first_index=first_index)
+        self.observation_space = getattr(self._envs[0], "observation_space", None)
+        self.action_space = getattr(self._envs[0], "action_space", None)
+        self._pool = SlotPool()
+        self._rosters = [
+            Roster(index, index, self._pool, possible_agents(env)) for index, env in enumerate(self._envs)
+        ]
+        self._answers: list[dict[AgentId, Any] | None] = [None] * num_envs
+        # Copies whose rows no poll has delivered yet, and copies whose rows nobody has answered yet.
+        self._due: set[int] = set()
+        self._waiting: set[int] = set()
+        self._report = Report()
+        self._delivered: tuple[list[Layout], list[int], IntArray] = ([], [], np.zeros(0, np.int64))
+
+    def poll(self, timeout: float | None = None) -> Ready:
+        """Step the copies that were answered and return their rows; never waits."""
+        if not self._started:
+            self._start()
+        for index, answers in enumerate(self._answers):
+            if answers is not None:
+                self._answers[index] = None
+                self._step(index, answers)
+        fresh = sorted(self._due)
+        self._due.clear()
+        self._waiting.update(fresh)
+        rosters = [self._rosters[index] for index in fresh]
+        slots = self._slots_of(fresh, [roster.waiting for roster in rosters])
+        report, self._report = self._report, Report()
+        return Ready(
+            slots,
+            list(chain.from_iterable([roster.obs for roster in rosters])),
+            self._rewards_of(rosters),
+            self._env_steps,
+            report.joined, report.ended, report.episodes, report.unclaimed,
+            list(chain.from_iterable([roster.infos or [{}] * len(roster.obs) for roster in rosters])),
+            {}, self._pool.seats,
+        )  # fmt: skip
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        """Answer copies; see `BaseEnv.send_actions`."""
+        if actions is None:
+            for env_id, answers in slots.items():
+                self._answer(self._index(env_id), dict(answers))
+            return
+        layouts, indices, delivered = self._delivered
+        if slots is delivered and len(self._waiting) == len(indices):
+            start = 0
+            for index, layout in zip(indices, layouts, strict=True):
+                agents = layout.agents
+                stop = start + len(agents)
+                self._answers[index] = dict(zip(agents, actions[start:stop], strict=True))
+                start = stop
+            self._waiting.clear()
+            return
+        by_env: dict[int, dict[AgentId, Any]] = {}
+        for slot, action in zip(slots, actions, strict=True):
+            env_id, agent = self._pool.seats[int(slot)]
+            by_env.setdefault(self._index(env_id), {})[agent] = action
+        for index, answers in by_env.items():
+            self._answer(index, answers)
+
+    def try_reset(
+        self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[MultiEnvDict, MultiEnvDict]:
+        """Reset one copy or all; see `BaseEnv.try_reset`."""
+        if not self._started:
+            self._start()
+        indices = range(len(self._envs)) if env_id is None else [self._index(env_id)]
+        for index in indices:
+            if self._rosters[index].episode_steps or seed is not None or options is not None:
+                self._abandon(index, seed, options)
+        rosters = [(index, self._rosters[index]) for index in indices]
+        obs = {index: dict(zip(roster.waiting.agents, roster.obs, strict=True)) for index, roster in rosters}
+        infos = {index: dict(zip(roster.waiting.agents, roster.infos, strict=False)) for index, roster in rosters}
+        return obs, infos
+
+    def try_restart(self, env_id: EnvId | None = None) -> None:
+        """Create one copy or all anew; their next rows are the first of a new episode."""
+        for index in range(len(self._envs)) if env_id is None else [self._index(env_id)]:
+            self._replace_env(index)
+            if self._started:
+                self._abandon(index, None, None)
+
+    def get_agent_ids(self) -> set[AgentId]:
+        """Return the agents that the environment lists and those seen so far."""
+        listed = possible_agents(self._envs[0]) or frozenset()
+        return set(listed).union(*(roster.known for roster in self._rosters))
+
+    def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
+        """Return the rewards that wait for their agent's next row."""
+        return {roster.env_id: dict(roster.held) for roster in self._rosters if roster.held}
+
+    def _start(self) -> None:
+        """Reset every copy for the first time."""
+        self._started = True
+        for index in range(len(self._envs)):
+            self._begin(index, *self._reset_env(index))
+
+    def _begin(self, index: int, obs: Any, infos: Any) -> None:
+        """Take in a reset, and step on while nobody waits."""
+        self._rosters[index].begin(obs, infos, self._report)
+        self._settle(index)
+
+    def _step(self, index: int, actions: dict[AgentId, Any]) -> None:
+        """Step one copy with its agents' actions."""
+        self._step_once(index, actions)
+        self._settle(index)
+
+    def _settle(self, index: int) -> None:
+        """Step a copy with `{}` until somebody waits."""
+        roster = self._rosters[index]
+        empty = 0
+        while not roster.waiting.agents:
+            if empty == MAX_EMPTY_STEPS:
+                raise ContractError(
+                    f"env {index} step: nobody waited for an action in {MAX_EMPTY_STEPS} env steps in a row, "
+                    "expected an observation for an agent that acts next; end the episode with "
+                    '"__all__" once all agents are gone'
+                )
+            empty += 1
+            self._step_once(index, {})
+        self._due.add(index)
+
+    def _step_once(self, index: int, actions: dict[AgentId, Any]) -> None:
+        """Take one env step and reset the copy if its episode ended."""
+        try:
+            result = self._envs[index].step(actions)
+        except Exception as error:
+            raise self.crash(index, "step", error) from error
+        self._env_steps[index] += 1
+        if self._rosters[index].step(result, self._report):
+            self._rosters[index].begin(*self._reset_env(index), self._report)
+
+    def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
+        """End the running episode as truncated and reset."""
+        self._answers[index] = None
+        self._rosters[index].abandon(self._report)
+        self._begin(index, *self._reset_env(index, seed, options))
+
+    def _answer(self, index: int, answers: dict[AgentId, Any]) -> None:
+        """Note the answers for one copy once they are exactly for those who wait."""
+        agents = self._rosters[index].waiting.agents if index in self._waiting or index in self._due else []
+        if set(answers) != set(agents):
+            check_answers(index, agents, answers)
+        self._answers[index] = {agent: answers[agent] for agent in agents}
+        self._waiting.discard(index)
+        self._due.discard(index)
+
+    def _slots_of(self, indices: list[int], layouts: list[Layout]) -> IntArray:
+        """Return the rows' slots; the same array as last time while the layouts are the same."""
+        before, order, slots = self._delivered
+        if layouts != before or indices != order:
+            slots = np.concatenate([layout.slots for layout in layouts]) if layouts else np.zeros(0, np.int64)
+        self._delivered = (layouts, indices, slots)
+        return slots
+
+    def _rewards_of(self, rosters: list[Roster]) -> FloatArray:
+        """Return the rows' rewards."""
+        values = list(chain.from_iterable([roster.rewards for roster in rosters]))
+        try:
+            rewards = np.array(values, np.float64)
+        except (TypeError, ValueError):
+            rewards = np.zeros((0, 0))
+        return rewards if rewards.ndim == 1 else as_numbers(rosters)
+
+
+def possible_agents(env: Any) -> frozenset[AgentId] | None:
+    """Return the agents that may ever appear, None if the environment does not say."""
+    listed = getattr(env, "possible_agents", None)
+    return frozenset(listed) if listed else None
+
+
+def as_numbers(rosters: Iterable[Roster]) -> FloatArray:
+    """Return rewards that need a conversion, or say whose is not a number."""
+    numbers = []
+    for roster in rosters:
+        for agent, reward in zip(roster.waiting.agents, roster.rewards, strict=True):
+            if np.size(reward) != 1:
+                raise ContractError(
+                    f"env {roster.env_id} step: the reward of {agent!r} is {type(reward).__name__} of shape "
+                    f"{np.shape(reward)}, expected a number; return a float"
+                )
+            numbers.append(float(np.asarray(reward, np.float64).reshape(())))
+    return np.array(numbers, np.float64)
+
+
+def check_answers(env_id: EnvId, agents: Sequence[AgentId], answers: Mapping[AgentId, Any]) -> None:
+    """Raise if the answered agents are not exactly those who wait."""
+    missing = sorted(repr(agent) for agent in agents if agent not in answers)
+    extra = sorted(repr(agent) for agent in answers if agent not in agents)
+    if missing or extra:
+        raise ContractError(
+            f"send_actions: env {env_id} got actions for not waiting {extra[:8]} and none for waiting {missing[:8]}, "
+            f"expected exactly {sorted(map(repr, agents))[:16]}; answer each row that poll returned once"
+        )

@@ -1,0 +1,274 @@
+"""The agents of one sub-environment: who lives, who waits, who is owed how much.
+
+The dict adapters (`multi_agent`, `custom`) hold one `Roster` for each sub-environment and hand it
+the dicts that the environment returned; it turns them into rows, joins and ends. It never calls an
+environment and knows no policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from menv.adapters.report import Report, own_copy
+from menv.adapters.slot_pool import SlotPool
+from menv.base_env import ALL, AgentId, End, EnvId, EpisodeEnd, IntArray, Join, Unclaimed
+from menv.errors import ContractError
+
+# Slots of agents that are gone are kept for their return, so that layouts stay the same objects.
+_KEPT_SLOTS = 256
+_KEPT_LAYOUTS = 256
+
+
+class Layout:
+    """The agents that wait together, in the environment's order, and their slots."""
+
+    __slots__ = ("agents", "checked_at", "slots")
+
+    def __init__(self, agents: list[AgentId], slots: IntArray) -> None:
+        self.agents = agents
+        self.slots = slots
+        self.checked_at = -1
+
+
+class Roster:
+    """Bookkeeping of one sub-environment.
+
+    Attributes:
+        waiting: The agents that wait for an action.
+        obs: Their observations, as the environment gave them.
+        rewards: What each of them earned since its previous row.
+        infos: Their info dicts.
+        episode_steps: Env steps of the running episode.
+    """
+
+    def __init__(
+        self, env_id: EnvId, env_index: int, pool: SlotPool, possible_agents: frozenset[AgentId] | None
+    ) -> None:
+        self.env_id = env_id
+        self.env_index = env_index
+        self.obs: list[Any] = []
+        self.rewards: list[float] = []
+        self.infos: list[Mapping[str, Any]] = []
+        self.episode_steps = 0
+        self._pool = pool
+        self._possible = possible_agents
+        self._nobody = Layout([], np.zeros(0, np.int64))
+        self.waiting = self._nobody
+        self._layouts: dict[tuple[AgentId, ...], Layout] = {}
+        self._slots: dict[AgentId, int] = {}
+        self._alive: set[AgentId] = set()
+        self._dead: set[AgentId] = set()
+        self._held: dict[AgentId, float] = {}
+        # Counts ends: a layout whose agents were all alive at this count needs no second look.
+        self._lives = 0
+
+    @property
+    def held(self) -> dict[AgentId, float]:
+        """Rewards that wait for their agent's next row."""
+        return self._held
+
+    @property
+    def known(self) -> set[AgentId]:
+        """Agents that have a slot: those of this episode and some of earlier ones."""
+        return set(self._slots)
+
+    def begin(self, obs: Any, infos: Any, report: Report) -> None:
+        """Take in what `reset` returned."""
+        if not isinstance(obs, dict):
+            raise self._wrong("reset", f"observations are {type(obs).__name__}", "a dict keyed by agent id")
+        if ALL in obs:
+            raise self._wrong("reset", f"{ALL!r} is among the observations", "agent ids only")
+        self.episode_steps = 0
+        self._await(obs, infos if isinstance(infos, dict) else {}, report)
+
+    def step(self, result: Any, report: Report) -> bool:
+        """Take in what `step` returned; True if the episode is over and a reset is due.
+
+        Raises:
+            ContractError: The five dicts break the contract of `MultiAgentEnv`.
+        """
+        obs, rewards, terminateds, truncateds, infos = self._five_dicts(result)
+        self.episode_steps += 1
+        if terminateds[ALL] or truncateds[ALL]:
+            self._finish(obs, rewards, terminateds, truncateds, infos, report)
+            return True
+        flagged = (len(terminateds) > 1 or len(truncateds) > 1) and (
+            any(terminateds.values()) or any(truncateds.values())
+        )
+        agents = self.waiting.agents
+        if not flagged and not self._held and list(rewards) == agents and list(obs) == agents:
+            # The same agents as last time, each paid for its own action: nothing to look up.
+            self.obs = list(obs.values())
+            self.rewards = list(rewards.values())
+            self.infos = [infos.get(agent, _NO_INFO) for agent in agents] if infos else _NO_INFOS
+            return False
+        self._pay(rewards, obs, terminateds if flagged else _NO_FLAGS, truncateds if flagged else _NO_FLAGS, report)
+        if flagged:
+            obs = self._end_flagged(obs, terminateds, truncateds, infos, report)
+        self._await(obs, infos, report)
+        return False
+
+    def credit(self, rewards: Mapping[AgentId, Any], report: Report) -> None:
+        """Take in rewards that were paid before the episode's first observation."""
+        self._pay(rewards, rewards, _NO_FLAGS, _NO_FLAGS, report)
+
+    def abandon(self, report: Report) -> None:
+        """End the running episode as truncated, for a reset from outside."""
+        self._finish({}, {}, {ALL: False}, {ALL: True}, {}, report)
+
+    def nobody_waits(self) -> None:
+        """Forget the rows: their agents have been answered."""
+        self.waiting = self._nobody
+        self.obs, self.rewards, self.infos = [], [], []
+
+    def _five_dicts(self, result: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Return the five dicts of a step once they have the right shape."""
+        if not isinstance(result, tuple | list) or len(result) != 5:
+            count = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
+            raise self._wrong(
+                "step", f"returned {count}", "(obs, rewards, terminateds, truncateds, infos)",
+                "split the old `dones` into terminateds and truncateds",
+            )  # fmt: skip
+        obs, rewards, terminateds, truncateds, infos = result
+        for name, part in zip(("obs", "rewards", "terminateds", "truncateds", "infos"), result, strict=True):
+            if not isinstance(part, dict):
+                raise self._wrong("step", f"{name} is {type(part).__name__}", "a dict keyed by agent id")
+        if ALL not in terminateds or ALL not in truncateds:
+            name = "terminateds" if ALL not in terminateds else "truncateds"
+            raise self._wrong("step", f"{name} has no {ALL!r}", f"{ALL!r}: True where the episode ends for everyone")
+        if ALL in obs or ALL in rewards:
+            raise self._wrong("step", f"{ALL!r} is among obs or rewards", "agent ids only")
+        return obs, rewards, terminateds, truncateds, infos
+
+    def _pay(self, rewards: Any, obs: Any, terminateds: Any, truncateds: Any, report: Report) -> None:
+        """Add each reward to what its agent is owed; a dead agent's reward is unclaimed."""
+        held = self._held
+        for agent, reward in rewards.items():
+            if not reward:
+                continue
+            if agent in self._dead and (agent not in obs or terminateds.get(agent) or truncateds.get(agent)):
+                report.unclaimed.append(Unclaimed(self.env_id, agent, self._number(agent, reward)))
+            else:
+                held[agent] = held.get(agent, 0.0) + self._number(agent, reward)
+
+    def _end_flagged(self, obs: Any, terminateds: Any, truncateds: Any, infos: Any, report: Report) -> dict[AgentId, Any]:
+        """End the agents whose own flag is set; return the observations of the others."""
+        flagged = [agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag]
+        for agent in dict.fromkeys(flagged):
+            terminated, truncated = bool(terminateds.get(agent)), bool(truncateds.get(agent))
+            self._end(agent, terminated, truncated, obs.get(agent), infos.get(agent, _NO_INFO), report)
+        return {agent: value for agent, value in obs.items() if agent not in self._dead or agent not in flagged}
+
+    def _end(
+        self, agent: AgentId, terminated: bool, truncated: bool, obs: Any, info: Mapping[str, Any], report: Report
+    ) -> None:
+        """Close an agent's trajectory; without one, what it is owed becomes unclaimed."""
+        reward = self._held.pop(agent, 0.0)
+        if agent in self._alive:
+            self._alive.remove(agent)
+            self._lives += 1
+            report.ended.append(
+                End(self._slots[agent], self.env_id, agent, reward, terminated, truncated, own_copy(obs), info)
+            )
+            self._maybe_release(agent)
+        elif reward:
+            report.unclaimed.append(Unclaimed(self.env_id, agent, reward))
+        self._dead.add(agent)
+
+    def _finish(
+        self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any, report: Report
+    ) -> None:
+        """End the episode for everyone and settle what is owed."""
+        self._pay(rewards, (), terminateds, truncateds, report)
+        everyone = bool(terminateds[ALL]), bool(truncateds[ALL])
+        for agent in [agent for agent in self._slots if agent in self._alive]:
+            own = bool(terminateds.get(agent)), bool(truncateds.get(agent))
+            terminated, truncated = own if any(own) else everyone
+            self._end(agent, terminated, truncated, obs.get(agent), infos.get(agent, _NO_INFO), report)
+        for agent, reward in self._held.items():
+            self._refuse_stranger(agent, reward)
+            report.unclaimed.append(Unclaimed(self.env_id, agent, reward))
+        report.episodes.append(EpisodeEnd(self.env_id, *everyone, self.episode_steps, self.env_index))
+        self._held.clear()
+        self._forget_absent()
+        self._dead.clear()
+        self.nobody_waits()
+
+    def _refuse_stranger(self, agent: AgentId, reward: float) -> None:
+        """Refuse a reward for an id that is not an agent of this environment."""
+        if self._possible is not None and agent not in self._possible and agent not in self._dead:
+            raise self._wrong(
+                "step", f"a reward of {reward} was paid to {agent!r}, which never appeared in the episode",
+                f"one of possible_agents {sorted(map(repr, self._possible))[:8]}", "check the spelling of the agent id",
+            )  # fmt: skip
+
+    def _await(self, obs: Any, infos: Any, report: Report) -> None:
+        """Make the agents in `obs` wait, those who are new in this life with a join."""
+        key = tuple(obs)
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._new_layout(key)
+        if layout.checked_at != self._lives:
+            self._join_missing(layout, report)
+        self.waiting = layout
+        self.obs = list(obs.values())
+        held = self._held
+        self.rewards = [held.pop(agent, 0.0) for agent in key] if held else [0.0] * len(key)
+        self.infos = [infos.get(agent, _NO_INFO) for agent in key] if infos else _NO_INFOS
+
+    def _new_layout(self, agents: tuple[AgentId, ...]) -> Layout:
+        """Give each agent a slot and remember the layout."""
+        if len(self._layouts) >= _KEPT_LAYOUTS:
+            self._layouts.clear()
+        for agent in agents:
+            if agent not in self._slots:
+                self._slots[agent] = self._pool.take(self.env_id, agent)
+        layout = Layout(list(agents), np.array([self._slots[agent] for agent in agents], np.int64))
+        self._layouts[agents] = layout
+        return layout
+
+    def _join_missing(self, layout: Layout, report: Report) -> None:
+        """Begin a life for each agent of the layout that has none."""
+        for agent in layout.agents:
+            if agent not in self._alive:
+                self._alive.add(agent)
+                self._dead.discard(agent)
+                report.joined.append(Join(self._slots[agent], self.env_id, agent, self.env_index))
+        layout.checked_at = self._lives
+
+    def _maybe_release(self, agent: AgentId) -> None:
+        """Free the slot of an agent that is gone, unless few are kept."""
+        if len(self._slots) > _KEPT_SLOTS and not (self._possible and agent in self._possible):
+            self._pool.give_back(self._slots.pop(agent))
+            self._layouts.clear()
+
+    def _forget_absent(self) -> None:
+        """Free the slots of agents that did not take part in the episode that ends."""
+        absent = [agent for agent in self._slots if agent not in self._dead]
+        for agent in absent:
+            self._pool.give_back(self._slots.pop(agent))
+        if absent:
+            self._layouts.clear()
+
+    def _number(self, agent: AgentId, reward: Any) -> float:
+        """Return a reward as a float."""
+        try:
+            return float(reward)
+        except (TypeError, ValueError) as error:
+            raise self._wrong(
+                "step", f"the reward of {agent!r} is {type(reward).__name__}", "a number", "return a float"
+            ) from error
+
+    def _wrong(self, where: str, got: str, expected: str, fix: str = "mend the environment's return value") -> ContractError:
+        """Return the error for a broken contract."""
+        return ContractError(
+            f"env {self.env_id} {where}, env step {self.episode_steps} of the episode: {got}, expected {expected}; {fix}"
+        )
+
+
+_NO_INFO: Mapping[str, Any] = {}
+_NO_INFOS: list[Mapping[str, Any]] = []
+_NO_FLAGS: Mapping[AgentId, bool] = {}

@@ -1,0 +1,34 @@
+"""Slots: the small integers that stand for a trajectory while it lives.
+
+Shared by all sub-environments of one adapter. It knows nothing about who sits on a slot beyond the
+pair `(env_id, agent_id)` that error messages and dict views print.
+"""
+
+from __future__ import annotations
+
+from menv.base_env import AgentId, EnvId
+
+
+class SlotPool:
+    """Gives out the lowest free slots first, so that arrays indexed by slot stay short.
+
+    Attributes:
+        seats: `seats[slot]` is the `(env_id, agent_id)` that has, or had last, the slot.
+    """
+
+    def __init__(self) -> None:
+        self.seats: list[tuple[EnvId, AgentId]] = []
+        self._free: list[int] = []
+
+    def take(self, env_id: EnvId, agent_id: AgentId) -> int:
+        """Return a slot for an agent."""
+        if self._free:
+            slot = self._free.pop()
+            self.seats[slot] = (env_id, agent_id)
+            return slot
+        self.seats.append((env_id, agent_id))
+        return len(self.seats) - 1
+
+    def give_back(self, slot: int) -> None:
+        """Make a slot free for anybody."""
+        self._free.append(slot)

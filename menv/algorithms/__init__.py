@@ -1,0 +1,29 @@
+"""Algorithms: what learns. The only package that imports torch and onnx, and only when something is built."""
+
+from menv._root_link_guard import refuse_root_import
+
+refuse_root_import(__name__)
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from menv.algorithms.algorithm import Algorithm as Algorithm
+    from menv.algorithms.config.ppo_config import PPOConfig as PPOConfig
+    from menv.algorithms.ppo import PPO as PPO
+
+_HOMES = {
+    "Algorithm": "menv.algorithms.algorithm",
+    "PPO": "menv.algorithms.ppo",
+    "PPOConfig": "menv.algorithms.config.ppo_config",
+}
+__all__ = ["PPO", "Algorithm", "PPOConfig"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(
+            f"module 'menv.algorithms' has no attribute {name!r}, expected one of {sorted(_HOMES)}"
+        )
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,271 @@
+"""An algorithm: sample, hand each policy's batch to its learner, publish the weights, report.
+
+`PPO` and its siblings say how a policy's batch is completed and which learner takes it; this loop is
+the same for all. It is built from a config, which `menv.algorithms.config` describes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, ClassVar, Protocol, Self
+
+from menv.acting.backend import ActingBackend
+from menv.algorithms.cohorts import Built, build_cohorts
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.classic_keys import override, read_config
+from menv.batch import MultiAgentBatch, SampleBatch
+from menv.env_context import EnvContext
+from menv.errors import CallOrderError, ConfigError
+from menv.loop.convert import to_base_env
+from menv.loop.dry_run import resolve_specs
+from menv.loop.net_policy import NetPolicy
+from menv.loop.quota import Quota
+from menv.loop.sampler import Sampler
+from menv.metrics import Metrics
+from menv.policy import Policy
+from menv.policy_map import DEFAULT_POLICY, PolicyMap
+from menv.registry import make_env
+
+
+class Learner(Protocol):
+    """What improves one policy's weights."""
+
+    def learn(self, columns: Mapping[str, Any], env_steps: int) -> dict[str, float]:
+        """Learn from one train batch and return statistics."""
+
+    def weights(self) -> dict[str, Any]:
+        """Return the weights by name."""
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Copy weights in."""
+
+
+class Algorithm(ABC):
+    """The training loop; also usable as a context manager that stops it.
+
+    Attributes:
+        config: The settings, complete.
+        inference: What runs each policy's network, "onnx" or "torch", by policy id.
+        iteration: Training iterations so far.
+    """
+
+    config_class: ClassVar[type[AlgorithmConfig]]
+
+    def __init__(self, config: Any = None, env: Any = None) -> None:
+        """Create the environments, the policies and the sampler.
+
+        Args:
+            config: A classic dict or an instance of `config_class`.
+            env: Overrides the config's `env`.
+
+        Raises:
+            ConfigError: A setting is wrong.
+            EnvCrashError: An environment could not be created.
+        """
+        self.config = read_config(self.config_class, config, env)
+        multi = self.config.multiagent
+        self._seed = secrets.randbits(62) if self.config.seed is None else self.config.seed
+        self._policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
+        envs = [self._make_env(0)]
+        self._base_env = to_base_env(
+            envs[0], self._make_env, self.config.num_envs_per_worker, seed=self.config.seed
+        )
+        specs = resolve_specs(self._policy_map, self._base_env, envs[0])
+        self._configs = {
+            name: override(self.config, spec.config, name)
+            for name, spec in specs.items()
+            if not spec.policy_class
+        }
+        self._configs.update({name: self.config for name in specs if name not in self._configs})
+        cohorts, self._nets = build_cohorts(specs, self._configs, self._seed)
+        self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
+        quota = Quota(self.config.fragment_length, self.config.batch_mode, multi.count_steps_by)
+        self._sampler = Sampler(
+            self._base_env, self._policy_map, cohorts, quota, metrics=self._metrics, seed=self._seed
+        )
+        self._sampler.explore = self.config.explore
+        self._policies = _policies_of(cohorts, self._configs, self._seed)
+        self._learners: dict[str, Learner] = {}
+        self.inference = {name: built.inference for built in self._nets for name in built.cohort.policy_ids}
+        self.iteration = 0
+        self._env_steps_trained = 0
+        self._agent_steps_trained = 0
+        self._started = time.perf_counter()
+        self._stopped = False
+
+    @abstractmethod
+    def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: Any) -> None:
+        """Add the columns that a learner needs, such as advantages, to one policy's batch."""
+
+    @abstractmethod
+    def make_learner(
+        self, built: Built, policy_id: str, weights: Mapping[str, Any], config: Any, seed: int
+    ) -> Learner:
+        """Return the learner of one policy."""
+
+    def sample(self) -> MultiAgentBatch:
+        """Return one fragment, ready to learn from, without learning.
+
+        It holds `rollout_fragment_length` steps of every sub-environment, but for rows whose reward
+        is not complete yet; those come with the next one.
+        """
+        if self._stopped:
+            raise CallOrderError("sample: this algorithm was stopped; build a new one")
+        batch = self._sampler.sample()
+        for built in self._nets:
+            for index, policy_id in enumerate(built.cohort.policy_ids):
+                if policy_id in batch.policy_batches:
+                    self.complete(batch[policy_id], built.cohort.backend, index, self._configs[policy_id])
+        return batch
+
+    def train(self) -> dict[str, Any]:
+        """Sample a train batch, learn from it and return the result.
+
+        Returns:
+            The classic keys: `episode_reward_mean/min/max` and `episode_len_mean` (None without a
+            finished episode), `policy_reward_mean` by policy, `info` with each policy's learning
+            statistics, `num_env_steps_sampled` and more.
+        """
+        began = time.perf_counter()
+        batch = self._train_batch()
+        sampled = time.perf_counter()
+        info = {policy_id: stats for policy_id, stats in self._learn(batch)}
+        learned = time.perf_counter()
+        self.iteration += 1
+        return {
+            **self._metrics.summary(),
+            "info": info,
+            "training_iteration": self.iteration,
+            "num_env_steps_sampled": self._sampler.env_steps,
+            "num_agent_steps_sampled": self._sampler.agent_steps,
+            "num_env_steps_sampled_this_iter": batch.env_steps(),
+            "num_agent_steps_sampled_this_iter": batch.agent_steps(),
+            "num_env_steps_trained": self._env_steps_trained,
+            "num_agent_steps_trained": self._agent_steps_trained,
+            "timesteps_total": self._sampler.env_steps,
+            "inference": dict(self.inference),
+            "time_this_iter_s": learned - began,
+            "time_total_s": learned - self._started,
+            "sampler_perf": {"sample_time_s": sampled - began, "learn_time_s": learned - sampled},
+        }
+
+    def compute_single_action(
+        self, obs: Any, policy_id: str = DEFAULT_POLICY, explore: bool | None = None
+    ) -> Any:
+        """Return one policy's env-ready action for one observation.
+
+        Args:
+            obs: An element of the policy's observation space.
+            policy_id: Who answers.
+            explore: False takes the most likely action; None does as `config.explore` says.
+
+        Raises:
+            ConfigError: There is no such policy.
+            ContractError: The observation is outside the space.
+        """
+        explore = self.config.explore if explore is None else explore
+        actions, _, _ = self.get_policy(policy_id).compute_actions([obs], explore=explore)
+        return actions[0]
+
+    def get_policy(self, policy_id: str = DEFAULT_POLICY) -> Policy:
+        """Return a policy.
+
+        Raises:
+            ConfigError: There is no such policy.
+        """
+        if policy_id not in self._policies:
+            raise ConfigError(
+                f"policy {policy_id!r} does not exist, expected one of {sorted(self._policies)}; "
+                "pass policy_id=... of one of these"
+            )
+        return self._policies[policy_id]
+
+    def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Return copies of the weights of some policies, or of all."""
+        ids = self._policies if policy_ids is None else policy_ids
+        return {policy_id: self.get_policy(policy_id).get_weights() for policy_id in ids}
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
+        """Copy weights in, by policy id; learners go on from them."""
+        for policy_id, by_name in weights.items():
+            self.get_policy(policy_id).set_weights(by_name)
+            if policy_id in self._learners:
+                self._learners[policy_id].set_weights(by_name)
+
+    def stop(self) -> None:
+        """Close the environments; may be called more than once."""
+        self._stopped = True
+        self._base_env.stop()
+
+    def __enter__(self) -> Self:
+        """Return the algorithm."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the algorithm."""
+        self.stop()
+
+    def _make_env(self, vector_index: int) -> Any:
+        """Create sub-environment number `vector_index`."""
+        context = EnvContext(
+            dict(self.config.env_config),
+            worker_index=0,
+            vector_index=vector_index,
+            num_workers=self.config.num_workers,
+        )
+        return make_env(self.config.env, context)
+
+    def _train_batch(self) -> MultiAgentBatch:
+        """Sample until the train batch is full."""
+        by_rows = self.config.multiagent.count_steps_by == "agent_steps"
+        fragments: list[MultiAgentBatch] = []
+        steps = 0
+        # A fragment of turn-based play may fall short by the rows it holds back.
+        full = self.config.train_batch_size - (self.config.num_envs_per_worker if by_rows else 0)
+        while not fragments or steps < full:
+            fragments.append(self.sample())
+            steps += fragments[-1].agent_steps() if by_rows else fragments[-1].env_steps()
+        return fragments[0] if len(fragments) == 1 else MultiAgentBatch.concat_samples(fragments)
+
+    def _learn(self, batch: MultiAgentBatch) -> Iterable[tuple[str, dict[str, float]]]:
+        """Let each policy that is to be trained learn from its own batch."""
+        self._env_steps_trained += batch.env_steps()
+        for built in self._nets:
+            for index, policy_id in enumerate(built.cohort.policy_ids):
+                own = batch.policy_batches.get(policy_id)
+                if own is None or not self._policy_map.trains(policy_id, own):
+                    continue
+                learner = self._learners.get(policy_id) or self._new_learner(built, index, policy_id)
+                stats = learner.learn(own, self._sampler.env_steps)
+                built.cohort.backend.set_weights(index, learner.weights())
+                self._agent_steps_trained += own.count
+                yield policy_id, stats
+
+    def _new_learner(self, built: Built, index: int, policy_id: str) -> Learner:
+        """Create a policy's learner when it first learns."""
+        weights = built.cohort.backend.get_weights(index)
+        number = len(self._learners)
+        learner = self.make_learner(
+            built, policy_id, weights, self._configs[policy_id], self._seed % 2**31 + number
+        )
+        self._learners[policy_id] = learner
+        return learner
+
+
+def _policies_of(cohorts: Iterable[Any], configs: Mapping[str, Any], seed: int) -> dict[str, Policy]:
+    """Return the policy objects by id."""
+    found: dict[str, Policy] = {}
+    for cohort in cohorts:
+        for index, policy_id in enumerate(cohort.policy_ids):
+            own: list[Policy] | None = getattr(cohort, "policies", None)
+            found[policy_id] = own[index] if own is not None else NetPolicy(cohort, index, None, seed)
+    return {policy_id: found[policy_id] for policy_id in configs}
+
+
+EnvFactory = Callable[[int], Any]

@@ -1,0 +1,139 @@
+"""Policies to cohorts: those that share an architecture act together.
+
+`Algorithm` calls it when it is built. Two policies share an architecture if their spaces, their
+model and the form of their actions are equal; their weights and learning settings may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from menv import draws
+from menv.acting.action_head import ActionHead
+from menv.acting.backend import ActingBackend
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.errors import ConfigError
+from menv.loop.cohort import Cohort, NetCohort, OwnCohort
+from menv.policy import Policy
+from menv.policy_spec import PolicySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A cohort of networks and how it was made.
+
+    Attributes:
+        cohort: The cohort.
+        network: Description of its networks.
+        inference: What runs them, "onnx" or "torch".
+    """
+
+    cohort: NetCohort
+    network: MlpSpec
+    inference: str
+
+
+def build_cohorts(
+    specs: Mapping[str, PolicySpec], configs: Mapping[str, AlgorithmConfig], seed: int
+) -> tuple[list[Cohort], list[Built]]:
+    """Return all cohorts, and what is known about those made of networks.
+
+    Args:
+        specs: The policies, their spaces filled in.
+        configs: The settings of each policy.
+        seed: Decides the first weights.
+
+    Raises:
+        ConfigError: A space or a setting that no stock network can serve.
+    """
+    cohorts: list[Cohort] = []
+    nets: list[Built] = []
+    for members in _alike(specs, configs):
+        first = specs[members[0]]
+        if first.policy_class is not None:
+            policies = [_own_policy(name, specs[name]) for name in members]
+            cohorts.append(OwnCohort(members, policies, first.observation_space, first.action_space))
+        else:
+            nets.append(_net_cohort(members, first, configs[members[0]], seed))
+            cohorts.append(nets[-1].cohort)
+    return cohorts, nets
+
+
+def _alike(specs: Mapping[str, PolicySpec], configs: Mapping[str, AlgorithmConfig]) -> list[list[str]]:
+    """Group policy ids by architecture, in order."""
+    groups: list[tuple[Any, list[str]]] = []
+    for name, spec in specs.items():
+        config = configs[name]
+        form = (config.model, config.normalize_actions, config.clip_actions, config.inference)
+        key = (spec.policy_class is None, spec.observation_space, spec.action_space, form)
+        for other, members in groups:
+            if other == key:
+                members.append(name)
+                break
+        else:
+            groups.append((key, [name]))
+    return [members for _, members in groups]
+
+
+def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
+    """Create a policy that a user wrote."""
+    assert spec.policy_class is not None
+    if not issubclass(spec.policy_class, Policy):
+        raise ConfigError(
+            f"policies[{policy_id!r}]: policy_class {spec.policy_class.__name__}, expected a subclass of menv.Policy; "
+            "derive it from menv.Policy and define compute_actions"
+        )
+    return spec.policy_class(spec.observation_space, spec.action_space, spec.config)
+
+
+def _net_cohort(members: Sequence[str], spec: PolicySpec, config: AlgorithmConfig, seed: int) -> Built:
+    """Create the networks of one architecture."""
+    preprocessor = ObsPreprocessor(spec.observation_space)
+    head = ActionHead.for_space(spec.action_space)
+    if preprocessor.mask_width not in (0, head.mask_width):
+        raise ConfigError(
+            f"policies {list(members)}: action_mask of {preprocessor.mask_width} flags for the action space "
+            f"{spec.action_space}, expected {head.mask_width}; give one flag for each choice"
+        )
+    model = config.model
+    network = MlpSpec(
+        preprocessor.size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers
+    )
+    weights = [
+        init_weights(network, draws.key(seed, draws.stable_hash(name), draws.WEIGHTS) >> 1)
+        for name in members
+    ]
+    backend, inference = _backend(network, weights, config.inference, seed)
+    output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
+    cohort = NetCohort(members, spec.observation_space, spec.action_space, backend, output)
+    return Built(cohort, network, inference)
+
+
+def _backend(
+    network: MlpSpec, weights: Sequence[Mapping[str, Any]], inference: str, seed: int
+) -> tuple[ActingBackend, str]:
+    """Return what runs the networks; "auto" falls back on torch where ONNX Runtime disagrees with it."""
+    from menv.acting.onnx_acting import OnnxActing
+    from menv.algorithms.networks.graphs import MlpGraphs
+    from menv.algorithms.networks.torch_mlp import TorchMlp
+    from menv.algorithms.torch_acting import TorchActing, check_against
+
+    reference = TorchActing(partial(TorchMlp, network), network.head, weights)
+    if inference == "torch":
+        return reference, "torch"
+    onnx = OnnxActing(MlpGraphs(network, weights[0]), network.head, weights)
+    if inference == "onnx":
+        return onnx, "onnx"
+    try:
+        check_against(onnx, reference, np.random.default_rng(seed))
+    except ConfigError:
+        return reference, "torch"
+    return onnx, "onnx"

@@ -1,0 +1,88 @@
+"""Settings that every algorithm has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from menv.algorithms.config.model_config import ModelConfig
+from menv.algorithms.config.multi_agent_config import MultiAgentConfig
+from menv.errors import ConfigError
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "batch_mode": ("truncate_episodes", "complete_episodes"),
+    "inference": ("auto", "onnx", "torch"),
+}
+_AT_LEAST_ONE = ("num_envs_per_worker", "train_batch_size", "metrics_num_episodes_for_smoothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """Environment, sampling and policies; an algorithm's own config adds how it learns."""
+
+    env: Any = None
+    """A registered name, a class, a function of the context, a gymnasium id, or "package.module:Class"."""
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    """Items of the `EnvContext` that the environment is created with."""
+    num_workers: int = 0
+    """Processes that sample; 0 samples in this one, the only choice in this version."""
+    num_envs_per_worker: int = 1
+    """Sub-environments that are stepped together."""
+    rollout_fragment_length: int | Literal["auto"] = "auto"
+    """Steps of each sub-environment in a fragment; "auto" makes one fragment a train batch."""
+    batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
+    """Whether a fragment may cut an episode or runs on to its end."""
+    train_batch_size: int = 4096
+    """Steps, of all sub-environments together, that one training iteration learns from."""
+    explore: bool = True
+    """Whether sampled actions are drawn; False takes the most likely ones."""
+    seed: int | None = None
+    """Makes runs repeatable and gives every reset its own seed; None leaves the environments alone."""
+    clip_rewards: bool | float = False
+    """True learns from the signs of rewards, a number from rewards clipped to plus and minus it."""
+    clip_actions: bool = False
+    """Whether Box actions are clipped into the bounds."""
+    normalize_actions: bool = True
+    """Whether a network's Box actions in [-1, 1] are scaled to the bounds."""
+    metrics_num_episodes_for_smoothing: int = 100
+    """Episodes that the means of a result are taken over."""
+    inference: Literal["auto", "onnx", "torch"] = "auto"
+    """What runs the networks while sampling; "auto" takes ONNX Runtime where it agrees with torch."""
+    torch_threads: int | None = 1
+    """Threads for torch in this process, the fastest for small networks; None leaves torch alone."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The stock networks."""
+    multiagent: MultiAgentConfig = field(default_factory=MultiAgentConfig)
+    """Policies and their mapping."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        for name in _AT_LEAST_ONE:
+            _check_count(name, getattr(self, name))
+        if self.rollout_fragment_length != "auto":
+            _check_count("rollout_fragment_length", self.rollout_fragment_length)
+        for name, choices in _CHOICES.items():
+            _check_choice(name, getattr(self, name), choices)
+        _check_choice("count_steps_by", self.multiagent.count_steps_by, ("env_steps", "agent_steps"))
+        if self.num_workers != 0:
+            raise ConfigError(
+                f"num_workers: {self.num_workers}, expected 0 in this version; raise num_envs_per_worker instead"
+            )
+
+    @property
+    def fragment_length(self) -> int:
+        """Steps of each sub-environment in one fragment."""
+        if self.rollout_fragment_length == "auto":
+            return max(1, -(-self.train_batch_size // self.num_envs_per_worker))
+        return self.rollout_fragment_length
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}: {value!r}, expected an integer of at least 1; set {name} to 1 or more")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name}: {value!r}, expected one of {choices}; choose one of these")

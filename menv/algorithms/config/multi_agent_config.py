@@ -1,0 +1,21 @@
+"""Which policies there are, who answers for whom, and who learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiAgentConfig:
+    """The `multiagent` section."""
+
+    policies: Mapping[str, Any] | Iterable[str] | None = None
+    """Specs by policy id, or ids alone; None means one policy, `default_policy`."""
+    policy_mapping_fn: Callable[..., Any] | None = None
+    """`(agent_id, episode, worker, **kwargs) -> policy id`, asked when an agent first appears in an episode."""
+    policies_to_train: Iterable[str] | Callable[..., bool] | None = None
+    """Ids, or `(policy_id, batch) -> bool`; None trains every policy that can learn."""
+    count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
+    """What fragment lengths and the train batch size count."""

@@ -1,0 +1,77 @@
+"""Log-probability, entropy and KL divergence of the action distributions, as bare torch operations.
+
+The losses call it. `dist_inputs` [N, D] are what a network returns after masking; actions are as the
+acting back-ends return them. Functions named `standard_*` take inputs that went through `standard` once,
+for callers that need several numbers of one distribution.
+
+Several categorical components lie side by side in one row, so gathering and summing over the
+row treats one and many alike. A masked choice has probability 0 and adds exactly 0 to every sum.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from menv.acting.action_head import ActionHead
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def standard(head: ActionHead, dist_inputs: Tensor) -> Tensor:
+    """Return [N, D] log-probabilities of every choice; Gaussian inputs as they are."""
+    if head.kind == "categorical":
+        return dist_inputs.log_softmax(-1)
+    if head.kind == "gaussian":
+        return dist_inputs
+    return torch.cat([part.log_softmax(-1) for part in torch.split(dist_inputs, list(head.sizes), -1)], -1)
+
+
+def logp(head: ActionHead, dist_inputs: Tensor, actions: Tensor) -> Tensor:
+    """Return the [N] log-probability (density, for continuous actions) of each row's action."""
+    return standard_logp(head, standard(head, dist_inputs), actions)
+
+
+def entropy(head: ActionHead, dist_inputs: Tensor) -> Tensor:
+    """Return the [N] entropy in nats; components are independent, so theirs add up."""
+    return standard_entropy(head, standard(head, dist_inputs))
+
+
+def kl(head: ActionHead, old_inputs: Tensor, new_inputs: Tensor) -> Tensor:
+    """Return the [N] divergence KL(old || new) in nats."""
+    return standard_kl(head, standard(head, old_inputs), standard(head, new_inputs))
+
+
+def standard_logp(head: ActionHead, inputs: Tensor, actions: Tensor) -> Tensor:
+    """Return what `logp` does, from standard inputs."""
+    if head.kind == "categorical":
+        return inputs.gather(1, actions[:, None])[:, 0]
+    if head.kind == "multi_categorical":
+        return inputs.gather(1, actions + _starts(head)).sum(-1)
+    mean, log_std = inputs.chunk(2, -1)
+    z = (actions - mean) * torch.exp(-log_std)
+    return -(0.5 * z * z + log_std).sum(-1) - head.sizes[0] * _HALF_LOG_TWO_PI
+
+
+def standard_entropy(head: ActionHead, inputs: Tensor) -> Tensor:
+    """Return what `entropy` does, from standard inputs."""
+    if head.kind == "gaussian":
+        return inputs[:, head.sizes[0] :].sum(-1) + head.sizes[0] * (_HALF_LOG_TWO_PI + 0.5)
+    return -(inputs.exp() * inputs).sum(-1)
+
+
+def standard_kl(head: ActionHead, old: Tensor, new: Tensor) -> Tensor:
+    """Return what `kl` does, from standard inputs."""
+    if head.kind != "gaussian":
+        return (old.exp() * (old - new)).sum(-1)
+    old_mean, old_log_std = old.chunk(2, -1)
+    mean, log_std = new.chunk(2, -1)
+    variances = torch.exp(2.0 * (old_log_std - log_std))
+    z = (old_mean - mean) * torch.exp(-log_std)
+    return (log_std - old_log_std + 0.5 * (variances + z * z) - 0.5).sum(-1)
+
+
+def _starts(head: ActionHead) -> Tensor:
+    return torch.tensor((0, *head.sizes[:-1])).cumsum(0)

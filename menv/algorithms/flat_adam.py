@@ -1,0 +1,132 @@
+"""Adam over one flat parameter tensor whose layers are views.
+
+Learners hold one each. Updating all layers at once takes a handful of operations instead of a handful
+a layer, and `torch.optim` is never imported: constructing its Adam pulls in 800 modules, more than a
+second at process start. Nothing here knows networks or losses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from menv.errors import ConfigError
+
+
+class FlatAdam:
+    """The parameters of one network and their optimizer (Kingma & Ba 2015, algorithm 1).
+
+    Args:
+        weights: First values by name, float32; copied.
+        lr: Learning rate.
+        grad_clip: Upper limit of the gradient's global L2 norm; None switches clipping off.
+        betas: Decay of the two moments.
+        eps: Added to the root of the second moment.
+
+    Attributes:
+        params: Leaf tensors by name, views of one flat tensor; their gradients are views too.
+        lr: May be set between steps.
+        steps: Updates so far.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, npt.NDArray[np.float32]],
+        lr: float,
+        *,
+        grad_clip: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-5,
+    ) -> None:
+        self.lr = lr
+        self.steps = 0
+        self._grad_clip = grad_clip
+        self._betas = betas
+        self._eps = eps
+        total = sum(value.size for value in weights.values())
+        self._flat = torch.empty(total)
+        self._grad = torch.zeros(total)
+        self._mean = torch.zeros(total)
+        self._square = torch.zeros(total)
+        self.params: dict[str, Tensor] = {}
+        start = 0
+        for name, value in weights.items():
+            part = slice(start, start + value.size)
+            param = self._flat[part].view(value.shape).requires_grad_()
+            param.grad = self._grad[part].view(value.shape)
+            self.params[name] = param
+            start = part.stop
+        self.set_weights(weights)
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """Update all parameters from the gradients that `backward` added up, and clear those.
+
+        Returns:
+            The gradient's norm before clipping, a scalar tensor.
+        """
+        self.steps += 1
+        grad = self._grad
+        norm: Tensor = torch.linalg.vector_norm(grad)
+        if self._grad_clip is not None:
+            grad.mul_((self._grad_clip / (norm + 1e-6)).clamp_(max=1.0))
+        beta1, beta2 = self._betas
+        self._mean.lerp_(grad, 1.0 - beta1)
+        self._square.mul_(beta2).addcmul_(grad, grad, value=1.0 - beta2)
+        root = self._square.sqrt().div_(math.sqrt(1.0 - beta2**self.steps)).add_(self._eps)
+        self._flat.addcdiv_(self._mean, root, value=-self.lr / (1.0 - beta1**self.steps))
+        grad.zero_()
+        return norm
+
+    def weights(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return copies of the parameters by name."""
+        return {name: param.detach().numpy().copy() for name, param in self.params.items()}
+
+    @torch.no_grad()
+    def set_weights(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Copy `weights` in; the moments stay.
+
+        Raises:
+            ConfigError: Names or shapes differ.
+        """
+        found = {name: tuple(np.shape(value)) for name, value in weights.items()}
+        wanted = {name: tuple(param.shape) for name, param in self.params.items()}
+        wrong = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+        if wrong:
+            raise ConfigError(
+                f"learner weights: {wrong[0]!r} has shape {found.get(wrong[0])}, expected "
+                f"{wanted.get(wrong[0])}; give the weights of the same network"
+            )
+        for name, param in self.params.items():
+            param.copy_(torch.from_numpy(np.array(weights[name], np.float32)))
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return copies of the moments [parameters] and the number of updates []."""
+        return {
+            "adam_mean": self._mean.numpy().copy(),
+            "adam_square": self._square.numpy().copy(),
+            "adam_steps": np.array(self.steps, np.int64),
+        }
+
+    def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over what `state` returned.
+
+        Raises:
+            ConfigError: The state belongs to another network.
+        """
+        found = np.shape(state["adam_mean"]), np.shape(state["adam_square"])
+        wanted = tuple(self._flat.shape)
+        if found != (wanted, wanted):
+            raise ConfigError(
+                f"optimizer state: moments of shapes {found}, expected {wanted}; "
+                "load the state of the same network"
+            )
+        self._mean.copy_(torch.from_numpy(np.array(state["adam_mean"], np.float32)))
+        self._square.copy_(torch.from_numpy(np.array(state["adam_square"], np.float32)))
+        self.steps = int(state["adam_steps"])

@@ -1,0 +1,122 @@
+"""The multi-layer perceptron with a policy and a value head: its description and first weights.
+
+`torch_mlp` and `graphs` build the same network from an `MlpSpec`; the learner and the acting
+back-ends share its weights by name. Weights are [in, out] (`x @ W + b`). Needs neither torch nor
+onnx, so that a process that only acts can create weights too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.acting.action_head import ActionHead
+from menv.errors import ConfigError
+
+Activation: TypeAlias = Literal["tanh", "relu", "silu", "elu", "linear"]
+ACTIVATIONS: tuple[Activation, ...] = ("tanh", "relu", "silu", "elu", "linear")
+Role: TypeAlias = Literal["policy", "value"]
+ROLES: tuple[Role, ...] = ("policy", "value")
+LOG_STD = "policy.log_std"
+
+_HIDDEN_GAIN = math.sqrt(2.0)
+_POLICY_GAIN = 0.01
+_VALUE_GAIN = 1.0
+
+
+class Layer(NamedTuple):
+    """One affine layer: weights are called `<name>.weight` and `<name>.bias`."""
+
+    name: str
+    inputs: int
+    outputs: int
+    gain: float
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """A policy and a value network of fully connected layers.
+
+    Attributes:
+        obs_size: F, numbers in a flat observation.
+        head: What the policy's outputs mean.
+        hiddens: Width of each hidden layer; may be empty.
+        activation: Non-linearity after each hidden layer.
+        vf_share_layers: True if both heads stand on the same hidden layers.
+    """
+
+    obs_size: int
+    head: ActionHead
+    hiddens: tuple[int, ...] = (64, 64)
+    activation: Activation = "tanh"
+    vf_share_layers: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and activations that describe no network."""
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"MlpSpec: activation {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}; "
+                "set model.fcnet_activation to one of them"
+            )
+        if min((self.obs_size, *self.hiddens)) < 1:
+            raise ConfigError(
+                f"MlpSpec: obs_size {self.obs_size} and hiddens {self.hiddens}, expected positive numbers; "
+                "check the observation space and model.fcnet_hiddens"
+            )
+
+    def hidden_layers(self, role: Role) -> tuple[Layer, ...]:
+        """Return the hidden layers below the policy or the value head, first to last."""
+        trunk = "shared" if self.vf_share_layers else role
+        widths = (self.obs_size, *self.hiddens)
+        return tuple(
+            Layer(f"{trunk}.{i}", widths[i], widths[i + 1], _HIDDEN_GAIN) for i in range(len(self.hiddens))
+        )
+
+    def out_layer(self, role: Role) -> Layer:
+        """Return the last layer of the policy or of the value network."""
+        width = (self.obs_size, *self.hiddens)[-1]
+        if role == "policy":
+            return Layer("policy.out", width, self.head.outputs, _POLICY_GAIN)
+        return Layer("value.out", width, 1, _VALUE_GAIN)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return every layer once: policy, then value."""
+        both = [layer for role in ROLES for layer in (*self.hidden_layers(role), self.out_layer(role))]
+        return tuple(dict.fromkeys(both))
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every weight by name, in a fixed order."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for layer in self.layers():
+            shapes[f"{layer.name}.weight"] = (layer.inputs, layer.outputs)
+            shapes[f"{layer.name}.bias"] = (layer.outputs,)
+        if self.head.kind == "gaussian":
+            shapes[LOG_STD] = (self.head.outputs,)
+        return shapes
+
+
+def init_weights(spec: MlpSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Return first weights: orthogonal matrices (Saxe et al. 2014), zero biases and log_std.
+
+    Gains are sqrt(2) for hidden layers, 0.01 for the last policy layer (so that the first policy is
+    close to uniform) and 1 for the value layer. The same seed gives the same weights.
+    """
+    weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    for layer, matrix in zip(spec.layers(), _matrices(spec, seed), strict=True):
+        weights[f"{layer.name}.weight"] = (layer.gain * matrix).astype(np.float32)
+    return weights
+
+
+def _matrices(spec: MlpSpec, seed: int) -> Iterator[npt.NDArray[np.float64]]:
+    rng = np.random.default_rng(seed)
+    for layer in spec.layers():
+        tall = (max(layer.inputs, layer.outputs), min(layer.inputs, layer.outputs))
+        q, r = np.linalg.qr(rng.standard_normal(tall))
+        # QR leaves the signs to LAPACK; a positive diagonal makes the answer unique and uniform.
+        q *= np.where(np.diagonal(r) < 0, -1.0, 1.0)
+        yield np.ascontiguousarray(q if layer.inputs >= layer.outputs else q.T)

@@ -1,0 +1,82 @@
+"""The stock MLP as bare torch operations on parameters that somebody else owns.
+
+The learner hands in views of its flat parameter tensor, the torch back-end its stored weights. There is no
+`nn.Module`: at 64 rows its bookkeeping would cost more than the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from menv.acting.action_head import ILLEGAL
+from menv.algorithms.networks.mlp import LOG_STD, Activation, MlpSpec, Role
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "silu": torch.nn.functional.silu,
+    "elu": torch.nn.functional.elu,
+}
+
+
+class TorchMlp:
+    """The network of `spec` over `params`, whose current values every call reads.
+
+    Args:
+        spec: The layers.
+        params: A tensor for each name in `spec.weight_shapes()`.
+
+    Attributes:
+        obs_size: F, numbers in a flat observation.
+    """
+
+    def __init__(self, spec: MlpSpec, params: Mapping[str, Tensor]) -> None:
+        self.obs_size = spec.obs_size
+        self._shared = spec.vf_share_layers
+        self._activation = _ACTIVATIONS.get(spec.activation)
+        self._hidden = {
+            role: [_weight_and_bias(params, layer.name) for layer in spec.hidden_layers(role)]
+            for role in ("policy", "value")
+        }
+        self._policy_out = _weight_and_bias(params, "policy.out")
+        self._value_out = _weight_and_bias(params, "value.out")
+        self._log_std = params.get(LOG_STD)
+
+    def dist_inputs(self, obs: Tensor, mask: Tensor | None) -> Tensor:
+        """Return [N, D] distribution inputs after masking, from obs [N, F] and mask [N, M]."""
+        return self._policy_head(self._features("policy", obs), mask)
+
+    def values(self, obs: Tensor) -> Tensor:
+        """Return [N] state values."""
+        return self._value_head(self._features("value", obs))
+
+    def both(self, obs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return distribution inputs and values; shared layers are computed once."""
+        features = self._features("policy", obs)
+        value_features = features if self._shared else self._features("value", obs)
+        return self._policy_head(features, mask), self._value_head(value_features)
+
+    def _features(self, role: Role, x: Tensor) -> Tensor:
+        for weight, bias in self._hidden[role]:
+            x = torch.addmm(bias, x, weight)
+            if self._activation is not None:
+                x = self._activation(x)
+        return x
+
+    def _policy_head(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        weight, bias = self._policy_out
+        outputs = torch.addmm(bias, features, weight)
+        if self._log_std is not None:
+            return torch.cat((outputs, self._log_std.expand_as(outputs)), 1)
+        return outputs if mask is None else torch.where(mask, outputs, ILLEGAL)
+
+    def _value_head(self, features: Tensor) -> Tensor:
+        weight, bias = self._value_out
+        return torch.addmm(bias, features, weight)[:, 0]
+
+
+def _weight_and_bias(params: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+    return params[f"{name}.weight"], params[f"{name}.bias"]

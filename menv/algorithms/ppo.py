@@ -1,0 +1,64 @@
+"""PPO: proximal policy optimisation (Schulman et al. 2017, "Proximal Policy Optimization Algorithms")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from menv.acting.backend import ActingBackend
+from menv.algorithms.algorithm import Algorithm, Learner
+from menv.algorithms.cohorts import Built
+from menv.algorithms.config.ppo_config import PPOConfig
+from menv.algorithms.returns import gae
+from menv.batch import SampleBatch
+from menv.connectors.clip_reward import clip_reward
+
+
+class PPO(Algorithm):
+    """Clipped policy gradient with generalised advantages.
+
+    Built as `PPO(env=..., config={...classic keys...})` or `PPOConfig(env=..., ...).build()`.
+    """
+
+    config_class = PPOConfig
+
+    def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: PPOConfig) -> None:
+        """Add `action_logp, action_dist_inputs, vf_preds, advantages, value_targets`.
+
+        Values bootstrap where a trajectory was truncated or its fragment was cut, and not where it
+        terminated.
+        """
+        add_advantages(batch, backend, index, config)
+
+    def make_learner(
+        self, built: Built, policy_id: str, weights: Mapping[str, Any], config: PPOConfig, seed: int
+    ) -> Learner:
+        """Return a `PPOLearner`."""
+        from menv.algorithms.ppo_learner import PPOLearner
+
+        return PPOLearner(built.network, config, weights, seed)
+
+
+def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, config: PPOConfig) -> None:
+    """Add what PPO learns from to a batch of released rows; one pass of each network over all rows."""
+    obs, segments, count = batch["obs"], batch.segments, batch.count
+    mask = batch[SampleBatch.ACTION_MASK] if SampleBatch.ACTION_MASK in batch else None
+    evaluation = backend.evaluate(index, obs, mask, batch["actions"])
+    batch[SampleBatch.ACTION_LOGP] = evaluation.logp
+    batch[SampleBatch.ACTION_DIST_INPUTS] = evaluation.dist_inputs
+    values = backend.values(index, np.concatenate((obs, segments.next_obs)))
+    ends = segments.ends - 1
+    after = np.empty(count, np.float32)
+    after[:-1] = values[1:count]
+    after[ends] = np.where(batch["terminateds"][ends], 0.0, values[count:])
+    is_last = np.zeros(count, np.bool_)
+    is_last[ends] = True
+    if config.clip_rewards:
+        batch[SampleBatch.REWARDS] = clip_reward(batch["rewards"], config.clip_rewards)
+    own = values[:count]
+    advantages = gae(batch["rewards"], own, after, is_last, config.gamma, config.lambda_)
+    batch[SampleBatch.VF_PREDS] = own
+    batch[SampleBatch.ADVANTAGES] = advantages
+    batch[SampleBatch.VALUE_TARGETS] = advantages + own

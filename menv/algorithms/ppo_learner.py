@@ -1,0 +1,179 @@
+"""Learning one PPO policy from train batches: epochs of shuffled minibatches.
+
+The algorithm's loop calls `learn` with the columns of one policy and publishes `weights()` to the acting
+back-ends. It does not know environments, agents or how batches were collected.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from menv.algorithms import distributions
+from menv.algorithms.flat_adam import FlatAdam
+from menv.algorithms.networks.mlp import MlpSpec
+from menv.algorithms.networks.torch_mlp import TorchMlp
+from menv.algorithms.ppo_loss import LossWeights, Minibatch, adapted_kl_coeff, ppo_loss
+from menv.algorithms.ppo_settings import PPOSettings
+from menv.errors import ConfigError
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+# Advantages that hardly vary are not blown up to unit variance, as in the classic implementation.
+_LEAST_SPREAD = 1e-4
+
+
+class PPOLearner:
+    """A policy's network, its optimizer and the adaptive weight of its KL term.
+
+    Args:
+        spec: The network.
+        settings: Numbers of the loss and the optimizer.
+        weights: First weights by name; copied.
+        seed: Decides the order of rows; the same seed and batches give the same weights.
+    """
+
+    def __init__(
+        self,
+        spec: MlpSpec,
+        settings: PPOSettings,
+        weights: Mapping[str, npt.NDArray[np.float32]],
+        seed: int,
+    ) -> None:
+        self._head = spec.head
+        self._settings = settings
+        self._seed = seed
+        self._batches = 0
+        self._kl_coeff = float(settings.kl_coeff)
+        # In the order of the description, whatever the order of `weights`: state is saved flat.
+        ordered = {name: weights[name] for name in spec.weight_shapes()}
+        self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip)
+        self._network = TorchMlp(spec, self._adam.params)
+
+    def learn(self, columns: Columns, env_steps: int) -> dict[str, float]:
+        """Improve the policy on one train batch.
+
+        Args:
+            columns: obs [N, F], action_mask [N, M] (optional), actions [N, ...], action_logp [N],
+                action_dist_inputs [N, D], advantages [N], value_targets [N].
+            env_steps: Env steps of the whole run so far, for the schedules.
+
+        Returns:
+            policy_loss, vf_loss, entropy, kl, total_loss and grad_gnorm (before clipping) as means over
+            the last epoch's minibatches; vf_explained_var of the values before the update; and cur_lr,
+            entropy_coeff and cur_kl_coeff as they were used.
+
+        Raises:
+            ConfigError: The batch has no rows.
+        """
+        if len(columns["obs"]) == 0:
+            raise ConfigError(
+                "PPOLearner.learn: 0 rows, expected at least 1; skip policies without experience"
+            )
+        settings = self._settings
+        self._adam.lr = settings.lr_at(env_steps)
+        weights = LossWeights(
+            settings.clip_param,
+            settings.vf_clip_param,
+            settings.vf_loss_coeff,
+            settings.entropy_coeff_at(env_steps),
+            self._kl_coeff,
+        )
+        stats = self._epochs(self._rows(columns), weights)
+        stats["vf_explained_var"] = explained_variance(columns["value_targets"], columns["advantages"])
+        stats["cur_lr"] = self._adam.lr
+        stats["cur_kl_coeff"] = self._kl_coeff
+        stats["entropy_coeff"] = weights.entropy_coeff
+        self._kl_coeff = adapted_kl_coeff(self._kl_coeff, stats["kl"], settings.kl_target)
+        return stats
+
+    def weights(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return copies of the weights by name."""
+        return self._adam.weights()
+
+    def set_weights(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Copy `weights` in; the optimizer's state stays.
+
+        Raises:
+            ConfigError: Names or shapes differ.
+        """
+        self._adam.set_weights(weights)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return everything besides the weights that the next update depends on, as arrays."""
+        return {
+            **self._adam.state(),
+            "kl_coeff": np.array(self._kl_coeff, np.float64),
+            "batches": np.array(self._batches, np.int64),
+        }
+
+    def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over what `state` returned.
+
+        Raises:
+            ConfigError: The state belongs to another network.
+        """
+        self._adam.set_state(state)
+        self._kl_coeff = float(state["kl_coeff"])
+        self._batches = int(state["batches"])
+
+    def _rows(self, columns: Columns) -> Minibatch:
+        mask = columns.get("action_mask")
+        old_inputs = _tensor(columns["action_dist_inputs"], np.float32)
+        advantages = _tensor(columns["advantages"], np.float32)
+        spread = advantages.std(correction=0).clamp(min=_LEAST_SPREAD)
+        return Minibatch(
+            obs=_tensor(columns["obs"], np.float32),
+            mask=None if mask is None else _tensor(mask, np.bool_),
+            actions=_tensor(columns["actions"], self._head.action_dtype),
+            old_logp=_tensor(columns["action_logp"], np.float32),
+            old_inputs=distributions.standard(self._head, old_inputs),
+            advantages=(advantages - advantages.mean()) / spread,
+            value_targets=_tensor(columns["value_targets"], np.float32),
+        )
+
+    def _epochs(self, rows: Minibatch, weights: LossWeights) -> dict[str, float]:
+        # A pure function of seed and batch number: a resumed run shuffles as if it had never stopped.
+        rng = np.random.default_rng((self._seed, self._batches))
+        self._batches += 1
+        last_epoch: list[Tensor] = []
+        for _ in range(self._settings.num_sgd_iter):
+            order = torch.from_numpy(rng.permutation(len(rows.obs)))
+            last_epoch = [self._update(part, weights) for part in self._minibatches(rows, order)]
+        names = ("total_loss", "policy_loss", "vf_loss", "entropy", "kl", "grad_gnorm")
+        return dict(zip(names, torch.stack(last_epoch).mean(0).tolist(), strict=True))
+
+    def _minibatches(self, rows: Minibatch, order: Tensor) -> list[Minibatch]:
+        size = self._settings.sgd_minibatch_size
+        shuffled = rows.each(lambda column: column.index_select(0, order))
+        # A last part of a single row would be a step on noise.
+        starts = [start for start in range(0, len(order), size) if start == 0 or len(order) - start > 1]
+        return [shuffled.each(operator.itemgetter(slice(start, start + size))) for start in starts]
+
+    def _update(self, rows: Minibatch, weights: LossWeights) -> Tensor:
+        terms = ppo_loss(self._head, weights, rows, *self._network.both(rows.obs, rows.mask))
+        torch.autograd.backward(terms.total)
+        norm = self._adam.step()
+        # One scalar tensor each; reading them as numbers here would cost a synchronisation a step.
+        return torch.stack((*terms, norm)).detach()
+
+
+def explained_variance(value_targets: npt.NDArray[Any], advantages: npt.NDArray[Any]) -> float:
+    """Return 1 - Var(target - V) / Var(target), at least -1; 0 if the targets do not vary.
+
+    Before an update `advantages` are `value_targets - V`.
+    """
+    variance = float(np.var(value_targets, dtype=np.float64))
+    if variance == 0.0:
+        return 0.0
+    return max(-1.0, 1.0 - float(np.var(advantages, dtype=np.float64)) / variance)
+
+
+def _tensor(column: npt.NDArray[Any], dtype: Any) -> Tensor:
+    return torch.from_numpy(np.require(column, dtype, ("C", "W")))

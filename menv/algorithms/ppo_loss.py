@@ -1,0 +1,136 @@
+"""PPO's loss on one minibatch: the clipped surrogate, the value error, entropy and KL divergence.
+
+`ppo_learner` calls it. Pure functions of tensors: no optimizer, no schedule, no state.
+
+Symbols, as in Schulman et al. 2017 (arXiv:1707.06347): r_t is the ratio of an action's probability
+under the new and the old policy, A_t its advantage, epsilon `clip_param`, beta the weight of the KL term.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from menv.acting.action_head import ActionHead
+from menv.algorithms import distributions
+
+_MOST_LOG_RATIO = 20.0
+
+
+class Minibatch(NamedTuple):
+    """Rows of one gradient step; old means under the policy that acted.
+
+    Attributes:
+        obs: [B, F].
+        mask: [B, M] allowed choices, or None.
+        actions: [B, ...] as the acting back-end returned them.
+        old_logp: [B].
+        old_inputs: [B, D] in the standard form of `distributions`.
+        advantages: [B], normalised.
+        value_targets: [B].
+    """
+
+    obs: Tensor
+    mask: Tensor | None
+    actions: Tensor
+    old_logp: Tensor
+    old_inputs: Tensor
+    advantages: Tensor
+    value_targets: Tensor
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Minibatch:
+        """Return a minibatch of the changed columns."""
+        mask = None if self.mask is None else change(self.mask)
+        obs, _, *others = self
+        return Minibatch(change(obs), mask, *map(change, others))
+
+
+@dataclass(frozen=True, slots=True)
+class LossWeights:
+    """Coefficients of one update; see `PPOSettings` for their meaning."""
+
+    clip_param: float
+    vf_clip_param: float | None
+    vf_loss_coeff: float
+    entropy_coeff: float
+    kl_coeff: float
+
+
+class LossTerms(NamedTuple):
+    """The loss and its parts, scalar tensors; only `total` is to be differentiated."""
+
+    total: Tensor
+    policy_loss: Tensor
+    vf_loss: Tensor
+    entropy: Tensor
+    kl: Tensor
+
+
+def ppo_loss(
+    head: ActionHead, weights: LossWeights, rows: Minibatch, dist_inputs: Tensor, values: Tensor
+) -> LossTerms:
+    """Return the loss to be minimised (Schulman et al. 2017, eq. 9, with the KL term of eq. 8).
+
+    total = policy_loss + vf_loss_coeff * vf_loss - entropy_coeff * entropy + kl_coeff * kl
+
+    Args:
+        head: What the distribution inputs mean.
+        weights: Coefficients.
+        rows: The minibatch.
+        dist_inputs: [B, D] of the policy being learned, after masking.
+        values: [B] of the value function being learned.
+    """
+    inputs = distributions.standard(head, dist_inputs)
+    log_ratio = distributions.standard_logp(head, inputs, rows.actions) - rows.old_logp
+    ratio = clipped_ratio(log_ratio, rows.advantages, weights.clip_param)
+    policy_loss = torch.dot(ratio, rows.advantages) * (-1.0 / len(ratio))
+    vf_loss = value_loss(values, rows.value_targets, weights.vf_clip_param)
+    total = torch.add(policy_loss, vf_loss, alpha=weights.vf_loss_coeff)
+    # Terms of weight 0 are reported all the same, but nothing is differentiated for them.
+    still = inputs.detach()
+    entropy = distributions.standard_entropy(head, inputs if weights.entropy_coeff else still).mean()
+    if weights.entropy_coeff:
+        total = torch.sub(total, entropy, alpha=weights.entropy_coeff)
+    kl = distributions.standard_kl(head, rows.old_inputs, inputs if weights.kl_coeff else still).mean()
+    if weights.kl_coeff:
+        total = torch.add(total, kl, alpha=weights.kl_coeff)
+    return LossTerms(total, policy_loss, vf_loss, entropy, kl)
+
+
+def clipped_ratio(log_ratio: Tensor, advantages: Tensor, clip_param: float) -> Tensor:
+    """Return [B] the factor of A_t in min(r_t A_t, clip(r_t, 1 - epsilon, 1 + epsilon) A_t) (eq. 7).
+
+    The minimum clips r_t from above where the advantage is positive and from below where it is negative.
+    Written as one clamp of log r_t between bounds it has half the operations to differentiate, and a
+    policy that ran away cannot overflow to infinity.
+    """
+    gain = advantages > 0.0
+    most = torch.where(gain, math.log1p(clip_param), _MOST_LOG_RATIO)
+    least = torch.where(gain, -math.inf, math.log1p(-clip_param) if clip_param < 1.0 else -math.inf)
+    return log_ratio.clamp(least, most).exp()
+
+
+def value_loss(values: Tensor, targets: Tensor, limit: float | None) -> Tensor:
+    """Return the mean of (V - V_target)^2 (eq. 9), each at most `limit`; rows beyond have no gradient."""
+    if limit is None:
+        return functional.mse_loss(values, targets)
+    return functional.mse_loss(values, targets, reduction="none").clamp(max=limit).mean()
+
+
+def adapted_kl_coeff(kl_coeff: float, kl: float, kl_target: float) -> float:
+    """Return the weight of the KL term for the next update.
+
+    The rule beneath eq. 8 with the bounds and factors of the classic implementation: half as much
+    below 0.5 targets, 1.5 times as much above 2.
+    """
+    if kl > 2.0 * kl_target:
+        return kl_coeff * 1.5
+    if kl < 0.5 * kl_target:
+        return kl_coeff * 0.5
+    return kl_coeff

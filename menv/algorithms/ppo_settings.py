@@ -1,0 +1,86 @@
+"""The numbers that PPO's loss and learner read.
+
+`PPOConfig` makes one for each policy; `ppo_learner`, `ppo_loss` and the advantage pass read it. Needs no
+torch, so that a process that only samples can hold it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from menv.errors import ConfigError
+
+Schedule: TypeAlias = Sequence[Sequence[float]]
+"""`[env_steps, value]` pairs in rising order, joined by straight lines and flat outside them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOSettings:
+    """Settings of one PPO policy."""
+
+    lr: float = 3e-3
+    """Learning rate of Adam, unless `lr_schedule` is given."""
+    gamma: float = 0.99
+    """Discount of one step."""
+    lambda_: float = 0.95
+    """Weight of longer returns in the advantages: 0 is one-step TD, 1 Monte Carlo."""
+    clip_param: float = 0.3
+    """How far the probability ratio may leave 1 before its gradient is cut."""
+    vf_clip_param: float | None = None
+    """Upper limit of a row's squared value error; None switches the limit off."""
+    vf_loss_coeff: float = 0.5
+    """Weight of the value loss."""
+    entropy_coeff: float = 0.0
+    """Weight of the entropy bonus, unless `entropy_coeff_schedule` is given."""
+    kl_coeff: float = 0.0
+    """First weight of the KL term, adapted after each update; 0 switches the term off for good."""
+    kl_target: float = 0.01
+    """KL divergence of one update that the adaptive weight aims at."""
+    grad_clip: float | None = 1.0
+    """Upper limit of the gradient's global norm; None switches clipping off."""
+    num_sgd_iter: int = 4
+    """Epochs over each train batch."""
+    sgd_minibatch_size: int = 256
+    """Rows of one gradient step."""
+    lr_schedule: Schedule | None = None
+    """Learning rate over env steps; None keeps `lr`."""
+    entropy_coeff_schedule: Schedule | None = None
+    """Entropy weight over env steps; None keeps `entropy_coeff`."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and schedules that cannot work."""
+        for name in ("num_sgd_iter", "sgd_minibatch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"PPO: {name} is {getattr(self, name)}, expected at least 1; raise it")
+        for name in ("lr_schedule", "entropy_coeff_schedule"):
+            _check_schedule(name, getattr(self, name))
+
+    def lr_at(self, env_steps: int) -> float:
+        """Return the learning rate after `env_steps` env steps in all."""
+        return _value_at(self.lr_schedule, self.lr, env_steps)
+
+    def entropy_coeff_at(self, env_steps: int) -> float:
+        """Return the weight of the entropy bonus after `env_steps` env steps in all."""
+        return _value_at(self.entropy_coeff_schedule, self.entropy_coeff, env_steps)
+
+
+def _check_schedule(name: str, schedule: Schedule | None) -> None:
+    if schedule is None:
+        return
+    pairs = bool(schedule) and all(len(point) == 2 for point in schedule)
+    if not pairs or any(b[0] <= a[0] for a, b in itertools.pairwise(schedule)):
+        raise ConfigError(
+            f"PPO: {name} is {schedule!r}, expected [env_steps, value] pairs with rising env_steps; "
+            "for example [[0, 1e-3], [100000, 1e-4]]"
+        )
+
+
+def _value_at(schedule: Schedule | None, constant: float, env_steps: int) -> float:
+    if schedule is None:
+        return float(constant)
+    return float(np.interp(env_steps, [point[0] for point in schedule], [point[1] for point in schedule]))

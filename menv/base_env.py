@@ -1,0 +1,274 @@
+"""The one interface that every environment is turned into before it is sampled.
+
+A `BaseEnv` holds many sub-environments with many agents each, and none of them has to be
+ready when the others are:
+
+    ready = env.poll()                        who waits for an action, as columns
+    env.send_actions(ready.slots, actions)    answers for any subset of whole sub-environments
+
+`menv.loop.sampler` calls it, `menv.adapters` holds the implementations. Nothing here knows
+policies, batches or connectors.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+EnvId: TypeAlias = Hashable
+AgentId: TypeAlias = Hashable
+MultiEnvDict: TypeAlias = dict[EnvId, dict[AgentId, Any]]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+SINGLE_AGENT = "agent0"
+"""The agent id of an environment that has no agent ids of its own."""
+ALL = "__all__"
+"""The key of the two flag dicts that speaks for the whole episode."""
+
+
+class Join(NamedTuple):
+    """An agent that waits for its first action in this life.
+
+    Attributes:
+        slot: The small integer that stands for the trajectory until it ends.
+        env_id: The sub-environment.
+        agent_id: The agent, as the environment calls it.
+        env_index: Position of the sub-environment in `Ready.env_steps`.
+    """
+
+    slot: int
+    env_id: EnvId
+    agent_id: AgentId
+    env_index: int
+
+
+class End(NamedTuple):
+    """A trajectory that ended; its slot may be given away in the same poll.
+
+    Attributes:
+        slot: The slot that the trajectory had.
+        env_id: The sub-environment.
+        agent_id: The agent.
+        reward: Earned since the agent's last row.
+        terminated: True if the end was the environment's own rule (bootstrap with 0).
+        truncated: True if it was cut short (bootstrap from `obs`).
+        obs: The final observation, a copy; None if the environment gave none.
+        info: The info dict that came with the end.
+    """
+
+    slot: int
+    env_id: EnvId
+    agent_id: AgentId
+    reward: float
+    terminated: bool
+    truncated: bool
+    obs: Any
+    info: Mapping[str, Any]
+
+
+class EpisodeEnd(NamedTuple):
+    """An episode of a sub-environment that ended, after the ends of its agents.
+
+    Attributes:
+        env_id: The sub-environment.
+        terminated: `terminateds["__all__"]`.
+        truncated: `truncateds["__all__"]`.
+        env_steps: Length of the episode in env steps.
+        env_index: Position of the sub-environment in `Ready.env_steps`.
+    """
+
+    env_id: EnvId
+    terminated: bool
+    truncated: bool
+    env_steps: int
+    env_index: int
+
+
+class Unclaimed(NamedTuple):
+    """A reward that no action can own: paid after the end, or to an agent that never acted."""
+
+    env_id: EnvId
+    agent_id: AgentId
+    reward: float
+
+
+@dataclass(slots=True)
+class Ready:
+    """Who waits for an action and what happened since the last poll.
+
+    To be taken in in this order: `ended`, `unclaimed`, `episodes`, `joined`, then the rows. Arrays
+    belong to the environment and are valid until its next poll. While the same agents wait, `slots`
+    is the very same array object, so that work per layout can be cached by identity.
+
+    Unpacks as the six nested dicts of the classic `poll` too.
+
+    Attributes:
+        slots: [R] who waits.
+        obs: [R, ...] or a list of R elements of the agents' observation spaces.
+        rewards: [R] earned since each agent's previous row.
+        env_steps: [E] env steps since each sub-environment's start, by env index.
+        joined: Agents whose first row of a life is among the rows.
+        ended: Trajectories that ended.
+        episodes: Episodes that ended.
+        unclaimed: Rewards that belong to no action, in the order in which they were paid.
+        infos: R info dicts, or None.
+        taken: Actions that an external client chose itself, by slot.
+        seats: `seats[slot]` is `(env_id, agent_id)` of every row.
+    """
+
+    slots: IntArray
+    obs: Any
+    rewards: FloatArray
+    env_steps: IntArray
+    joined: Sequence[Join] = ()
+    ended: Sequence[End] = ()
+    episodes: Sequence[EpisodeEnd] = ()
+    unclaimed: Sequence[Unclaimed] = ()
+    infos: Sequence[Mapping[str, Any]] | None = None
+    taken: Mapping[int, Any] = field(default_factory=dict)
+    seats: Sequence[tuple[EnvId, AgentId]] = ()
+
+    def __iter__(self) -> Iterator[MultiEnvDict]:
+        """Yield obs, rewards, terminateds, truncateds, infos and off-policy actions."""
+        return iter(six_dicts(self))
+
+
+def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
+    """Return the rows of `ready` as the six nested dicts `{env_id: {agent_id: value}}`.
+
+    Where an episode ended and the next began, `obs` holds the new first observation, the flags and
+    the reward are those of the end, and the last observation is in
+    `infos[env_id][agent_id]["final_obs"]`.
+    """
+    obs: MultiEnvDict = {}
+    rewards: MultiEnvDict = {}
+    terminateds: MultiEnvDict = {}
+    truncateds: MultiEnvDict = {}
+    infos: MultiEnvDict = {}
+    taken: MultiEnvDict = {}
+    for row, slot in enumerate(ready.slots.tolist()):
+        env_id, agent_id = ready.seats[slot]
+        obs.setdefault(env_id, {})[agent_id] = ready.obs[row]
+        rewards.setdefault(env_id, {})[agent_id] = float(ready.rewards[row])
+        info = ready.infos[row] if ready.infos is not None else {}
+        infos.setdefault(env_id, {})[agent_id] = info
+        if slot in ready.taken:
+            taken.setdefault(env_id, {})[agent_id] = ready.taken[slot]
+    for end in ready.ended:
+        by_agent = rewards.setdefault(end.env_id, {})
+        by_agent[end.agent_id] = by_agent.get(end.agent_id, 0.0) + end.reward
+        terminateds.setdefault(end.env_id, {})[end.agent_id] = end.terminated
+        truncateds.setdefault(end.env_id, {})[end.agent_id] = end.truncated
+        last = {**end.info, "final_obs": end.obs}
+        infos.setdefault(end.env_id, {})[end.agent_id] = last
+        obs.setdefault(end.env_id, {})
+    for env_id in obs:
+        terminateds.setdefault(env_id, {})[ALL] = False
+        truncateds.setdefault(env_id, {})[ALL] = False
+    for episode in ready.episodes:
+        terminateds.setdefault(episode.env_id, {})[ALL] = episode.terminated
+        truncateds.setdefault(episode.env_id, {})[ALL] = episode.truncated
+    return obs, rewards, terminateds, truncateds, infos, taken
+
+
+class BaseEnv(abc.ABC):
+    """Many sub-environments, each stepped when all of its waiting agents have been answered.
+
+    A subclass of your own may return the six nested dicts from `poll(self)` and take one nested
+    dict in `send_actions(self, action_dict)`; `to_base_env` turns it into this table form.
+    """
+
+    observation_space: Any = None
+    action_space: Any = None
+    returns_table: bool = False
+    """True if `poll` returns a `Ready`; False if it returns the six nested dicts."""
+
+    @abc.abstractmethod
+    def poll(self, timeout: float | None = None) -> Any:
+        """Return everything that became ready, each row once.
+
+        Args:
+            timeout: Seconds to wait for at least one row; None waits as long as something is under
+                way. With nothing under way the answer is empty and comes at once.
+
+        Returns:
+            A `Ready`.
+
+        Raises:
+            ContractError: A sub-environment broke its interface.
+            EnvCrashError: A sub-environment raised; its exception is the cause.
+        """
+
+    @abc.abstractmethod
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        """Answer waiting agents; whole sub-environments at a time.
+
+        Args:
+            slots: [R] as in `Ready.slots`, or the nested dict `{env_id: {agent_id: action}}`.
+            actions: R actions, in the order of `slots`; omitted with the nested dict.
+
+        Raises:
+            ContractError: Somebody was answered who does not wait, or only a part of those who
+                wait in one sub-environment.
+        """
+
+    def try_reset(
+        self,
+        env_id: EnvId | None = None,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """Reset one sub-environment, or all; one that was just reset is left as it is.
+
+        Returns:
+            `(obs, infos)` as nested dicts; `(None, None)` if this environment resets itself.
+        """
+        return None, None
+
+    def try_restart(self, env_id: EnvId | None = None) -> None:
+        """Replace a sub-environment, or all of them, by a newly created one."""
+
+    def get_sub_environments(self, as_dict: bool = False) -> Any:
+        """Return the sub-environments as a list, or as a dict by env id."""
+        return {} if as_dict else []
+
+    def get_agent_ids(self) -> set[AgentId]:
+        """Return all agent ids that are known so far."""
+        return set()
+
+    def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
+        """Return the rewards that were paid and still wait for their agent's next row."""
+        return {}
+
+    def try_render(self, env_id: EnvId | None = None) -> Any:
+        """Render one sub-environment, the first by default."""
+        return None
+
+    def stop(self) -> None:
+        """Close every sub-environment; may be called more than once."""
+
+    def to_base_env(
+        self,
+        make_env: Callable[[int], Any] | None = None,
+        num_envs: int = 1,
+        remote_envs: bool = False,
+        remote_env_batch_wait_ms: int = 0,
+        restart_failed_sub_environments: bool = False,
+    ) -> BaseEnv:
+        """Return this environment in table form (itself, unless it returns six dicts)."""
+        from menv.loop.convert import to_base_env
+
+        return to_base_env(self, make_env, num_envs)
+
+
+def spaces_of(env: Any) -> tuple[gym.Space[Any] | None, gym.Space[Any] | None]:
+    """Return the observation and action space that `env` declares, None where it has none."""
+    return getattr(env, "observation_space", None), getattr(env, "action_space", None)

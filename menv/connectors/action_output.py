@@ -1,0 +1,63 @@
+"""What a network answers to what an environment expects: scale, clip, shift, shape.
+
+In this order: NormalizeActions ([-1, 1] to the bounds of a Box), ClipActions (into the bounds),
+then the environment's own form. `menv.loop.cohort` calls it on whole batches; the batch that is
+learned from keeps the network's own actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.errors import ConfigError
+
+Array = npt.NDArray[Any]
+
+
+class ActionOutput:
+    """Turns [R, ...] network actions into R elements of the action space.
+
+    Discrete actions come out as Python ints, the others as read-only arrays.
+    """
+
+    def __init__(self, space: gym.Space[Any], *, normalize: bool = True, clip: bool = False) -> None:
+        """Choose the steps for `space`.
+
+        Args:
+            space: Discrete, MultiDiscrete or a float Box.
+            normalize: Read bounded Box dimensions of an action as [-1, 1] and scale them to the bounds.
+            clip: Clip Box actions into the bounds. Scaled ones are clipped anyhow.
+        """
+        if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.Box):
+            raise ConfigError(
+                f"action space: {type(space).__name__}, expected Discrete, MultiDiscrete or Box; "
+                "wrap the environment so that its actions are one of these"
+            )
+        self.space = space
+        self._start = int(space.start) if isinstance(space, gym.spaces.Discrete) else 0
+        if isinstance(space, gym.spaces.Box):
+            self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
+            finite = np.isfinite(self._low) & np.isfinite(self._high)
+            self._scaled = finite if normalize else np.zeros_like(finite)
+            self._half = np.where(self._scaled, (self._high - np.where(finite, self._low, 0)) / 2, 1).astype(np.float32)
+            self._centre = np.where(self._scaled, np.where(finite, self._low, 0) + self._half, 0).astype(np.float32)
+            clipped = self._scaled | clip
+            self._least = np.where(clipped, self._low, -np.inf).astype(space.dtype)
+            self._most = np.where(clipped, self._high, np.inf).astype(space.dtype)
+
+    def __call__(self, actions: Array) -> Sequence[Any]:
+        """Return R env-ready actions."""
+        if isinstance(self.space, gym.spaces.Discrete):
+            return (actions + self._start if self._start else actions).tolist()  # type: ignore[no-any-return]
+        if isinstance(self.space, gym.spaces.Box):
+            scaled = actions * self._half + self._centre
+            out = np.minimum(np.maximum(scaled, self._least), self._most).reshape(-1, *self.space.shape)
+        else:
+            out = (actions + self.space.start).astype(self.space.dtype, copy=False)
+        out.flags.writeable = False
+        return list(out)

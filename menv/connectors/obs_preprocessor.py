@@ -1,0 +1,193 @@
+"""Raw observations of one space to the flat float32 rows, and the action mask, that a network reads.
+
+One-hot for Discrete and MultiDiscrete, flattening for Box, leaf after leaf for Dict and Tuple. A
+Dict with an `"action_mask"` entry gives the mask apart from the rest. `menv.loop.cohort` calls it on
+whole batches; it knows no agents, policies or episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.errors import ConfigError
+from menv.spaces import Array, OutsideSpaceError, bounds, stack, why_out_of_bounds, why_outside
+
+MASK_KEY = "action_mask"
+
+Rows = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf of a nested space and the columns that it fills.
+
+    Attributes:
+        keys: Keys and indices that lead from the whole observation to the leaf.
+        space: The leaf space.
+        start: First column.
+        width: Number of columns.
+    """
+
+    keys: tuple[Any, ...]
+    space: gym.Space[Any]
+    start: int
+    width: int
+
+    @property
+    def path(self) -> str:
+        """The way to the leaf, as it would be written in Python."""
+        return "obs" + "".join(f"[{key!r}]" for key in self.keys)
+
+
+class ObsPreprocessor:
+    """Turns a batch of observations of `space` into [R, F] float32, and [R, M] bool if it has a mask.
+
+    Attributes:
+        size: F, the number of columns.
+        mask_width: M, 0 without a mask.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.space = space
+        self.leaves: list[Leaf] = []
+        self.mask_leaf: Leaf | None = None
+        self.size = 0
+        self._collect(space, ())
+        self.mask_width = self.mask_leaf.width if self.mask_leaf else 0
+        only = self.leaves[0] if len(self.leaves) == 1 else None
+        # One float32 Box and no dict around it: the stacked bytes are the rows, without another copy.
+        self._plain = only is not None and isinstance(only.space, gym.spaces.Box) and not only.keys
+        self._bounds = self._flat_bounds()
+
+    def _collect(self, space: gym.Space[Any], keys: tuple[Any, ...]) -> None:
+        """Walk the space depth first and note its leaves."""
+        if isinstance(space, gym.spaces.Dict):
+            for name, part in space.spaces.items():
+                if not keys and name == MASK_KEY:
+                    self.mask_leaf = Leaf((name,), part, 0, int(np.prod(part.shape or ())))
+                else:
+                    self._collect(part, (*keys, name))
+            return
+        if isinstance(space, gym.spaces.Tuple):
+            for index, part in enumerate(space.spaces):
+                self._collect(part, (*keys, index))
+            return
+        self.leaves.append(Leaf(keys, space, self.size, _width(space)))
+        self.size += self.leaves[-1].width
+
+    def __call__(self, obs: Sequence[Any] | Array, final: bool = False) -> tuple[Rows, Mask | None]:
+        """Return the rows and the mask of R observations; final ones need no mask.
+
+        Raises:
+            OutsideSpaceError: An observation has the wrong structure, shape or dtype, or a mask
+                allows nothing. Bounds are checked by `why_bad_row`, once for many rows.
+        """
+        if self._plain:
+            rows = stack(obs, self.leaves[0].space)
+            return rows.reshape(len(rows), -1).astype(np.float32, copy=False), None
+        out = np.zeros((len(obs), self.size), np.float32)
+        try:
+            for leaf in self.leaves:
+                values = [_at(element, leaf.keys) for element in obs] if leaf.keys else obs
+                _fill(out[:, leaf.start : leaf.start + leaf.width], values, leaf)
+            mask = self._mask(obs) if self.mask_leaf and not final else None
+        except (KeyError, TypeError, IndexError) as error:
+            raise self._structure_error(obs, error) from error
+        return out, mask
+
+    def _mask(self, obs: Sequence[Any] | Array) -> Mask:
+        """Return [R, M] True where an action is allowed."""
+        assert self.mask_leaf is not None
+        values = [element[MASK_KEY] for element in obs]
+        mask = stack(values, self.mask_leaf.space, self.mask_leaf.path).reshape(len(values), -1) != 0
+        allowed = mask.any(axis=1)
+        if not allowed.all():
+            row = int(np.argmin(allowed))
+            raise OutsideSpaceError(
+                row, f"{self.mask_leaf.path}: allows none of {self.mask_width} actions, expected at least one"
+            )
+        return mask
+
+    def _structure_error(self, obs: Sequence[Any] | Array, error: Exception) -> Exception:
+        """Name the first observation whose dicts or tuples do not follow the space."""
+        for row, element in enumerate(obs):
+            why = why_outside(self.space, element)
+            if why is not None:
+                return OutsideSpaceError(row, why)
+        return error
+
+    def _flat_bounds(self) -> tuple[Rows, Rows] | None:
+        """Return the [F] bounds of all Box columns, None if nothing is bounded or checkable."""
+        low = np.full(self.size, -np.inf, np.float32)
+        high = np.full(self.size, np.inf, np.float32)
+        for leaf in self.leaves:
+            if isinstance(leaf.space, gym.spaces.Box):
+                columns = slice(leaf.start, leaf.start + leaf.width)
+                low[columns], high[columns] = (bound.reshape(-1) for bound in bounds(leaf.space))
+        return low, high
+
+    def why_bad_row(self, rows: Rows) -> tuple[int, str] | None:
+        """Return the first row with a value outside its Box (NaN included) and why, or None."""
+        assert self._bounds is not None
+        low, high = self._bounds
+        # Two reductions over the whole block; only a failure is looked at closely.
+        good = ((rows >= low) & (rows <= high)).all()
+        if good:
+            return None
+        row = int(np.argwhere(~((rows >= low) & (rows <= high)))[0][0])
+        for leaf in self.leaves:
+            columns = slice(leaf.start, leaf.start + leaf.width)
+            shape = leaf.space.shape if isinstance(leaf.space, gym.spaces.Box) else (leaf.width,)
+            value, least, most = (part[columns].reshape(shape) for part in (rows[row], low, high))
+            why = why_out_of_bounds(value, least, most, leaf.path)
+            if why is not None:
+                return row, why
+        return row, "outside its space"
+
+
+def _width(space: gym.Space[Any]) -> int:
+    """Return the number of columns that one element of a leaf space fills."""
+    if isinstance(space, gym.spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    if isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+        return int(np.prod(space.shape))
+    raise ConfigError(
+        f"observation space: {type(space).__name__} cannot be flattened, expected Box, Discrete, MultiDiscrete, "
+        "MultiBinary, or Dict and Tuple of these; change the space or wrap the environment"
+    )
+
+
+def _at(element: Any, keys: tuple[Any, ...]) -> Any:
+    """Follow `keys` into a nested observation."""
+    for key in keys:
+        element = element[key]
+    return element
+
+
+def _fill(out: Rows, values: Sequence[Any] | Array, leaf: Leaf) -> None:
+    """Write the columns of one leaf."""
+    space = leaf.space
+    stacked = stack(values, space, leaf.path)
+    rows = np.arange(len(stacked))
+    if isinstance(space, gym.spaces.Discrete):
+        out[rows, stacked - space.start] = 1.0
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        digits = stacked.reshape(len(stacked), -1) - space.start.reshape(-1)
+        sizes = space.nvec.reshape(-1)
+        bad = (digits < 0) | (digits >= sizes)
+        if bad.any():
+            row = int(np.argwhere(bad)[0][0])
+            raise OutsideSpaceError(row, why_outside(space, stacked[row], leaf.path) or "outside its space")
+        offsets = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        out[rows[:, None], digits + offsets] = 1.0
+    else:
+        out[:] = stacked.reshape(len(stacked), -1)

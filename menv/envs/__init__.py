@@ -1,0 +1,45 @@
+"""Small environments that come with menv, for examples, tests and measurements.
+
+Each name is imported when it is asked for, so that a light import of the package stays light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from menv.envs.independent_copies import make_multi_agent
+    from menv.envs.null import NullEnv
+    from menv.envs.rock_paper_scissors import RockPaperScissors
+    from menv.envs.tictactoe import TicTacToe
+    from menv.envs.traffic import MultiAgentTrafficEnv
+    from menv.envs.two_step_game import TwoStepGame
+
+__all__ = [
+    "MultiAgentTrafficEnv",
+    "NullEnv",
+    "RockPaperScissors",
+    "TicTacToe",
+    "TwoStepGame",
+    "make_multi_agent",
+]
+
+_HOMES = {
+    "MultiAgentTrafficEnv": "traffic",
+    "NullEnv": "null",
+    "RockPaperScissors": "rock_paper_scissors",
+    "TicTacToe": "tictactoe",
+    "TwoStepGame": "two_step_game",
+    "make_multi_agent": "independent_copies",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

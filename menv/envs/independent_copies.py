@@ -1,0 +1,170 @@
+"""Copies of a single-agent environment, side by side, as one environment of many agents.
+
+`make_multi_agent` is for users, examples and benchmarks. Nothing here knows policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import gymnasium as gym
+
+from menv.base_env import ALL, AgentId, BaseEnv
+from menv.env_context import EnvContext
+from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.registry import resolve_env
+
+
+class IndependentCopies(MultiAgentEnv):
+    """Several copies of a single-agent environment, one per agent, that share nothing but time.
+
+    `make_multi_agent` makes the subclasses that know what to copy. Agents are called 0, 1, ...; each
+    is observed until its own copy ends. An agent that is left out of `action_dict` stands still and is
+    not observed. The episode ends with its last agent: truncated if anyone who ended on that step
+    was, terminated otherwise. `render` shows the copy of agent 0.
+
+    Args:
+        config: `"num_agents"` (default 1) and the settings of the copies. It is not changed; each copy
+            gets an `EnvContext` of its own that holds everything but `"num_agents"`.
+
+    Raises:
+        ConfigError: `"num_agents"` is not a positive integer.
+        ContractError: The copies are no single-agent environments.
+    """
+
+    original: ClassVar[Any] = None
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        make_copy = resolve_env(type(self).original)
+        self.envs: list[gym.Env[Any, Any]] = [make_copy(context) for context in _contexts(config)]
+        for env in self.envs:
+            _check_single_agent(env)
+        self.possible_agents = list(range(len(self.envs)))
+        self.observation_spaces = {agent_id: env.observation_space for agent_id, env in enumerate(self.envs)}
+        self.action_spaces = {agent_id: env.action_space for agent_id, env in enumerate(self.envs)}
+        self.observation_space = self.envs[0].observation_space
+        self.action_space = self.envs[0].action_space
+        self._steps: dict[AgentId, Callable[[Any], Any]] = {}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[AgentDict, AgentDict]:
+        """Reset all copies, each with a seed of its own; agent 0 gets `seed` itself."""
+        obs: AgentDict = {}
+        infos: AgentDict = {}
+        for agent_id, env in enumerate(self.envs):
+            copy_seed = None if seed is None else _seed_of_copy(seed, agent_id)
+            obs[agent_id], infos[agent_id] = env.reset(seed=copy_seed, options=options)
+        self._steps = {agent_id: env.step for agent_id, env in enumerate(self.envs)}
+        self.agents = list(self._steps)
+        return obs, infos
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        """Step the copies of the agents in `action_dict`.
+
+        Raises:
+            CallOrderError: The episode has ended, or never began.
+            ContractError: An agent is unknown, or has ended; a copy has the old 4-tuple `step`.
+        """
+        steps = self._steps
+        if not steps:
+            raise CallOrderError(
+                f"{type(self).__name__}.step: no agent is alive, expected a running episode; call reset first"
+            )
+        obs: AgentDict = {}
+        rewards: AgentDict = {}
+        terminateds: AgentDict = {}
+        truncateds: AgentDict = {}
+        infos: AgentDict = {}
+        last_truncated = False
+        for agent_id, action in action_dict.items():
+            if agent_id not in steps:
+                raise ContractError(self._cannot_act(agent_id))
+            outcome = steps[agent_id](action)
+            if len(outcome) != 5:
+                raise ContractError(_old_step(type(self).__name__, agent_id, len(outcome)))
+            obs[agent_id], rewards[agent_id], terminated, truncated, infos[agent_id] = outcome
+            terminateds[agent_id] = terminated
+            truncateds[agent_id] = truncated
+            if terminated or truncated:
+                del steps[agent_id]
+                self.agents = list(steps)
+                last_truncated = last_truncated or bool(truncated)
+        terminateds[ALL] = not steps and not last_truncated
+        truncateds[ALL] = not steps and last_truncated
+        return obs, rewards, terminateds, truncateds, infos
+
+    def render(self) -> Any:
+        """Return the picture of agent 0's copy."""
+        return self.envs[0].render()
+
+    def close(self) -> None:
+        """Close all copies."""
+        for env in self.envs:
+            env.close()
+
+    def _cannot_act(self, agent_id: AgentId) -> str:
+        state = "has ended" if agent_id in self.possible_agents else "is unknown"
+        alive = ", ".join(repr(one) for one in self._steps)
+        return (
+            f"{type(self).__name__}.step: agent {agent_id!r} {state}, expected actions for {alive} only; "
+            "answer the agents that the last obs named"
+        )
+
+
+def make_multi_agent(name_or_creator: Any) -> type[IndependentCopies]:
+    """Return a class of multi-agent environments made of copies of a single-agent one.
+
+    Args:
+        name_or_creator: What `register_env` knows, a gymnasium id, a class, or a callable that takes an
+            `EnvContext`; it is looked up when an instance is made.
+
+    Returns:
+        A subclass of `MultiAgentEnv` to be made with a config dict, e.g. `{"num_agents": 4}`.
+    """
+    label = getattr(name_or_creator, "__name__", str(name_or_creator))
+    # A plain function put on a class would turn into a method.
+    original = staticmethod(name_or_creator) if callable(name_or_creator) else name_or_creator
+    return type(f"Copies[{label}]", (IndependentCopies,), {"original": original})
+
+
+def _contexts(config: Mapping[str, Any] | None) -> list[EnvContext]:
+    settings = dict(config or {})
+    num_agents = settings.pop("num_agents", 1)
+    if not isinstance(num_agents, int) or num_agents < 1:
+        raise ConfigError(
+            f'make_multi_agent: config["num_agents"] is {num_agents!r}, expected an integer of 1 or more; '
+            "say how many copies there shall be"
+        )
+    place = config if isinstance(config, EnvContext) else EnvContext()
+    return [place.copy_with_overrides(env_config=settings) for _ in range(num_agents)]
+
+
+def _seed_of_copy(seed: int, agent_id: int) -> int:
+    """Return `seed` for agent 0, and for the others seeds that differ within and between episodes."""
+    if agent_id == 0:
+        return seed
+    # The finaliser of splitmix64: neighbouring seeds, as sub-environments have, end far apart.
+    bits = (seed + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    bits ^= bits >> 31
+    # Many simulators take seeds of 31 bits only.
+    return (bits + agent_id) & 0x7FFFFFFF
+
+
+def _check_single_agent(env: Any) -> None:
+    if isinstance(env, MultiAgentEnv | BaseEnv) or not hasattr(env, "action_space"):
+        raise ContractError(
+            f"make_multi_agent: the creator made a {type(env).__name__}, expected a gymnasium.Env "
+            "with one agent; use an environment of many agents as it is"
+        )
+
+
+def _old_step(name: str, agent_id: AgentId, length: int) -> str:
+    return (
+        f"{name}.step: the copy of agent {agent_id!r} returned {length} values, expected 5 (obs, reward, "
+        "terminated, truncated, info); split the old `done` into terminated and truncated"
+    )

@@ -1,0 +1,104 @@
+"""One episode of one sub-environment, as mapping functions and callbacks see it.
+
+`menv.loop.sampler` creates and fills it. It knows ids, rewards and lengths, no observations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from menv import draws
+from menv.base_env import AgentId, EnvId
+from menv.errors import ConfigError
+
+
+class Episode:
+    """What happened so far, and who answers for whom.
+
+    Attributes:
+        episode_id: An integer, random but repeatable under a seed.
+        env_id: The sub-environment.
+        length: Env steps; known when the episode has ended.
+        agent_rewards: Return of each `(agent_id, policy_id)`; complete when the episode has ended.
+        unclaimed_rewards: Rewards that no action can own; they count in `total_reward`.
+        custom_metrics: Numbers of yours; they reach the results as `<name>_mean/min/max`.
+        user_data: Anything of yours.
+        hist_data: Lists of yours; they reach the results under `hist_stats`.
+    """
+
+    __slots__ = (
+        "_numbers",
+        "_policies",
+        "_rng",
+        "agent_rewards",
+        "custom_metrics",
+        "env_id",
+        "episode_id",
+        "hist_data",
+        "length",
+        "unclaimed_rewards",
+        "user_data",
+    )
+
+    def __init__(self, episode_id: int, env_id: EnvId) -> None:
+        """Begin an episode without agents."""
+        self.episode_id = episode_id
+        self.env_id = env_id
+        self.length = 0
+        self.agent_rewards: dict[tuple[AgentId, str], float] = {}
+        self.unclaimed_rewards = 0.0
+        self.custom_metrics: dict[str, float] = {}
+        self.user_data: dict[str, Any] = {}
+        self.hist_data: dict[str, list[float]] = {}
+        self._policies: dict[AgentId, str] = {}
+        self._numbers: dict[AgentId, int] = {}
+        self._rng: np.random.Generator | None = None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """A generator for mappings that draw lots; it depends on the seed and the episode alone."""
+        if self._rng is None:
+            self._rng = np.random.default_rng(draws.key(self.episode_id, draws.MAPPING))
+        return self._rng
+
+    @property
+    def total_reward(self) -> float:
+        """Sum of the rewards of all agents."""
+        return sum(self.agent_rewards.values()) + self.unclaimed_rewards
+
+    def get_agents(self) -> list[AgentId]:
+        """Return the agents seen so far, in order of appearance."""
+        return list(self._policies)
+
+    def policy_for(self, agent_id: AgentId) -> str:
+        """Return the id of the policy that answers for an agent.
+
+        Raises:
+            ConfigError: The agent has not appeared in this episode.
+        """
+        if agent_id not in self._policies:
+            raise ConfigError(
+                f"episode {self.episode_id}: agent {agent_id!r} has not appeared, expected one of "
+                f"{sorted(map(repr, self._policies))[:16]}; ask after its first observation"
+            )
+        return self._policies[agent_id]
+
+    def known_policy(self, agent_id: AgentId) -> str | None:
+        """Return the policy of an agent, None if it has not appeared yet."""
+        return self._policies.get(agent_id)
+
+    def number_of(self, agent_id: AgentId) -> int:
+        """Return the agent's number, in order of appearance."""
+        return self._numbers[agent_id]
+
+    def bind(self, agent_id: AgentId, policy_id: str) -> None:
+        """Bind an agent to a policy until the episode ends."""
+        self._numbers[agent_id] = len(self._policies)
+        self._policies[agent_id] = policy_id
+
+    def credit(self, agent_id: AgentId, reward: float) -> None:
+        """Add what an agent earned in a life that ended."""
+        key = (agent_id, self._policies[agent_id])
+        self.agent_rewards[key] = self.agent_rewards.get(key, 0.0) + reward

@@ -1,0 +1,35 @@
+"""Every error that menv raises on purpose, one class per thing a caller can do next.
+
+A message reads `<where>: <what was wrong, with values>, expected <rule>; <what to do next>`
+and never holds a whole observation, batch or set of weights.
+"""
+
+from __future__ import annotations
+
+
+class MenvError(Exception):
+    """Base of all errors that menv raises itself."""
+
+
+class ContractError(MenvError):
+    """An environment or a policy broke its interface; mend that class."""
+
+
+class ConfigError(MenvError, ValueError):
+    """A setting is wrong; mend the call or the config."""
+
+
+class UnknownNameError(ConfigError):
+    """A name is not known here; register it, or use one of the near names listed."""
+
+
+class EnvCrashError(MenvError):
+    """The environment's own code raised; its exception and traceback are `__cause__`."""
+
+
+class CallOrderError(MenvError, RuntimeError):
+    """Methods were called in an order that cannot work; the message says which comes first."""
+
+
+class MissingExtraError(MenvError, ImportError):
+    """An optional package is not installed; the message holds the command that installs it."""

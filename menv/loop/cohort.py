@@ -1,0 +1,252 @@
+"""A cohort: the policies that answer together, because they share one architecture.
+
+All rows of a cohort go through one preprocessor, one ledger and, as a rule, one forward pass. A
+`NetCohort` asks an acting back-end; an `OwnCohort` asks the `Policy` objects that a user wrote.
+`menv.loop.sampler` calls both in the same way. Neither knows environments or learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv import draws
+from menv.acting.backend import ActingBackend
+from menv.batch import Column, SampleBatch
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.errors import ConfigError, ContractError
+from menv.ledger import Ledger, Rows, Trajectory
+from menv.policy import Policy, RowDraws
+from menv.spaces import OutsideSpaceError
+
+# Env steps whose random numbers are drawn at once while the same agents wait.
+_AHEAD = 64
+
+
+@dataclass(slots=True)
+class Block:
+    """Rows of one cohort that wait together, and what was looked up for them.
+
+    Attributes:
+        slots: [R].
+        which: [R] policy index, or one index for all.
+        env_indices: [R].
+        keys: [R] keys of the random draws.
+        rows: Where they are in the cohort's ledger.
+        raw: R raw observations, for policies that read them.
+        places: [R] their places among all rows of the poll; None means all, in order.
+    """
+
+    slots: Column
+    which: Column | int
+    env_indices: Column
+    keys: draws.Keys
+    rows: Rows
+    raw: Any = None
+    places: Column | None = None
+
+
+class Cohort:
+    """Policies that answer together.
+
+    Attributes:
+        policy_ids: Their ids, by index.
+        ledger: What they experienced.
+    """
+
+    def __init__(
+        self,
+        policy_ids: Sequence[str],
+        observation_space: gym.Space[Any],
+        action_shape: tuple[int, ...],
+        action_dtype: npt.DTypeLike,
+    ) -> None:
+        """Prepare the ledger for rows of these spaces."""
+        self.policy_ids = list(policy_ids)
+        self.observation_space = observation_space
+        self.preprocess = self._preprocessor(observation_space)
+        size, width = (self.preprocess.size, self.preprocess.mask_width) if self.preprocess else (0, 0)
+        self.ledger = Ledger(size, width, action_shape, action_dtype)
+
+    def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
+        """Return what turns observations into rows."""
+        return ObsPreprocessor(space)
+
+    def write(self, slots: Column, obs: Any, rewards: Column) -> Rows:
+        """Write down that agents wait.
+
+        Raises:
+            OutsideSpaceError: An observation is outside the space, or a mask allows nothing.
+        """
+        if self.preprocess is None:
+            return self.ledger.add(slots, np.zeros((len(slots), 0), np.float32), None, rewards)
+        rows, mask = self.preprocess(obs)
+        return self.ledger.add(slots, rows, mask, rewards)
+
+    def answer(self, block: Block, steps: Column, explore: bool, episodes: Sequence[Any]) -> Sequence[Any]:
+        """Decide for the rows of a block and write the actions down.
+
+        Args:
+            block: Whose turn it is.
+            steps: [R] env steps since the start of each row's sub-environment.
+            explore: False asks for the most likely actions.
+            episodes: R episodes, for policies that read them.
+
+        Returns:
+            R env-ready actions.
+        """
+        raise NotImplementedError
+
+    def close(self) -> dict[str, SampleBatch]:
+        """Close the fragment and return the batch of each policy that has rows.
+
+        Raises:
+            ContractError: A value lay outside its Box; named with agent and step.
+        """
+        if self.preprocess is not None:
+            bad = self.preprocess.why_bad_row(self.ledger.obs[: self.ledger.rows])
+            if bad is not None:
+                trajectory, t = self.ledger.locate(bad[0])
+                raise outside(trajectory.env_index, trajectory.agent_id, f"agent step {t}", bad[1])
+        batches = self.ledger.close(self._finals)
+        return {self.policy_ids[index]: batch for index, batch in batches.items()}
+
+    def _finals(self, finals: list[Any], trajectories: list[Trajectory]) -> npt.NDArray[np.float32]:
+        """Return the rows of final observations."""
+        if self.preprocess is None:
+            return np.zeros((len(finals), 0), np.float32)
+        try:
+            rows = self.preprocess(finals, final=True)[0]
+        except OutsideSpaceError as error:
+            trajectory = trajectories[error.row]
+            raise outside(trajectory.env_index, trajectory.agent_id, "final observation", error.why) from error
+        bad = self.preprocess.why_bad_row(rows)
+        if bad is not None:
+            trajectory = trajectories[bad[0]]
+            raise outside(trajectory.env_index, trajectory.agent_id, "final observation", bad[1])
+        return rows
+
+
+class NetCohort(Cohort):
+    """Policies of one network architecture, run by an acting back-end."""
+
+    def __init__(
+        self,
+        policy_ids: Sequence[str],
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        backend: ActingBackend,
+        output: ActionOutput,
+    ) -> None:
+        """Put a preprocessor before and `output` behind `backend`."""
+        head = backend.head
+        super().__init__(policy_ids, observation_space, head.action_shape, head.action_dtype)
+        self.action_space = action_space
+        self.backend = backend
+        self.output = output
+        self._draw = draws.uniforms if head.noise == "uniform" else draws.normals
+        self._noise_width = head.noise_width
+        # Numbers drawn ahead for the rows that waited last: (keys, steps of the first, [64, R, width]).
+        self._ahead: tuple[Any, Column, Column] | None = None
+
+    def answer(self, block: Block, steps: Column, explore: bool, episodes: Sequence[Any]) -> Sequence[Any]:
+        """Run the networks; see `Cohort.answer`."""
+        ledger = self.ledger
+        obs = ledger.obs[block.rows]
+        masks = ledger.masks
+        mask = None if masks is None else masks[block.rows]
+        if explore:
+            actions = self.backend.act(obs, mask, self._noise(block.keys, steps), block.which)
+        else:
+            actions = self.backend.greedy(obs, mask, block.which)
+        ledger.answer(block.rows, actions)
+        return self.output(actions)
+
+    def _noise(self, keys: draws.Keys, steps: Column) -> npt.NDArray[np.float32]:
+        """Return [R, width] draws; drawn ahead while the same rows wait at every env step."""
+        if self._ahead is not None and self._ahead[0] is keys:
+            _, first, block = self._ahead
+            ahead = int(steps[0] - first[0])
+            if 0 <= ahead < len(block) and (steps - first == ahead).all():
+                noise: npt.NDArray[np.float32] = block[ahead]
+                return noise
+            self._ahead = (keys, steps.copy(), self._draw_ahead(keys, steps, _AHEAD))
+            first_noise: npt.NDArray[np.float32] = self._ahead[2][0]
+            return first_noise
+        # Only rows that wait a second time are worth drawing ahead for.
+        self._ahead = (keys, steps - 1, np.empty((0, 0, 0), np.float32))
+        return self.draw(keys, steps)
+
+    def draw(self, keys: draws.Keys, steps: Column) -> npt.NDArray[np.float32]:
+        """Return [R, width] random numbers of the kind that the back-end's head needs."""
+        return self._draw(keys, steps, self._noise_width)
+
+    def _draw_ahead(self, keys: draws.Keys, steps: Column, count: int) -> Column:
+        """Return [count, R, width] draws for this env step and the following ones."""
+        return self._draw(keys[None, :], steps[None, :] + np.arange(count)[:, None], self._noise_width)
+
+
+class OwnCohort(Cohort):
+    """Policies that a user wrote, each asked for its own rows; they get raw observations."""
+
+    def __init__(
+        self, policy_ids: Sequence[str], policies: Sequence[Policy], observation_space: gym.Space[Any], action_space: Any
+    ) -> None:
+        """Keep the policies, by index."""
+        plain = isinstance(action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete)
+        shape = tuple(action_space.shape) if plain else ()
+        super().__init__(policy_ids, observation_space, shape, action_space.dtype if plain else object)
+        self.policies = list(policies)
+        self.action_space = action_space
+        self._plain = plain
+
+    def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
+        """Return a preprocessor for the batch's obs column, None where the space cannot be flattened."""
+        try:
+            return ObsPreprocessor(space)
+        except ConfigError:
+            return None
+
+    def answer(self, block: Block, steps: Column, explore: bool, episodes: Sequence[Any]) -> Sequence[Any]:
+        """Ask each policy for its rows; see `Cohort.answer`."""
+        count = len(block.slots)
+        if isinstance(block.which, int):
+            groups = [(block.which, np.arange(count))]
+        else:
+            groups = [(int(index), np.flatnonzero(block.which == index)) for index in np.unique(block.which)]
+        answers: list[Any] = [None] * count
+        for index, places in groups:
+            row_draws = RowDraws(block.keys[places], steps[places])
+            shown = [block.raw[place] for place in places]
+            chosen = self.policies[index].answer(shown, row_draws, explore, [episodes[place] for place in places])
+            if len(chosen) != len(places):
+                raise ContractError(
+                    f"policy {self.policy_ids[index]!r}: answered {len(chosen)} of {len(places)} observations, expected "
+                    "one action each; return as many actions as observations"
+                )
+            for place, action in zip(places, chosen, strict=True):
+                answers[place] = action
+        self.ledger.answer(block.rows, self._as_column(answers))
+        return answers
+
+    def _as_column(self, answers: list[Any]) -> Column:
+        """Return the actions as one array."""
+        if self._plain:
+            return np.array(answers)
+        column = np.empty(len(answers), object)
+        column[:] = answers
+        return column
+
+
+def outside(env_index: Any, agent_id: Any, when: str, why: str) -> ContractError:
+    """Return the error for an observation outside its space."""
+    return ContractError(
+        f"env {env_index}, agent {agent_id!r}, {when}: {why}; mend the environment's observation or its "
+        "observation_space"
+    )

@@ -1,0 +1,51 @@
+"""One table: which kind of environment is turned into a `BaseEnv` by which adapter.
+
+The classic methods `env.to_base_env(...)` and `menv.loop.sampler` end here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+
+from menv.adapters.custom import CustomEnvs
+from menv.adapters.gym import GymEnvs
+from menv.adapters.multi_agent import MultiAgentEnvs
+from menv.base_env import BaseEnv
+from menv.errors import ConfigError
+from menv.multi_agent_env import MultiAgentEnv
+
+
+def to_base_env(
+    env: Any,
+    make_env: Callable[[int], Any] | None = None,
+    num_envs: int = 1,
+    *,
+    seed: int | None = None,
+    first_index: int = 0,
+) -> BaseEnv:
+    """Return `env` and its copies as one `BaseEnv`.
+
+    Args:
+        env: A BaseEnv, MultiAgentEnv or gymnasium.Env; it becomes sub-environment 0.
+        make_env: Creates sub-environment number `vector_index`, for the others.
+        num_envs: How many sub-environments there shall be.
+        seed: Gives every reset its own seed; None leaves the environments alone.
+        first_index: Index of sub-environment 0 among those of all workers.
+
+    Raises:
+        ConfigError: `env` is of another kind, or `make_env` is missing.
+    """
+    if isinstance(env, BaseEnv):
+        return env if env.returns_table else CustomEnvs(env)
+    # A class may be both; its agents are lost if it is taken for a single-agent one.
+    if isinstance(env, MultiAgentEnv):
+        return MultiAgentEnvs(make_env, num_envs, [env], seed=seed, first_index=first_index)
+    if isinstance(env, gym.Env):
+        return GymEnvs(make_env, num_envs, [env], seed=seed, first_index=first_index)
+    raise ConfigError(
+        f"to_base_env: cannot use {type(env).__name__} as an environment, expected a gymnasium.Env, "
+        "a menv.MultiAgentEnv or a menv.BaseEnv; subclass one of them or wrap the object in one"
+    )

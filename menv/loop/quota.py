@@ -1,0 +1,83 @@
+"""When a fragment is full, sub-environment by sub-environment.
+
+`menv.loop.sampler` asks it before every round of answers. Whole env steps are counted, or answered
+rows; episodes may be cut or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.base_env import EpisodeEnd
+
+Column = npt.NDArray[Any]
+Flags = npt.NDArray[np.bool_]
+
+
+class Quota:
+    """Each sub-environment's share of a fragment.
+
+    Args:
+        length: Steps a sub-environment.
+        batch_mode: "truncate_episodes" stops there, "complete_episodes" at the next episode end.
+        count_steps_by: "env_steps" or "agent_steps" (answered rows; checked after each env step).
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes",
+        count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps",
+    ) -> None:
+        self.length = length
+        self._complete = batch_mode == "complete_episodes"
+        self._by_rows = count_steps_by == "agent_steps"
+        self._target: Column = np.zeros(0, np.int64)
+        self._rows: Column = np.zeros(0, np.int64)
+        self._boundary: Flags = np.zeros(0, np.bool_)
+
+    def begin(self, env_steps: Column) -> None:
+        """Begin a fragment at these env step counts [E]."""
+        self._target = env_steps + self.length
+        self._rows = np.zeros(len(env_steps), np.int64)
+        self._boundary = np.ones(len(env_steps), np.bool_)
+
+    def count(self, env_indices: Column) -> None:
+        """Count answered rows [R] of these sub-environments."""
+        if self._by_rows:
+            self._rows += np.bincount(env_indices, minlength=len(self._rows))
+        if self._complete:
+            self._boundary[env_indices] = False
+
+    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Note that episodes ended; their sub-environments stand at a boundary until answered."""
+        if self._complete:
+            for end in ends:
+                self._boundary[end.env_index] = True
+
+    def _done(self, env_steps: Column) -> Flags:
+        """Return [E] True where a sub-environment's share is full."""
+        if len(env_steps) != len(self._target):
+            self._widen(env_steps)
+        done: Flags = self._rows >= self.length if self._by_rows else env_steps >= self._target
+        return done & self._boundary if self._complete else done
+
+    def closed(self, env_steps: Column) -> Flags | None:
+        """Return [E] True where a share is full, None if there is no such sub-environment."""
+        done = self._done(env_steps)
+        return done if done.any() else None
+
+    def full(self, env_steps: Column) -> bool:
+        """Return whether every sub-environment's share is full."""
+        return len(env_steps) > 0 and bool(self._done(env_steps).all())
+
+    def _widen(self, env_steps: Column) -> None:
+        """Make room for sub-environments that appeared during the fragment."""
+        more = len(env_steps) - len(self._target)
+        self._target = np.concatenate((self._target, np.full(more, self.length)))
+        self._rows = np.concatenate((self._rows, np.zeros(more, np.int64)))
+        self._boundary = np.concatenate((self._boundary, np.ones(more, np.bool_)))

@@ -1,0 +1,74 @@
+"""Arrays by slot: which cohort and policy answer, whose sub-environment it is, what was earned.
+
+Only `menv.loop.sampler` writes it. Looking up R rows is one fancy index a column; rows that wait
+again and again cost nothing, because their look-ups are cached by the identity of the slots array.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.draws import Keys
+
+Column = npt.NDArray[Any]
+
+
+class Seat(NamedTuple):
+    """What is looked up for a slot.
+
+    Attributes:
+        cohort: Index of the cohort.
+        policy: Index of the policy in its cohort.
+        env_index: Index of the sub-environment.
+        key: Key of the agent's random draws.
+    """
+
+    cohort: int
+    policy: int
+    env_index: int
+    key: int
+
+
+class SlotTable:
+    """The seats and the running returns.
+
+    Attributes:
+        version: Grows whenever a seat changes; look-ups of an older version are stale.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.cohorts: npt.NDArray[np.int64] = np.zeros(64, np.int64)
+        self.policies: npt.NDArray[np.int64] = np.zeros(64, np.int64)
+        self.env_indices: npt.NDArray[np.int64] = np.zeros(64, np.int64)
+        self.keys: Keys = np.zeros(64, np.uint64)
+        self.returns: npt.NDArray[np.float64] = np.zeros(64, np.float64)
+        self._seats: list[Seat | None] = [None] * 64
+
+    def seat(self, slot: int) -> Seat:
+        """Return what stands for a slot that is in use."""
+        seat = self._seats[slot]
+        assert seat is not None
+        return seat
+
+    def sit(self, slot: int, seat: Seat) -> None:
+        """Begin a life on a slot; its return starts at 0."""
+        while slot >= len(self._seats):
+            self._grow()
+        self.returns[slot] = 0.0
+        if self._seats[slot] == seat:
+            return
+        self.version += 1
+        self._seats[slot] = seat
+        self.cohorts[slot], self.policies[slot], self.env_indices[slot] = seat[:3]
+        self.keys[slot] = seat.key
+
+    def _grow(self) -> None:
+        """Double the number of slots."""
+        self._seats.extend([None] * len(self._seats))
+        for name in ("cohorts", "policies", "env_indices", "keys", "returns"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate((column, np.zeros_like(column))))

@@ -1,0 +1,238 @@
+"""What a user writes for many agents: one world, dicts keyed by agent id.
+
+`menv.adapters.multi_agent` turns copies of a `MultiAgentEnv` into rows, `menv.envs` and
+`menv.wrappers` hold subclasses. Nothing here knows policies, batches or the sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Self, TypeAlias
+
+import gymnasium as gym
+
+from menv.base_env import AgentId, BaseEnv
+from menv.errors import ContractError
+
+AgentDict: TypeAlias = dict[Any, Any]
+"""`{agent_id: value}`; ids and values are the environment's own."""
+StepDicts: TypeAlias = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
+
+
+class MultiAgentEnv:
+    """An environment in which several agents act, at once, in turns, or in any mixture.
+
+    Write `reset` and `step`, name the agents, declare the spaces. The contract:
+
+    - Whoever is in `obs` must act next, unless its flag (or `"__all__"`) is set: then the
+      observation is its last one. Nobody else is asked. An empty `obs` is followed by `step({})`.
+    - `rewards` may name any agent at any step; they add up until that agent is asked again or ends.
+    - `terminateds` and `truncateds` hold a flag per agent (a missing one is False) and always
+      `"__all__"`, which ends the episode for everybody.
+    - Agents may appear late, pause, die early, and return; a return is a new life with a trajectory
+      of its own.
+    - `infos` names agents of `obs` only, or `"__common__"`.
+
+    Spaces are declared in one of three ways: a dict per agent (`observation_spaces`), a
+    `gymnasium.spaces.Dict` keyed by agent id (`observation_space`), or one space that all agents
+    share (`observation_space`). The same goes for actions.
+
+    Every instance has its own `possible_agents` and `agents`, also if the subclass declares them on
+    the class or never calls `super().__init__()`. It is no `gymnasium.Env`.
+
+    Attributes:
+        possible_agents: All agents that may ever appear.
+        agents: The agents that are alive now.
+        observation_spaces: Spaces by agent id, or None.
+        action_spaces: Spaces by agent id, or None.
+        observation_space: One space for all agents, a Dict space keyed by agent id, or None.
+        action_space: Likewise.
+        metadata: `"render_modes"` and whatever else describes the environment.
+        render_mode: What `render` returns.
+    """
+
+    possible_agents: list[Any]
+    agents: list[Any]
+    observation_spaces: Mapping[Any, gym.Space[Any]] | None = None
+    action_spaces: Mapping[Any, gym.Space[Any]] | None = None
+    observation_space: gym.Space[Any] | None = None
+    action_space: gym.Space[Any] | None = None
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    render_mode: str | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Give the instance lists of its own, before any `__init__` of a subclass runs."""
+        env = super().__new__(cls)
+        for name in ("possible_agents", "agents"):
+            declared = getattr(cls, name, ())
+            # Anything else, such as a property, is the subclass's own way of answering.
+            if isinstance(declared, list | tuple | set | frozenset):
+                setattr(env, name, list(declared))
+        return env
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[AgentDict, AgentDict]:
+        """Start a new episode.
+
+        Args:
+            seed: Makes the episode reproducible; None leaves the randomness alone.
+            options: Whatever the environment understands.
+
+        Returns:
+            `(obs, infos)`, both keyed by agent id; `obs` holds those that act first.
+        """
+        raise ContractError(_not_written(self, "reset", "(obs, infos)"))
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        """Let the agents act that the last `obs` asked.
+
+        Args:
+            action_dict: One action for each of them; empty if nobody was asked.
+
+        Returns:
+            `(obs, rewards, terminateds, truncateds, infos)`, each keyed by agent id.
+        """
+        raise ContractError(_not_written(self, "step", "(obs, rewards, terminateds, truncateds, infos)"))
+
+    def render(self) -> Any:
+        """Return a picture of the present state in the form that `render_mode` names."""
+        return None
+
+    def close(self) -> None:
+        """Free what the environment holds; may be called more than once."""
+
+    @property
+    def num_agents(self) -> int:
+        """How many agents are alive now, or the number that the subclass has set."""
+        return int(self.__dict__.get("num_agents", len(self.agents)))
+
+    @num_agents.setter
+    def num_agents(self, value: int) -> None:
+        self.__dict__["num_agents"] = value
+
+    @property
+    def max_num_agents(self) -> int:
+        """How many agents may ever appear."""
+        return len(self.possible_agents)
+
+    def get_agent_ids(self) -> set[AgentId]:
+        """Return all agents that are known: possible, alive, or with a space of their own."""
+        return set(_known_agents(self))
+
+    def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
+        """Return the observation space of one agent.
+
+        `observation_spaces` decides if it is set; then a Dict `observation_space` that holds the
+        agent id; then `observation_space` as the one that all agents share.
+
+        Raises:
+            ContractError: No space is declared for this agent.
+        """
+        return _space_of(self, "observation", agent_id)
+
+    def get_action_space(self, agent_id: AgentId) -> gym.Space[Any]:
+        """Return the action space of one agent; found like its observation space.
+
+        Raises:
+            ContractError: No space is declared for this agent.
+        """
+        return _space_of(self, "action", agent_id)
+
+    def observation_space_contains(self, x: Mapping[AgentId, Any]) -> bool:
+        """Tell whether every observation of `{agent_id: obs}` is in its agent's space."""
+        return _all_contained(self.get_observation_space, x)
+
+    def action_space_contains(self, x: Mapping[AgentId, Any]) -> bool:
+        """Tell whether every action of `{agent_id: action}` is in its agent's space."""
+        return _all_contained(self.get_action_space, x)
+
+    def observation_space_sample(self, agent_ids: Iterable[AgentId] | None = None) -> AgentDict:
+        """Return a random observation for each of `agent_ids`, by default for all known agents."""
+        ids = _known_agents(self) if agent_ids is None else agent_ids
+        return {agent_id: self.get_observation_space(agent_id).sample() for agent_id in ids}
+
+    def action_space_sample(self, agent_ids: Iterable[AgentId] | None = None) -> AgentDict:
+        """Return a random action for each of `agent_ids`, by default for all known agents."""
+        ids = _known_agents(self) if agent_ids is None else agent_ids
+        return {agent_id: self.get_action_space(agent_id).sample() for agent_id in ids}
+
+    def to_base_env(
+        self,
+        make_env: Callable[[int], Any] | None = None,
+        num_envs: int = 1,
+        remote_envs: bool = False,
+        remote_env_batch_wait_ms: int = 0,
+        restart_failed_sub_environments: bool = False,
+    ) -> BaseEnv:
+        """Return this environment and `num_envs - 1` more of its kind as one `BaseEnv`.
+
+        Args:
+            make_env: Makes the sub-environment of a given index; this one has index 0.
+            num_envs: Sub-environments in all.
+            remote_envs: Not read here.
+            remote_env_batch_wait_ms: Not read here.
+            restart_failed_sub_environments: Not read here.
+        """
+        from menv.loop.convert import to_base_env
+
+        return to_base_env(self, make_env, num_envs)
+
+
+def _not_written(env: MultiAgentEnv, method: str, returned: str) -> str:
+    name = type(env).__name__
+    return (
+        f"{name}.{method}: the method is missing, expected one that returns {returned}; "
+        f"write `{method}` in {name}"
+    )
+
+
+def _known_agents(env: MultiAgentEnv) -> list[AgentId]:
+    """Return every agent id that `env` shows anywhere, once, the possible ones first."""
+    known: dict[AgentId, None] = dict.fromkeys(env.possible_agents)
+    # `_agent_ids` is where environments written for the classic interface keep theirs.
+    more: Iterable[Iterable[AgentId] | None] = (
+        env.agents,
+        getattr(env, "_agent_ids", None),
+        env.observation_spaces,
+        env.action_spaces,
+    )
+    for ids in more:
+        known.update(dict.fromkeys(ids or ()))
+    return list(known)
+
+
+def _space_of(env: MultiAgentEnv, kind: str, agent_id: AgentId) -> gym.Space[Any]:
+    by_agent: Mapping[AgentId, gym.Space[Any]] | None = getattr(env, f"{kind}_spaces")
+    if by_agent is not None:
+        if agent_id in by_agent:
+            return by_agent[agent_id]
+        raise ContractError(_no_space(env, kind, agent_id, by_agent))
+    shared: gym.Space[Any] | None = getattr(env, f"{kind}_space")
+    if isinstance(shared, gym.spaces.Dict):
+        inner: Mapping[Any, gym.Space[Any]] = shared.spaces
+        if agent_id in inner:
+            return inner[agent_id]
+        # A Dict that names one agent is keyed by agents; any other Dict is what they all observe.
+        if any(known in inner for known in _known_agents(env)):
+            raise ContractError(_no_space(env, kind, agent_id, inner))
+    if shared is None:
+        raise ContractError(_no_space(env, kind, agent_id, _known_agents(env)))
+    return shared
+
+
+def _no_space(env: MultiAgentEnv, kind: str, agent_id: AgentId, known: Iterable[Any]) -> str:
+    names = ", ".join(repr(one) for one in known) or "none"
+    name = type(env).__name__
+    return (
+        f"{name}.get_{kind}_space: no {kind} space for agent {agent_id!r} (known agents: {names}), "
+        f"expected one in `{kind}_spaces`, or an `{kind}_space` that agents share; "
+        f"declare it in {name}.__init__"
+    )
+
+
+def _all_contained(space_of: Callable[[AgentId], gym.Space[Any]], elements: Mapping[AgentId, Any]) -> bool:
+    try:
+        return all(space_of(agent_id).contains(x) for agent_id, x in elements.items())
+    except (ContractError, KeyError):
+        return False

@@ -1,0 +1,106 @@
+"""Policy: what answers for agents.
+
+The policies of an algorithm are networks (`menv.loop.cohort` runs them many at a time). A policy of
+your own subclasses `Policy` and is named by `PolicySpec(policy_class=...)`; it is given the
+environment's own observations and gives back the environment's own actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv import draws
+from menv.errors import ContractError
+
+
+class RowDraws:
+    """Random numbers for R rows that depend on who draws and when, not on the batch.
+
+    Args:
+        keys: [R] one key per row.
+        steps: [R] env steps since the start of each row's sub-environment.
+    """
+
+    def __init__(self, keys: draws.Keys, steps: npt.NDArray[np.int64]) -> None:
+        self.keys = keys
+        self.steps = steps
+
+    def uniforms(self, width: int) -> npt.NDArray[np.float32]:
+        """Return [R, width] uniforms in [0, 1)."""
+        return draws.uniforms(self.keys, self.steps, width)
+
+    def normals(self, width: int) -> npt.NDArray[np.float32]:
+        """Return [R, width] standard normals."""
+        return draws.normals(self.keys, self.steps, width)
+
+
+class Policy:
+    """A policy that answers whole batches of observations.
+
+    Attributes:
+        observation_space: What it is shown.
+        action_space: What it answers with.
+        config: Its `PolicySpec.config`.
+    """
+
+    def __init__(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], config: Mapping[str, Any] | None = None
+    ) -> None:
+        """Keep the spaces and the config."""
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.config = dict(config or {})
+
+    def compute_actions(
+        self,
+        obs_batch: Sequence[Any],
+        state_batches: Sequence[Any] | None = None,
+        prev_action_batch: Any = None,
+        prev_reward_batch: Any = None,
+        info_batch: Any = None,
+        episodes: Any = None,
+        explore: bool | None = None,
+        timestep: int | None = None,
+    ) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Return `(actions, states, fetches)` for R observations.
+
+        Args:
+            obs_batch: R elements of `observation_space`.
+            state_batches: Recurrent state, [R, ...] arrays; empty for policies without state.
+            prev_action_batch: R previous actions, or None.
+            prev_reward_batch: R previous rewards, or None.
+            info_batch: R info dicts, or None.
+            episodes: R `Episode` objects, or None.
+            explore: False asks for the most likely action; None means the policy's default.
+            timestep: Env steps sampled so far.
+
+        Returns:
+            R actions of `action_space`, the next states, and anything else by name.
+        """
+        raise ContractError(
+            f"{type(self).__name__}.compute_actions: not defined, expected (actions, states, fetches); "
+            "define it in your Policy subclass"
+        )
+
+    def answer(
+        self, obs_batch: Sequence[Any], row_draws: RowDraws, explore: bool | None, episodes: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Return R actions; the sampler calls this.
+
+        Override it instead of `compute_actions` to draw from `row_draws`: the same seed then gives
+        the same actions however the rows are batched.
+        """
+        actions, _, _ = self.compute_actions(obs_batch, [], episodes=episodes, explore=explore)
+        return actions  # type: ignore[no-any-return]
+
+    def get_weights(self) -> dict[str, Any]:
+        """Return the weights by name; a policy that does not learn has none."""
+        return {}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Take over weights that `get_weights` returned."""

@@ -1,0 +1,142 @@
+"""Which policy answers for which agent, and which of them learn.
+
+`menv.loop.sampler` asks it when an agent first appears in an episode. It knows no weights and no
+environments; `menv.loop.dry_run` asks it about every possible agent before the first step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from menv.base_env import AgentId
+from menv.episode import Episode
+from menv.errors import ConfigError, ContractError
+from menv.policy_spec import PolicySpec, check_policy_id
+
+DEFAULT_POLICY = "default_policy"
+
+MappingFn = Callable[[AgentId, Episode, Any], str]
+
+
+class PolicyMap:
+    """The policies by id, the mapping function and who is to be trained.
+
+    Attributes:
+        specs: Spec of each policy.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Any] | Iterable[str] | None = None,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> None:
+        """Read the three classic settings.
+
+        Args:
+            policies: Specs by id, or ids alone; None means one policy, `default_policy`.
+            policy_mapping_fn: `(agent_id, episode, worker, **kwargs) -> policy id`; fewer parameters
+                are fine. None is allowed with one policy.
+            policies_to_train: Ids, or `(policy_id, batch) -> bool`; None means all that can learn.
+
+        Raises:
+            ConfigError: An id, a spec or one of the two functions is not usable.
+        """
+        entries: Mapping[str, Any]
+        if policies is None:
+            entries = {DEFAULT_POLICY: None}
+        elif isinstance(policies, Mapping):
+            entries = policies
+        else:
+            entries = dict.fromkeys(policies)
+        if not entries:
+            raise ConfigError("policies: none given, expected at least one; leave the key out for a single policy")
+        self.specs = {check_policy_id(name): PolicySpec.of(name, value) for name, value in entries.items()}
+        self.only = next(iter(self.specs)) if len(self.specs) == 1 and policy_mapping_fn is None else None
+        self._mapping = self._only_one if policy_mapping_fn is None else adapt_mapping_fn(policy_mapping_fn)
+        self._to_train = self._check_to_train(policies_to_train)
+
+    def policy_for(self, agent_id: AgentId, episode: Episode, worker: Any) -> str:
+        """Return the policy that answers for an agent in an episode.
+
+        Raises:
+            ContractError: The mapping function returned an id that is not among the policies.
+        """
+        policy_id = self._mapping(agent_id, episode, worker)
+        if policy_id not in self.specs:
+            raise ContractError(
+                f"policy_mapping_fn: returned {policy_id!r} for agent {agent_id!r}, expected one of "
+                f"{sorted(self.specs)}; add the policy to `policies` or mend the function"
+            )
+        return policy_id
+
+    def trains(self, policy_id: str, batch: Any = None) -> bool:
+        """Return whether a policy shall learn from `batch`."""
+        if callable(self._to_train):
+            return bool(self._to_train(policy_id, batch))
+        return self._to_train is None or policy_id in self._to_train
+
+    def _only_one(self, agent_id: AgentId, episode: Episode, worker: Any) -> str:
+        """Map everybody to the only policy, the mapping function being optional then."""
+        if len(self.specs) > 1:
+            raise ConfigError(
+                f"policy_mapping_fn: missing with policies {sorted(self.specs)}, expected a function; "
+                'set multiagent={"policy_mapping_fn": lambda agent_id, episode, worker, **kw: ...}'
+            )
+        return next(iter(self.specs))
+
+    def _check_to_train(self, value: Any) -> Any:
+        """Return `policies_to_train` as a callable, a set or None."""
+        if value is None or callable(value):
+            return value
+        chosen = {value} if isinstance(value, str) else set(value)
+        unknown = sorted(chosen - self.specs.keys())
+        if unknown:
+            raise ConfigError(
+                f"policies_to_train: {unknown} are not among the policies {sorted(self.specs)}; "
+                "correct the ids or add the policies"
+            )
+        return chosen
+
+
+def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
+    """Return `fn` as a function of exactly (agent_id, episode, worker).
+
+    The signature is read once, here: functions of one or two parameters, keyword-only ones and
+    `**kwargs` all work.
+
+    Raises:
+        ConfigError: `fn` is not callable or needs a parameter that nobody can give.
+    """
+    if not callable(fn):
+        raise ConfigError(
+            f"policy_mapping_fn: {type(fn).__name__}, expected a function "
+            "(agent_id, episode, worker, **kwargs) -> policy id; pass the function itself"
+        )
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return fn
+    kinds = inspect.Parameter
+    positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    count = 3 if any(p.kind is kinds.VAR_POSITIONAL for p in parameters) else min(3, len(positional))
+    keywords = [p for p in parameters if p.kind is kinds.KEYWORD_ONLY]
+    needed = [p.name for p in positional[3:] + keywords if p.default is p.empty and p.name not in ("episode", "worker")]
+    if needed or count == 0:
+        raise ConfigError(
+            f"policy_mapping_fn: its parameters are ({', '.join(p.name for p in parameters)}), expected "
+            "(agent_id, episode, worker, **kwargs) or the first of these; give the others defaults"
+        )
+    rest = {p.name for p in keywords} & {"episode", "worker"}
+    if any(p.kind is kinds.VAR_KEYWORD for p in parameters):
+        rest |= {"episode", "worker"} - {("agent_id", "episode", "worker")[i] for i in range(count)}
+        rest -= {p.name for p in positional}
+
+    def mapping(agent_id: AgentId, episode: Episode, worker: Any) -> str:
+        given = (agent_id, episode, worker)
+        named = {name: {"episode": episode, "worker": worker}[name] for name in rest}
+        return fn(*given[:count], **named)  # type: ignore[no-any-return]
+
+    return mapping

@@ -1,0 +1,82 @@
+"""What a user says about one policy; everything left out is inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from menv.errors import ConfigError
+
+_BAD_IN_IDS = '<>:"/\\|?*'
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """One entry of the `policies` dict.
+
+    Attributes:
+        policy_class: A `menv.Policy` subclass that answers by itself; None means the algorithm's own.
+        observation_space: None means that of the agents that map to the policy.
+        action_space: None means that of the agents that map to the policy.
+        config: Settings that override the main ones for this policy, such as `{"gamma": 0.85}`.
+        algorithm: Name of the algorithm that trains it; None means the one that is built.
+    """
+
+    policy_class: type[Any] | None = None
+    observation_space: Any = None
+    action_space: Any = None
+    config: Mapping[str, Any] | None = None
+    _: KW_ONLY
+    algorithm: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        if self.policy_class is not None and self.algorithm is not None:
+            raise ConfigError(
+                f"PolicySpec: policy_class={self.policy_class.__name__} and algorithm={self.algorithm!r}, expected one "
+                "of them; an own class is not trained by an algorithm"
+            )
+        if self.config is not None and not isinstance(self.config, Mapping):
+            raise ConfigError(
+                f"PolicySpec: config is {type(self.config).__name__}, expected a dict of overrides; "
+                'write PolicySpec(config={"gamma": 0.9})'
+            )
+
+    @classmethod
+    def of(cls, policy_id: str, value: Any) -> PolicySpec:
+        """Return the spec that a value of the `policies` dict means.
+
+        Args:
+            policy_id: Its key, for messages.
+            value: A PolicySpec, None, a policy class, or the classic 4-tuple
+                `(class, observation_space, action_space, config)`.
+        """
+        if isinstance(value, PolicySpec):
+            return value
+        if value is None:
+            return cls()
+        if isinstance(value, type):
+            return cls(policy_class=value)
+        if isinstance(value, tuple) and len(value) == 4:
+            return cls(*value)
+        count = f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
+        raise ConfigError(
+            f"policies[{policy_id!r}]: {count}, expected a PolicySpec, None or (class, observation_space, "
+            "action_space, config); write PolicySpec() for a policy that infers everything"
+        )
+
+
+def check_policy_id(policy_id: Any) -> str:
+    """Return a policy id that can also name a folder.
+
+    Raises:
+        ConfigError: It is no string, is empty, or has a character that file names cannot hold.
+    """
+    bad = not isinstance(policy_id, str) or not policy_id or policy_id[-1] in " ."
+    if bad or any(char in _BAD_IN_IDS for char in policy_id):
+        raise ConfigError(
+            f"policies: id {policy_id!r}, expected a string without any of {_BAD_IN_IDS} that does not end in a "
+            "space or a dot, because it names a folder in checkpoints; choose another id"
+        )
+    return str(policy_id)

@@ -1,0 +1,132 @@
+"""RandomPolicy: uniform actions of any space; legal ones only where observations carry a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv import draws
+from menv.errors import ConfigError
+from menv.policy import Policy, RowDraws
+
+MASK_KEY = "action_mask"
+_HALF_OPEN = 1.0 - 2.0**-24
+
+
+class RandomPolicy(Policy):
+    """Draws from the action space; never learns.
+
+    A bounded Box is drawn from uniformly, an unbounded dimension from a standard normal. With a
+    Discrete or MultiDiscrete space and an `"action_mask"` in the observations, every allowed action
+    is equally likely.
+    """
+
+    def compute_actions(
+        self,
+        obs_batch: Sequence[Any],
+        state_batches: Sequence[Any] | None = None,
+        prev_action_batch: Any = None,
+        prev_reward_batch: Any = None,
+        info_batch: Any = None,
+        episodes: Any = None,
+        explore: bool | None = None,
+        timestep: int | None = None,
+    ) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Return R random actions; see `Policy.compute_actions`.
+
+        Without the sampler's own draws the numbers come from `config["seed"]` and the number of calls.
+        """
+        self._calls = getattr(self, "_calls", -1) + 1
+        rows = len(obs_batch)
+        keys = np.arange(rows, dtype=np.uint64) + np.uint64(draws.key(int(self.config.get("seed", 0)), 0))
+        row_draws = RowDraws(keys, np.full(rows, self._calls, np.int64))
+        return self.answer(obs_batch, row_draws, explore, episodes or ()), [], {}
+
+    def answer(
+        self, obs_batch: Sequence[Any], row_draws: RowDraws, explore: bool | None, episodes: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Return R random actions that depend on `row_draws` alone."""
+        mask = None
+        space = self.observation_space
+        if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces:
+            mask = np.array([obs[MASK_KEY] for obs in obs_batch]).reshape(len(obs_batch), -1) != 0
+        uniforms = row_draws.uniforms(_width(self.action_space)).astype(np.float64)
+        return _draw(self.action_space, uniforms, mask)
+
+
+def _width(space: gym.Space[Any]) -> int:
+    """Return how many uniforms one element of `space` takes."""
+    if isinstance(space, gym.spaces.Discrete):
+        return 1
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return sum(_width(part) for part in _parts(space))
+    if isinstance(space, gym.spaces.Box):
+        return 2 * int(np.prod(space.shape))
+    if isinstance(space, gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+        return int(np.prod(space.shape))
+    raise ConfigError(
+        f"RandomPolicy: cannot draw from {type(space).__name__}, expected Box, Discrete, MultiDiscrete, MultiBinary, "
+        "Dict or Tuple; name a Policy subclass of your own"
+    )
+
+
+def _parts(space: gym.spaces.Dict | gym.spaces.Tuple) -> list[gym.Space[Any]]:
+    return list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else list(space.spaces)
+
+
+def _draw(space: gym.Space[Any], uniforms: npt.NDArray[np.float64], mask: Any = None) -> list[Any]:
+    """Return R elements from [R, width] uniforms."""
+    if isinstance(space, gym.spaces.Discrete):
+        allowed = np.ones((len(uniforms), int(space.n)), np.bool_) if mask is None else mask
+        return (_pick(allowed, uniforms[:, 0]) + space.start).tolist()  # type: ignore[no-any-return]
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return _draw_multi_discrete(space, uniforms, mask)
+    if isinstance(space, gym.spaces.MultiBinary):
+        return list((uniforms >= 0.5).astype(space.dtype).reshape(-1, *space.shape))
+    if isinstance(space, gym.spaces.Box):
+        return _draw_box(space, uniforms)
+    assert isinstance(space, gym.spaces.Dict | gym.spaces.Tuple)
+    parts = _parts(space)
+    cuts = np.cumsum([_width(part) for part in parts])[:-1]
+    drawn = [_draw(part, piece) for part, piece in zip(parts, np.split(uniforms, cuts, axis=1), strict=True)]
+    rows = zip(*drawn, strict=True)
+    return [dict(zip(space.spaces, row, strict=True)) for row in rows] if isinstance(space, gym.spaces.Dict) else list(rows)
+
+
+def _pick(allowed: npt.NDArray[np.bool_], uniforms: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Return the index of one allowed entry per row, each equally likely."""
+    counts = allowed.cumsum(axis=1)
+    wanted = np.floor(uniforms * counts[:, -1]) + 1
+    return np.argmax(counts >= wanted[:, None], axis=1)
+
+
+def _draw_multi_discrete(space: gym.spaces.MultiDiscrete, uniforms: npt.NDArray[np.float64], mask: Any) -> list[Any]:
+    sizes = space.nvec.reshape(-1)
+    cuts = np.cumsum(sizes)[:-1]
+    masks = [None] * len(sizes) if mask is None else np.split(mask, cuts, axis=1)
+    columns = [
+        _pick(np.ones((len(uniforms), int(size)), np.bool_) if part is None else part, uniforms[:, index])
+        for index, (size, part) in enumerate(zip(sizes, masks, strict=True))
+    ]
+    digits = np.stack(columns, axis=1) + space.start.reshape(-1)
+    return list(digits.astype(space.dtype).reshape(-1, *space.shape))
+
+
+def _draw_box(space: gym.spaces.Box, uniforms: npt.NDArray[np.float64]) -> list[Any]:
+    first, second = np.split(uniforms, 2, axis=1)
+    low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
+    below, above = np.isfinite(low), np.isfinite(high)
+    width = np.where(below & above, high - low, 1.0)
+    if np.issubdtype(space.dtype, np.integer):
+        values = np.where(below, low, 0.0) + np.floor(first * (width + 1.0))
+        return list(values.astype(space.dtype).reshape(-1, *space.shape))
+    normal = np.sqrt(-2.0 * np.log(1.0 - first)) * np.cos(2.0 * np.pi * second)
+    tail = -np.log(1.0 - first)
+    values = np.where(below & above, np.where(below, low, 0.0) + first * width, normal)
+    values = np.where(below & ~above, np.where(below, low, 0.0) + tail, values)
+    values = np.where(above & ~below, np.where(above, high, 0.0) - tail, values)
+    return list(values.astype(space.dtype).reshape(-1, *space.shape))

@@ -1,0 +1,238 @@
+"""From the name of an environment to the environment.
+
+`register_env` is for users; whoever has to create an environment calls `make_env`. Nothing here knows what
+kind of environment comes out, or what it is turned into.
+
+A string is looked up in this order, and the first that applies decides:
+
+1. a name given to `register_env`;
+2. the name of a built-in environment (`BUILT_IN`);
+3. `"package.module:Name"`, of which the module is imported first. It means an attribute of the module where
+   the module has one of that name (`"shop.games:Corridor"`, `"shop.games:Outer.Inner"`), else the gymnasium
+   id that the import registered (`"shop:Corridor-v0"`). No Python name contains a hyphen, so an id that ends
+   in a version is never taken for a class;
+4. a gymnasium id, its version may be left out (`"CartPole-v1"`, `"Pendulum"`);
+5. `"package.module.Name"`, the same as `"package.module:Name"`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+import gymnasium as gym
+
+from menv.env_context import EnvContext
+from menv.errors import ConfigError, ContractError, EnvCrashError, UnknownNameError
+
+EnvCreator: TypeAlias = Callable[[EnvContext], Any]
+
+BUILT_IN: Final[Mapping[str, str]] = {
+    "tictactoe": "menv.envs.tictactoe:TicTacToe",
+    "traffic": "menv.envs.traffic:MultiAgentTrafficEnv",
+}
+"""Names of the environments that come with menv, and where each is; imported when asked for."""
+
+_registered: dict[str, EnvCreator] = {}
+_HOW_TO_REGISTER: Final = "register_env({name!r}, lambda context: ...) makes a name known"
+_WHAT_IS_TAKEN: Final = (
+    "expected a registered name, a gymnasium id, 'package.module:Class', a class, "
+    "or a function that takes one EnvContext"
+)
+
+
+class NotCallableError(ConfigError, TypeError):
+    """What was registered cannot be called; pass a class or a function."""
+
+
+def register_env(name: str, creator: EnvCreator) -> None:
+    """Make `name` stand for an environment; a name that is registered already is replaced.
+
+    Args:
+        name: What `env=` and `config["env"]` will say.
+        creator: A class or function that takes one `EnvContext` and returns a new environment.
+
+    Raises:
+        ConfigError: `name` is not a string, or is empty.
+        NotCallableError: `creator` cannot be called; it is a `ConfigError` and a `TypeError`.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(
+            f"register_env: the name is {name!r}, expected a string that is not empty; "
+            "call register_env('my_env', creator)"
+        )
+    if not callable(creator):
+        raise NotCallableError(
+            f"register_env: the creator of {name!r} is a {type(creator).__name__}, expected a class or a "
+            f"function that takes one EnvContext; call register_env({name!r}, lambda context: ...)"
+        )
+    _registered[name] = creator
+
+
+def resolve_env(env: Any) -> EnvCreator:
+    """Return what creates the environment that `env` stands for.
+
+    Args:
+        env: A string (the module header tells how it is read), a class, or a callable; the latter two are
+            called with the `EnvContext`. A gymnasium id becomes `gymnasium.make(id, **context)`.
+
+    Raises:
+        ConfigError: `env` is None, an environment that exists already, something else that creates nothing,
+            or a callable that cannot take one `EnvContext`.
+        EnvCrashError: The module that `env` names raised while it was imported.
+        UnknownNameError: Nothing has this name; near names are listed.
+    """
+    if isinstance(env, str):
+        return _checked_creator(describe_env(env), _resolve_name(env))
+    if env is None:
+        raise ConfigError(f"env: got None, {_WHAT_IS_TAKEN}; pass env=...")
+    if not isinstance(env, type) and (not callable(env) or _acts_like_an_env(env)):
+        raise ConfigError(
+            f"env: got an instance of {type(env).__name__}, {_WHAT_IS_TAKEN}, because every sub-environment "
+            "is created anew; pass the class, `lambda context: ...`, or a name after "
+            "register_env('my_env', lambda context: ...)"
+        )
+    return _checked_creator(describe_env(env), env)
+
+
+def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
+    """Create one environment.
+
+    Args:
+        env: As for `resolve_env`.
+        context: An `EnvContext`, or the settings alone. The creator gets a copy, which it may change.
+
+    Returns:
+        Whatever the creator returns.
+
+    Raises:
+        ConfigError: As for `resolve_env`.
+        ContractError: The creator returned None, or a class.
+        EnvCrashError: The creator raised; its exception is the cause.
+        UnknownNameError: As for `resolve_env`.
+    """
+    creator = resolve_env(env)
+    own = context.copy() if isinstance(context, EnvContext) else EnvContext(context)
+    where = f"env {describe_env(env)} (worker_index={own.worker_index}, vector_index={own.vector_index})"
+    try:
+        created = creator(own)
+    except Exception as error:
+        raise EnvCrashError(
+            f"{where}: its creator raised {type(error).__name__}: {_first_line(error)}, expected it to "
+            "return an environment; the traceback of the cause leads to the line"
+        ) from error
+    if created is None or isinstance(created, type):
+        got = "None" if created is None else f"the class {created.__name__}"
+        raise ContractError(
+            f"{where}: its creator returned {got}, expected an environment; "
+            "mend the creator (is a `return` or a pair of parentheses missing?)"
+        )
+    return created
+
+
+def describe_env(env: Any) -> str:
+    """Return a short name of `env` for messages: the string itself, or the name of the class or function."""
+    if isinstance(env, str):
+        return repr(env)
+    if isinstance(env, functools.partial):
+        return f"partial of {describe_env(env.func)}"
+    return str(getattr(env, "__qualname__", type(env).__qualname__))
+
+
+def _resolve_name(name: str) -> EnvCreator:
+    """Return the creator that the string `name` stands for."""
+    if name in _registered:
+        return _registered[name]
+    name = BUILT_IN.get(name, name)
+    module_name, colon, inner = name.partition(":")
+    if colon:
+        return _from_module(name, module_name, inner)
+    if _is_gym_id(name):
+        return functools.partial(_make_gym, name)
+    module_name, _, inner = name.rpartition(".")
+    if all(part.isidentifier() for part in name.split(".")) and module_name:
+        return _from_module(name, module_name, inner)
+    raise _unknown(name)
+
+
+def _from_module(name: str, module_name: str, inner: str) -> EnvCreator:
+    """Import the module, and return its attribute `inner` or a maker of the gymnasium id `inner`."""
+    module = _import(name, module_name)
+    try:
+        found = functools.reduce(getattr, inner.split("."), module)
+    except AttributeError:
+        if _is_gym_id(inner):
+            return functools.partial(_make_gym, inner)
+        raise _unknown(name, inner, vars(module)) from None
+    if not callable(found):
+        raise ConfigError(
+            f"env {name!r}: {inner} is a {type(found).__name__}, expected a class or a function that takes "
+            "one EnvContext; name another attribute"
+        )
+    creator: EnvCreator = found
+    return creator
+
+
+def _import(name: str, module_name: str) -> Any:
+    """Import a module; tell one that does not exist from one that raises."""
+    if not module_name or module_name.startswith("."):
+        raise _unknown(name)
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise _unknown(name) from error
+        raise EnvCrashError(
+            f"env {name!r}: importing {module_name} raised {type(error).__name__}: {_first_line(error)}, "
+            "expected a module that can be imported; the traceback of the cause leads to the line"
+        ) from error
+
+
+def _is_gym_id(name: str) -> bool:
+    """Return whether gymnasium knows `name`, with its version or without."""
+    return name in gym.registry or any(known.rpartition("-v")[0] == name != "" for known in gym.registry)
+
+
+def _make_gym(gym_id: str, context: EnvContext) -> Any:
+    """Create the environment that gymnasium has registered under `gym_id`."""
+    return gym.make(gym_id, **context)
+
+
+def _checked_creator(label: str, creator: EnvCreator) -> EnvCreator:
+    """Return `creator` if one positional argument is what it can be called with."""
+    try:
+        signature = inspect.signature(creator)
+    except (TypeError, ValueError):  # some built-in callables do not tell
+        return creator
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"env {label}: takes {signature}, expected one argument, the EnvContext; "
+            "pass `lambda context: ...` and pick from the context what it needs"
+        ) from error
+    return creator
+
+
+def _acts_like_an_env(env: Any) -> bool:
+    return any(callable(getattr(env, method, None)) for method in ("step", "poll", "vector_step"))
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")[:200]
+
+
+def _unknown(name: str, asked: str | None = None, inside: Iterable[str] = ()) -> UnknownNameError:
+    """Return the error for a name that nobody knows, with the names that come near to it."""
+    asked = name if asked is None else asked
+    known = [*inside, *_registered, *BUILT_IN, *gym.registry]
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    near = [by_lower_case[match] for match in difflib.get_close_matches(asked.lower(), by_lower_case, n=3)]
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return UnknownNameError(
+        f"env: {name!r} is not known, {_WHAT_IS_TAKEN}; {hint}{_HOW_TO_REGISTER.format(name=name)}"
+    )

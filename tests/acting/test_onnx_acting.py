@@ -1,0 +1,257 @@
+"""Acting with ONNX Runtime: what is drawn, for whom, and that batching changes nothing."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from menv.acting.action_head import ActionHead
+from menv.acting.onnx_acting import OnnxActing
+from menv.algorithms.networks.graphs import MlpGraphs
+from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.errors import ConfigError
+
+HEADS = [
+    ActionHead("categorical", (3,)),
+    ActionHead("multi_categorical", (3, 2, 4)),
+    ActionHead("multi_categorical", (2, 2)),
+    ActionHead("gaussian", (3,)),
+    ActionHead("gaussian", (1,)),
+]
+ALMOST_ONE = np.float32(1.0 - 2.0**-23)
+Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None, npt.NDArray[np.float32]]
+
+
+def lively_weights(spec: MlpSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """First weights are nearly the same for every row; these are not."""
+    rng = np.random.default_rng(seed)
+    shaken = init_weights(spec, seed)
+    return {
+        name: value + 0.3 * rng.standard_normal(value.shape, np.float32) for name, value in shaken.items()
+    }
+
+
+def backend(spec: MlpSpec, policies: int = 1) -> OnnxActing:
+    return OnnxActing(MlpGraphs(spec), spec.head, [lively_weights(spec, seed) for seed in range(policies)])
+
+
+def random_rows(spec: MlpSpec, rows: int, seed: int = 0) -> Rows:
+    rng = np.random.default_rng(seed)
+    head = spec.head
+    obs = rng.standard_normal((rows, spec.obs_size), np.float32)
+    if head.kind == "gaussian":
+        return obs, None, rng.standard_normal((rows, head.noise_width), np.float32)
+    mask = rng.random((rows, head.mask_width)) < 0.5
+    mask[:, np.cumsum((0, *head.sizes[:-1]))] = True
+    noise = rng.integers(0, 2**23, (rows, head.noise_width)).astype(np.float32) * np.float32(2.0**-23)
+    return obs, mask, noise
+
+
+def bias_only(logits: list[float], head: ActionHead) -> OnnxActing:
+    """A policy whose logits are the same for every observation."""
+    spec = MlpSpec(1, head, hiddens=())
+    weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    weights["policy.out.bias"][:] = logits
+    return OnnxActing(MlpGraphs(spec), head, [weights])
+
+
+def test_a_draw_falls_where_the_cumulated_probabilities_pass_it() -> None:
+    acting = bias_only([np.log(0.25), np.log(0.5), np.log(0.25)], ActionHead("categorical", (3,)))
+    noise = np.array([[0.0], [0.24], [0.26], [0.74], [0.76], [ALMOST_ONE]], np.float32)
+    assert acting.act(np.zeros((6, 1), np.float32), None, noise).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_each_component_of_a_multi_discrete_action_reads_its_own_draw_and_logits() -> None:
+    acting = bias_only(
+        [0.0, 0.0, np.log(0.9), np.log(0.05), np.log(0.05)], ActionHead("multi_categorical", (2, 3))
+    )
+    noise = np.array([[0.4, 0.8], [0.6, 0.92], [ALMOST_ONE, ALMOST_ONE]], np.float32)
+    obs = np.zeros((3, 1), np.float32)
+    assert acting.act(obs, None, noise).tolist() == [[0, 0], [1, 1], [1, 2]]
+    assert acting.greedy(obs, None).tolist() == [[0, 0]] * 3
+
+
+def test_a_continuous_action_is_the_mean_plus_the_scaled_draw() -> None:
+    spec = MlpSpec(1, ActionHead("gaussian", (2,)), hiddens=())
+    weights = init_weights(spec, 0)
+    weights["policy.out.weight"][:] = [[1.0, -1.0]]
+    weights["policy.log_std"][:] = [np.log(2.0), np.log(0.5)]
+    acting = OnnxActing(MlpGraphs(spec), spec.head, [weights])
+    obs = np.array([[3.0], [0.0]], np.float32)
+    noise = np.array([[1.0, 1.0], [-1.0, 4.0]], np.float32)
+    np.testing.assert_allclose(acting.act(obs, None, noise), [[5.0, -2.5], [-2.0, 2.0]], rtol=1e-6)
+    np.testing.assert_allclose(acting.greedy(obs, None), [[3.0, -3.0], [0.0, 0.0]])
+    # log N(5; 3, 2) + log N(-2.5; -3, 0.5), both one standard deviation from the mean.
+    logp = acting.evaluate(0, obs[:1], None, np.array([[5.0, -2.5]], np.float32)).logp
+    np.testing.assert_allclose(logp, [-1.0 - np.log(2.0 * np.pi)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("head", HEADS[:3])
+@pytest.mark.parametrize("draw", [0.0, 2.0**-23, 0.5, ALMOST_ONE])
+def test_a_masked_choice_is_never_drawn_nor_greedy(head: ActionHead, draw: float) -> None:
+    spec = MlpSpec(4, head)
+    acting = backend(spec, policies=2)
+    obs, mask, _ = random_rows(spec, 60)
+    assert mask is not None
+    noise = np.full((60, head.noise_width), draw, np.float32)
+    starts = np.cumsum((0, *head.sizes[:-1]))
+    for which in (0, np.arange(60) % 2):
+        for actions in (acting.act(obs, mask, noise, which), acting.greedy(obs, mask, which)):
+            flat = actions.reshape(60, -1) + starts
+            assert np.take_along_axis(mask, flat, 1).all()
+
+
+@pytest.mark.parametrize("choices", [2, 9, 33, 1000])
+def test_the_largest_draw_never_picks_a_choice_of_probability_zero(choices: int) -> None:
+    spec = MlpSpec(4, ActionHead("categorical", (choices,)))
+    acting = backend(spec)
+    obs, _, _ = random_rows(spec, 50)
+    for legal in range(0, choices, max(1, choices // 7)):
+        mask = np.zeros((50, choices), np.bool_)
+        mask[:, : legal + 1] = True
+        drawn = acting.act(obs, mask, np.full((50, 1), ALMOST_ONE, np.float32))
+        assert drawn.max() <= legal
+        only = np.zeros((50, choices), np.bool_)
+        only[:, legal] = True
+        assert (acting.act(obs, only, np.zeros((50, 1), np.float32)) == legal).all()
+
+
+def test_draws_follow_the_probabilities() -> None:
+    acting = bias_only([np.log(0.1), np.log(0.6), np.log(0.3)], ActionHead("categorical", (3,)))
+    rows = 20_000
+    noise = np.random.default_rng(1).random((rows, 1), np.float32)
+    drawn = acting.act(np.zeros((rows, 1), np.float32), None, noise)
+    np.testing.assert_allclose(np.bincount(drawn) / rows, [0.1, 0.6, 0.3], atol=0.012)
+
+
+def test_evaluate_returns_masked_inputs_and_the_log_probability_of_each_action() -> None:
+    acting = bias_only([1.0, 2.0, 3.0], ActionHead("categorical", (3,)))
+    mask = np.array([[True, False, True]])
+    inputs, logp = acting.evaluate(0, np.zeros((1, 1), np.float32), mask, np.array([2]))
+    np.testing.assert_array_equal(inputs, np.array([[1.0, -1e9, 3.0]], np.float32))
+    np.testing.assert_allclose(logp, [-np.log1p(np.exp(-2.0))], rtol=1e-6)
+
+
+def test_a_mask_that_allows_everything_changes_nothing() -> None:
+    spec = MlpSpec(4, ActionHead("multi_categorical", (3, 2, 4)))
+    acting = backend(spec)
+    obs, _, noise = random_rows(spec, 30)
+    everything = np.ones((30, 9), np.bool_)
+    np.testing.assert_array_equal(acting.act(obs, everything, noise), acting.act(obs, None, noise))
+
+
+def outputs_of(acting: OnnxActing, spec: MlpSpec, rows: Rows) -> list[npt.NDArray[Any]]:
+    obs, mask, noise = rows
+    actions = acting.act(obs, mask, noise)
+    return [actions, acting.greedy(obs, mask), *acting.evaluate(0, obs, mask, actions), acting.values(0, obs)]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("hiddens", [(64, 64), (37, 21), (150,)])
+def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(
+    head: ActionHead, hiddens: tuple[int, ...]
+) -> None:
+    spec = MlpSpec(5, head, hiddens)
+    acting = backend(spec)
+    whole = random_rows(spec, 257)
+    expected = outputs_of(acting, spec, whole)
+    for size in (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 64, 100, 255, 256):
+        for start in (0, 257 - size):
+            part = slice(start, start + size)
+            rows = whole[0][part], None if whole[1] is None else whole[1][part], whole[2][part]
+            for found, wanted in zip(outputs_of(acting, spec, rows), expected, strict=True):
+                np.testing.assert_array_equal(found, wanted[part])
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("obs_size", "hiddens"), [(5, (64, 64)), (300, (37, 200))])
+def test_many_policies_in_one_batch_answer_as_each_alone_to_the_last_bit(
+    head: ActionHead, obs_size: int, hiddens: tuple[int, ...]
+) -> None:
+    spec = MlpSpec(obs_size, head, hiddens)
+    acting = backend(spec, policies=3)
+    # Both the stacked and the grouped path are met: 5 and 20 rows are stacked, 400 are not.
+    for rows in (1, 2, 5, 20, 400):
+        obs, mask, noise = random_rows(spec, rows, seed=rows)
+        which = np.random.default_rng(rows).integers(0, 3, rows)
+        drawn, best = acting.act(obs, mask, noise, which), acting.greedy(obs, mask, which)
+        for policy in range(3):
+            mine = which == policy
+            np.testing.assert_array_equal(drawn[mine], acting.act(obs, mask, noise, policy)[mine])
+            np.testing.assert_array_equal(best[mine], acting.greedy(obs, mask, policy)[mine])
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_no_rows_are_answered_with_no_actions(head: ActionHead) -> None:
+    spec = MlpSpec(4, head)
+    acting = backend(spec, policies=2)
+    obs, mask, noise = random_rows(spec, 0)
+    for which in (None, 1, np.empty(0, np.int64)):
+        actions = acting.act(obs, mask, noise, which)
+        assert actions.shape == (0, *head.action_shape)
+        assert actions.dtype == head.action_dtype
+    assert acting.values(0, obs).shape == (0,)
+    assert acting.evaluate(0, obs, mask, actions).dist_inputs.shape == (0, head.inputs)
+
+
+def test_new_weights_change_the_next_answer_of_that_policy_only() -> None:
+    spec = MlpSpec(4, ActionHead("gaussian", (2,)))
+    acting = backend(spec, policies=2)
+    obs, _, _ = random_rows(spec, 8)
+    before = [acting.greedy(obs, None, policy) for policy in (0, 1)]
+    acting.set_weights(0, lively_weights(spec, 7))
+    assert not np.array_equal(acting.greedy(obs, None, 0), before[0])
+    np.testing.assert_array_equal(acting.greedy(obs, None, 1), before[1])
+    np.testing.assert_array_equal(acting.greedy(obs, None, np.arange(8) % 2)[1::2], before[1][1::2])
+
+
+def test_weights_are_copied_in_and_out() -> None:
+    spec = MlpSpec(4, ActionHead("categorical", (2,)))
+    acting = backend(spec)
+    mine = lively_weights(spec, 3)
+    acting.set_weights(0, mine)
+    kept = {name: value.copy() for name, value in mine.items()}
+    for value in (*mine.values(), *acting.get_weights(0).values()):
+        value[:] = 0.0
+    for name, value in acting.get_weights(0).items():
+        np.testing.assert_array_equal(value, kept[name])
+    assert sorted(kept) == list(acting.weight_names)
+
+
+def test_a_policy_added_later_copies_policy_0_or_brings_its_own_weights() -> None:
+    spec = MlpSpec(4, ActionHead("categorical", (5,)))
+    acting = backend(spec)
+    obs, mask, noise = random_rows(spec, 16)
+    first = acting.act(obs, mask, noise)
+    assert (acting.add_policy(), acting.add_policy(lively_weights(spec, 9)), acting.policies) == (1, 2, 3)
+    np.testing.assert_array_equal(acting.act(obs, mask, noise, 1), first)
+    np.testing.assert_array_equal(acting.act(obs, mask, noise, np.zeros(16, np.int64)), first)
+    assert not np.array_equal(acting.values(2, obs), acting.values(1, obs))
+
+
+def test_weights_of_another_network_are_refused_with_name_and_shapes() -> None:
+    acting = backend(MlpSpec(4, ActionHead("categorical", (2,))))
+    other = init_weights(MlpSpec(5, ActionHead("categorical", (2,))), 0)
+    with pytest.raises(ConfigError, match=r"2 weights .*policy.0.weight.*\(5, 64\), expected \(4, 64\)"):
+        acting.set_weights(0, other)
+
+
+@pytest.mark.parametrize("rows", [10, 1000])
+def test_a_row_of_an_unknown_policy_is_an_error(rows: int) -> None:
+    spec = MlpSpec(4, ActionHead("categorical", (2,)))
+    acting = backend(spec, policies=2)
+    obs, mask, noise = random_rows(spec, rows)
+    with pytest.raises(ConfigError, match="policy 2, expected 0 to 1"):
+        acting.act(obs, mask, noise, 2)
+    with pytest.raises(Exception, match=r"policy 2|out of bounds|out of data bounds"):
+        acting.act(obs, mask, noise, np.full(rows, 2))
+
+
+def test_observations_of_the_wrong_width_or_type_are_an_error_of_the_runtime() -> None:
+    acting = backend(MlpSpec(4, ActionHead("categorical", (2,))))
+    noise = np.zeros((3, 1), np.float32)
+    with pytest.raises(Exception, match="obs"):
+        acting.act(np.zeros((3, 5), np.float32), None, noise)
+    with pytest.raises(Exception, match="float"):
+        acting.act(np.zeros((3, 4), np.float64), None, noise)

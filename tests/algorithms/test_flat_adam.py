@@ -1,0 +1,77 @@
+"""The flat optimizer against torch's own, and its state."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from menv.algorithms.flat_adam import FlatAdam
+from menv.errors import ConfigError
+
+WEIGHTS = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3) / 5.0,
+    "b": np.array([0.5, -1.0, 2.0], np.float32),
+}
+
+
+def loss_of(params: dict[str, Tensor], step: int) -> Tensor:
+    x = torch.tensor([[1.0, 0.3 * step], [0.5, -1.0]])
+    return ((x @ params["a"] + params["b"]).tanh() - 0.1 * step).square().sum()
+
+
+@pytest.mark.parametrize("grad_clip", [None, 0.5, 100.0])
+def test_twenty_updates_equal_those_of_torch(grad_clip: float | None) -> None:
+    flat = FlatAdam(WEIGHTS, 1e-2, grad_clip=grad_clip)
+    theirs = {name: torch.tensor(value, requires_grad=True) for name, value in WEIGHTS.items()}
+    adam = torch.optim.Adam(theirs.values(), lr=1e-2, eps=1e-5)
+    for step in range(20):
+        torch.autograd.backward(loss_of(flat.params, step))
+        norm = flat.step()
+        adam.zero_grad()
+        torch.autograd.backward(loss_of(theirs, step))
+        wanted = torch.nn.utils.clip_grad_norm_(theirs.values(), grad_clip or float("inf"))
+        adam.step()
+        torch.testing.assert_close(norm, wanted)
+    for name, value in flat.weights().items():
+        np.testing.assert_allclose(value, theirs[name].detach().numpy(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_new_learning_rate_counts_from_the_next_step() -> None:
+    adam = FlatAdam({"a": np.zeros(1, np.float32)}, 0.1, eps=0.0)
+    for lr, wanted in ((0.1, -0.1), (0.0, -0.1), (0.4, -0.5)):
+        adam.lr = lr
+        torch.autograd.backward(adam.params["a"].sum() * 3.0)
+        adam.step()
+        assert adam.weights()["a"][0] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_restored_optimizer_goes_on_as_if_it_had_never_stopped() -> None:
+    whole = FlatAdam(WEIGHTS, 1e-2)
+    for step in range(3):
+        torch.autograd.backward(loss_of(whole.params, step))
+        whole.step()
+    resumed = FlatAdam(whole.weights(), 1e-2)
+    resumed.set_state(whole.state())
+    for adam in (whole, resumed):
+        torch.autograd.backward(loss_of(adam.params, 9))
+        adam.step()
+    for name, value in whole.weights().items():
+        np.testing.assert_array_equal(value, resumed.weights()[name])
+
+
+def test_weights_are_copied_out_and_in() -> None:
+    adam = FlatAdam(WEIGHTS, 1e-2)
+    adam.weights()["b"][:] = 9.0
+    mine = {name: value + 1.0 for name, value in WEIGHTS.items()}
+    adam.set_weights(mine)
+    mine["b"][:] = 7.0
+    np.testing.assert_array_equal(adam.weights()["b"], WEIGHTS["b"] + 1.0)
+
+
+def test_weights_and_state_of_another_network_are_refused() -> None:
+    adam = FlatAdam(WEIGHTS, 1e-2)
+    with pytest.raises(ConfigError, match=r"'b' has shape \(2,\), expected \(3,\)"):
+        adam.set_weights({"a": WEIGHTS["a"], "b": np.zeros(2, np.float32)})
+    other = FlatAdam({"b": WEIGHTS["b"]}, 1e-2)
+    with pytest.raises(ConfigError, match=r"expected \(9,\)"):
+        adam.set_state(other.state())

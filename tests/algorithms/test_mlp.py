@@ -1,0 +1,111 @@
+"""The description of the stock network, its first weights and its graphs."""
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+
+from menv.acting.action_head import ActionHead
+from menv.acting.onnx_acting import open_session
+from menv.algorithms.networks.graphs import MlpGraphs
+from menv.algorithms.networks.mlp import Activation, MlpSpec, init_weights
+from menv.errors import ConfigError
+
+HEAD = ActionHead("categorical", (3,))
+
+
+def test_names_and_shapes_of_separate_networks() -> None:
+    shapes = MlpSpec(4, HEAD, (8,)).weight_shapes()
+    assert shapes == {
+        "policy.0.weight": (4, 8),
+        "policy.0.bias": (8,),
+        "policy.out.weight": (8, 3),
+        "policy.out.bias": (3,),
+        "value.0.weight": (4, 8),
+        "value.0.bias": (8,),
+        "value.out.weight": (8, 1),
+        "value.out.bias": (1,),
+    }
+
+
+def test_shared_layers_appear_once_and_a_gaussian_head_has_a_free_log_std() -> None:
+    shapes = MlpSpec(4, ActionHead("gaussian", (2,)), (8,), vf_share_layers=True).weight_shapes()
+    assert [name for name in shapes if name.endswith("weight")] == [
+        "shared.0.weight",
+        "policy.out.weight",
+        "value.out.weight",
+    ]
+    assert shapes["policy.out.weight"] == (8, 2)
+    assert shapes["policy.log_std"] == (2,)
+
+
+def test_first_weights_are_orthogonal_with_their_gains_and_biases_zero() -> None:
+    weights = init_weights(MlpSpec(4, HEAD, (8, 6)), seed=1)
+    for name, gain in (
+        ("policy.0", 2.0**0.5),
+        ("value.1", 2.0**0.5),
+        ("policy.out", 0.01),
+        ("value.out", 1.0),
+    ):
+        matrix = weights[f"{name}.weight"].astype(np.float64)
+        small = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+        np.testing.assert_allclose(small, gain**2 * np.eye(len(small)), atol=1e-6)
+        assert not weights[f"{name}.bias"].any()
+    assert all(value.dtype == np.float32 for value in weights.values())
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    spec = MlpSpec(4, HEAD)
+    one, same, other = (init_weights(spec, seed) for seed in (5, 5, 6))
+    for name in one:
+        np.testing.assert_array_equal(one[name], same[name])
+    assert not np.array_equal(one["policy.0.weight"], other["policy.0.weight"])
+
+
+def test_an_unknown_activation_is_refused_and_the_right_ones_are_listed() -> None:
+    with pytest.raises(ConfigError, match=r"'swish', expected one of tanh, relu"):
+        MlpSpec(4, HEAD, activation="swish")  # type: ignore[arg-type]
+
+
+def test_sizes_that_are_not_positive_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"hiddens \(64, 0\)"):
+        MlpSpec(4, HEAD, hiddens=(64, 0))
+
+
+@pytest.mark.parametrize("kind", ["act", "greedy", "evaluate", "values"])
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize(
+    "head", [HEAD, ActionHead("multi_categorical", (3, 2)), ActionHead("gaussian", (2,))]
+)
+def test_every_graph_is_valid_onnx(kind: str, share: bool, head: ActionHead) -> None:
+    spec = MlpSpec(4, head, vf_share_layers=share)
+    model = onnx.load_from_string(MlpGraphs(spec).build(kind))  # type: ignore[arg-type]
+    onnx.checker.check_model(model, full_check=True)
+    assert model.ir_version >= 4
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "elu", "linear"])
+def test_a_graph_with_defaults_runs_alone_and_yields_to_weights_that_are_fed(activation: Activation) -> None:
+    spec = MlpSpec(4, HEAD, (8,), activation)
+    weights = init_weights(spec, 0)
+    session = open_session(MlpGraphs(spec, weights).build("values"))
+    obs = np.ones((3, 4), np.float32)
+    alone = session.run(None, {"obs": obs})[0]
+    fed = session.run(None, {"obs": obs, "value.out.bias": np.ones(1, np.float32)})[0]
+    np.testing.assert_allclose(fed, alone + 1.0, rtol=1e-6)
+
+
+def test_a_graph_without_defaults_refuses_to_run_with_a_weight_forgotten() -> None:
+    session = open_session(MlpGraphs(MlpSpec(4, HEAD)).build("values"))
+    with pytest.raises(ValueError, match=r"value\.0\.weight"):
+        session.run(None, {"obs": np.ones((3, 4), np.float32)})
+
+
+def test_describing_and_creating_weights_and_graphs_needs_no_torch() -> None:
+    code = (
+        "import sys; from menv.algorithms.networks import graphs, mlp; from menv.acting import onnx_acting;"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

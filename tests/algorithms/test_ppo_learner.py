@@ -1,0 +1,236 @@
+"""The PPO learner: what it reports, that it learns, and that seeds and state decide everything."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from menv.acting.action_head import ActionHead
+from menv.acting.onnx_acting import OnnxActing
+from menv.algorithms.networks.graphs import MlpGraphs
+from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.algorithms.ppo_learner import PPOLearner, explained_variance
+from menv.algorithms.ppo_settings import PPOSettings
+from menv.errors import ConfigError
+
+STATS = {
+    "policy_loss",
+    "vf_loss",
+    "entropy",
+    "kl",
+    "vf_explained_var",
+    "total_loss",
+    "cur_lr",
+    "cur_kl_coeff",
+    "grad_gnorm",
+    "entropy_coeff",
+}
+HEADS = [
+    ActionHead("categorical", (3,)),
+    ActionHead("multi_categorical", (3, 2)),
+    ActionHead("gaussian", (2,)),
+]
+Columns = dict[str, npt.NDArray[Any]]
+
+
+def batch_for(
+    spec: MlpSpec, weights: dict[str, npt.NDArray[np.float32]], rows: int, seed: int = 0
+) -> Columns:
+    """Rows as the sampler delivers them; some first actions are good."""
+    rng = np.random.default_rng(seed)
+    head = spec.head
+    acting = OnnxActing(MlpGraphs(spec), head, [weights])
+    obs = rng.standard_normal((rows, spec.obs_size), np.float32)
+    mask = None
+    if head.mask_width:
+        mask = rng.random((rows, head.mask_width)) < 0.8
+        mask[:, np.cumsum((0, *head.sizes[:-1]))] = True
+    draw = rng.standard_normal if head.noise == "normal" else rng.random
+    actions = acting.act(obs, mask, draw((rows, head.noise_width), np.float32))
+    evaluation = acting.evaluate(0, obs, mask, actions)
+    first = actions.reshape(rows, -1)[:, 0]
+    good = first > 0.0 if head.kind == "gaussian" else first == 1
+    advantages = np.where(good, 1.0, -1.0).astype(np.float32)
+    columns: Columns = {
+        "obs": obs,
+        "actions": actions,
+        "action_logp": evaluation.logp,
+        "action_dist_inputs": evaluation.dist_inputs,
+        "advantages": advantages,
+        "value_targets": acting.values(0, obs) + advantages,
+    }
+    if mask is not None:
+        columns["action_mask"] = mask
+    return columns
+
+
+def learner_and_batch(
+    head: ActionHead = HEADS[0], rows: int = 64, seed: int = 0, share: bool = False, **settings: Any
+) -> tuple[PPOLearner, Columns]:
+    spec = MlpSpec(4, head, (16,), vf_share_layers=share)
+    weights = init_weights(spec, 1)
+    settings = {"sgd_minibatch_size": 16, "lr": 1e-2, **settings}
+    return PPOLearner(spec, PPOSettings(**settings), weights, seed), batch_for(spec, weights, rows)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 17, 64])
+def test_every_batch_is_answered_with_the_same_finite_numbers(
+    head: ActionHead, share: bool, rows: int
+) -> None:
+    learner, batch = learner_and_batch(head, rows, share=share, kl_coeff=0.2, entropy_coeff=0.01)
+    stats = learner.learn(batch, 0)
+    assert set(stats) == STATS
+    assert all(type(value) is float and math.isfinite(value) for value in stats.values())
+
+
+def test_the_total_loss_is_the_weighted_sum_of_the_reported_terms() -> None:
+    learner, batch = learner_and_batch(kl_coeff=0.2, entropy_coeff=0.01, vf_loss_coeff=0.7)
+    stats = learner.learn(batch, 0)
+    parts = stats["policy_loss"] + 0.7 * stats["vf_loss"] - 0.01 * stats["entropy"] + 0.2 * stats["kl"]
+    assert stats["total_loss"] == pytest.approx(parts, abs=1e-5)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_good_actions_become_likelier_and_values_come_closer(head: ActionHead) -> None:
+    learner, batch = learner_and_batch(head, rows=256)
+    learner.learn(batch, 0)
+    spec = MlpSpec(4, head, (16,))
+    acting = OnnxActing(MlpGraphs(spec), head, [learner.weights()])
+    logp = acting.evaluate(0, batch["obs"], batch.get("action_mask"), batch["actions"]).logp
+    change = logp - batch["action_logp"]
+    good = batch["advantages"] > 0
+    assert change[good].mean() > change[~good].mean() + 0.1
+    before = np.square(batch["advantages"]).mean()
+    assert np.square(batch["value_targets"] - acting.values(0, batch["obs"])).mean() < before
+
+
+def test_one_step_of_gradient_descent_is_the_one_worked_out_by_hand() -> None:
+    # One linear layer on a constant observation, two rows of a fair coin with advantages 1 and -1: normalised
+    # they stay so. The gradient of the loss for logit 0 is -(1 * 0.5 + -1 * -0.5) / 2 = -0.5, for the value
+    # bias 2 * (0 - 3) = -6, halved. Adam's first step has the size of the learning rate.
+    spec = MlpSpec(1, ActionHead("categorical", (2,)), hiddens=())
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    settings = PPOSettings(lr=0.01, num_sgd_iter=1, sgd_minibatch_size=2, grad_clip=None)
+    learner = PPOLearner(spec, settings, zeros, 0)
+    batch: Columns = {
+        "obs": np.zeros((2, 1), np.float32),
+        "actions": np.array([0, 1]),
+        "action_logp": np.full(2, -math.log(2.0), np.float32),
+        "action_dist_inputs": np.zeros((2, 2), np.float32),
+        "advantages": np.array([1.0, -1.0], np.float32),
+        "value_targets": np.array([3.0, 3.0], np.float32),
+    }
+    stats = learner.learn(batch, 0)
+    assert stats["policy_loss"] == pytest.approx(0.0, abs=1e-6)
+    assert stats["vf_loss"] == pytest.approx(9.0)
+    assert stats["entropy"] == pytest.approx(math.log(2.0))
+    assert stats["grad_gnorm"] == pytest.approx(math.sqrt(0.5**2 + 0.5**2 + 3.0**2), rel=1e-5)
+    weights = learner.weights()
+    np.testing.assert_allclose(weights["policy.out.bias"], [0.01, -0.01], rtol=1e-3)
+    np.testing.assert_allclose(weights["value.out.bias"], [0.01], rtol=1e-3)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    found = []
+    for seed in (3, 3, 4):
+        learner, batch = learner_and_batch(seed=seed)
+        learner.learn(batch, 0)
+        found.append(learner.weights()["policy.0.weight"])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])
+
+
+def test_a_restored_learner_goes_on_as_if_it_had_never_stopped() -> None:
+    whole, batch = learner_and_batch(kl_coeff=0.2)
+    whole.learn(batch, 0)
+    resumed, _ = learner_and_batch(kl_coeff=0.2)
+    resumed.set_weights(whole.weights())
+    resumed.set_state(whole.state())
+    assert whole.learn(batch, 64) == resumed.learn(batch, 64)
+    for name, value in whole.weights().items():
+        np.testing.assert_array_equal(value, resumed.weights()[name])
+
+
+def test_schedules_are_read_at_the_env_steps_of_the_run() -> None:
+    learner, batch = learner_and_batch(
+        lr_schedule=[[0, 1e-2], [1000, 0.0]], entropy_coeff_schedule=[[100, 0.4], [200, 0.2]]
+    )
+    at = {env_steps: learner.learn(batch, env_steps) for env_steps in (0, 150, 5000)}
+    assert [stats["cur_lr"] for stats in at.values()] == pytest.approx([1e-2, 8.5e-3, 0.0])
+    assert [stats["entropy_coeff"] for stats in at.values()] == pytest.approx([0.4, 0.3, 0.2])
+
+
+def test_the_kl_term_grows_after_a_large_update_and_0_switches_it_off_for_good() -> None:
+    eager, batch = learner_and_batch(kl_coeff=0.2, kl_target=1e-6)
+    off, _ = learner_and_batch(kl_coeff=0.0, kl_target=1e-6)
+    assert [eager.learn(batch, 0)["cur_kl_coeff"] for _ in range(2)] == pytest.approx([0.2, 0.3])
+    assert [off.learn(batch, 0)["cur_kl_coeff"] for _ in range(2)] == [0.0, 0.0]
+
+
+def test_scaling_and_shifting_the_advantages_of_a_batch_changes_nothing() -> None:
+    plain, batch = learner_and_batch()
+    scaled, _ = learner_and_batch()
+    rng = np.random.default_rng(0)
+    batch["advantages"] = rng.standard_normal(64).astype(np.float32)
+    plain.learn(batch, 0)
+    scaled.learn({**batch, "advantages": 10.0 * batch["advantages"] + 3.0}, 0)
+    for name, value in plain.weights().items():
+        np.testing.assert_allclose(value, scaled.weights()[name], atol=1e-4)
+
+
+def test_a_last_minibatch_of_a_single_row_is_left_out() -> None:
+    steps = []
+    for rows in (32, 33, 34):
+        learner, batch = learner_and_batch(rows=rows, num_sgd_iter=1)
+        learner.learn(batch, 0)
+        steps.append(int(learner.state()["adam_steps"]))
+    assert steps == [2, 2, 3]
+
+
+def test_columns_that_are_read_only_or_of_another_precision_are_taken_and_left_alone() -> None:
+    learner, batch = learner_and_batch()
+    other, _ = learner_and_batch()
+    frozen = {name: value.copy() for name, value in batch.items()}
+    frozen["advantages"] = frozen["advantages"].astype(np.float64)
+    for value in frozen.values():
+        value.flags.writeable = False
+    assert learner.learn(frozen, 0) == other.learn(batch, 0)
+
+
+def test_an_empty_batch_is_refused() -> None:
+    learner, batch = learner_and_batch()
+    with pytest.raises(ConfigError, match="0 rows"):
+        learner.learn({name: value[:0] for name, value in batch.items()}, 0)
+
+
+def test_explained_variance_of_perfect_useless_and_constant_targets() -> None:
+    targets = np.array([1.0, 2.0, 3.0])
+    assert explained_variance(targets, np.zeros(3)) == 1.0
+    assert explained_variance(targets, targets - 7.0) == pytest.approx(0.0)
+    assert explained_variance(targets, 10.0 * targets) == -1.0
+    assert explained_variance(np.ones(3), targets) == 0.0
+
+
+def test_a_schedule_that_runs_backwards_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"lr_schedule .*rising env_steps"):
+        PPOSettings(lr_schedule=[[100, 1.0], [0, 0.5]])
+
+
+def test_settings_are_frozen_and_refuse_no_epochs() -> None:
+    with pytest.raises(ConfigError, match="num_sgd_iter is 0"):
+        PPOSettings(num_sgd_iter=0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PPOSettings().lr = 1.0  # type: ignore[misc]
+
+
+def test_learning_leaves_the_global_torch_generator_alone() -> None:
+    before = torch.get_rng_state()
+    learner, batch = learner_and_batch()
+    learner.learn(batch, 0)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,161 @@
+"""Acting with torch: equal to acting with ONNX Runtime, and the check that tells when it is not."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from menv.acting.action_head import ActionHead
+from menv.acting.backend import ActingBackend
+from menv.acting.onnx_acting import OnnxActing
+from menv.algorithms.networks.graphs import MlpGraphs
+from menv.algorithms.networks.mlp import Activation, MlpSpec, init_weights
+from menv.algorithms.networks.torch_mlp import TorchMlp
+from menv.algorithms.torch_acting import TorchActing, check_against
+from menv.errors import ConfigError
+
+HEADS = [
+    ActionHead("categorical", (5,)),
+    ActionHead("multi_categorical", (3, 2, 4)),
+    ActionHead("multi_categorical", (2, 2)),
+    ActionHead("gaussian", (3,)),
+    ActionHead("gaussian", (1,)),
+]
+ALMOST_ONE = np.float32(1.0 - 2.0**-23)
+
+
+def lively_weights(spec: MlpSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    first = init_weights(spec, seed)
+    return {name: value + 0.3 * rng.standard_normal(value.shape, np.float32) for name, value in first.items()}
+
+
+def both_backends(spec: MlpSpec, policies: int = 1) -> tuple[OnnxActing, TorchActing]:
+    weights = [lively_weights(spec, seed) for seed in range(policies)]
+    return (
+        OnnxActing(MlpGraphs(spec), spec.head, weights),
+        TorchActing(partial(TorchMlp, spec), spec.head, weights),
+    )
+
+
+def random_rows(spec: MlpSpec, rows: int) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(rows)
+    head = spec.head
+    obs = rng.standard_normal((rows, spec.obs_size), np.float32)
+    if head.kind == "gaussian":
+        return obs, None, rng.standard_normal((rows, head.noise_width), np.float32)
+    mask = rng.random((rows, head.mask_width)) < 0.5
+    mask[:, np.cumsum((0, *head.sizes[:-1]))] = True
+    return obs, mask, rng.random((rows, head.noise_width), np.float32)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "elu", "linear"])
+@pytest.mark.parametrize("share", [False, True])
+def test_torch_and_onnx_agree_on_everything(head: ActionHead, activation: Activation, share: bool) -> None:
+    spec = MlpSpec(6, head, (32, 24), activation, share)
+    onnx, torch = both_backends(spec)
+    obs, mask, noise = random_rows(spec, 100)
+    for allowed in (mask, None):
+        actions = onnx.act(obs, allowed, noise)
+        np.testing.assert_allclose(torch.act(obs, allowed, noise), actions, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            torch.greedy(obs, allowed), onnx.greedy(obs, allowed), rtol=1e-5, atol=1e-5
+        )
+        for mine, theirs in zip(
+            torch.evaluate(0, obs, allowed, actions), onnx.evaluate(0, obs, allowed, actions), strict=True
+        ):
+            assert mine.dtype == theirs.dtype == np.float32
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(torch.values(0, obs), onnx.values(0, obs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_rows_of_several_policies_are_answered_by_their_own(head: ActionHead, rows: int) -> None:
+    spec = MlpSpec(6, head)
+    onnx, torch = both_backends(spec, policies=3)
+    obs, mask, noise = random_rows(spec, rows)
+    which = np.random.default_rng(0).integers(0, 3, rows)
+    for mine, theirs in (
+        (torch.act(obs, mask, noise, which), onnx.act(obs, mask, noise, which)),
+        (torch.greedy(obs, mask, which), onnx.greedy(obs, mask, which)),
+    ):
+        assert mine.shape == theirs.shape
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.5, ALMOST_ONE])
+def test_a_masked_choice_is_never_drawn(draw: float) -> None:
+    spec = MlpSpec(6, HEADS[0])
+    _, torch = both_backends(spec)
+    obs, mask, _ = random_rows(spec, 80)
+    drawn = torch.act(obs, mask, np.full((80, 1), draw, np.float32))
+    assert mask[np.arange(80), drawn].all()
+
+
+def test_weights_go_in_and_out_by_copy_and_new_policies_start_as_policy_0() -> None:
+    spec = MlpSpec(6, HEADS[3])
+    _, torch = both_backends(spec)
+    obs, _, _ = random_rows(spec, 9)
+    mine = lively_weights(spec, 8)
+    torch.set_weights(0, mine)
+    mine["policy.out.bias"][:] = 0.0
+    assert torch.add_policy() == 1
+    np.testing.assert_array_equal(torch.greedy(obs, None, 1), torch.greedy(obs, None, 0))
+    assert torch.get_weights(1)["policy.out.bias"].any()
+    torch.get_weights(1)["policy.out.bias"][:] = 0.0
+    assert torch.get_weights(1)["policy.out.bias"].any()
+    assert torch.obs_size == 6
+    assert list(torch.weight_names) == sorted(mine)
+
+
+def test_unknown_policies_and_foreign_weights_are_refused() -> None:
+    spec = MlpSpec(6, HEADS[0])
+    _, torch = both_backends(spec)
+    with pytest.raises(ConfigError, match="policy 1, expected 0 to 0"):
+        torch.values(1, np.zeros((2, 6), np.float32))
+    with pytest.raises(ConfigError, match=r"policy.0.weight.*\(7, 64\), expected \(6, 64\)"):
+        torch.set_weights(0, init_weights(MlpSpec(7, HEADS[0]), 0))
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_check_passes_for_equal_backends_and_first_weights(head: ActionHead, masked: bool) -> None:
+    spec = MlpSpec(6, head)
+    onnx, torch = both_backends(spec, policies=2)
+    check_against(onnx, torch, np.random.default_rng(0), masked)
+    for backend in (onnx, torch):
+        backend.set_weights(0, init_weights(spec, 0))
+    check_against(onnx, torch, np.random.default_rng(1), masked)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("policy.out.bias", "distribution inputs"),
+        ("value.1.weight", "values"),
+        ("policy.log_std", "distribution"),
+    ],
+)
+def test_the_check_names_what_differs_and_for_which_policy(name: str, what: str) -> None:
+    spec = MlpSpec(6, HEADS[3])
+    onnx, torch = both_backends(spec, policies=2)
+    changed = onnx.get_weights(1)
+    changed[name] += 0.01
+    onnx.set_weights(1, changed)
+    backend: ActingBackend = onnx
+    with pytest.raises(ConfigError, match=f'{what}.* of policy 1 differ by .* set inference="torch"'):
+        check_against(backend, torch, np.random.default_rng(0))
+
+
+def test_outputs_that_are_no_numbers_do_not_pass_the_check() -> None:
+    onnx, torch = both_backends(MlpSpec(6, HEADS[3]))
+    broken = onnx.get_weights(0)
+    broken["value.out.bias"][:] = np.nan
+    onnx.set_weights(0, broken)
+    with pytest.raises(ConfigError, match="values of policy 0 differ by nan"):
+        check_against(onnx, torch, np.random.default_rng(0))

@@ -1,0 +1,217 @@
+"""`make_multi_agent`: copies of a single-agent environment as agents 0, 1, ..."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.base_env import ALL
+from menv.env_context import EnvContext
+from menv.envs import TicTacToe, make_multi_agent
+from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.registry import register_env
+
+
+class Countdown(gym.Env[Any, Any]):
+    """Ends after as many steps as its first action says; odd numbers are truncations, 6 is both."""
+
+    observation_space = gym.spaces.Discrete(10)
+    action_space = gym.spaces.Discrete(10)
+
+    def __init__(self, context: EnvContext) -> None:
+        self.context = context
+        self.steps = 0
+        self.closed = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return 0, {"seed": seed, "options": options}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        over = self.steps >= action
+        return (
+            self.steps,
+            float(action),
+            over and action % 2 == 0,
+            over and (action % 2 == 1 or action == 6),
+            {},
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def copies(num_agents: int, **config: Any) -> Any:
+    env = make_multi_agent(Countdown)({"num_agents": num_agents, **config})
+    env.reset()
+    return env
+
+
+def test_agents_are_numbered_from_0_and_there_is_one_by_default() -> None:
+    assert make_multi_agent(Countdown)().possible_agents == [0]
+    env = copies(3)
+    assert env.agents == env.possible_agents == [0, 1, 2]
+    assert env.get_observation_space(2) == gym.spaces.Discrete(10)
+    assert env.get_action_space(2) == gym.spaces.Discrete(10)
+
+
+def test_a_gymnasium_id_gets_the_rest_of_the_config() -> None:
+    env = make_multi_agent("Pendulum-v1")({"num_agents": 2, "g": 3.5})
+    assert [copy.unwrapped.g for copy in env.envs] == [3.5, 3.5]  # type: ignore[attr-defined]
+
+
+def test_the_config_is_left_as_it_was_and_shared_by_no_copy() -> None:
+    config = {"num_agents": 2, "sizes": [1, 2]}
+    env: Any = make_multi_agent(Countdown)(config)
+    env.envs[0].context["sizes"].append(3)
+    assert config == {"num_agents": 2, "sizes": [1, 2]}
+    assert env.envs[1].context == {"sizes": [1, 2]}
+
+
+def test_copies_know_the_place_that_the_context_names() -> None:
+    env: Any = make_multi_agent(Countdown)(EnvContext({"num_agents": 2}, worker_index=3, vector_index=5))
+    assert [(copy.context.worker_index, copy.context.vector_index) for copy in env.envs] == [(3, 5)] * 2
+
+
+def test_a_registered_name_is_looked_up_when_an_env_is_made() -> None:
+    later = make_multi_agent("countdown of this test")
+    register_env("countdown of this test", Countdown)
+    assert isinstance(later().envs[0], Countdown)
+
+
+def test_any_callable_will_do() -> None:
+    assert make_multi_agent(lambda context: Countdown(context))().possible_agents == [0]
+
+
+def test_each_copy_gets_a_seed_of_its_own_that_the_given_one_determines() -> None:
+    def seeds(seed: int | None) -> list[Any]:
+        _, infos = copies(4).reset(seed=seed)
+        return [infos[agent]["seed"] for agent in range(4)]
+
+    assert seeds(7)[0] == 7
+    assert seeds(7) == seeds(7)
+    assert len({*seeds(7), *seeds(8), *seeds(9)}) == 12
+    assert seeds(None) == [None] * 4
+
+
+def test_the_same_seed_gives_the_same_episode() -> None:
+    env = make_multi_agent("CartPole-v1")({"num_agents": 2})
+    first, _ = env.reset(seed=5)
+    again, _ = env.reset(seed=5)
+    assert all(np.array_equal(first[agent], again[agent]) for agent in (0, 1))
+    assert not np.array_equal(first[0], first[1])
+
+
+def test_options_reach_every_copy() -> None:
+    _, infos = copies(2).reset(options={"level": 1})
+    assert [infos[agent]["options"] for agent in (0, 1)] == [{"level": 1}] * 2
+
+
+def test_a_finished_agent_is_observed_once_more_and_never_again() -> None:
+    env = copies(2)
+    obs, rewards, terminateds, truncateds, _ = env.step({0: 1, 1: 4})
+    assert obs == {0: 1, 1: 1}
+    assert rewards == {0: 1.0, 1: 4.0}
+    assert truncateds == {0: True, 1: False, ALL: False}
+    assert terminateds == {0: False, 1: False, ALL: False}
+    assert env.agents == [1]
+    obs, *_ = env.step({1: 4})
+    assert obs == {1: 2}
+
+
+@pytest.mark.parametrize(
+    ("actions", "terminated"),
+    [
+        ([{0: 1, 1: 9}, {1: 2}], True),
+        ([{0: 2, 1: 9}, {0: 2, 1: 9}, {1: 3}], False),
+        ([{0: 9, 1: 9}, {0: 2, 1: 2}], True),
+        ([{0: 9, 1: 9}, {0: 2, 1: 1}], False),
+        ([{0: 1, 1: 1}], False),
+    ],
+)
+def test_the_agents_that_end_last_decide_how_the_episode_ends(
+    actions: list[dict[int, int]], terminated: bool
+) -> None:
+    env = copies(2)
+    for answers in actions:
+        assert env.agents
+        *_, terminateds, truncateds, _ = env.step(answers)
+    assert env.agents == []
+    assert (terminateds[ALL], truncateds[ALL]) == (terminated, not terminated)
+
+
+def test_an_agent_with_both_flags_does_not_end_the_others() -> None:
+    env = copies(2)
+    for _ in range(6):
+        *_, terminateds, truncateds, _ = env.step({0: 6, 1: 9})
+    assert (terminateds[0], truncateds[0]) == (True, True)
+    assert (terminateds[ALL], truncateds[ALL]) == (False, False)
+
+
+def test_nobody_has_to_act() -> None:
+    env = copies(2)
+    assert env.step({}) == ({}, {}, {ALL: False}, {ALL: False}, {})
+
+
+def test_an_unknown_agent_is_named() -> None:
+    with pytest.raises(ContractError, match=r"agent 7 is unknown, expected actions for 0, 1 only"):
+        copies(2).step({7: 1})
+
+
+def test_a_finished_agent_that_acts_is_named() -> None:
+    env = copies(2)
+    env.step({0: 1, 1: 9})
+    with pytest.raises(ContractError, match=r"agent 0 has ended, expected actions for 1 only"):
+        env.step({0: 1})
+
+
+def test_step_before_reset_and_after_the_end_asks_for_reset() -> None:
+    env = make_multi_agent(Countdown)()
+    with pytest.raises(CallOrderError, match="call reset first"):
+        env.step({})
+    env.reset()
+    env.step({0: 1})
+    with pytest.raises(CallOrderError, match="call reset first"):
+        env.step({0: 1})
+
+
+@pytest.mark.parametrize("num_agents", [0, -1, 1.5, "two"])
+def test_a_number_of_agents_that_makes_no_sense_is_refused(num_agents: Any) -> None:
+    with pytest.raises(ConfigError, match="expected an integer of 1 or more"):
+        make_multi_agent(Countdown)({"num_agents": num_agents})
+
+
+def test_an_old_step_of_four_values_is_explained() -> None:
+    class Old(Countdown):
+        def step(self, action: int) -> Any:
+            return 0, 0.0, False, {}
+
+    env = make_multi_agent(Old)()
+    env.reset()
+    with pytest.raises(ContractError, match="the copy of agent 0 returned 4 values, expected 5"):
+        env.step({0: 1})
+
+
+def test_copies_of_an_env_of_many_agents_are_refused() -> None:
+    with pytest.raises(ContractError, match="the creator made a TicTacToe"):
+        make_multi_agent(TicTacToe)()
+
+
+def test_close_closes_every_copy() -> None:
+    env = copies(3)
+    env.close()
+    assert all(copy.closed for copy in env.envs)
+
+
+def test_render_shows_the_copy_of_agent_0() -> None:
+    env = make_multi_agent("CartPole-v1")({"num_agents": 2, "render_mode": "rgb_array"})
+    env.reset(seed=0)
+    assert env.render().shape == (400, 600, 3)
+    env.close()

@@ -1,0 +1,145 @@
+"""The null environment, rock-paper-scissors, the two-step game, and the package that hands them out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import menv.envs
+from menv.base_env import ALL
+from menv.envs.null import NullEnv
+from menv.envs.rock_paper_scissors import NOTHING, PAPER, ROCK, SCISSORS, RockPaperScissors
+from menv.envs.two_step_game import FIRST, STATE_2A, STATE_2B, TwoStepGame
+from menv.errors import CallOrderError, ConfigError, ContractError
+
+
+def test_the_package_hands_out_every_name_it_lists() -> None:
+    for name in menv.envs.__all__:
+        assert getattr(menv.envs, name).__module__.startswith("menv.envs.")
+        assert name in dir(menv.envs)
+    with pytest.raises(AttributeError, match="no attribute 'Chess'"):
+        _ = menv.envs.Chess
+
+
+def test_importing_the_package_imports_no_environment() -> None:
+    code = "import sys, menv.envs; sys.exit('menv.envs.traffic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_null_env_has_constant_rows_for_all_agents() -> None:
+    env = NullEnv({"num_agents": 3, "obs_size": 2})
+    obs, infos = env.reset(seed=1)
+    assert list(obs) == env.agents == env.possible_agents == ["agent_0", "agent_1", "agent_2"]
+    assert env.observation_space_contains(obs)
+    assert obs["agent_0"].tolist() != obs["agent_1"].tolist()
+    again, rewards, terminateds, truncateds, infos = env.step({})
+    assert again is obs
+    assert rewards == dict.fromkeys(obs, 1.0)
+    assert (terminateds, truncateds, infos) == ({ALL: False}, {ALL: False}, {})
+
+
+def test_the_null_env_is_truncated_after_its_length() -> None:
+    env = NullEnv({"episode_length": 3})
+    assert env.num_agents == 100
+    for _ in range(2):
+        env.reset()
+        assert [env.step({})[3][ALL] for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize("name", ["num_agents", "obs_size", "episode_length"])
+def test_the_null_env_refuses_nothing_at_all(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"NullEnv: {name} is 0"):
+        NullEnv({name: 0})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "score"),
+    [
+        (ROCK, SCISSORS, 1.0),
+        (PAPER, ROCK, 1.0),
+        (SCISSORS, PAPER, 1.0),
+        (ROCK, PAPER, -1.0),
+        (PAPER, PAPER, 0.0),
+    ],
+)
+def test_hands_beat_each_other_in_a_circle(first: int, second: int, score: float) -> None:
+    env = RockPaperScissors()
+    obs, _ = env.reset()
+    assert obs == {"player1": NOTHING, "player2": NOTHING}
+    obs, rewards, terminateds, truncateds, _ = env.step({"player1": first, "player2": second})
+    assert obs == {"player1": second, "player2": first}
+    assert rewards == {"player1": score, "player2": -score}
+    assert not any(terminateds.values())
+    assert truncateds == {ALL: False}
+
+
+def test_ten_rounds_end_the_game_for_both() -> None:
+    env = RockPaperScissors()
+    env.reset()
+    flags = [env.step({"player1": ROCK, "player2": PAPER})[2] for _ in range(10)]
+    assert [flag[ALL] for flag in flags] == [False] * 9 + [True]
+    assert flags[-1] == {"player1": True, "player2": True, ALL: True}
+    assert env.agents == []
+    with pytest.raises(CallOrderError, match="call reset"):
+        env.step({"player1": ROCK, "player2": PAPER})
+
+
+def test_the_number_of_rounds_can_be_set() -> None:
+    env = RockPaperScissors({"rounds": 1})
+    env.reset()
+    assert env.step({"player1": ROCK, "player2": PAPER})[2][ALL]
+    with pytest.raises(ConfigError, match="rounds is 0"):
+        RockPaperScissors({"rounds": 0})
+
+
+@pytest.mark.parametrize(
+    "actions", [{}, {"player1": 0}, {"player1": 0, "player2": 3}, {"player1": 0, "cat": 1}]
+)
+def test_both_players_must_show_a_hand(actions: dict[str, Any]) -> None:
+    env = RockPaperScissors()
+    env.reset()
+    with pytest.raises(ContractError, match="expected 0, 1 or 2 for each of player1, player2"):
+        env.step(actions)
+
+
+@pytest.mark.parametrize(
+    ("choice", "second", "state", "team"),
+    [
+        (0, (0, 0), STATE_2A, 7.0),
+        (0, (1, 0), STATE_2A, 7.0),
+        (1, (0, 0), STATE_2B, 0.0),
+        (1, (0, 1), STATE_2B, 1.0),
+        (1, (1, 0), STATE_2B, 1.0),
+        (1, (1, 1), STATE_2B, 8.0),
+    ],
+)
+@pytest.mark.parametrize("no_say", [0, 1])
+def test_the_two_step_game_pays_the_team_as_published(
+    choice: int, second: tuple[int, int], state: int, team: float, no_say: int
+) -> None:
+    env = TwoStepGame()
+    obs, _ = env.reset()
+    assert np.flatnonzero(obs["agent_2"]).tolist() == [FIRST, 4]
+    obs, rewards, terminateds, truncateds, _ = env.step({"agent_1": choice, "agent_2": no_say})
+    assert sum(rewards.values()) == 0.0
+    assert not any(terminateds.values())
+    assert np.flatnonzero(obs["agent_1"]).tolist() == [state, 3]
+    assert np.flatnonzero(env.state()).tolist() == [state]
+    obs, rewards, terminateds, truncateds, _ = env.step(dict(zip(obs, second, strict=True)))
+    assert rewards == {"agent_1": team / 2, "agent_2": team / 2}
+    assert terminateds == {"agent_1": True, "agent_2": True, ALL: True}
+    assert truncateds == {ALL: False}
+    assert env.observation_space_contains(obs)
+
+
+def test_the_two_step_game_refuses_half_an_answer_and_steps_after_the_end() -> None:
+    env = TwoStepGame()
+    with pytest.raises(CallOrderError, match="call reset"):
+        env.step({"agent_1": 0, "agent_2": 0})
+    env.reset()
+    with pytest.raises(ContractError, match="expected 0 or 1 for each of agent_1, agent_2"):
+        env.step({"agent_1": 0})

@@ -1,0 +1,151 @@
+"""The judges of TicTacToe policies, checked against the game itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from menv.envs.tictactoe import PLAYERS, TicTacToe
+from menv.envs.tictactoe_play import (
+    Choose,
+    Lines,
+    Record,
+    board_value,
+    choose_first_legal,
+    choose_perfect,
+    losing_lines,
+    perfect_move,
+    perfect_moves,
+    play_perfect,
+    play_random,
+)
+
+
+def one_move(choose: Choose, seen: dict[str, npt.NDArray[Any]]) -> int:
+    mask = seen["action_mask"][None].astype(bool)
+    return int(choose(seen["observations"][None], mask)[0])
+
+
+def all_results(choose: Choose, seat: str, opponent_moves: tuple[int, ...] = ()) -> Iterator[float]:
+    """Yield the result of every line of the opponent, by playing each game from its start."""
+    env = TicTacToe()
+    obs, _ = env.reset()
+    rewards: dict[str, float] = {}
+    script = list(opponent_moves)
+    while env.agents:
+        ((agent, seen),) = obs.items()
+        if agent == seat:
+            square = one_move(choose, seen)
+        elif script:
+            square = script.pop(0)
+        else:
+            for square in np.flatnonzero(seen["action_mask"]).tolist():
+                yield from all_results(choose, seat, (*opponent_moves, square))
+            return
+        obs, rewards, *_ = env.step({agent: square})
+    yield rewards[seat]
+
+
+@pytest.mark.parametrize("choose", [choose_perfect, choose_first_legal])
+def test_losing_lines_agree_with_playing_every_game(choose: Choose) -> None:
+    lost = [sum(result < 0 for result in all_results(choose, seat)) for seat in PLAYERS]
+    assert losing_lines(choose) == Lines(*lost)
+
+
+def test_a_perfect_player_loses_no_line() -> None:
+    assert losing_lines(choose_perfect).total == 0
+
+
+def test_the_first_legal_move_can_be_beaten_from_both_seats() -> None:
+    lines = losing_lines(choose_first_legal)
+    assert lines.player1 > 0
+    assert lines.player2 > 0
+    assert lines.total == lines.player1 + lines.player2
+
+
+@pytest.mark.parametrize("square", [-1, 9])
+def test_a_policy_that_moves_illegally_loses_every_line(square: int) -> None:
+    assert losing_lines(lambda observations, mask: np.full(len(mask), square)) == Lines(1, 9)
+
+
+def test_a_policy_that_always_takes_the_centre_loses_by_its_second_move() -> None:
+    assert losing_lines(lambda observations, mask: [4] * len(mask)) == Lines(8, 1 + 8 * 7)
+
+
+def test_policies_see_what_the_game_shows() -> None:
+    shown: set[bytes] = set()
+
+    def recording(observations: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_]) -> Any:
+        shown.update(row.tobytes() + free.tobytes() for row, free in zip(observations, mask, strict=True))
+        assert observations.dtype == np.float32
+        assert mask.dtype == np.bool_
+        return choose_first_legal(observations, mask)
+
+    losing_lines(recording)
+    seen_in_games: set[bytes] = set()
+
+    def watching(observations: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_]) -> Any:
+        seen_in_games.add(observations[0].tobytes() + mask[0].tobytes())
+        return choose_first_legal(observations, mask)
+
+    for seat in PLAYERS:
+        assert sum(1 for _ in all_results(watching, seat)) > 0
+    assert shown == seen_in_games
+
+
+def test_the_empty_board_is_worth_a_draw_and_every_first_move_keeps_it() -> None:
+    assert board_value((0,) * 9) == 0
+    assert perfect_moves((0,) * 9) == tuple(range(9))
+
+
+def test_the_centre_is_the_only_answer_to_a_corner() -> None:
+    assert perfect_moves((1, 0, 0, 0, 0, 0, 0, 0, 0)) == (4,)
+
+
+def test_a_win_is_taken_and_a_threat_is_blocked() -> None:
+    assert perfect_move((1, 1, 0, 2, 2, 0, 0, 0, 0)) == 2
+    assert perfect_moves((1, 1, 0, 0, 2, 0, 0, 0, 0)) == (2,)
+    assert board_value((1, 1, 0, 2, 2, 0, 0, 0, 0)) == 1
+
+
+def test_a_finished_game_has_no_moves() -> None:
+    assert perfect_moves((1, 1, 1, 2, 2, 0, 0, 0, 0)) == ()
+    assert perfect_moves((1, 2, 1, 1, 2, 1, 2, 1, 2)) == ()
+    with pytest.raises(IndexError):
+        perfect_move((1, 1, 1, 2, 2, 0, 0, 0, 0))
+
+
+def test_random_opponents_are_counted_per_seat_and_reproducibly() -> None:
+    results = play_random(choose_perfect, 1000, seed=1)
+    assert results == play_random(choose_perfect, 1000, seed=1)
+    assert results != play_random(choose_perfect, 1000, seed=2)
+    for record in results:
+        assert sum(record) == 1000
+        assert record.losses == 0
+    assert results.player1.wins > results.player2.wins > 500
+
+
+def test_two_random_players_win_as_often_as_known() -> None:
+    rng = np.random.default_rng(0)
+
+    def choose(observations: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_]) -> Any:
+        return np.where(mask, rng.random(mask.shape), -1.0).argmax(axis=1)
+
+    # Exact chances for the first player of random play: 737/1260 wins, 8/63 draws, 121/420 losses.
+    wins, draws, losses = (count / 40_000 for count in play_random(choose, 40_000, seed=0).player1)
+    assert wins == pytest.approx(737 / 1260, abs=0.01)
+    assert draws == pytest.approx(8 / 63, abs=0.01)
+    assert losses == pytest.approx(121 / 420, abs=0.01)
+
+
+def test_perfect_players_draw_and_beat_the_first_legal_move() -> None:
+    draws = Record(0, 500, 0)
+    assert play_perfect(choose_perfect, 500, seed=0) == (draws, draws)
+    beaten = play_perfect(choose_first_legal, 500, seed=0)
+    assert beaten.player1.wins == beaten.player2.wins == 0
+    assert beaten.player1.losses > 400
+    assert beaten.player2.losses > 400

@@ -1,0 +1,319 @@
+"""The traffic environment: agents of two kinds that come and go, rewards, endings, baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.base_env import ALL
+from menv.envs.traffic import AGE_LIMIT, SIGHT, MultiAgentTrafficEnv
+from menv.envs.traffic_rules import careful_driver, fixed_cycle
+from menv.errors import CallOrderError, ConfigError, ContractError
+
+BRAKE, KEEP, ACCELERATE = 0, 1, 2
+Steps = list[tuple[Any, ...]]
+
+
+def run(env: MultiAgentTrafficEnv, seed: int, act: Callable[[str, Any], int]) -> Steps:
+    """Play one episode and return what reset and every step gave."""
+    steps: Steps = [env.reset(seed=seed)]
+    while env.agents:
+        obs = steps[-1][0]
+        steps.append(env.step({agent: act(agent, obs[agent]) for agent in env.agents}))
+    return steps
+
+
+def by_the_rules(agent: str, obs: Any) -> int:
+    return careful_driver(obs) if agent.startswith("car") else fixed_cycle(obs)
+
+
+def at_random(seed: int) -> Callable[[str, Any], int]:
+    rng = np.random.default_rng(seed)
+    return lambda agent, obs: int(rng.integers(3 if agent.startswith("car") else 2))
+
+
+def alone(position: int, **settings: Any) -> MultiAgentTrafficEnv:
+    """Return a running env with car_1 standing at `position`."""
+    env = MultiAgentTrafficEnv(num_cars=1, max_cars=1, **settings)
+    env.reset(seed=0)
+    env.road.lanes[0].cars[0].position = position
+    return env
+
+
+def test_the_documented_call_gives_two_cars_and_a_light() -> None:
+    env = MultiAgentTrafficEnv(num_cars=2, num_traffic_lights=1)
+    obs, infos = env.reset()
+    assert list(obs) == env.agents == ["car_1", "car_2", "traffic_light_1"]
+    assert env.possible_agents == ["car_1", "car_2", "car_3", "car_4", "traffic_light_1"]
+    assert infos == {}
+
+
+def test_a_config_dict_and_keywords_say_the_same() -> None:
+    one = MultiAgentTrafficEnv({"num_cars": 3, "num_traffic_lights": 2, "max_cars": 3})
+    other = MultiAgentTrafficEnv({"num_cars": 1}, num_cars=3, num_traffic_lights=2, max_cars=3)
+    assert one.settings == other.settings
+    assert one.possible_agents == ["car_1", "car_2", "car_3", "traffic_light_1", "traffic_light_2"]
+
+
+def test_cars_and_lights_have_spaces_of_their_own() -> None:
+    env = MultiAgentTrafficEnv()
+    assert env.get_observation_space("car_1").shape == (8,)
+    assert env.get_observation_space("traffic_light_1").shape == (9,)
+    assert env.action_space_contains({"car_4": 2, "traffic_light_1": 1})
+    assert not env.action_space_contains({"traffic_light_1": 2})
+
+
+@pytest.mark.parametrize("lights", [0, 1, 3])
+def test_obs_rewards_and_flags_fit_the_contract_in_random_play(lights: int) -> None:
+    env = MultiAgentTrafficEnv(num_cars=4, num_traffic_lights=lights, max_cars=9, entry_rate=0.5)
+    for seed in range(10):
+        steps = run(env, seed, at_random(seed))
+        waiting, gone = set(steps[0][0]), set[str]()
+        for obs, rewards, terminateds, truncateds, infos in steps[1:]:
+            assert env.observation_space_contains(obs)
+            over = terminateds[ALL] or truncateds[ALL]
+            ended = set(terminateds) | set(truncateds) - {ALL}
+            assert set(rewards) == waiting
+            assert set(infos) <= set(obs)
+            assert not gone & set(obs)
+            gone |= ended
+            waiting = set() if over else set(obs) - ended
+        assert over
+        assert len(steps) - 1 <= 100
+
+
+def test_the_same_seed_gives_the_same_episode() -> None:
+    env = MultiAgentTrafficEnv(num_cars=3, num_traffic_lights=2, entry_rate=0.4)
+    first, again, other = (run(env, seed, at_random(5)) for seed in (1, 1, 2))
+    assert len(first) == len(again)
+    for one, two in zip(first, again, strict=True):
+        assert all(np.array_equal(one[0][agent], two[0][agent]) for agent in one[0])
+        assert one[1:] == two[1:]
+    assert any(not np.array_equal(first[0][0][agent], other[0][0][agent]) for agent in first[0][0])
+
+
+def test_a_reset_without_seed_goes_on_with_the_random_numbers() -> None:
+    env = MultiAgentTrafficEnv(num_cars=4)
+    start, _ = env.reset(seed=1)
+    follow, _ = env.reset()
+    env.reset(seed=1)
+    again, _ = env.reset()
+    assert any(not np.array_equal(start[agent], follow[agent]) for agent in start)
+    assert all(np.array_equal(follow[agent], again[agent]) for agent in follow)
+
+
+def test_a_car_that_arrives_is_terminated_and_gone_while_others_drive_on() -> None:
+    env = MultiAgentTrafficEnv(num_cars=2, max_cars=2)
+    env.reset(seed=0)
+    env.road.lanes[0].cars[0].position = 15
+    actions = {"car_1": ACCELERATE, "car_2": BRAKE, "traffic_light_1": 0}
+    obs, rewards, terminateds, truncateds, _ = env.step(actions)
+    assert terminateds == {"car_1": True, ALL: False}
+    assert truncateds == {ALL: False}
+    assert rewards["car_1"] == 11.0
+    assert obs["car_1"][1] == 0.0
+    assert env.agents == ["car_2", "traffic_light_1"]
+    obs, rewards, *_ = env.step({"car_2": BRAKE, "traffic_light_1": 0})
+    assert "car_1" not in obs
+    assert "car_1" not in rewards
+
+
+def test_more_cars_enter_in_order_up_to_the_most() -> None:
+    env = MultiAgentTrafficEnv(num_cars=1, max_cars=4, entry_rate=1.0)
+    steps = run(env, 0, by_the_rules)
+    first_seen: dict[str, int] = {}
+    for number, (obs, *_) in enumerate(steps):
+        for agent in obs:
+            first_seen.setdefault(agent, number)
+    assert list(first_seen) == ["car_1", "traffic_light_1", "car_2", "car_3", "car_4"]
+    assert first_seen["car_2"] == 1
+    assert steps[-1][2][ALL]
+
+
+def test_no_car_enters_when_there_shall_be_no_more_than_at_the_start() -> None:
+    steps = run(MultiAgentTrafficEnv(max_cars=2, entry_rate=1.0), 3, by_the_rules)
+    assert {agent for obs, *_ in steps for agent in obs} == {"car_1", "car_2", "traffic_light_1"}
+
+
+def test_the_episode_terminates_when_the_last_car_has_arrived() -> None:
+    env = alone(15)
+    _, _, terminateds, truncateds, _ = env.step({"car_1": ACCELERATE, "traffic_light_1": 0})
+    assert terminateds == {"car_1": True, "traffic_light_1": True, ALL: True}
+    assert truncateds == {ALL: False}
+    assert env.agents == []
+
+
+def test_the_episode_is_truncated_after_the_horizon() -> None:
+    steps = run(MultiAgentTrafficEnv(horizon=7, max_cars=2), 0, lambda agent, obs: 0)
+    assert len(steps) - 1 == 7
+    obs, _, terminateds, truncateds, _ = steps[-1]
+    assert truncateds == {"car_1": True, "car_2": True, "traffic_light_1": True, ALL: True}
+    assert terminateds == {ALL: False}
+    assert set(obs) == {"car_1", "car_2", "traffic_light_1"}
+
+
+def test_arriving_on_the_last_step_is_termination() -> None:
+    env = alone(15, horizon=1)
+    _, _, terminateds, truncateds, _ = env.step({"car_1": ACCELERATE, "traffic_light_1": 0})
+    assert (terminateds[ALL], truncateds[ALL]) == (True, False)
+
+
+def test_cars_earn_progress_and_lose_by_standing() -> None:
+    env = alone(0)
+    rewards = [env.step({"car_1": pedal, "traffic_light_1": 0})[1]["car_1"] for pedal in (2, 2, 2, 0, 0, 0)]
+    assert rewards == [1.0, 2.0, 3.0, 2.0, 1.0, -1.0]
+
+
+def test_running_a_red_light_costs_ten_and_is_told() -> None:
+    env = MultiAgentTrafficEnv(num_cars=2, max_cars=2)
+    env.reset(seed=0)
+    env.road.lanes[0].cars[0].position = 0
+    env.road.lanes[1].cars[0].position = 7
+    _, rewards, _, _, infos = env.step({"car_1": BRAKE, "car_2": ACCELERATE, "traffic_light_1": 0})
+    assert rewards == {"car_1": -1.0, "car_2": -9.0, "traffic_light_1": 0.0}
+    assert infos == {"car_2": {"ran_red": True}}
+
+
+def test_a_crash_costs_ten_and_is_told() -> None:
+    env = MultiAgentTrafficEnv(num_cars=2, num_traffic_lights=0, max_cars=2)
+    env.reset(seed=0)
+    front, back = env.road.lanes[0].cars
+    front.position, back.position = 6, 5
+    back.speed = 2
+    _, rewards, _, _, infos = env.step({"car_1": KEEP, "car_2": KEEP})
+    assert sorted(rewards.values()) == [-11.0, -1.0]
+    assert infos == {back.name: {"crashed": True}}
+
+
+def test_lights_earn_flow_minus_waiting() -> None:
+    env = MultiAgentTrafficEnv(num_cars=2, max_cars=2)
+    env.reset(seed=0)
+    env.road.lanes[0].cars[0].position = 7
+    env.road.lanes[1].cars[0].position = 7
+    _, rewards, *_ = env.step({"car_1": ACCELERATE, "car_2": BRAKE, "traffic_light_1": 0})
+    assert rewards["traffic_light_1"] == 0.0
+    _, rewards, *_ = env.step({"car_1": ACCELERATE, "car_2": BRAKE, "traffic_light_1": 0})
+    assert rewards["traffic_light_1"] == -1.0
+
+
+def test_a_car_observes_speed_road_light_and_the_car_ahead() -> None:
+    env = MultiAgentTrafficEnv(num_cars=3, max_cars=3)
+    env.reset(seed=0)
+    ahead, behind = env.road.lanes[0].cars
+    ahead.position, ahead.speed, behind.position, behind.speed = 6, 2, 2, 0
+    obs, *_ = env.step({"car_1": KEEP, "car_2": KEEP, "car_3": KEEP, "traffic_light_1": 0})
+    third = 1 / 3
+    assert obs[behind.name] == pytest.approx([0, 14 / 16, 6 / SIGHT, 1, 0, 0, 6 / SIGHT, 2 * third], abs=1e-6)
+    assert obs[ahead.name] == pytest.approx([2 * third, 0.5, 1, 0, 0, 0, 1, 0], abs=1e-6)
+    assert obs["car_2"][3:6].tolist() == [0, 0, 1]
+
+
+def test_a_light_observes_its_colour_its_age_and_the_queues() -> None:
+    env = MultiAgentTrafficEnv(num_cars=4, max_cars=4)
+    env.reset(seed=0)
+    for lane in env.road.lanes:
+        for car, cell in zip(lane.cars, (5, 2), strict=True):
+            car.position = cell
+    actions = {"car_1": 0, "car_2": 0, "car_3": 2, "car_4": 0, "traffic_light_1": 1}
+    obs, *_ = env.step(actions)
+    seen = obs["traffic_light_1"].tolist()
+    assert seen == pytest.approx([0, 1, 0, 0, 1 / AGE_LIMIT, 2 / 8, 2 / 8, 1 / 8, 2 / 8])
+
+
+@pytest.mark.parametrize("lights", [0, 1, 3])
+@pytest.mark.parametrize("green_steps", [1, 4, 8])
+def test_careful_drivers_under_a_fixed_cycle_never_offend_and_all_arrive(
+    lights: int, green_steps: int
+) -> None:
+    env = MultiAgentTrafficEnv(
+        num_cars=8, num_traffic_lights=lights, max_cars=20, entry_rate=0.5, horizon=1000
+    )
+
+    def act(agent: str, obs: Any) -> int:
+        return careful_driver(obs) if agent.startswith("car") else fixed_cycle(obs, green_steps)
+
+    for seed in range(3):
+        steps = run(env, seed, act)
+        assert not any(infos for *_, infos in steps)
+        assert steps[-1][2][ALL]
+
+
+def test_careful_drivers_keep_to_any_light() -> None:
+    env = MultiAgentTrafficEnv(num_cars=8, num_traffic_lights=3, max_cars=20, entry_rate=0.5)
+    whims = at_random(0)
+    for seed in range(5):
+        steps = run(
+            env, seed, lambda agent, obs: by_the_rules(agent, obs) if agent < "t" else whims(agent, obs)
+        )
+        assert not any("ran_red" in info for *_, infos in steps for info in infos.values())
+
+
+def test_the_fixed_cycle_gives_each_direction_its_time() -> None:
+    env = MultiAgentTrafficEnv(num_cars=0, max_cars=1, entry_rate=0.0)
+    steps = run(env, 0, lambda agent, obs: fixed_cycle(obs, green_steps=5))
+    green = [obs["traffic_light_1"][2] + obs["traffic_light_1"][3] for obs, *_ in steps]
+    changes = np.flatnonzero(np.diff(green))
+    assert np.diff(changes).tolist() == [9] * (len(changes) - 1)
+    assert len(changes) > 5
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ({"car_1": 1}, "got actions for 'car_1', expected 'car_1', 'traffic_light_1'"),
+        ({}, "got actions for nobody"),
+        ({"car_1": 3, "traffic_light_1": 0}, "the action of 'car_1' is 3, expected an integer from 0 to 2"),
+        ({"car_1": 0, "traffic_light_1": -1}, "the action of 'traffic_light_1' is -1"),
+    ],
+)
+def test_wrong_actions_are_named_and_nothing_moves(actions: dict[str, int], message: str) -> None:
+    env = alone(3)
+    with pytest.raises(ContractError, match=message):
+        env.step(actions)
+    assert env.road.lanes[0].cars[0].position == 3
+    assert env.road.lights[0].age == 0
+
+
+def test_a_step_outside_an_episode_asks_for_reset() -> None:
+    env = MultiAgentTrafficEnv()
+    with pytest.raises(CallOrderError, match="call reset"):
+        env.step({})
+    run(env, 0, at_random(0))
+    with pytest.raises(CallOrderError, match="call reset"):
+        env.step({})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_car": 2}, "unknown setting 'num_car'.*did you mean 'num_cars'"),
+        ({"colour": "red"}, "unknown setting 'colour'.*remove it"),
+        ({"num_cars": -1}, "num_cars is -1, expected 0 or more"),
+        ({"num_cars": 3, "max_cars": 2}, "max_cars is 2, expected at least 1 and num_cars"),
+        ({"entry_rate": 2.0}, "entry_rate is 2.0, expected a chance from 0 to 1"),
+        ({"horizon": 0}, "horizon is 0, expected 1 or more"),
+        ({"num_traffic_lights": -1}, "num_traffic_lights is -1"),
+        ({"render_mode": "human"}, "render_mode is 'human', expected ansi or rgb_array"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MultiAgentTrafficEnv(settings)
+
+
+def test_many_cars_find_room_at_the_start() -> None:
+    obs, _ = MultiAgentTrafficEnv(num_cars=40, num_traffic_lights=2).reset(seed=0)
+    assert len(obs) == 42
+    assert list(obs)[:40] == [f"car_{number}" for number in range(1, 41)]
+
+
+def test_it_renders_text_and_pictures() -> None:
+    env = MultiAgentTrafficEnv(num_cars=2)
+    env.reset(seed=0)
+    assert env.render().count(">") == env.render().count("v") == 1
+    env.render_mode = "rgb_array"
+    picture = env.render()
+    assert (picture.shape, picture.dtype) == ((128, 128, 3), np.uint8)

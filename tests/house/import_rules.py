@@ -1,0 +1,122 @@
+"""The direction of imports in menv, as tables, and what breaks it.
+
+    cli -> algorithms -> serving, scale -> checking, loop -> adapters, connectors, acting -> the nouns
+                                                                          wrappers, envs -> the nouns
+
+The nouns are the modules that lie directly in `menv/`. Imports for type checking count like all others: a
+reader has to follow them just the same.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from pathlib import Path
+
+from tests.house.sources import ROOT, Import, imports, module_name, python_files
+
+NOUNS = "the nouns"
+FLOORS = (
+    {NOUNS},
+    {"adapters", "connectors", "acting", "wrappers", "envs"},
+    {"checking", "loop"},
+    {"serving", "scale"},
+    {"algorithms"},
+    {"cli"},
+)
+"""Each may import from the floors below it and from itself, never from its neighbours."""
+
+DOORS = {
+    ("menv.multi_agent_env", "with_agent_groups"): ("menv.wrappers",),
+    ("menv.policy", "from_checkpoint"): ("menv.loop", "menv.acting"),
+}
+"""Functions of a noun that may import from above, inside the function: (module, function) -> where from."""
+
+TO_BASE_ENV = ("menv.loop.convert",)
+"""The third door, which every noun that is an environment has: its `to_base_env` method."""
+
+HANDS_NAMES_ON = "menv"
+"""`menv/__init__.py` may tell type checkers where the names live that it hands on when they are asked for."""
+
+CONFINED = {
+    "torch": {"algorithms"},
+    "onnx": {"algorithms"},
+    "onnxscript": {"algorithms"},
+    "tensorboard": {"algorithms"},
+    "onnxruntime": {"acting"},
+    "ray": {"scale"},
+    "pettingzoo": {"wrappers"},
+    "pygame": {"wrappers", "envs"},
+    "websockets": {"serving"},
+    "rich": {"cli"},
+    "msgspec": {"serving", "scale", "loop", "acting", "checking", "algorithms"},
+    "safetensors": {"serving", "loop", "acting", "algorithms"},
+}
+"""The only packages of menv that may import these, wherever in the file."""
+
+
+def package_of(module: str) -> str:
+    """Return the package directly below `menv` that `module` belongs to, or `NOUNS`."""
+    parts = module.split(".")
+    packages = set().union(*FLOORS) - {NOUNS}
+    return parts[1] if len(parts) > 1 and parts[1] in packages else NOUNS
+
+
+def floor_of(package: str) -> int:
+    """Return how far above the ground `package` is."""
+    return next(floor for floor, packages in enumerate(FLOORS) if package in packages)
+
+
+def broken_rules(root: Path = ROOT) -> list[str]:
+    """Return a sentence for every import below `root / "menv"` that no rule allows."""
+    found = [entry for path in python_files(root, ("menv",)) for entry in imports(path, root)]
+    problems = [complaint(entry) or detour(entry, root) for entry in found]
+    return [problem for problem in problems if problem]
+
+
+def detour(entry: Import, root: Path) -> str:
+    """Return what is wrong if a module takes a name from `menv/__init__.py`, which hides where it lives."""
+    package, _, name = entry.imported.rpartition(".")
+    is_module = package_of(entry.imported) != NOUNS or (root / "menv" / f"{name}.py").exists()
+    if package != "menv" or name.startswith("__") or is_module:
+        return ""
+    return f"{entry.module}:{entry.line} imports {entry.imported}; import it from its own module"
+
+
+def complaint(entry: Import) -> str:
+    """Return what is wrong with one import, or ""."""
+    importer, top = package_of(entry.module), entry.imported.partition(".")[0]
+    where = f"{entry.module}:{entry.line} imports {entry.imported}"
+    if top in CONFINED and importer not in CONFINED[top]:
+        return f"{where}; only menv.{', menv.'.join(sorted(CONFINED[top]))} may import {top}"
+    if top != "menv" or _is_allowed(entry, importer, package_of(entry.imported)):
+        return ""
+    return f"{where}; {importer} may not import {package_of(entry.imported)}"
+
+
+def _is_allowed(entry: Import, importer: str, imported: str) -> bool:
+    if importer == imported or floor_of(importer) > floor_of(imported):
+        return True
+    if entry.module == HANDS_NAMES_ON and entry.for_types:
+        return True
+    function = entry.function.rpartition(".")[2]
+    door = DOORS.get((entry.module, function), ())
+    if importer == NOUNS and function == "to_base_env":
+        door = TO_BASE_ENV
+    return any(f"{entry.imported}.".startswith(f"{target}.") for target in door)
+
+
+def circle(root: Path = ROOT) -> list[str]:
+    """Return the modules of a circle of imports that run at import time, or an empty list."""
+    paths = python_files(root, ("menv",))
+    modules = {module_name(path, root) for path in paths}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for path in paths:
+        for entry in imports(path, root):
+            if not entry.function and not entry.for_types:
+                target = entry.imported if entry.imported in modules else entry.imported.rpartition(".")[0]
+                graph[entry.module] |= {target} & modules - {entry.module}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []

@@ -1,0 +1,82 @@
+"""Library code runs no code out of files, prints nothing, and leaves logging to the program."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.house.sources import ROOT, called_names, python_files
+
+UNPICKLING_MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+UNPICKLING_CALLS = {"load", "loads", "Unpickler", "open"}
+SPEAKING = {"print", "logging.basicConfig", "logging.config.dictConfig", "logging.config.fileConfig"}
+
+
+def unpickling(tree: ast.AST) -> list[str]:
+    """Return the calls below `tree` that would run code out of the bytes that they read."""
+    found = []
+    for name, call in called_names(tree):
+        module, _, last = name.rpartition(".")
+        pickles = module in UNPICKLING_MODULES and last in UNPICKLING_CALLS
+        allowed = [keyword.value for keyword in call.keywords if keyword.arg == "allow_pickle"]
+        harmless = all(isinstance(value, ast.Constant) and value.value is False for value in allowed)
+        if pickles or name in {"torch.load", "torch.jit.load", "pandas.read_pickle"} or not harmless:
+            found.append(f"line {call.lineno}: {name}")
+    return found
+
+
+def speaking(tree: ast.AST) -> list[str]:
+    """Return the calls below `tree` that print or configure logging."""
+    return [f"line {call.lineno}: {name}" for name, call in called_names(tree) if name in SPEAKING]
+
+
+def library_files() -> list[Path]:
+    return python_files(ROOT, ("menv",))
+
+
+def test_no_file_of_menv_unpickles() -> None:
+    found = {
+        str(path.relative_to(ROOT)): unpickling(ast.parse(path.read_text("utf-8")))
+        for path in library_files()
+    }
+    assert {path: calls for path, calls in found.items() if calls} == {}
+
+
+def test_no_file_of_menv_prints_or_configures_logging_except_the_command_line() -> None:
+    library = [path for path in library_files() if "cli" not in path.relative_to(ROOT).parts]
+    found = {str(path.relative_to(ROOT)): speaking(ast.parse(path.read_text("utf-8"))) for path in library}
+    assert {path: calls for path, calls in found.items() if calls} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle\npickle.load(file)",
+        "import pickle as p\np.loads(data)",
+        "from cloudpickle import loads as read\nread(data)",
+        "import torch\ntorch.load(path, weights_only=True)",
+        "import numpy as np\nnp.load(path, allow_pickle=True)",
+        "import numpy as np\nnp.load(path, allow_pickle=flag)",
+        "def f():\n    import pickle\n    return pickle.Unpickler(file).load()",
+    ],
+)
+def test_every_way_to_unpickle_is_found(text: str) -> None:
+    assert unpickling(ast.parse(text)) != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import numpy as np\nnp.load(path, allow_pickle=False)",
+        "import json\njson.loads(text)",
+        "from safetensors.numpy import load\nload(data)",
+        "import pickle\npickle.dumps(context)",
+    ],
+)
+def test_reading_without_code_is_allowed(text: str) -> None:
+    assert unpickling(ast.parse(text)) == []
+
+
+def test_printing_is_found() -> None:
+    text = "import logging as log\nprint('hello')\nlog.basicConfig()\nlog.getLogger('menv').info('fine')"
+    assert speaking(ast.parse(text)) == ["line 2: print", "line 3: logging.basicConfig"]

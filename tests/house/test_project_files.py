@@ -1,0 +1,72 @@
+"""pyproject.toml, constraints.txt and the scripts agree with each other."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.house.sources import ROOT
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+TESTED = dict(
+    line.split("==") for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if "==" in line
+)
+
+
+def normal(name: str) -> str:
+    """Return a package name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_dependencies_are_ranges_never_exact_versions() -> None:
+    for line in [*PROJECT["project"]["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]:
+        assert "==" not in line
+
+
+def test_the_extra_all_holds_every_other_extra() -> None:
+    (everything,) = (Requirement(line) for line in EXTRAS["all"])
+    assert everything.name == "menv"
+    assert everything.extras == set(EXTRAS) - {"all"}
+
+
+def test_what_make_setup_installs_has_a_tested_version_within_its_range() -> None:
+    tested = {normal(name): version for name, version in TESTED.items()}
+    installed = [*PROJECT["project"]["dependencies"], *EXTRAS["train"], *EXTRAS["pettingzoo"], *EXTRAS["dev"]]
+    for requirement in map(Requirement, installed):
+        assert tested[normal(requirement.name)] in requirement.specifier, requirement
+    assert tested["torch"] == "2.13.0"
+
+
+def test_only_menv_is_installed_and_not_its_links_at_the_root() -> None:
+    from setuptools import find_packages
+
+    rule = PROJECT["tool"]["setuptools"]["packages"]["find"]
+    assert {name.partition(".")[0] for name in find_packages(str(ROOT), include=rule["include"])} == {"menv"}
+    assert (ROOT / "menv" / "py.typed").exists()
+
+
+def test_make_without_a_target_lists_the_targets() -> None:
+    listed = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for target in ("setup", "demo", "test", "test-slow", "check", "bench", "format", "clean"):
+        assert f"make {target} " in listed.stdout
+
+
+@pytest.mark.parametrize("interpreter", ["", "false"])
+def test_setup_without_a_new_enough_python_says_what_to_do(interpreter: str) -> None:
+    command = ["make", "--no-print-directory", "--always-make", f"PYTHON={interpreter}", "setup"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "make PYTHON=/path/to/python3.11 setup" in done.stdout + done.stderr
+
+
+def test_the_script_for_continuous_integration_can_be_run() -> None:
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert sys.version_info >= (3, 11)

@@ -1,0 +1,148 @@
+"""EnvContext: a dict with attributes, and copies that share nothing."""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from menv.env_context import EnvContext
+from menv.errors import ConfigError
+
+ATTRIBUTES = {
+    "worker_index": 2,
+    "vector_index": 3,
+    "remote": True,
+    "num_workers": 4,
+    "recreated_worker": True,
+}
+
+
+def a_context() -> EnvContext:
+    return EnvContext({"size": 5, "map": {"walls": [1, 2]}}, 2, 3, True, 4, True)
+
+
+def test_the_settings_are_items_and_the_place_is_in_attributes() -> None:
+    context = a_context()
+    assert isinstance(context, dict)
+    assert context["size"] == 5
+    assert context.get("absent", 7) == 7
+    assert vars(context) == ATTRIBUTES
+
+
+def test_everything_has_a_default() -> None:
+    context = EnvContext()
+    assert context == {}
+    assert (context.worker_index, context.vector_index) == (0, 0)
+    assert (context.remote, context.num_workers, context.recreated_worker) == (False, None, False)
+
+
+COPIES: list[Callable[[EnvContext], EnvContext]] = [
+    EnvContext.copy,
+    copy.copy,
+    copy.deepcopy,
+    EnvContext.copy_with_overrides,
+    lambda context: pickle.loads(pickle.dumps(context)),
+]
+
+
+@pytest.mark.parametrize("make_copy", COPIES, ids=["copy", "copy.copy", "deepcopy", "overrides", "pickle"])
+def test_every_copy_keeps_the_attributes_and_shares_no_nested_value(
+    make_copy: Callable[[EnvContext], EnvContext],
+) -> None:
+    context = a_context()
+    twin = make_copy(context)
+    assert type(twin) is EnvContext
+    assert twin == context
+    assert vars(twin) == ATTRIBUTES
+    twin["map"]["walls"].append(3)
+    twin.worker_index = 9
+    assert context["map"]["walls"] == [1, 2]
+    assert context.worker_index == 2
+
+
+def test_siblings_share_no_nested_value_with_each_other() -> None:
+    context = a_context()
+    first, second = (context.copy_with_overrides(vector_index=index) for index in range(2))
+    first["map"]["walls"].clear()
+    assert second["map"]["walls"] == [1, 2]
+    assert (first.vector_index, second.vector_index) == (0, 1)
+
+
+def test_the_dict_of_the_caller_is_copied_on_the_way_in() -> None:
+    env_config: dict[str, Any] = {"map": {"walls": [1]}}
+    context = EnvContext(env_config)
+    context["map"]["walls"].append(2)
+    context["new"] = 1
+    assert env_config == {"map": {"walls": [1]}}
+
+
+def test_zero_and_false_override_and_none_keeps() -> None:
+    twin = a_context().copy_with_overrides(
+        worker_index=0, vector_index=0, remote=False, num_workers=0, recreated_worker=False
+    )
+    assert (twin.worker_index, twin.vector_index, twin.remote) == (0, 0, False)
+    assert (twin.num_workers, twin.recreated_worker) == (0, False)
+    assert vars(a_context().copy_with_overrides()) == ATTRIBUTES
+
+
+def test_an_env_config_given_as_override_replaces_all_settings_and_is_copied() -> None:
+    override = {"walls": [1]}
+    twin = a_context().copy_with_overrides(env_config=override)
+    assert twin == {"walls": [1]}
+    assert vars(twin) == ATTRIBUTES
+    twin["walls"].append(2)
+    assert override == {"walls": [1]}
+    assert a_context().copy_with_overrides(env_config={}) == {}
+
+
+def test_defaults_fill_in_missing_settings_only_and_are_copied() -> None:
+    context = a_context()
+    defaults: dict[str, Any] = {"size": 99, "goal": [4]}
+    context.set_defaults(defaults)
+    assert context["size"] == 5
+    context["goal"].append(5)
+    assert defaults["goal"] == [4]
+
+
+def test_the_text_is_readable_with_and_without_settings() -> None:
+    attributes = "worker_index=0, vector_index=0, remote=False, num_workers=None, recreated_worker=False"
+    assert repr(EnvContext()) == str(EnvContext()) == f"EnvContext({{}}, {attributes})"
+    assert str(EnvContext({"size": 5})) == f"EnvContext({{'size': 5}}, {attributes})"
+
+
+def test_any_mapping_will_do_as_env_config() -> None:
+    assert EnvContext(MappingProxyType({"size": 5})) == {"size": 5}
+    assert EnvContext(a_context(), worker_index=1).worker_index == 1
+
+
+@pytest.mark.parametrize("wrong", [["size", 5], "size", 5])
+def test_an_env_config_that_is_no_mapping_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"env_config is a {type(wrong).__name__}, expected a mapping"):
+        EnvContext(wrong)
+    with pytest.raises(ConfigError, match="env_config is a"):
+        EnvContext().copy_with_overrides(env_config=wrong)
+    with pytest.raises(ConfigError, match="defaults is a"):
+        EnvContext().set_defaults(wrong)
+
+
+def test_a_refused_override_leaves_the_context_as_it_was() -> None:
+    context = a_context()
+    with pytest.raises(ConfigError):
+        context.copy_with_overrides(env_config=5)  # type: ignore[arg-type]
+    assert context == a_context()
+
+
+def test_a_setting_that_cannot_be_copied_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"because of 'lock', expected values that copy\.deepcopy takes"):
+        EnvContext({"size": 5, "lock": threading.Lock()})
+
+
+def test_two_settings_that_are_one_object_stay_one_object_in_the_copy() -> None:
+    shared = [1]
+    context = EnvContext({"a": shared, "b": shared}).copy()
+    assert context["a"] is context["b"]
+    assert context["a"] is not shared

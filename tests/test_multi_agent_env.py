@@ -1,0 +1,163 @@
+"""The class that users subclass: agents, spaces, and what it says when something is missing."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.errors import ContractError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+
+SMALL, LARGE = gym.spaces.Discrete(2), gym.spaces.Discrete(9)
+
+
+class Duel(MultiAgentEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["ann", "bob"]
+        self.agents = ["ann"]
+        self.observation_spaces = {"ann": SMALL, "bob": LARGE}
+        self.action_spaces = {"ann": LARGE, "bob": SMALL}
+
+
+class Forgetful(MultiAgentEnv):
+    def __init__(self) -> None:
+        self.agents.append("ann")
+
+
+class Declared(MultiAgentEnv):
+    possible_agents = ["ann", "bob"]  # noqa: RUF012 - what users write
+    observation_space = gym.spaces.Dict({"ann": SMALL, "bob": LARGE})
+    action_space = SMALL
+
+
+class Computed(MultiAgentEnv):
+    @property
+    def agents(self) -> list[Any]:  # type: ignore[override]
+        return ["ann"]
+
+
+def test_agents_are_counted_alive_and_possible() -> None:
+    env = Duel()
+    assert (env.num_agents, env.max_num_agents) == (1, 2)
+    assert env.get_agent_ids() == {"ann", "bob"}
+
+
+def test_instances_share_no_list_of_agents_even_without_super_init() -> None:
+    first, second = Forgetful(), Forgetful()
+    assert first.agents == second.agents == ["ann"]
+    assert first.get_agent_ids() == {"ann"}
+    assert first.max_num_agents == 0
+
+
+def test_lists_declared_on_the_class_are_copied_for_each_instance() -> None:
+    env = Declared()
+    env.possible_agents.append("cat")
+    assert Declared().possible_agents == ["ann", "bob"]
+
+
+def test_agents_may_be_a_property_of_the_subclass() -> None:
+    assert Computed().num_agents == 1
+
+
+def test_a_subclass_may_set_its_number_of_agents() -> None:
+    env = Duel()
+    env.num_agents = 7
+    assert env.num_agents == 7
+
+
+def test_ids_of_the_classic_interface_are_known() -> None:
+    env = MultiAgentEnv()
+    env._agent_ids = {1, 2}  # type: ignore[attr-defined]
+    env.action_space = SMALL
+    assert env.get_agent_ids() == {1, 2}
+    assert set(env.action_space_sample()) == {1, 2}
+
+
+def test_an_env_survives_pickling() -> None:
+    env = pickle.loads(pickle.dumps(Duel()))
+    assert env.possible_agents == ["ann", "bob"]
+
+
+def test_a_dict_per_agent_decides_before_a_shared_space() -> None:
+    env = Duel()
+    env.observation_space = SMALL
+    assert env.get_observation_space("bob") == LARGE
+    with pytest.raises(
+        ContractError, match=r"no observation space for agent 'cat' \(known agents: 'ann', 'bob'\)"
+    ):
+        env.get_observation_space("cat")
+
+
+def test_a_dict_space_keyed_by_agents_is_looked_into() -> None:
+    env = Declared()
+    assert env.get_observation_space("bob") == LARGE
+    assert env.get_action_space("bob") == SMALL
+    with pytest.raises(
+        ContractError, match=r"Declared\.get_observation_space: no observation space for agent 'cat'"
+    ):
+        env.get_observation_space("cat")
+
+
+def test_a_dict_space_that_names_no_agent_is_shared() -> None:
+    env = Declared()
+    env.observation_space = gym.spaces.Dict({"position": SMALL})
+    assert env.get_observation_space("bob") == env.observation_space
+
+
+def test_no_space_at_all_is_an_error_that_names_the_agent() -> None:
+    with pytest.raises(ContractError, match=r"no action space for agent 'ann' \(known agents: none\)"):
+        MultiAgentEnv().get_action_space("ann")
+
+
+def test_elements_are_contained_if_each_is_in_its_agents_space() -> None:
+    env = Duel()
+    assert env.observation_space_contains({"ann": 1, "bob": 8})
+    assert not env.observation_space_contains({"ann": 8})
+    assert env.action_space_contains({"ann": 8})
+    assert env.observation_space_contains({})
+
+
+def test_an_unknown_agent_contains_nothing() -> None:
+    assert not Duel().observation_space_contains({"cat": 1})
+    assert not Duel().action_space_contains({"cat": 1})
+
+
+def test_samples_are_drawn_for_all_agents_or_for_those_named() -> None:
+    env = Duel()
+    assert list(env.observation_space_sample()) == ["ann", "bob"]
+    sample = env.action_space_sample(["bob"])
+    assert list(sample) == ["bob"]
+    assert env.action_space_contains(sample)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_missing_method_is_named(method: str) -> None:
+    arguments: list[AgentDict] = [{}] if method == "step" else []
+    with pytest.raises(ContractError, match=f"Duel.{method}: the method is missing"):
+        getattr(Duel(), method)(*arguments)
+
+
+def test_it_is_no_gymnasium_env() -> None:
+    assert not issubclass(MultiAgentEnv, gym.Env)
+    assert MultiAgentEnv().render() is None
+    MultiAgentEnv().close()
+
+
+def test_to_base_env_gives_rows_of_all_copies() -> None:
+    class Walk(Duel):
+        def reset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[AgentDict, AgentDict]:
+            return {"ann": np.int64(1)}, {}
+
+        def step(self, action_dict: AgentDict) -> StepDicts:
+            return {"ann": np.int64(1)}, {"ann": 1.0}, {"__all__": False}, {"__all__": False}, {}
+
+    base_env = Walk().to_base_env(lambda index: Walk(), num_envs=3)
+    assert len(base_env.poll().slots) == 3
+    base_env.stop()

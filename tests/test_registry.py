@@ -1,0 +1,303 @@
+"""register_env, resolve_env and make_env, with real modules and real gymnasium ids."""
+
+import functools
+import sys
+import textwrap
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from menv import registry
+from menv.env_context import EnvContext
+from menv.errors import ConfigError, ContractError, EnvCrashError, UnknownNameError
+from menv.registry import describe_env, make_env, register_env, resolve_env
+
+SHOP = """
+    import gymnasium as gym
+
+    class Corridor(gym.Env):
+        observation_space = gym.spaces.Discrete(5)
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self, context=None, length=0):
+            self.context = context
+            self.length = length
+
+    class Outer:
+        class Inner:
+            def __init__(self, context):
+                self.context = context
+
+    size = 5
+    gym.register("ShopCorridor-v0", entry_point=Corridor, disable_env_checker=True, order_enforce=False)
+    gym.register("ShopUnversioned", entry_point=Corridor, disable_env_checker=True, order_enforce=False)
+    gym.register("Corridor", entry_point=Outer, disable_env_checker=True, order_enforce=False)
+"""
+
+
+@pytest.fixture(autouse=True)
+def empty_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that a test registers are forgotten after it."""
+    monkeypatch.setattr(registry, "_registered", {})
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package `menv_shop.games` on disk whose import registers gymnasium ids."""
+    package = tmp_path / "menv_shop"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "games.py").write_text(textwrap.dedent(SHOP))
+    (package / "broken.py").write_text("import a_package_that_is_not_installed\n")
+    (package / "wrong.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    known = dict(gym.registry)
+    yield
+    for name in [name for name in sys.modules if name.startswith("menv_shop")]:
+        del sys.modules[name]
+    gym.registry.clear()
+    gym.registry.update(known)
+
+
+class Game:
+    """An environment of no particular kind."""
+
+    def __init__(self, context: EnvContext) -> None:
+        self.context = context
+
+
+def make_game(context: EnvContext, size: int = 0) -> Game:
+    game = Game(context)
+    game.context["size"] = size
+    return game
+
+
+def test_a_registered_name_creates_with_settings_and_place() -> None:
+    register_env("game", lambda context: Game(context))
+    game = make_env("game", EnvContext({"size": 5}, worker_index=1, vector_index=2))
+    assert game.context == {"size": 5}
+    assert (game.context.worker_index, game.context.vector_index) == (1, 2)
+
+
+def test_registering_a_name_again_replaces_the_creator() -> None:
+    register_env("game", lambda context: "first")
+    register_env("game", lambda context: "second")
+    assert make_env("game") == "second"
+
+
+def test_a_registered_name_goes_before_built_in_names_and_gymnasium_ids() -> None:
+    for name in ("tictactoe", "CartPole-v1", "os.path:join"):
+        register_env(name, Game)
+        assert isinstance(make_env(name), Game)
+
+
+@pytest.mark.parametrize("creator", [None, 5, "Game", Game(EnvContext())])
+def test_a_creator_that_cannot_be_called_is_a_type_error_and_a_config_error(creator: Any) -> None:
+    with pytest.raises(TypeError, match="expected a class or a function") as caught:
+        register_env("game", creator)
+    assert isinstance(caught.value, ConfigError)
+
+
+@pytest.mark.parametrize("name", ["", None, 5, Game])
+def test_only_a_string_that_is_not_empty_can_be_registered(name: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a string that is not empty"):
+        register_env(name, Game)
+
+
+@pytest.mark.parametrize(
+    "env", [Game, make_game, lambda context: Game(context), functools.partial(make_game, size=3)]
+)
+def test_classes_functions_lambdas_and_partials_are_called_with_the_context(env: Any) -> None:
+    context = EnvContext({"size": 1}, worker_index=4)
+    game = resolve_env(env)(context)
+    assert game.context is context
+    assert make_env(env, context).context.worker_index == 4
+
+
+def test_a_gymnasium_class_is_called_with_the_context() -> None:
+    class Corridor(gym.Env[int, int]):
+        def __init__(self, context: EnvContext) -> None:
+            self.size = context["size"]
+
+    assert make_env(Corridor, EnvContext({"size": 7})).size == 7
+
+
+@pytest.mark.parametrize("gym_id", ["CartPole-v1", "gymnasium:CartPole-v1"])
+def test_a_gymnasium_id_is_made_with_the_settings_as_keywords(gym_id: str) -> None:
+    env = make_env(gym_id, EnvContext({"max_episode_steps": 7, "sutton_barto_reward": True}))
+    assert env.spec.id == "CartPole-v1"
+    assert env.spec.max_episode_steps == 7
+    assert env.spec.kwargs["sutton_barto_reward"] is True
+
+
+def test_a_gymnasium_id_may_leave_out_its_version() -> None:
+    with pytest.warns(UserWarning, match="latest versioned environment"):
+        assert make_env("Pendulum").spec.id == "Pendulum-v1"
+
+
+@pytest.mark.usefixtures("shop")
+def test_an_id_with_a_module_is_found_once_the_module_is_imported() -> None:
+    context = EnvContext({"length": 3})
+    assert make_env("menv_shop.games:ShopCorridor-v0", context).unwrapped.length == 3
+    assert make_env("menv_shop.games:ShopUnversioned", context).unwrapped.length == 3
+    assert make_env("ShopCorridor-v0", context).unwrapped.length == 3
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize("path", ["menv_shop.games:Corridor", "menv_shop.games.Corridor"])
+def test_a_class_given_by_path_gets_the_context_exactly_as_the_class_does(path: str) -> None:
+    env = make_env(path, EnvContext({"length": 3}, vector_index=2))
+    assert env.context == {"length": 3}
+    assert env.context.vector_index == 2
+    assert type(env).__name__ == "Corridor"
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_path_reaches_into_classes() -> None:
+    assert make_env("menv_shop.games:Outer.Inner", EnvContext({"a": 1})).context == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("CartPole-v7", "'CartPole-v1'"),
+        ("cartpole-v1", "'CartPole-v1'"),
+        ("TicTacTo", "'tictactoe'"),
+        ("my_corridoor", "'my_corridor'"),
+        ("gymnasium:CartPoll-v1", "'CartPole-v1'"),
+    ],
+)
+def test_an_unknown_name_lists_near_names_and_how_to_register(name: str, near: str) -> None:
+    register_env("my_corridor", Game)
+    with pytest.raises(UnknownNameError) as caught:
+        resolve_env(name)
+    text = str(caught.value)
+    assert f"did you mean {near}" in text
+    assert f"register_env({name!r}, lambda context: ...)" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "qqqqqqqq",
+        "no_such_package.module:Env",
+        "no_such_package.Env",
+        ":Env",
+        ".games:Env",
+        "os:",
+        "a b.c",
+    ],
+)
+def test_a_name_like_no_other_is_unknown_too(name: str) -> None:
+    with pytest.raises(UnknownNameError, match="is not known, expected a registered name"):
+        resolve_env(name)
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_misspelt_class_in_a_module_that_exists_names_the_right_one() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'Corridor'"):
+        resolve_env("menv_shop.games:Coridor")
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_path_to_something_that_creates_nothing_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="size is a int, expected a class or a function"):
+        resolve_env("menv_shop.games:size")
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize(("module", "cause"), [("broken", ModuleNotFoundError), ("wrong", ZeroDivisionError)])
+def test_a_module_that_raises_while_imported_keeps_its_own_error(module: str, cause: type[Exception]) -> None:
+    with pytest.raises(EnvCrashError, match=rf"importing menv_shop\.{module} raised") as caught:
+        resolve_env(f"menv_shop.{module}:Env")
+    assert isinstance(caught.value.__cause__, cause)
+
+
+def test_an_environment_that_exists_already_is_refused_and_the_way_out_is_named() -> None:
+    class Callable(Game):
+        def step(self, action: int) -> None: ...
+
+        def __call__(self, context: EnvContext) -> None: ...
+
+    for env in (Game(EnvContext()), Callable(EnvContext()), gym.make("CartPole-v1"), 5, {"env": Game}):
+        with pytest.raises(ConfigError, match=r"got an instance of \w+.*lambda context.*register_env"):
+            resolve_env(env)
+
+
+def test_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="got None"):
+        resolve_env(None)
+
+
+def test_a_creator_that_cannot_take_the_context_is_refused_before_it_is_called() -> None:
+    register_env("no_context", lambda: Game(EnvContext()))  # type: ignore[misc, arg-type]
+    with pytest.raises(ConfigError, match=r"env 'no_context': takes \(\), expected one argument"):
+        resolve_env("no_context")
+    with pytest.raises(ConfigError, match="expected one argument, the EnvContext"):
+        resolve_env(lambda context, size: Game(context))
+
+
+def test_a_creator_that_raises_keeps_its_traceback_and_is_named_with_its_place() -> None:
+    def build_a_wall(context: EnvContext) -> Game:
+        raise ValueError("no bricks left\nand more detail")
+
+    register_env("wall", build_a_wall)
+    with pytest.raises(EnvCrashError, match="no bricks left") as caught:
+        make_env("wall", EnvContext(worker_index=3, vector_index=5))
+    text = str(caught.value)
+    assert text.startswith("env 'wall' (worker_index=3, vector_index=5): its creator raised ValueError")
+    assert "\n" not in text
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValueError)
+    assert traceback.extract_tb(cause.__traceback__)[-1].name == "build_a_wall"
+
+
+def test_an_interrupt_in_a_creator_is_not_taken_for_a_crash() -> None:
+    def interrupted(context: EnvContext) -> Game:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_env(interrupted)
+
+
+@pytest.mark.parametrize(
+    ("creator", "got"), [(lambda context: None, "None"), (lambda context: Game, "the class Game")]
+)
+def test_a_creator_that_returns_no_environment_breaks_the_contract(creator: Any, got: str) -> None:
+    register_env("nothing", creator)
+    with pytest.raises(ContractError, match=rf"env 'nothing' .* returned {got}, expected an environment"):
+        make_env("nothing")
+
+
+def test_a_creator_that_changes_its_context_changes_nobody_elses() -> None:
+    def greedy(context: EnvContext) -> Game:
+        context["map"]["walls"].append(context.pop("size"))
+        return Game(context)
+
+    env_config = {"size": 5, "map": {"walls": [1]}}
+    context = EnvContext(env_config)
+    for _ in range(2):
+        assert make_env(greedy, context).context == {"map": {"walls": [1, 5]}}
+    assert context == env_config == {"size": 5, "map": {"walls": [1]}}
+
+
+def test_settings_alone_make_a_context() -> None:
+    assert make_env(Game, {"size": 5}).context.worker_index == 0
+
+
+@pytest.mark.parametrize("name", sorted(registry.BUILT_IN))
+def test_every_built_in_name_creates_its_environment(name: str) -> None:
+    _, _, class_name = registry.BUILT_IN[name].partition(":")
+    assert type(make_env(name)).__name__ == class_name
+
+
+def test_environments_are_described_by_their_name() -> None:
+    assert describe_env("game") == "'game'"
+    assert describe_env(Game) == "Game"
+    assert describe_env(functools.partial(make_game, size=3)) == "partial of make_game"
