@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from menv.batch import MultiAgentBatch as MultiAgentBatch
     from menv.batch import SampleBatch as SampleBatch
     from menv.env_context import EnvContext as EnvContext
+    from menv.envs.independent_copies import make_multi_agent as make_multi_agent
     from menv.episode import Episode as Episode
     from menv.errors import ConfigError as ConfigError
     from menv.errors import ContractError as ContractError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from menv.errors import MenvError as MenvError
     from menv.loop.convert import to_base_env as to_base_env
     from menv.multi_agent_env import MultiAgentEnv as MultiAgentEnv
-    from menv.envs.independent_copies import make_multi_agent as make_multi_agent
     from menv.policy import Policy as Policy
     from menv.policy_spec import PolicySpec as PolicySpec
     from menv.random_policy import RandomPolicy as RandomPolicy
@@ -47,7 +47,7 @@ _HOMES = {
     "RandomPolicy": "random_policy",
     "register_env": "registry",
 }
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -97,6 +97,7 @@ class Unclaimed(NamedTuple):
     env_id: EnvId
     agent_id: AgentId
     reward: float
+    env_index: int
 
 
 @dataclass(slots=True)
@@ -233,7 +234,7 @@ class BaseEnv(abc.ABC):
         """
         return None, None
 
-    def try_restart(self, env_id: EnvId | None = None) -> None:
+    def try_restart(self, env_id: EnvId | None = None) -> None:  # noqa: B027 - optional
         """Replace a sub-environment, or all of them, by a newly created one."""
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
@@ -252,7 +253,7 @@ class BaseEnv(abc.ABC):
         """Render one sub-environment, the first by default."""
         return None
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027 - optional
         """Close every sub-environment; may be called more than once."""
 
     def to_base_env(

@@ -107,7 +107,9 @@ def cut(slots: Column, ends: Sequence[RowEnd]) -> Cut:
         ends: Every end since the last cut; each has a row of its trajectory before it.
     """
     n = len(slots)
-    order = np.argsort(slots, kind="stable")
+    # numpy sorts 16-bit integers by radix, several times as fast as wider ones.
+    small = slots.astype(np.uint16) if n and slots.max() < 1 << 16 else slots
+    order = np.argsort(small, kind="stable")
     by_slot = slots[order].astype(np.int64)
     place = by_slot * (n + 1) + order
     wanted = np.array([end.slot * (n + 1) + end.row for end in ends], np.int64)

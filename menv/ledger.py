@@ -48,6 +48,11 @@ class Trajectory:
     prev_action: Any = None
     prev_reward: float = 0.0
 
+    @property
+    def facts(self) -> tuple[int, int, int, int]:
+        """The numbers that all its rows share."""
+        return self.policy, self.eps_id, self.agent_index, self.env_index
+
 
 class Ledger:
     """Append-only columns of one cohort's rows."""
@@ -60,10 +65,10 @@ class Ledger:
         self._columns: dict[str, Column] = {
             "obs": np.empty((256, obs_size), np.float32),
             "actions": np.zeros((256, *action_shape), action_dtype),
-            "slots": np.empty(256, np.uint16),
+            "slots": np.empty(256, np.int64),
             # What came in with the row; it pays for the row before it in the same trajectory.
             "income": np.empty(256, np.float64),
-            "answered": np.empty(256, np.bool_),
+            "answered": np.zeros(256, np.bool_),
         }
         if mask_width:
             self._columns["action_mask"] = np.empty((256, mask_width), np.bool_)
@@ -92,9 +97,7 @@ class Ledger:
         """Begin a trajectory; its first row must follow in the same poll."""
         self._trajectories.append(trajectory)
 
-    def add(
-        self, slots: Column, obs: Column, mask: Column | None, rewards: Column
-    ) -> slice:
+    def add(self, slots: Column, obs: Column, mask: Column | None, rewards: Column) -> slice:
         """Write down that R agents wait.
 
         Args:
@@ -111,13 +114,10 @@ class Ledger:
         columns = self._columns
         if stop > len(columns["slots"]):
             self._grow(stop)
-        if len(slots) and columns["slots"].dtype == np.uint16 and slots.max() > 65535:
-            columns["slots"] = columns["slots"].astype(np.int32)
         rows = slice(start, stop)
         columns["obs"][rows] = obs
         columns["slots"][rows] = slots
         columns["income"][rows] = rewards
-        columns["answered"][rows] = False
         if mask is not None:
             columns["action_mask"][rows] = mask
         self._n = stop
@@ -187,15 +187,17 @@ class Ledger:
             next_obs[given] = prepare_finals(finals, [by_slot[segment] for segment in given])
         actions = self._columns["actions"]
         prev_action = np.zeros((len(by_slot), *actions.shape[1:]), actions.dtype)
-        for segment in np.flatnonzero(released):
+        prev_reward = np.zeros(len(by_slot), np.float32)
+        for segment in np.flatnonzero(released).tolist():
             prev_action[segment] = by_slot[segment].prev_action
-        facts = np.array([(t.eps_id, t.agent_index, t.env_index) for t in by_slot], np.int64).reshape(-1, 3)
+            prev_reward[segment] = by_slot[segment].prev_reward
+        facts = np.array([t.facts for t in by_slot], np.int64).reshape(-1, 4)
         unrolls = np.arange(self._unrolls, self._unrolls + len(by_slot))
         self._unrolls += len(by_slot)
         return Segments(
             cut_rows.lengths - cut_rows.held, next_obs, missing, released,
-            facts[:, 0], facts[:, 1], facts[:, 2], unrolls, prev_action,
-            np.array([trajectory.prev_reward for trajectory in by_slot], np.float32),
+            facts[:, 1], facts[:, 2], facts[:, 3], unrolls, prev_action,
+            prev_reward,
         )  # fmt: skip
 
     def _batch(
@@ -206,7 +208,12 @@ class Ledger:
         if not mine.all():
             chosen &= np.repeat(mine, cut_rows.lengths)
         rows = cut_rows.order[chosen]
-        columns = {name: self._columns[name][rows] for name in ("obs", "actions", "action_mask") if name in self._columns}
+        columns: dict[str, Column] = {
+            "obs": self._columns["obs"][rows],
+            "actions": self._columns["actions"][rows],
+        }
+        if "action_mask" in self._columns:
+            columns["action_mask"] = self._columns["action_mask"][rows]
         columns.update({name: column[chosen] for name, column in sorted_columns.items()})
         return SampleBatch(columns, segments.take(mine & (segments.lengths > 0)))
 
@@ -229,6 +236,7 @@ class Ledger:
         rows = np.concatenate((np.sort(kept[answered]), self._open_before))
         for column in self._columns.values():
             column[: len(rows)] = column[rows]
+        self._columns["answered"][len(rows) :] = False
         self._n = len(rows)
         self._held = int(answered.sum())
         self._trajectories = [by_slot[segment] for segment in held]

@@ -49,7 +49,10 @@ class Policy:
     """
 
     def __init__(
-        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], config: Mapping[str, Any] | None = None
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """Keep the spaces and the config."""
         self.observation_space = observation_space

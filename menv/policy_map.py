@@ -52,7 +52,9 @@ class PolicyMap:
         else:
             entries = dict.fromkeys(policies)
         if not entries:
-            raise ConfigError("policies: none given, expected at least one; leave the key out for a single policy")
+            raise ConfigError(
+                "policies: none given, expected at least one; leave the key out for a single policy"
+            )
         self.specs = {check_policy_id(name): PolicySpec.of(name, value) for name, value in entries.items()}
         self.only = next(iter(self.specs)) if len(self.specs) == 1 and policy_mapping_fn is None else None
         self._mapping = self._only_one if policy_mapping_fn is None else adapt_mapping_fn(policy_mapping_fn)
@@ -123,7 +125,11 @@ def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
     positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     count = 3 if any(p.kind is kinds.VAR_POSITIONAL for p in parameters) else min(3, len(positional))
     keywords = [p for p in parameters if p.kind is kinds.KEYWORD_ONLY]
-    needed = [p.name for p in positional[3:] + keywords if p.default is p.empty and p.name not in ("episode", "worker")]
+    needed = [
+        p.name
+        for p in positional[3:] + keywords
+        if p.default is p.empty and p.name not in ("episode", "worker")
+    ]
     if needed or count == 0:
         raise ConfigError(
             f"policy_mapping_fn: its parameters are ({', '.join(p.name for p in parameters)}), expected "

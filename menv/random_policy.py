@@ -14,7 +14,6 @@ from menv.errors import ConfigError
 from menv.policy import Policy, RowDraws
 
 MASK_KEY = "action_mask"
-_HALF_OPEN = 1.0 - 2.0**-24
 
 
 class RandomPolicy(Policy):
@@ -74,7 +73,7 @@ def _width(space: gym.Space[Any]) -> int:
     )
 
 
-def _parts(space: gym.spaces.Dict | gym.spaces.Tuple) -> list[gym.Space[Any]]:
+def _parts(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> list[gym.Space[Any]]:
     return list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else list(space.spaces)
 
 
@@ -94,17 +93,24 @@ def _draw(space: gym.Space[Any], uniforms: npt.NDArray[np.float64], mask: Any = 
     cuts = np.cumsum([_width(part) for part in parts])[:-1]
     drawn = [_draw(part, piece) for part, piece in zip(parts, np.split(uniforms, cuts, axis=1), strict=True)]
     rows = zip(*drawn, strict=True)
-    return [dict(zip(space.spaces, row, strict=True)) for row in rows] if isinstance(space, gym.spaces.Dict) else list(rows)
+    return (
+        [dict(zip(space.spaces, row, strict=True)) for row in rows]
+        if isinstance(space, gym.spaces.Dict)
+        else list(rows)
+    )
 
 
 def _pick(allowed: npt.NDArray[np.bool_], uniforms: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Return the index of one allowed entry per row, each equally likely."""
     counts = allowed.cumsum(axis=1)
     wanted = np.floor(uniforms * counts[:, -1]) + 1
-    return np.argmax(counts >= wanted[:, None], axis=1)
+    picked: npt.NDArray[np.int64] = np.argmax(counts >= wanted[:, None], axis=1)
+    return picked
 
 
-def _draw_multi_discrete(space: gym.spaces.MultiDiscrete, uniforms: npt.NDArray[np.float64], mask: Any) -> list[Any]:
+def _draw_multi_discrete(
+    space: gym.spaces.MultiDiscrete, uniforms: npt.NDArray[np.float64], mask: Any
+) -> list[Any]:
     sizes = space.nvec.reshape(-1)
     cuts = np.cumsum(sizes)[:-1]
     masks = [None] * len(sizes) if mask is None else np.split(mask, cuts, axis=1)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ def stack(values: Sequence[Any] | Array, space: gym.Space[Any], path: str = "") 
     except (TypeError, AttributeError, BufferError, ValueError):
         return _stack_slowly(values, space, path)
     rows = len(values)
-    if other or len(data) != rows * dtype.itemsize * int(np.prod(shape)):
+    if other or len(data) != rows * dtype.itemsize * math.prod(shape):
         return _stack_slowly(values, space, path)
     return np.frombuffer(data, dtype).reshape(rows, *shape)
 
@@ -68,7 +69,7 @@ def _checked_array(values: Array, space: gym.Space[Any], path: str) -> Array:
     return values
 
 
-def _stack_discrete(values: Sequence[Any], space: gym.spaces.Discrete, path: str) -> Array:
+def _stack_discrete(values: Sequence[Any] | Array, space: gym.spaces.Discrete, path: str) -> Array:
     """Return [R] int64 of scalars that lie within `space`."""
     try:
         out = np.array(values)
@@ -81,7 +82,7 @@ def _stack_discrete(values: Sequence[Any], space: gym.spaces.Discrete, path: str
     return out
 
 
-def _stack_slowly(values: Sequence[Any], space: gym.Space[Any], path: str) -> Array:
+def _stack_slowly(values: Sequence[Any] | Array, space: gym.Space[Any], path: str) -> Array:
     """Stack elements that need a cast, or say which one is wrong."""
     for row, value in enumerate(values):
         why = why_outside(space, value, path)
@@ -119,7 +120,7 @@ def _why_outside_dict(space: gym.spaces.Dict, value: Any, where: str) -> str | N
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _why_outside_tuple(space: gym.spaces.Tuple, value: Any, where: str) -> str | None:
+def _why_outside_tuple(space: gym.spaces.Tuple[Any], value: Any, where: str) -> str | None:
     if not isinstance(value, tuple | list) or len(value) != len(space):
         return f"{where}: expected a tuple of {len(space)} elements, got {_kind(value)}"
     reasons = (why_outside(part, value[i], f"{where}[{i}]") for i, part in enumerate(space))

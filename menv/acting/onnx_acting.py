@@ -1,7 +1,7 @@
 """Acting with ONNX Runtime: P policies of one architecture, whole batches of rows, no torch.
 
 The sampler calls `act`; a closed fragment calls `evaluate` and `values`. Weights live here as one
-contiguous array [P, ...] a name and are fed to every run, so that learning changes what the next row does
+contiguous array [P, ...] a name that every run reads, so that learning changes what the next row does
 without building anything. Graphs come in as bytes from `ActingGraphs`; what is inside them is not
 known here, except the names of their inputs.
 
@@ -12,8 +12,7 @@ two, because ONNX Runtime computes a lone row with another kernel that rounds di
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,9 +22,11 @@ import onnxruntime as ort
 from menv.acting.acting_graphs import ActingGraphs, GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import Actions, Evaluation, Flags, Floats, Weights, Which
+from menv.acting.runner import BoundRunner, Feed, Runner
 from menv.errors import ConfigError
 
-Feed: TypeAlias = dict[str, npt.NDArray[Any]]
+BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int]
+"""Graph, policy (None: all of them stacked), whether every choice is allowed, number of rows."""
 
 # A stacked run computes every row under every policy; a run for each policy costs 12 us more apiece. With 2
 # to 8 policies of 2x64 and 2x128 the former won up to about 115 and 43 rows, whatever the number of
@@ -33,17 +34,13 @@ Feed: TypeAlias = dict[str, npt.NDArray[Any]]
 _STACKED_WORK = 2_200_000
 _ROW_WORK = 10_000
 
-
-@dataclass(frozen=True, slots=True)
-class _Runner:
-    """An open session, its weights already in the feed.
-
-    `feed` is reused by every run: only the rows' own arrays are replaced.
-    """
-
-    run: Callable[..., Any]
-    feed: Feed
-    outputs: list[str]
+# Batches of at most so many numbers are copied into bound buffers; above about three times as many the copy
+# costs what binding saves (3 us).
+_BOUND_NUMBERS = 16_384
+# Buffers are kept for so many row counts. Binding a new one costs 17 us; once there are so many, only one
+# newcomer in eight replaces the oldest, so that row counts that never repeat cost hardly more than unbound runs.
+_BOUND_RUNNERS = 256
+_NEWCOMERS = 8
 
 
 class OnnxActing:
@@ -66,7 +63,10 @@ class OnnxActing:
         self._stacked_rows = _STACKED_WORK // (_ROW_WORK + weights_each)
         self._stacks: dict[str, Floats] = {}
         self._sessions: dict[tuple[GraphKind, bool, bool], ort.InferenceSession] = {}
-        self._runners: dict[tuple[GraphKind, int, bool], _Runner] = {}
+        self._numbers_a_row = head.mask_width + head.noise_width
+        self._runners: dict[tuple[GraphKind, int | None, bool], Runner] = {}
+        self._bound: dict[BoundKey, BoundRunner] = {}
+        self._newcomers = 0
         self._policies = 0
         for one in weights:
             self.add_policy(one)
@@ -95,13 +95,13 @@ class OnnxActing:
     def act(self, obs: Floats, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
         """Draw an action for each row; see `ActingBackend.act`."""
         if which is None or isinstance(which, int):
-            return self._single("act", which or 0, obs, mask, noise)
+            return self._answer("act", which or 0, obs, mask, noise, None)
         return self._mixed("act", which, obs, mask, noise)
 
     def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
         """Return the most probable action of each row; see `ActingBackend.greedy`."""
         if which is None or isinstance(which, int):
-            return self._single("greedy", which or 0, obs, mask, None)
+            return self._answer("greedy", which or 0, obs, mask, None, None)
         return self._mixed("greedy", which, obs, mask, None)
 
     def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
@@ -118,7 +118,7 @@ class OnnxActing:
         runner.feed["actions"] = actions
         if mask is not None:
             runner.feed["mask"] = mask
-        return Evaluation(*runner.run(runner.outputs, runner.feed))
+        return Evaluation(*runner.run())
 
     def values(self, policy: int, obs: Floats) -> Floats:
         """Return the [N] state values of one policy's critic."""
@@ -126,7 +126,7 @@ class OnnxActing:
             return np.empty(0, np.float32)
         runner = self._runner("values", policy, False)
         runner.feed["obs"] = obs if len(obs) > 1 else _twice(obs)
-        values: Floats = runner.run(runner.outputs, runner.feed)[0]
+        values: Floats = runner.run()[0]
         return values[: len(obs)]
 
     def add_policy(self, weights: Weights | None = None) -> int:
@@ -138,8 +138,9 @@ class OnnxActing:
                 stack[:-1] = self._stacks[name]
             stack[-1] = new[name]
             self._stacks[name] = stack
-        # Their feeds hold views of the stacks that were just replaced.
+        # They hold views of the stacks that were just replaced.
         self._runners.clear()
+        self._bound.clear()
         self._policies += 1
         return self._policies - 1
 
@@ -158,30 +159,34 @@ class OnnxActing:
         self._require_policy(policy)
         return {name: self._stacks[name][policy].copy() for name in self._shapes}
 
-    def _single(
-        self, kind: GraphKind, policy: int, obs: Floats, mask: Flags | None, noise: Floats | None
+    def _answer(
+        self,
+        kind: GraphKind,
+        policy: int | None,
+        obs: Floats,
+        mask: Flags | None,
+        noise: Floats | None,
+        which: npt.NDArray[np.int64] | None,
     ) -> Actions:
+        """Run one policy on rows, or all of them stacked if `policy` is None."""
         rows = len(obs)
-        if rows < 2:
-            return self._padded(kind, policy, obs, mask, noise)
-        runner = self._runner(kind, policy, mask is not None)
-        feed = runner.feed
-        feed["obs"] = obs
-        if mask is not None:
-            feed["mask"] = mask
-        if noise is not None:
-            feed["noise"] = noise
-        actions: Actions = runner.run(runner.outputs, feed)[0]
-        return actions
+        bound = self._bound.get((kind, policy, mask is None, rows))
+        if bound is None:
+            if rows == 0:
+                return self._head.empty_actions(0)
+            runner = self._runner(kind, policy, mask is not None)
+            if rows > 1 and not self._worth_binding(obs.size + rows * self._numbers_a_row):
+                return runner.answer(obs, mask, noise, which)
+            bound = BoundRunner(runner, rows)
+            self._bound[kind, policy, mask is None, rows] = bound
+            if len(self._bound) > _BOUND_RUNNERS:
+                del self._bound[next(iter(self._bound))]
+        return bound(obs, mask, noise, which)
 
-    def _padded(
-        self, kind: GraphKind, policy: int, obs: Floats, mask: Flags | None, noise: Floats | None
-    ) -> Actions:
-        if len(obs) == 0:
-            return self._head.empty_actions(0)
-        two_masks = None if mask is None else _twice(mask)
-        two_draws = None if noise is None else _twice(noise)
-        return self._single(kind, policy, _twice(obs), two_masks, two_draws)[:1]
+    def _worth_binding(self, numbers: int) -> bool:
+        self._newcomers += 1
+        full = len(self._bound) >= _BOUND_RUNNERS
+        return numbers <= _BOUND_NUMBERS and (not full or self._newcomers % _NEWCOMERS == 0)
 
     def _mixed(
         self,
@@ -193,21 +198,10 @@ class OnnxActing:
     ) -> Actions:
         rows = len(which)
         if rows < 2 or self._policies == 1:
-            return self._single(kind, int(which[0]) if rows else 0, obs, mask, noise)
+            return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, None)
         if rows > self._stacked_rows:
             return self._grouped(kind, which, obs, mask, noise)
-        runner = self._runner(kind, -1, mask is not None)
-        feed = runner.feed
-        feed["obs"] = obs
-        feed["pick"] = which * rows + np.arange(rows)
-        if "which" in feed:
-            feed["which"] = which
-        if mask is not None:
-            feed["mask"] = mask
-        if noise is not None:
-            feed["noise"] = noise
-        actions: Actions = runner.run(runner.outputs, feed)[0]
-        return actions
+        return self._answer(kind, None, obs, mask, noise, which)
 
     def _grouped(
         self,
@@ -227,30 +221,29 @@ class OnnxActing:
             if len(rows):
                 part_mask = None if mask is None else mask[rows]
                 part_noise = None if noise is None else noise[rows]
-                actions[rows] = self._single(kind, policy, obs[rows], part_mask, part_noise)
+                actions[rows] = self._answer(kind, policy, obs[rows], part_mask, part_noise, None)
         return actions
 
-    def _runner(self, kind: GraphKind, policy: int, masked: bool) -> _Runner:
-        """Return the runner of one policy, or of all of them stacked if `policy` is -1."""
+    def _runner(self, kind: GraphKind, policy: int | None, masked: bool) -> Runner:
+        """Return the runner of one policy, or of all of them stacked if `policy` is None."""
         runner = self._runners.get((kind, policy, masked))
         if runner is None:
             runner = self._new_runner(kind, policy, masked)
             self._runners[kind, policy, masked] = runner
         return runner
 
-    def _new_runner(self, kind: GraphKind, policy: int, masked: bool) -> _Runner:
-        stacked = policy < 0
-        if not stacked:
+    def _new_runner(self, kind: GraphKind, policy: int | None, masked: bool) -> Runner:
+        if policy is not None:
             self._require_policy(policy)
-        session = self._session(kind, stacked, masked)
-        feed: Feed = {}
+        session = self._session(kind, policy is None, masked)
+        weights: Feed = {}
         for given in session.get_inputs() + session.get_overridable_initializers():
             if given.name in self._stacks:
                 stack = self._stacks[given.name]
-                feed[given.name] = stack.reshape(len(stack), *given.shape[1:]) if stacked else stack[policy]
-            elif given.name == "which":
-                feed["which"] = np.empty(0, np.int64)
-        return _Runner(session.run, feed, [output.name for output in session.get_outputs()])
+                weights[given.name] = (
+                    stack.reshape(len(stack), *given.shape[1:]) if policy is None else stack[policy]
+                )
+        return Runner.of(session, weights)
 
     def _session(self, kind: GraphKind, stacked: bool, masked: bool) -> ort.InferenceSession:
         key = (kind, stacked, masked)

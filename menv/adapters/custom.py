@@ -9,18 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from menv.adapters.multi_agent import MAX_EMPTY_STEPS, as_numbers, check_answers, possible_agents
+from menv.adapters.multi_agent import (
+    MAX_EMPTY_STEPS,
+    as_numbers,
+    check_answers,
+    join_slots,
+    possible_agents,
+)
 from menv.adapters.report import Report
-from menv.adapters.roster import Roster
+from menv.adapters.roster import Layout, Roster
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, MultiEnvDict, Ready
 from menv.errors import ContractError, EnvCrashError, MenvError
-
-ASYNC_RESET = "async_reset_return"
 
 
 class CustomEnvs(BaseEnv):
@@ -37,29 +42,29 @@ class CustomEnvs(BaseEnv):
         self._pool = SlotPool()
         self._rosters: dict[EnvId, Roster] = {}
         self._env_steps = np.zeros(0, np.int64)
+        # Indices of sub-environments that ended for good; the next new one takes over.
+        self._free_indices: list[int] = []
         # Sub-environments whose episode has begun, that is, whose obs were seen since their end.
         self._running: set[EnvId] = set()
-        self._waiting: set[EnvId] = set()
-        self._answers: MultiEnvDict = {}
+        # Those with rows that no poll has delivered yet, with rows that wait for an answer, and those
+        # in which nobody waits, which go on with `{}`.
         self._due: set[EnvId] = set()
+        self._waiting: set[EnvId] = set()
+        self._silent: dict[EnvId, int] = {}
+        self._answers: MultiEnvDict = {}
         self._report = Report()
+        self._delivered = (list[Layout](), np.zeros(0, np.int64))
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Send what was answered, poll the inner environment and return its rows."""
-        if self._answers:
-            answers, self._answers = self._answers, {}
-            self._call("send_actions", answers)
-        for _ in range(MAX_EMPTY_STEPS):
-            silent = self._read(self._six_dicts())
-            if self._due or not silent:
-                break
-            self._call("send_actions", {env_id: {} for env_id in silent})
-        else:
-            raise ContractError(
-                f"poll: nobody waited for an action in {MAX_EMPTY_STEPS} env steps in a row, expected an observation "
-                'for an agent that acts next; set "__all__" once all agents are gone'
-            )
-        return self._deliver()
+        while True:
+            answers: MultiEnvDict = {**self._answers, **{env_id: {} for env_id in self._silent}}
+            self._answers = {}
+            if answers:
+                self._call("send_actions", answers)
+            self._read(self._six_dicts())
+            if self._due or not self._silent:
+                return self._deliver()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer waiting agents; see `BaseEnv.send_actions`."""
@@ -71,21 +76,53 @@ class CustomEnvs(BaseEnv):
                 env_id, agent = self._pool.seats[int(slot)]
                 by_env.setdefault(env_id, {})[agent] = action
         for env_id, answers in by_env.items():
-            agents = self._rosters[env_id].waiting.agents if env_id in self._waiting else []
+            agents = self._rosters[env_id].waiting.agents if env_id in self._waiting | self._due else []
             check_answers(env_id, agents, answers)
             self._answers[env_id] = answers
+            self._rosters[env_id].answered = True
             self._waiting.discard(env_id)
+            self._due.discard(env_id)
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
-        """Pass the call on; the obs that it returns begin a new episode."""
+        """Pass the call on; the obs that it returns begin a new episode.
+
+        A sub-environment in which nobody has been answered since its reset is left as it is.
+        """
+        fresh = [key for key in self._running if not self._rosters[key].answered]
+        if (
+            seed is None
+            and options is None
+            and (env_id in fresh or (env_id is None and fresh == [*self._rosters]))
+        ):
+            return self._first_rows(fresh if env_id is None else [env_id])
         obs, infos = self.inner.try_reset(env_id, seed=seed, options=options)
         if isinstance(obs, dict):
             for key, by_agent in obs.items():
                 if isinstance(by_agent, dict):
                     self._begin(key, by_agent, (infos or {}).get(key, {}))
         return obs, infos
+
+    def _first_rows(self, env_ids: list[EnvId]) -> tuple[MultiEnvDict, MultiEnvDict]:
+        """Return what agents wait with, in sub-environments that have just been reset."""
+        rosters = [(env_id, self._rosters[env_id]) for env_id in env_ids]
+        obs = {
+            env_id: dict(zip(roster.waiting.agents, roster.obs, strict=True)) for env_id, roster in rosters
+        }
+        infos = {
+            env_id: dict(zip(roster.waiting.agents, roster.infos, strict=True)) for env_id, roster in rosters
+        }
+        return obs, dict(infos)
+
+    def try_restart(self, env_id: EnvId | None = None) -> None:
+        """Pass the call on; a running episode ends as truncated."""
+        self.inner.try_restart(env_id)
+        for key in list(self._running) if env_id is None else [env_id]:
+            if key in self._running:
+                self._rosters[key].abandon(self._report)
+                self._stop_running(key)
+                self.try_reset(key)
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
         """Return the inner environment's own answer."""
@@ -126,52 +163,93 @@ class CustomEnvs(BaseEnv):
         if not isinstance(result, tuple | list) or len(result) != 6:
             count = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
             raise ContractError(
-                f"{name}.poll: returned {count}, expected six nested dicts (obs, rewards, terminateds, truncateds, "
-                "infos, off_policy_actions); split the old `dones` into terminateds and truncateds"
+                f"{name}.poll: returned {count}, expected six nested dicts (obs, rewards, terminateds, "
+                "truncateds, infos, off_policy_actions); split the old `dones` into terminateds and truncateds"
             )
         for part in result:
-            if not isinstance(part, Mapping) or not all(isinstance(value, Mapping) for value in part.values()):
+            if not isinstance(part, Mapping) or not all(
+                isinstance(value, Mapping) for value in part.values()
+            ):
                 raise ContractError(
-                    f"{name}.poll: one of the six values is not a dict of dicts, expected {{env_id: {{agent_id: value}}}}; "
-                    "key by sub-environment first, then by agent"
+                    f"{name}.poll: one of the six values is not a dict of dicts, expected "
+                    "{env_id: {agent_id: value}}; key by sub-environment first, then by agent"
                 )
         return tuple(result)
 
-    def _read(self, parts: tuple[MultiEnvDict, ...]) -> list[EnvId]:
-        """Hand each sub-environment's dicts to its roster; return those in which nobody waits."""
+    def _read(self, parts: tuple[MultiEnvDict, ...]) -> None:
+        """Hand each sub-environment's dicts to its roster."""
         obs, rewards, terminateds, truncateds, infos, _ = parts
-        touched = dict.fromkeys([*obs, *rewards, *terminateds, *truncateds])
-        for env_id in touched:
+        for env_id in dict.fromkeys([*obs, *rewards, *terminateds, *truncateds]):
+            flags = [dict(part.get(env_id, {})) for part in (terminateds, truncateds)]
             if env_id not in self._running:
                 self._begin(env_id, obs.get(env_id, {}), infos.get(env_id, {}), rewards.get(env_id, {}))
-                if not any(terminateds.get(env_id, {}).values()) and not any(truncateds.get(env_id, {}).values()):
+                if not any(flags[0].values()) and not any(flags[1].values()):
                     continue
-            step = [dict(part.get(env_id, {})) for part in (obs, rewards, terminateds, truncateds, infos)]
-            for flags in step[2:4]:
-                flags.setdefault(ALL, False)
-            self._env_steps[self._rosters[env_id].env_index] += 1
-            if self._rosters[env_id].step(step, self._report):
-                self._running.discard(env_id)
-                self._due.discard(env_id)
-                self.try_reset(env_id)
-            elif self._rosters[env_id].waiting.agents:
-                self._due.add(env_id)
-        return [env_id for env_id in touched if env_id in self._running and not self._rosters[env_id].waiting.agents]
+            for by_agent in flags:
+                by_agent.setdefault(ALL, False)
+            step = (dict(obs.get(env_id, {})), dict(rewards.get(env_id, {})), *flags, infos.get(env_id, {}))
+            self._step(env_id, step)
 
-    def _begin(self, env_id: EnvId, obs: dict[AgentId, Any], infos: Any, rewards: Mapping[AgentId, Any] = {}) -> None:
+    def _step(self, env_id: EnvId, step: Any) -> None:
+        """Take in one env step of a sub-environment."""
+        roster = self._rosters[env_id]
+        self._env_steps[roster.env_index] += 1
+        if roster.step(step, self._report):
+            self._stop_running(env_id)
+            if self.try_reset(env_id) == (None, None):
+                self._forget(env_id)
+        else:
+            self._note_waiting(env_id)
+
+    def _note_waiting(self, env_id: EnvId) -> None:
+        """Note whether somebody waits in a sub-environment that has just moved."""
+        if self._rosters[env_id].waiting.agents:
+            self._due.add(env_id)
+            self._silent.pop(env_id, None)
+            return
+        self._silent[env_id] = self._silent.get(env_id, 0) + 1
+        if self._silent[env_id] > MAX_EMPTY_STEPS:
+            raise ContractError(
+                f"env {env_id} poll: nobody waited for an action in {MAX_EMPTY_STEPS} env steps in a row, "
+                'expected an observation for an agent that acts next; set "__all__" once all agents are gone'
+            )
+
+    def _begin(
+        self, env_id: EnvId, obs: Any, infos: Any, rewards: Mapping[AgentId, Any] = MappingProxyType({})
+    ) -> None:
         """Begin an episode of a sub-environment, known or new."""
-        roster = self._rosters.get(env_id)
-        if roster is None:
-            roster = Roster(env_id, len(self._rosters), self._pool, possible_agents(self))
-            self._rosters[env_id] = roster
-            self._env_steps = np.append(self._env_steps, 0)
-        elif env_id in self._running:
+        roster = self._rosters.get(env_id) or self._new_roster(env_id)
+        if env_id in self._running:
             roster.abandon(self._report)
+            self._stop_running(env_id)
         roster.credit(rewards, self._report)
         roster.begin(obs, infos, self._report)
         self._running.add(env_id)
-        if roster.waiting.agents:
-            self._due.add(env_id)
+        self._note_waiting(env_id)
+
+    def _stop_running(self, env_id: EnvId) -> None:
+        """Note that an episode is over."""
+        self._running.discard(env_id)
+        self._due.discard(env_id)
+        self._waiting.discard(env_id)
+        self._silent.pop(env_id, None)
+        self._answers.pop(env_id, None)
+
+    def _new_roster(self, env_id: EnvId) -> Roster:
+        """Seat a sub-environment that is seen for the first time."""
+        if self._free_indices:
+            index = self._free_indices.pop()
+        else:
+            index = len(self._env_steps)
+            self._env_steps = np.append(self._env_steps, 0)
+        roster = self._rosters[env_id] = Roster(env_id, index, self._pool, possible_agents(self))
+        return roster
+
+    def _forget(self, env_id: EnvId) -> None:
+        """Free what an env id had that will not come back."""
+        roster = self._rosters.pop(env_id)
+        roster.release()
+        self._free_indices.append(roster.env_index)
 
     def _deliver(self) -> Ready:
         """Return the rows that are due."""
@@ -179,11 +257,18 @@ class CustomEnvs(BaseEnv):
         self._due.clear()
         self._waiting.update(due)
         rosters = [self._rosters[env_id] for env_id in due]
-        slots = np.concatenate([roster.waiting.slots for roster in rosters]) if rosters else np.zeros(0, np.int64)
+        layouts = [roster.waiting for roster in rosters]
+        before, slots = self._delivered
+        if layouts != before:
+            slots = join_slots(layouts)
+        self._delivered = (layouts, slots)
         report, self._report = self._report, Report()
         return Ready(
-            slots, list(chain.from_iterable(roster.obs for roster in rosters)), as_numbers(rosters), self._env_steps,
+            slots,
+            list(chain.from_iterable(roster.obs for roster in rosters)),
+            as_numbers(rosters),
+            self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
-            list(chain.from_iterable(roster.infos or [{}] * len(roster.obs) for roster in rosters)),
+            list(chain.from_iterable(roster.infos for roster in rosters)),
             {}, self._pool.seats,
         )  # fmt: skip

@@ -96,8 +96,9 @@ class GymEnvs(LocalEnvs):
         for index in indices:
             if not self._fresh[index] or seed is not None or options is not None:
                 self._abandon(index, seed, options)
-        obs = {index: {SINGLE_AGENT: self._obs[index]} for index in indices}
-        return obs, {index: {SINGLE_AGENT: dict(self._infos[index])} for index in indices}
+        obs: MultiEnvDict = {index: {SINGLE_AGENT: self._obs[index]} for index in indices}
+        infos: MultiEnvDict = {index: {SINGLE_AGENT: dict(self._infos[index])} for index in indices}
+        return obs, infos
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Create one copy or all anew; their next rows are the first of a new episode."""
@@ -162,7 +163,13 @@ class GymEnvs(LocalEnvs):
         return rewards
 
     def _end(
-        self, index: int, obs: Any, reward: Any, flags: tuple[bool, bool], info: Mapping[str, Any], length: int
+        self,
+        index: int,
+        obs: Any,
+        reward: Any,
+        flags: tuple[bool, bool],
+        info: Mapping[str, Any],
+        length: int,
     ) -> None:
         """Report the end of a copy's episode."""
         number = float(self._as_numbers([reward], [index])[0])

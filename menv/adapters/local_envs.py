@@ -40,7 +40,9 @@ class LocalEnvs(BaseEnv):
             first_index: Index of the first sub-environment among all workers' sub-environments.
         """
         if num_envs < 1:
-            raise ConfigError(f"num_envs: {num_envs}, expected at least 1; set num_envs_per_worker to 1 or more")
+            raise ConfigError(
+                f"num_envs: {num_envs}, expected at least 1; set num_envs_per_worker to 1 or more"
+            )
         if make_env is None and len(existing) < num_envs:
             raise ConfigError(
                 f"to_base_env: num_envs={num_envs} needs make_env to create {num_envs - len(existing)} more, got None; "
@@ -80,7 +82,9 @@ class LocalEnvs(BaseEnv):
             )
         return int(env_id)
 
-    def _reset_env(self, index: int, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    def _reset_env(
+        self, index: int, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Any]:
         """Reset one sub-environment with a seed of its own and return `(obs, info)`."""
         if seed is None and self._seed is not None:
             word = draws.key(self._seed, self._first_index + index, int(self._env_steps[index]), draws.RESET)
@@ -120,7 +124,9 @@ class LocalEnvs(BaseEnv):
 
 def _count(result: Any) -> str:
     """Describe a return value by how many values it has."""
-    return f"{len(result)} values" if isinstance(result, tuple | list) else f"a single {type(result).__name__}"
+    return (
+        f"{len(result)} values" if isinstance(result, tuple | list) else f"a single {type(result).__name__}"
+    )
 
 
 def _nothing() -> None:

@@ -43,6 +43,7 @@ class MultiAgentEnvs(LocalEnvs):
         self._rosters = [
             Roster(index, index, self._pool, possible_agents(env)) for index, env in enumerate(self._envs)
         ]
+        self._everybody = list(range(num_envs))
         self._answers: list[dict[AgentId, Any] | None] = [None] * num_envs
         # Copies whose rows no poll has delivered yet, and copies whose rows nobody has answered yet.
         self._due: set[int] = set()
@@ -54,14 +55,14 @@ class MultiAgentEnvs(LocalEnvs):
         """Step the copies that were answered and return their rows; never waits."""
         if not self._started:
             self._start()
-        for index, answers in enumerate(self._answers):
-            if answers is not None:
-                self._answers[index] = None
-                self._step(index, answers)
-        fresh = sorted(self._due)
+        self._step_answered()
+        if len(self._due) == len(self._envs):
+            fresh, rosters = self._everybody, self._rosters
+        else:
+            fresh = sorted(self._due)
+            rosters = [self._rosters[index] for index in fresh]
         self._due.clear()
         self._waiting.update(fresh)
-        rosters = [self._rosters[index] for index in fresh]
         slots = self._slots_of(fresh, [roster.waiting for roster in rosters])
         report, self._report = self._report, Report()
         return Ready(
@@ -70,7 +71,7 @@ class MultiAgentEnvs(LocalEnvs):
             self._rewards_of(rosters),
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
-            list(chain.from_iterable([roster.infos or [{}] * len(roster.obs) for roster in rosters])),
+            list(chain.from_iterable([roster.infos for roster in rosters])),
             {}, self._pool.seats,
         )  # fmt: skip
 
@@ -85,6 +86,10 @@ class MultiAgentEnvs(LocalEnvs):
             start = 0
             for index, layout in zip(indices, layouts, strict=True):
                 agents = layout.agents
+                if len(agents) == 1:
+                    self._answers[index] = {agents[0]: actions[start]}
+                    start += 1
+                    continue
                 stop = start + len(agents)
                 self._answers[index] = dict(zip(agents, actions[start:stop], strict=True))
                 start = stop
@@ -105,11 +110,15 @@ class MultiAgentEnvs(LocalEnvs):
             self._start()
         indices = range(len(self._envs)) if env_id is None else [self._index(env_id)]
         for index in indices:
-            if self._rosters[index].episode_steps or seed is not None or options is not None:
+            if self._rosters[index].answered or seed is not None or options is not None:
                 self._abandon(index, seed, options)
         rosters = [(index, self._rosters[index]) for index in indices]
-        obs = {index: dict(zip(roster.waiting.agents, roster.obs, strict=True)) for index, roster in rosters}
-        infos = {index: dict(zip(roster.waiting.agents, roster.infos, strict=False)) for index, roster in rosters}
+        obs: MultiEnvDict = {
+            index: dict(zip(roster.waiting.agents, roster.obs, strict=True)) for index, roster in rosters
+        }
+        infos: MultiEnvDict = {
+            index: dict(zip(roster.waiting.agents, roster.infos, strict=True)) for index, roster in rosters
+        }
         return obs, infos
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
@@ -139,10 +148,24 @@ class MultiAgentEnvs(LocalEnvs):
         self._rosters[index].begin(obs, infos, self._report)
         self._settle(index)
 
-    def _step(self, index: int, actions: dict[AgentId, Any]) -> None:
-        """Step one copy with its agents' actions."""
-        self._step_once(index, actions)
-        self._settle(index)
+    def _step_answered(self) -> None:
+        """Step every copy whose agents have been answered."""
+        answers, self._answers = self._answers, [None] * len(self._envs)
+        stepped = [index for index, by_agent in enumerate(answers) if by_agent is not None]
+        self._env_steps[stepped if len(stepped) < len(answers) else slice(None)] += 1
+        envs, rosters, report = self._envs, self._rosters, self._report
+        for index in stepped:
+            roster = rosters[index]
+            roster.answered = True
+            try:
+                result = envs[index].step(answers[index])
+            except Exception as error:
+                raise self.crash(index, "step", error) from error
+            if roster.step(result, report):
+                roster.begin(*self._reset_env(index), report)
+            if not roster.waiting.agents:
+                self._settle(index)
+        self._due.update(stepped)
 
     def _settle(self, index: int) -> None:
         """Step a copy with `{}` until somebody waits."""
@@ -156,13 +179,13 @@ class MultiAgentEnvs(LocalEnvs):
                     '"__all__" once all agents are gone'
                 )
             empty += 1
-            self._step_once(index, {})
+            self._step_once(index)
         self._due.add(index)
 
-    def _step_once(self, index: int, actions: dict[AgentId, Any]) -> None:
-        """Take one env step and reset the copy if its episode ended."""
+    def _step_once(self, index: int) -> None:
+        """Take one env step in which nobody acts, and reset the copy if its episode ended."""
         try:
-            result = self._envs[index].step(actions)
+            result = self._envs[index].step({})
         except Exception as error:
             raise self.crash(index, "step", error) from error
         self._env_steps[index] += 1
@@ -181,6 +204,7 @@ class MultiAgentEnvs(LocalEnvs):
         if set(answers) != set(agents):
             check_answers(index, agents, answers)
         self._answers[index] = {agent: answers[agent] for agent in agents}
+        self._rosters[index].answered = True
         self._waiting.discard(index)
         self._due.discard(index)
 
@@ -188,7 +212,7 @@ class MultiAgentEnvs(LocalEnvs):
         """Return the rows' slots; the same array as last time while the layouts are the same."""
         before, order, slots = self._delivered
         if layouts != before or indices != order:
-            slots = np.concatenate([layout.slots for layout in layouts]) if layouts else np.zeros(0, np.int64)
+            slots = join_slots(layouts)
         self._delivered = (layouts, indices, slots)
         return slots
 
@@ -200,6 +224,16 @@ class MultiAgentEnvs(LocalEnvs):
         except (TypeError, ValueError):
             rewards = np.zeros((0, 0))
         return rewards if rewards.ndim == 1 else as_numbers(rosters)
+
+
+def join_slots(layouts: list[Layout]) -> IntArray:
+    """Return the slots of all layouts, one after the other."""
+    if not layouts:
+        return np.zeros(0, np.int64)
+    # A concatenation costs as much per array as a handful of integers.
+    if sum([len(layout.agents) for layout in layouts]) > 4 * len(layouts):
+        return np.concatenate([layout.slots for layout in layouts])
+    return np.array(list(chain.from_iterable([layout.slot_list for layout in layouts])), np.int64)
 
 
 def possible_agents(env: Any) -> frozenset[AgentId] | None:

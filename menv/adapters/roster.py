@@ -21,15 +21,21 @@ from menv.errors import ContractError
 _KEPT_SLOTS = 256
 _KEPT_LAYOUTS = 256
 
+_NO_INFO: Mapping[str, Any] = {}
+_NO_FLAGS: Mapping[AgentId, bool] = {}
+
 
 class Layout:
     """The agents that wait together, in the environment's order, and their slots."""
 
-    __slots__ = ("agents", "checked_at", "slots")
+    __slots__ = ("agents", "checked_at", "no_infos", "no_rewards", "slot_list", "slots")
 
     def __init__(self, agents: list[AgentId], slots: IntArray) -> None:
         self.agents = agents
         self.slots = slots
+        self.slot_list: list[int] = slots.tolist()
+        self.no_rewards = [0.0] * len(agents)
+        self.no_infos: list[Mapping[str, Any]] = [_NO_INFO] * len(agents)
         self.checked_at = -1
 
 
@@ -42,6 +48,7 @@ class Roster:
         rewards: What each of them earned since its previous row.
         infos: Their info dicts.
         episode_steps: Env steps of the running episode.
+        answered: Whether anybody has been answered since the last reset; set by the adapter.
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class Roster:
         self.rewards: list[float] = []
         self.infos: list[Mapping[str, Any]] = []
         self.episode_steps = 0
+        self.answered = False
         self._pool = pool
         self._possible = possible_agents
         self._nobody = Layout([], np.zeros(0, np.int64))
@@ -82,6 +90,7 @@ class Roster:
         if ALL in obs:
             raise self._wrong("reset", f"{ALL!r} is among the observations", "agent ids only")
         self.episode_steps = 0
+        self.answered = False
         self._await(obs, infos if isinstance(infos, dict) else {}, report)
 
     def step(self, result: Any, report: Report) -> bool:
@@ -90,24 +99,35 @@ class Roster:
         Raises:
             ContractError: The five dicts break the contract of `MultiAgentEnv`.
         """
-        obs, rewards, terminateds, truncateds, infos = self._five_dicts(result)
+        try:
+            obs, rewards, terminateds, truncateds, infos = result
+            over = terminateds[ALL] or truncateds[ALL]
+            # Each is a dict, or a subclass of one: cheaper than asking five times in the usual case.
+            plain = type(obs) is type(rewards) is type(terminateds) is type(truncateds) is type(infos) is dict
+        except (TypeError, ValueError, KeyError, IndexError):
+            plain = False
+        if not plain or ALL in rewards or ALL in obs:
+            obs, rewards, terminateds, truncateds, infos = self._five_dicts(result)
+            over = terminateds[ALL] or truncateds[ALL]
         self.episode_steps += 1
-        if terminateds[ALL] or truncateds[ALL]:
+        if over:
             self._finish(obs, rewards, terminateds, truncateds, infos, report)
             return True
         flagged = (len(terminateds) > 1 or len(truncateds) > 1) and (
             any(terminateds.values()) or any(truncateds.values())
         )
-        agents = self.waiting.agents
-        if not flagged and not self._held and list(rewards) == agents and list(obs) == agents:
-            # The same agents as last time, each paid for its own action: nothing to look up.
-            self.obs = list(obs.values())
-            self.rewards = list(rewards.values())
-            self.infos = [infos.get(agent, _NO_INFO) for agent in agents] if infos else _NO_INFOS
-            return False
-        self._pay(rewards, obs, terminateds if flagged else _NO_FLAGS, truncateds if flagged else _NO_FLAGS, report)
         if flagged:
+            self._pay(rewards, obs, terminateds, truncateds, report)
             obs = self._end_flagged(obs, terminateds, truncateds, infos, report)
+        elif self._held or self._some_paid(rewards):
+            agents = self.waiting.agents
+            if not self._held and list(rewards) == agents and list(obs) == agents:
+                # The same agents as last time, each paid for its own action: nothing to look up.
+                self.obs = list(obs.values())
+                self.rewards = list(rewards.values())
+                self.infos = self._infos_of(infos, self.waiting)
+                return False
+            self._pay(rewards, obs, _NO_FLAGS, _NO_FLAGS, report)
         self._await(obs, infos, report)
         return False
 
@@ -118,6 +138,13 @@ class Roster:
     def abandon(self, report: Report) -> None:
         """End the running episode as truncated, for a reset from outside."""
         self._finish({}, {}, {ALL: False}, {ALL: True}, {}, report)
+
+    def release(self) -> None:
+        """Give back every slot, for a sub-environment that will not come back."""
+        for slot in self._slots.values():
+            self._pool.give_back(slot)
+        self._slots.clear()
+        self._layouts.clear()
 
     def nobody_waits(self) -> None:
         """Forget the rows: their agents have been answered."""
@@ -138,10 +165,20 @@ class Roster:
                 raise self._wrong("step", f"{name} is {type(part).__name__}", "a dict keyed by agent id")
         if ALL not in terminateds or ALL not in truncateds:
             name = "terminateds" if ALL not in terminateds else "truncateds"
-            raise self._wrong("step", f"{name} has no {ALL!r}", f"{ALL!r}: True where the episode ends for everyone")
+            raise self._wrong(
+                "step", f"{name} has no {ALL!r}", f"{ALL!r}: True where the episode ends for everyone"
+            )
         if ALL in obs or ALL in rewards:
             raise self._wrong("step", f"{ALL!r} is among obs or rewards", "agent ids only")
         return obs, rewards, terminateds, truncateds, infos
+
+    def _some_paid(self, rewards: Any) -> bool:
+        """Return whether there is a reward other than 0."""
+        try:
+            return any(rewards.values())
+        except ValueError:
+            # An array instead of a number; this names whose.
+            return bool([self._number(agent, reward) for agent, reward in rewards.items()])
 
     def _pay(self, rewards: Any, obs: Any, terminateds: Any, truncateds: Any, report: Report) -> None:
         """Add each reward to what its agent is owed; a dead agent's reward is unclaimed."""
@@ -150,20 +187,32 @@ class Roster:
             if not reward:
                 continue
             if agent in self._dead and (agent not in obs or terminateds.get(agent) or truncateds.get(agent)):
-                report.unclaimed.append(Unclaimed(self.env_id, agent, self._number(agent, reward)))
+                report.unclaimed.append(
+                    Unclaimed(self.env_id, agent, self._number(agent, reward), self.env_index)
+                )
             else:
                 held[agent] = held.get(agent, 0.0) + self._number(agent, reward)
 
-    def _end_flagged(self, obs: Any, terminateds: Any, truncateds: Any, infos: Any, report: Report) -> dict[AgentId, Any]:
+    def _end_flagged(
+        self, obs: Any, terminateds: Any, truncateds: Any, infos: Any, report: Report
+    ) -> dict[AgentId, Any]:
         """End the agents whose own flag is set; return the observations of the others."""
         flagged = [agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag]
         for agent in dict.fromkeys(flagged):
             terminated, truncated = bool(terminateds.get(agent)), bool(truncateds.get(agent))
             self._end(agent, terminated, truncated, obs.get(agent), infos.get(agent, _NO_INFO), report)
-        return {agent: value for agent, value in obs.items() if agent not in self._dead or agent not in flagged}
+        return {
+            agent: value for agent, value in obs.items() if agent not in self._dead or agent not in flagged
+        }
 
     def _end(
-        self, agent: AgentId, terminated: bool, truncated: bool, obs: Any, info: Mapping[str, Any], report: Report
+        self,
+        agent: AgentId,
+        terminated: bool,
+        truncated: bool,
+        obs: Any,
+        info: Mapping[str, Any],
+        report: Report,
     ) -> None:
         """Close an agent's trajectory; without one, what it is owed becomes unclaimed."""
         reward = self._held.pop(agent, 0.0)
@@ -171,11 +220,13 @@ class Roster:
             self._alive.remove(agent)
             self._lives += 1
             report.ended.append(
-                End(self._slots[agent], self.env_id, agent, reward, terminated, truncated, own_copy(obs), info)
+                End(
+                    self._slots[agent], self.env_id, agent, reward, terminated, truncated, own_copy(obs), info
+                )
             )
             self._maybe_release(agent)
         elif reward:
-            report.unclaimed.append(Unclaimed(self.env_id, agent, reward))
+            report.unclaimed.append(Unclaimed(self.env_id, agent, reward, self.env_index))
         self._dead.add(agent)
 
     def _finish(
@@ -190,7 +241,7 @@ class Roster:
             self._end(agent, terminated, truncated, obs.get(agent), infos.get(agent, _NO_INFO), report)
         for agent, reward in self._held.items():
             self._refuse_stranger(agent, reward)
-            report.unclaimed.append(Unclaimed(self.env_id, agent, reward))
+            report.unclaimed.append(Unclaimed(self.env_id, agent, reward, self.env_index))
         report.episodes.append(EpisodeEnd(self.env_id, *everyone, self.episode_steps, self.env_index))
         self._held.clear()
         self._forget_absent()
@@ -207,17 +258,21 @@ class Roster:
 
     def _await(self, obs: Any, infos: Any, report: Report) -> None:
         """Make the agents in `obs` wait, those who are new in this life with a join."""
-        key = tuple(obs)
-        layout = self._layouts.get(key)
-        if layout is None:
-            layout = self._new_layout(key)
+        layout = self.waiting
+        if list(obs) != layout.agents:
+            key = tuple(obs)
+            layout = self._layouts.get(key) or self._new_layout(key)
         if layout.checked_at != self._lives:
             self._join_missing(layout, report)
         self.waiting = layout
         self.obs = list(obs.values())
         held = self._held
-        self.rewards = [held.pop(agent, 0.0) for agent in key] if held else [0.0] * len(key)
-        self.infos = [infos.get(agent, _NO_INFO) for agent in key] if infos else _NO_INFOS
+        self.rewards = [held.pop(agent, 0.0) for agent in layout.agents] if held else layout.no_rewards
+        self.infos = self._infos_of(infos, layout)
+
+    def _infos_of(self, infos: Any, layout: Layout) -> list[Mapping[str, Any]]:
+        """Return the info dict of each agent of the layout."""
+        return [infos.get(agent, _NO_INFO) for agent in layout.agents] if infos else layout.no_infos
 
     def _new_layout(self, agents: tuple[AgentId, ...]) -> Layout:
         """Give each agent a slot and remember the layout."""
@@ -262,13 +317,11 @@ class Roster:
                 "step", f"the reward of {agent!r} is {type(reward).__name__}", "a number", "return a float"
             ) from error
 
-    def _wrong(self, where: str, got: str, expected: str, fix: str = "mend the environment's return value") -> ContractError:
+    def _wrong(
+        self, where: str, got: str, expected: str, fix: str = "mend the environment's return value"
+    ) -> ContractError:
         """Return the error for a broken contract."""
         return ContractError(
-            f"env {self.env_id} {where}, env step {self.episode_steps} of the episode: {got}, expected {expected}; {fix}"
+            f"env {self.env_id} {where}, env step {self.episode_steps} of the episode: {got}, "
+            f"expected {expected}; {fix}"
         )
-
-
-_NO_INFO: Mapping[str, Any] = {}
-_NO_INFOS: list[Mapping[str, Any]] = []
-_NO_FLAGS: Mapping[AgentId, bool] = {}

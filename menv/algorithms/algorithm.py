@@ -133,7 +133,7 @@ class Algorithm(ABC):
         began = time.perf_counter()
         batch = self._train_batch()
         sampled = time.perf_counter()
-        info = {policy_id: stats for policy_id, stats in self._learn(batch)}
+        info = dict(self._learn(batch))
         learned = time.perf_counter()
         self.iteration += 1
         return {

@@ -44,7 +44,7 @@ class PPO(Algorithm):
 def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, config: PPOConfig) -> None:
     """Add what PPO learns from to a batch of released rows; one pass of each network over all rows."""
     obs, segments, count = batch["obs"], batch.segments, batch.count
-    mask = batch[SampleBatch.ACTION_MASK] if SampleBatch.ACTION_MASK in batch else None
+    mask = batch.get(SampleBatch.ACTION_MASK)
     evaluation = backend.evaluate(index, obs, mask, batch["actions"])
     batch[SampleBatch.ACTION_LOGP] = evaluation.logp
     batch[SampleBatch.ACTION_DIST_INPUTS] = evaluation.dist_inputs

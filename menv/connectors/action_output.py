@@ -22,7 +22,8 @@ Array = npt.NDArray[Any]
 class ActionOutput:
     """Turns [R, ...] network actions into R elements of the action space.
 
-    Discrete actions come out as Python ints, the others as read-only arrays.
+    Discrete actions come out as numpy integers, as `space.sample()` gives them (gymnasium's own checks
+    take longer over a Python int), the others as read-only arrays.
     """
 
     def __init__(self, space: gym.Space[Any], *, normalize: bool = True, clip: bool = False) -> None:
@@ -44,8 +45,12 @@ class ActionOutput:
             self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
             finite = np.isfinite(self._low) & np.isfinite(self._high)
             self._scaled = finite if normalize else np.zeros_like(finite)
-            self._half = np.where(self._scaled, (self._high - np.where(finite, self._low, 0)) / 2, 1).astype(np.float32)
-            self._centre = np.where(self._scaled, np.where(finite, self._low, 0) + self._half, 0).astype(np.float32)
+            self._half = np.where(self._scaled, (self._high - np.where(finite, self._low, 0)) / 2, 1).astype(
+                np.float32
+            )
+            self._centre = np.where(self._scaled, np.where(finite, self._low, 0) + self._half, 0).astype(
+                np.float32
+            )
             clipped = self._scaled | clip
             self._least = np.where(clipped, self._low, -np.inf).astype(space.dtype)
             self._most = np.where(clipped, self._high, np.inf).astype(space.dtype)
@@ -53,7 +58,7 @@ class ActionOutput:
     def __call__(self, actions: Array) -> Sequence[Any]:
         """Return R env-ready actions."""
         if isinstance(self.space, gym.spaces.Discrete):
-            return (actions + self._start if self._start else actions).tolist()  # type: ignore[no-any-return]
+            return list(actions + self._start if self._start else actions)
         if isinstance(self.space, gym.spaces.Box):
             scaled = actions * self._half + self._centre
             out = np.minimum(np.maximum(scaled, self._least), self._most).reshape(-1, *self.space.shape)

@@ -15,6 +15,6 @@ def clip_reward(rewards: npt.NDArray[Any], limit: bool | float) -> npt.NDArray[A
         rewards: [N].
         limit: True takes the signs; a number clips to plus and minus it.
     """
-    if limit is True:
-        return np.sign(rewards)
-    return np.clip(rewards, -float(limit), float(limit))
+    most = float(limit)
+    clipped: npt.NDArray[Any] = np.sign(rewards) if limit is True else np.clip(rewards, -most, most)
+    return clipped

@@ -62,8 +62,8 @@ class ObsPreprocessor:
         self._collect(space, ())
         self.mask_width = self.mask_leaf.width if self.mask_leaf else 0
         only = self.leaves[0] if len(self.leaves) == 1 else None
-        # One float32 Box and no dict around it: the stacked bytes are the rows, without another copy.
-        self._plain = only is not None and isinstance(only.space, gym.spaces.Box) and not only.keys
+        # One Box, at most beside a mask: the stacked bytes are the rows, without another copy.
+        self._only_box = only if only is not None and isinstance(only.space, gym.spaces.Box) else None
         self._bounds = self._flat_bounds()
 
     def _collect(self, space: gym.Space[Any], keys: tuple[Any, ...]) -> None:
@@ -89,26 +89,36 @@ class ObsPreprocessor:
             OutsideSpaceError: An observation has the wrong structure, shape or dtype, or a mask
                 allows nothing. Bounds are checked by `why_bad_row`, once for many rows.
         """
-        if self._plain:
-            rows = stack(obs, self.leaves[0].space)
-            return rows.reshape(len(rows), -1).astype(np.float32, copy=False), None
-        out = np.zeros((len(obs), self.size), np.float32)
         try:
-            for leaf in self.leaves:
-                values = [_at(element, leaf.keys) for element in obs] if leaf.keys else obs
-                _fill(out[:, leaf.start : leaf.start + leaf.width], values, leaf)
+            rows = self._box_rows(obs, self._only_box) if self._only_box else self._all_rows(obs)
             mask = self._mask(obs) if self.mask_leaf and not final else None
         except (KeyError, TypeError, IndexError) as error:
             raise self._structure_error(obs, error) from error
-        return out, mask
+        return rows, mask
+
+    def _box_rows(self, obs: Sequence[Any] | Array, leaf: Leaf) -> Rows:
+        """Return the rows of a space with a single Box in it."""
+        values = obs
+        for key in leaf.keys:
+            values = [element[key] for element in values]
+        rows = stack(values, leaf.space, leaf.path).reshape(len(obs), self.size)
+        return rows if rows.dtype == np.float32 else rows.astype(np.float32)
+
+    def _all_rows(self, obs: Sequence[Any] | Array) -> Rows:
+        """Return the rows, leaf after leaf."""
+        rows = np.zeros((len(obs), self.size), np.float32)
+        for leaf in self.leaves:
+            values = [_at(element, leaf.keys) for element in obs] if leaf.keys else obs
+            _fill(rows[:, leaf.start : leaf.start + leaf.width], values, leaf)
+        return rows
 
     def _mask(self, obs: Sequence[Any] | Array) -> Mask:
         """Return [R, M] True where an action is allowed."""
         assert self.mask_leaf is not None
         values = [element[MASK_KEY] for element in obs]
-        mask = stack(values, self.mask_leaf.space, self.mask_leaf.path).reshape(len(values), -1) != 0
-        allowed = mask.any(axis=1)
-        if not allowed.all():
+        mask: Mask = stack(values, self.mask_leaf.space, self.mask_leaf.path).reshape(len(values), -1) != 0
+        allowed = np.logical_or.reduce(mask, axis=1)
+        if not np.logical_and.reduce(allowed):
             row = int(np.argmin(allowed))
             raise OutsideSpaceError(
                 row, f"{self.mask_leaf.path}: allows none of {self.mask_width} actions, expected at least one"

@@ -1,13 +1,13 @@
 """Noughts and crosses for two agents that take turns, with action masks.
 
-Made for examples, tests and benchmarks, so a step costs about a microsecond: every position is worked
-out once and kept in one table for all instances. `menv.envs.tictactoe_play` judges how well a policy plays.
-Nothing here knows who chooses the moves.
+The smallest complete example of a turn-based `MultiAgentEnv`; examples, tests and benchmarks play it.
+`menv.envs.tictactoe_play` judges how well a policy plays. Nothing here knows who chooses the moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from operator import index
 from typing import Any, ClassVar
 
@@ -29,36 +29,7 @@ Board = tuple[int, ...]
 _SQUARE_PIXELS = 64
 
 
-class _Position:
-    """One position of the game and the arrays that show it; shared by all games, never changed."""
-
-    __slots__ = ("board", "mask", "mover", "next", "over", "planes", "waiting", "winner")
-
-    def __init__(self, board: Board) -> None:
-        self.board = board
-        self.winner = winner_of(board)
-        self.over = self.winner is not None or 0 not in board
-        turn = (9 - board.count(0)) % 2
-        self.mover: str = PLAYERS[turn]
-        self.waiting: str = PLAYERS[1 - turn]
-        self.planes = planes_of(board, turn + 1)
-        self.mask = np.array([not self.over and square == 0 for square in board], np.int8)
-        self.next: list[_Position | None] = [None] * 9
-
-    def after(self, square: int) -> _Position | None:
-        """Return the position after a stone on `square`, None if that is no legal move."""
-        if not 0 <= square < 9 or self.board[square]:
-            return None
-        stone = PLAYERS.index(self.mover) + 1
-        board = (*self.board[:square], stone, *self.board[square + 1 :])
-        reached = _POSITIONS.get(board)
-        if reached is None:
-            reached = _POSITIONS.setdefault(board, _Position(board))
-        self.next[square] = reached
-        return reached
-
-
-def winner_of(board: Board) -> str | None:
+def winner_of(board: Sequence[int]) -> str | None:
     """Return the player who owns a line of `board`, None if nobody does."""
     for a, b, c in LINES:
         if board[a] and board[a] == board[b] == board[c]:
@@ -66,15 +37,13 @@ def winner_of(board: Board) -> str | None:
     return None
 
 
-def planes_of(board: Board, stone: int) -> npt.NDArray[np.float32]:
+def planes_of(board: Sequence[int], stone: int) -> npt.NDArray[np.float32]:
     """Return the float32 [18] observation of the player with this `stone`: own squares, then the other's."""
-    own = [square == stone for square in board]
-    other = [square == 3 - stone for square in board]
-    return np.array(own + other, np.float32)
-
-
-_POSITIONS: dict[Board, _Position] = {}
-_START = _POSITIONS.setdefault((0,) * 9, _Position((0,) * 9))
+    planes = np.zeros(18, np.float32)
+    for square, owner in enumerate(board):
+        if owner != 0:
+            planes[square if owner == stone else 9 + square] = 1.0
+    return planes
 
 
 class TicTacToe(MultiAgentEnv):
@@ -117,22 +86,22 @@ class TicTacToe(MultiAgentEnv):
             }
         )
         self.action_space = gym.spaces.Discrete(9)
-        self._position = _START
-        self._running = False
+        self._board = [0] * 9
+        self._stone = 1
 
     @property
     def board(self) -> Board:
         """The nine squares: 0 is empty, 1 and 2 are the stones of player1 and player2."""
-        return self._position.board
+        return tuple(self._board)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
         """Empty the board; player1 is asked first."""
-        self._position = _START
-        self._running = True
+        self._board = [0] * 9
+        self._stone = 1
         self.agents = list(PLAYERS)
-        return {"player1": {"observations": _START.planes.copy(), "action_mask": _START.mask.copy()}}, {}
+        return {"player1": self._observe(1)}, {}
 
     def step(self, action_dict: AgentDict) -> StepDicts:
         """Put the mover's stone.
@@ -144,67 +113,56 @@ class TicTacToe(MultiAgentEnv):
             CallOrderError: The game is over, or never began.
             ContractError: Somebody else than the mover, or nobody, was answered, or not with an integer.
         """
-        before = self._position
-        if not self._running or len(action_dict) != 1 or before.mover not in action_dict:
-            raise self._cannot_step(action_dict)
-        try:
-            square = index(action_dict[before.mover])
-        except TypeError:
-            raise self._cannot_step(action_dict) from None
-        # A negative square would count from the end of the list.
-        now = before.next[square] if 0 <= square < 9 else None
-        if now is None:
-            now = before.after(square)
-            if now is None:
-                return self._end(before.waiting, {before.mover: {"illegal_move": square}})
-        self._position = now
-        if now.over:
-            return self._end(now.winner, {})
-        return (
-            {now.mover: {"observations": now.planes.copy(), "action_mask": now.mask.copy()}},
-            {"player1": 0.0, "player2": 0.0},
-            {ALL: False},
-            {ALL: False},
-            {},
-        )
+        mover, waiting = PLAYERS[self._stone - 1], PLAYERS[2 - self._stone]
+        square = self._move_of(mover, action_dict)
+        if not 0 <= square < 9 or self._board[square] != 0:
+            return self._end(waiting, {mover: {"illegal_move": square}})
+        self._board[square] = self._stone
+        winner = winner_of(self._board)
+        if winner is not None or 0 not in self._board:
+            return self._end(winner, {})
+        self._stone = 3 - self._stone
+        rewards = dict.fromkeys(PLAYERS, 0.0)
+        return {waiting: self._observe(self._stone)}, rewards, {ALL: False}, {ALL: False}, {}
+
+    def render(self) -> Any:
+        """Return the board as text or as a picture, as `render_mode` says."""
+        return picture_of(self._board) if self.render_mode == "rgb_array" else text_of(self._board)
+
+    def _observe(self, stone: int) -> AgentDict:
+        """Return what the player with this `stone` sees; when the game is over, nothing is allowed."""
+        allowed = [square == 0 for square in self._board] if self.agents else [False] * 9
+        return {"observations": planes_of(self._board, stone), "action_mask": np.array(allowed, np.int8)}
 
     def _end(self, winner: str | None, infos: AgentDict) -> StepDicts:
-        self._running = False
         self.agents = []
-        board = self._position.board
-        obs: AgentDict = {
-            player: {"observations": planes_of(board, stone), "action_mask": np.zeros(9, np.int8)}
-            for stone, player in enumerate(PLAYERS, 1)
-        }
-        rewards: AgentDict = dict.fromkeys(PLAYERS, 0.0)
+        obs = {player: self._observe(stone) for stone, player in enumerate(PLAYERS, 1)}
+        rewards = dict.fromkeys(PLAYERS, 0.0)
         if winner is not None:
             rewards = {player: 1.0 if player == winner else -1.0 for player in PLAYERS}
-        terminateds: AgentDict = {"player1": True, "player2": True, ALL: True}
-        return obs, rewards, terminateds, {ALL: False}, infos
+        return obs, rewards, {"player1": True, "player2": True, ALL: True}, {ALL: False}, infos
 
-    def _cannot_step(self, action_dict: AgentDict) -> CallOrderError | ContractError:
-        if not self._running:
-            return CallOrderError("TicTacToe.step: no game is running, expected reset first; call reset")
+    def _move_of(self, mover: str, action_dict: AgentDict) -> int:
+        if not self.agents:
+            raise CallOrderError("TicTacToe.step: no game is running, expected reset first; call reset")
+        if list(action_dict) == [mover]:
+            # What is no integer, such as 1.5, gets the message below.
+            with suppress(TypeError):
+                return index(action_dict[mover])
         given = ", ".join(f"{agent!r}: {type(move).__name__}" for agent, move in action_dict.items())
-        mover = self._position.mover
-        return ContractError(
+        raise ContractError(
             f"TicTacToe.step: got actions {{{given}}}, expected one integer from {mover!r} alone, "
             "whose turn it is; answer the agent that the last obs named"
         )
 
-    def render(self) -> Any:
-        """Return the board as text or as a picture, as `render_mode` says."""
-        board = self._position.board
-        return picture_of(board) if self.render_mode == "rgb_array" else text_of(board)
 
-
-def text_of(board: Board) -> str:
+def text_of(board: Sequence[int]) -> str:
     """Return three lines; X is player1, O player2."""
     marks = [".XO"[square] for square in board]
     return "\n".join(" ".join(marks[row : row + 3]) for row in (0, 3, 6))
 
 
-def picture_of(board: Board) -> npt.NDArray[np.uint8]:
+def picture_of(board: Sequence[int]) -> npt.NDArray[np.uint8]:
     """Return a uint8 [192, 192, 3] picture; crosses are player1, rings player2."""
     across = np.abs(np.linspace(-1.0, 1.0, _SQUARE_PIXELS))
     x, y = np.meshgrid(across, across)

@@ -22,11 +22,10 @@ from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.ledger import Ledger, Rows, Trajectory
+from menv.loop.noise import Noise
+from menv.loop.slot_table import SlotTable
 from menv.policy import Policy, RowDraws
 from menv.spaces import OutsideSpaceError
-
-# Env steps whose random numbers are drawn at once while the same agents wait.
-_AHEAD = 64
 
 
 @dataclass(slots=True)
@@ -37,7 +36,6 @@ class Block:
         slots: [R].
         which: [R] policy index, or one index for all.
         env_indices: [R].
-        keys: [R] keys of the random draws.
         rows: Where they are in the cohort's ledger.
         raw: R raw observations, for policies that read them.
         places: [R] their places among all rows of the poll; None means all, in order.
@@ -46,7 +44,6 @@ class Block:
     slots: Column
     which: Column | int
     env_indices: Column
-    keys: draws.Keys
     rows: Rows
     raw: Any = None
     places: Column | None = None
@@ -89,12 +86,15 @@ class Cohort:
         rows, mask = self.preprocess(obs)
         return self.ledger.add(slots, rows, mask, rewards)
 
-    def answer(self, block: Block, steps: Column, explore: bool, episodes: Sequence[Any]) -> Sequence[Any]:
+    def answer(
+        self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
+    ) -> Sequence[Any]:
         """Decide for the rows of a block and write the actions down.
 
         Args:
             block: Whose turn it is.
-            steps: [R] env steps since the start of each row's sub-environment.
+            table: Keys of the random draws by slot.
+            env_steps: [E] env steps since each sub-environment's start.
             explore: False asks for the most likely actions.
             episodes: R episodes, for policies that read them.
 
@@ -125,7 +125,9 @@ class Cohort:
             rows = self.preprocess(finals, final=True)[0]
         except OutsideSpaceError as error:
             trajectory = trajectories[error.row]
-            raise outside(trajectory.env_index, trajectory.agent_id, "final observation", error.why) from error
+            raise outside(
+                trajectory.env_index, trajectory.agent_id, "final observation", error.why
+            ) from error
         bad = self.preprocess.why_bad_row(rows)
         if bad is not None:
             trajectory = trajectories[bad[0]]
@@ -150,53 +152,33 @@ class NetCohort(Cohort):
         self.action_space = action_space
         self.backend = backend
         self.output = output
-        self._draw = draws.uniforms if head.noise == "uniform" else draws.normals
-        self._noise_width = head.noise_width
-        # Numbers drawn ahead for the rows that waited last: (keys, steps of the first, [64, R, width]).
-        self._ahead: tuple[Any, Column, Column] | None = None
+        self.noise = Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width)
 
-    def answer(self, block: Block, steps: Column, explore: bool, episodes: Sequence[Any]) -> Sequence[Any]:
+    def answer(
+        self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
+    ) -> Sequence[Any]:
         """Run the networks; see `Cohort.answer`."""
         ledger = self.ledger
         obs = ledger.obs[block.rows]
         masks = ledger.masks
         mask = None if masks is None else masks[block.rows]
         if explore:
-            actions = self.backend.act(obs, mask, self._noise(block.keys, steps), block.which)
+            actions = self.backend.act(obs, mask, self.noise.rows(block.slots, table, env_steps), block.which)
         else:
             actions = self.backend.greedy(obs, mask, block.which)
         ledger.answer(block.rows, actions)
         return self.output(actions)
-
-    def _noise(self, keys: draws.Keys, steps: Column) -> npt.NDArray[np.float32]:
-        """Return [R, width] draws; drawn ahead while the same rows wait at every env step."""
-        if self._ahead is not None and self._ahead[0] is keys:
-            _, first, block = self._ahead
-            ahead = int(steps[0] - first[0])
-            if 0 <= ahead < len(block) and (steps - first == ahead).all():
-                noise: npt.NDArray[np.float32] = block[ahead]
-                return noise
-            self._ahead = (keys, steps.copy(), self._draw_ahead(keys, steps, _AHEAD))
-            first_noise: npt.NDArray[np.float32] = self._ahead[2][0]
-            return first_noise
-        # Only rows that wait a second time are worth drawing ahead for.
-        self._ahead = (keys, steps - 1, np.empty((0, 0, 0), np.float32))
-        return self.draw(keys, steps)
-
-    def draw(self, keys: draws.Keys, steps: Column) -> npt.NDArray[np.float32]:
-        """Return [R, width] random numbers of the kind that the back-end's head needs."""
-        return self._draw(keys, steps, self._noise_width)
-
-    def _draw_ahead(self, keys: draws.Keys, steps: Column, count: int) -> Column:
-        """Return [count, R, width] draws for this env step and the following ones."""
-        return self._draw(keys[None, :], steps[None, :] + np.arange(count)[:, None], self._noise_width)
 
 
 class OwnCohort(Cohort):
     """Policies that a user wrote, each asked for its own rows; they get raw observations."""
 
     def __init__(
-        self, policy_ids: Sequence[str], policies: Sequence[Policy], observation_space: gym.Space[Any], action_space: Any
+        self,
+        policy_ids: Sequence[str],
+        policies: Sequence[Policy],
+        observation_space: gym.Space[Any],
+        action_space: Any,
     ) -> None:
         """Keep the policies, by index."""
         plain = isinstance(action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete)
@@ -213,7 +195,9 @@ class OwnCohort(Cohort):
         except ConfigError:
             return None
 
-    def answer(self, block: Block, steps: Column, explore: bool, episodes: Sequence[Any]) -> Sequence[Any]:
+    def answer(
+        self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
+    ) -> Sequence[Any]:
         """Ask each policy for its rows; see `Cohort.answer`."""
         count = len(block.slots)
         if isinstance(block.which, int):
@@ -221,16 +205,19 @@ class OwnCohort(Cohort):
         else:
             groups = [(int(index), np.flatnonzero(block.which == index)) for index in np.unique(block.which)]
         answers: list[Any] = [None] * count
+        keys, steps = table.keys[block.slots], env_steps[block.env_indices]
         for index, places in groups:
-            row_draws = RowDraws(block.keys[places], steps[places])
-            shown = [block.raw[place] for place in places]
-            chosen = self.policies[index].answer(shown, row_draws, explore, [episodes[place] for place in places])
+            row_draws = RowDraws(keys[places], steps[places])
+            shown = [block.raw[place] for place in places.tolist()]
+            chosen = self.policies[index].answer(
+                shown, row_draws, explore, [episodes[place] for place in places.tolist()]
+            )
             if len(chosen) != len(places):
                 raise ContractError(
-                    f"policy {self.policy_ids[index]!r}: answered {len(chosen)} of {len(places)} observations, expected "
-                    "one action each; return as many actions as observations"
+                    f"policy {self.policy_ids[index]!r}: answered {len(chosen)} of {len(places)} observations, "
+                    "expected one action each; return as many actions as observations"
                 )
-            for place, action in zip(places, chosen, strict=True):
+            for place, action in zip(places.tolist(), chosen, strict=True):
                 answers[place] = action
         self.ledger.answer(block.rows, self._as_column(answers))
         return answers

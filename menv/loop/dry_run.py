@@ -6,7 +6,7 @@ with different spaces, are named then. It gives each policy its spaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,7 +114,9 @@ def _space_of(env: Any, agent: AgentId, kind: str) -> gym.Space[Any]:
     if lookup is not None:
         return lookup(agent)
     space = getattr(env, f"{kind}_space", None)
-    by_agent = getattr(env, f"{kind}_spaces", None) or (space.spaces if isinstance(space, gym.spaces.Dict) else {})
+    by_agent: Mapping[Any, Any] = getattr(env, f"{kind}_spaces", None) or (
+        space.spaces if isinstance(space, gym.spaces.Dict) else {}
+    )
     space = by_agent.get(agent, space)
     if not isinstance(space, gym.Space):
         raise ConfigError(
@@ -130,7 +132,8 @@ def _shared_space(policy_id: str, env: Any, kind: str) -> gym.Space[Any]:
     by_agent = getattr(env, f"{kind}_spaces", None) or {}
     found = list(by_agent.values()) or ([shared] if isinstance(shared, gym.Space) else [])
     if found and all(space == found[0] for space in found[1:]):
-        return found[0]
+        only: gym.Space[Any] = found[0]
+        return only
     raise ConfigError(
         f"policy {policy_id!r}: no possible agent maps to it and the environment has {len(found)} {kind} spaces, so "
         f"its own is unknown; give it with PolicySpec({kind}_space=...) or map an agent to it"

@@ -21,7 +21,9 @@ from menv.spaces import OutsideSpaceError
 class NetPolicy(Policy):
     """A view of one policy of a `NetCohort`."""
 
-    def __init__(self, cohort: NetCohort, index: int, config: Mapping[str, Any] | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, cohort: NetCohort, index: int, config: Mapping[str, Any] | None = None, seed: int = 0
+    ) -> None:
         """Look at policy number `index`; `seed` is for draws outside the sampler."""
         super().__init__(cohort.observation_space, cohort.action_space, config)
         self.policy_id = cohort.policy_ids[index]
@@ -77,5 +79,6 @@ class NetPolicy(Policy):
     def _noise(self, rows: int) -> Any:
         """Return fresh draws for R rows."""
         self._calls += 1
-        keys = np.full(rows, self._key, np.uint64) + np.arange(rows, dtype=np.uint64)
-        return self._cohort.draw(keys, np.full(rows, self._calls, np.int64))
+        keys = np.uint64(self._key) + np.arange(rows, dtype=np.uint64)
+        noise = self._cohort.noise
+        return noise.draw(keys, np.full(rows, self._calls, np.int64), noise.width)

@@ -59,21 +59,14 @@ class Quota:
             for end in ends:
                 self._boundary[end.env_index] = True
 
-    def _done(self, env_steps: Column) -> Flags:
-        """Return [E] True where a sub-environment's share is full."""
+    def closed(self, env_steps: Column) -> Flags | None:
+        """Return [E] True where a sub-environment's share is full, None if there is none."""
         if len(env_steps) != len(self._target):
             self._widen(env_steps)
         done: Flags = self._rows >= self.length if self._by_rows else env_steps >= self._target
-        return done & self._boundary if self._complete else done
-
-    def closed(self, env_steps: Column) -> Flags | None:
-        """Return [E] True where a share is full, None if there is no such sub-environment."""
-        done = self._done(env_steps)
-        return done if done.any() else None
-
-    def full(self, env_steps: Column) -> bool:
-        """Return whether every sub-environment's share is full."""
-        return len(env_steps) > 0 and bool(self._done(env_steps).all())
+        if self._complete:
+            done &= self._boundary
+        return done if np.logical_or.reduce(done) else None
 
     def _widen(self, env_steps: Column) -> None:
         """Make room for sub-environments that appeared during the fragment."""

@@ -23,7 +23,7 @@ from menv.errors import ContractError
 from menv.ledger import Trajectory
 from menv.loop.cohort import Block, Cohort, OwnCohort, outside
 from menv.loop.quota import Quota
-from menv.loop.slot_table import Seat, SlotTable
+from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
 from menv.spaces import OutsideSpaceError
@@ -100,6 +100,7 @@ class Sampler:
         self._table = SlotTable()
         self._episodes: dict[EnvId, Episode] = {}
         self._keys: dict[tuple[int, AgentId], int] = {}
+        self._env_keys: dict[int, int] = {}
         self._layout: _Layout | None = None
         self._steps: Column = np.zeros(0, np.int64)
         # Rows that wait, by cohort number, and the slots array if they are all rows of one poll.
@@ -120,8 +121,11 @@ class Sampler:
         before = self._steps.copy()
         self._quota.begin(self._steps)
         idle = 0
-        while not self._quota.full(self._steps):
-            answered = self._answer()
+        while True:
+            closed = self._quota.closed(self._steps)
+            if closed is not None and closed.all():
+                break
+            answered = self._answer(closed)
             ready = self.base_env.poll()
             idle = 0 if answered or len(ready.slots) else idle + 1
             if idle:
@@ -134,11 +138,10 @@ class Sampler:
         in_env = sum(sum(by_agent.values()) for by_agent in self.base_env.held_rewards().values())
         return float(in_env + sum(cohort.ledger.held_rewards() for cohort in self._cohorts))
 
-    def _answer(self) -> bool:
+    def _answer(self, closed: npt.NDArray[np.bool_] | None) -> bool:
         """Answer the rows that wait, but for sub-environments whose share is full."""
         blocks, slots = self._pending, self._pending_slots
         self._pending, self._pending_slots = [], None
-        closed = self._quota.closed(self._steps)
         if closed is not None:
             blocks, slots = self._keep_closed(blocks, closed), None
         if not blocks:
@@ -159,9 +162,11 @@ class Sampler:
             seats = self._seats
             episodes = [self._episodes[seats[slot][0]] for slot in block.slots.tolist()]
         self._quota.count(block.env_indices)
-        return cohort.answer(block, self._steps[block.env_indices], self.explore, episodes)
+        return cohort.answer(block, self._table, self._steps, self.explore, episodes)
 
-    def _send(self, blocks: list[tuple[int, Block]], answers: list[Sequence[Any]], slots: Column | None) -> None:
+    def _send(
+        self, blocks: list[tuple[int, Block]], answers: list[Sequence[Any]], slots: Column | None
+    ) -> None:
         """Send the answers of several blocks, in the order of the poll's rows where that is known."""
         flat = [action for part in answers for action in part]
         if slots is None:
@@ -171,7 +176,9 @@ class Sampler:
         order = np.argsort(places).tolist()
         self.base_env.send_actions(slots, list(itemgetter(*order)(flat)))
 
-    def _keep_closed(self, blocks: list[tuple[int, Block]], closed: npt.NDArray[np.bool_]) -> list[tuple[int, Block]]:
+    def _keep_closed(
+        self, blocks: list[tuple[int, Block]], closed: npt.NDArray[np.bool_]
+    ) -> list[tuple[int, Block]]:
         """Leave the rows of full sub-environments pending and return the others."""
         open_blocks = []
         for number, block in blocks:
@@ -209,7 +216,11 @@ class Sampler:
         obs, rewards = ready.obs, ready.rewards
         if block.places is not None:
             rewards = rewards[block.places]
-            obs = obs[block.places] if isinstance(obs, np.ndarray) else [obs[place] for place in block.places.tolist()]
+            obs = (
+                obs[block.places]
+                if isinstance(obs, np.ndarray)
+                else [obs[place] for place in block.places.tolist()]
+            )
         try:
             block.rows = self._cohorts[number].write(block.slots, obs, rewards)
         except OutsideSpaceError as error:
@@ -227,7 +238,8 @@ class Sampler:
             blocks = [(first, self._block(slots, None))]
         else:
             blocks = [
-                (int(number), self._block(slots, np.flatnonzero(cohorts == number))) for number in np.unique(cohorts)
+                (int(number), self._block(slots, np.flatnonzero(cohorts == number)))
+                for number in np.unique(cohorts)
             ]
         return _Layout(slots, table.version, blocks)
 
@@ -238,7 +250,7 @@ class Sampler:
         number = int(table.cohorts[mine[0]])
         only = len(self._cohorts[number].policy_ids) == 1
         which = 0 if only else table.policies[mine]
-        return Block(mine, which, table.env_indices[mine], table.keys[mine], slice(0, 0), places=places)
+        return Block(mine, which, table.env_indices[mine], slice(0, 0), places=places)
 
     def _take_ends(self, ready: Ready) -> None:
         """Take in trajectories and episodes that ended."""
@@ -249,7 +261,7 @@ class Sampler:
             ledger = self._cohorts[table.seat(end.slot).cohort].ledger
             ledger.end(end.slot, end.reward, end.terminated, end.truncated, end.obs)
         for unclaimed in ready.unclaimed:
-            self._episode(unclaimed.env_id, 0).unclaimed_rewards += unclaimed.reward
+            self._episode(unclaimed.env_id, unclaimed.env_index).unclaimed_rewards += unclaimed.reward
         for finished in ready.episodes:
             episode = self._episodes.pop(finished.env_id, None)
             if episode is not None:
@@ -266,10 +278,15 @@ class Sampler:
             episode.bind(join.agent_id, policy_id)
         number, index = self._where[policy_id]
         key = self._keys.get((join.env_index, join.agent_id))
-        self._table.sit(join.slot, Seat(number, index, join.env_index, key or self._new_key(join)))
+        self._table.sit(join.slot, number, index, join.env_index, key or self._new_key(join))
         self._cohorts[number].ledger.start(
             Trajectory(
-                join.slot, index, episode.episode_id, episode.number_of(join.agent_id), join.env_index, join.agent_id
+                join.slot,
+                index,
+                episode.episode_id,
+                episode.number_of(join.agent_id),
+                join.env_index,
+                join.agent_id,
             )
         )
 
@@ -286,8 +303,11 @@ class Sampler:
         """Return the running episode of a sub-environment, begun if need be."""
         episode = self._episodes.get(env_id)
         if episode is None:
-            step = int(self._steps[env_index])
-            word = draws.key(self._seed, self._first_index + env_index, step, draws.MAPPING)
+            key = self._env_keys.get(env_index)
+            if key is None:
+                key = draws.key(self._seed, self._first_index + env_index, draws.MAPPING)
+                self._env_keys[env_index] = key
+            word = draws.key(key, int(self._steps[env_index]))
             episode = self._episodes[env_id] = Episode(word >> 5, env_id)
         return episode
 
@@ -318,14 +338,12 @@ def _part(block: Block, chosen: npt.NDArray[np.bool_]) -> Block:
     rows = np.arange(block.rows.start, block.rows.stop) if isinstance(block.rows, slice) else block.rows
     which = block.which if isinstance(block.which, int) else block.which[chosen]
     raw = None if block.raw is None else [block.raw[place] for place in np.flatnonzero(chosen).tolist()]
-    return Block(block.slots[chosen], which, block.env_indices[chosen], block.keys[chosen], rows[chosen], raw)
+    return Block(block.slots[chosen], which, block.env_indices[chosen], rows[chosen], raw)
 
 
 def _copy(block: Block) -> Block:
     """Return a block with the same look-ups, to be given rows of its own."""
-    return Block(
-        block.slots, block.which, block.env_indices, block.keys, block.rows, block.raw, block.places
-    )
+    return Block(block.slots, block.which, block.env_indices, block.rows, block.raw, block.places)
 
 
 Batches = Mapping[str, SampleBatch]

@@ -37,10 +37,12 @@ class SlotTable:
 
     Attributes:
         version: Grows whenever a seat changes; look-ups of an older version are stale.
+        used: Slots up to the highest that was ever in use.
     """
 
     def __init__(self) -> None:
         self.version = 0
+        self.used = 0
         self.cohorts: npt.NDArray[np.int64] = np.zeros(64, np.int64)
         self.policies: npt.NDArray[np.int64] = np.zeros(64, np.int64)
         self.env_indices: npt.NDArray[np.int64] = np.zeros(64, np.int64)
@@ -54,15 +56,17 @@ class SlotTable:
         assert seat is not None
         return seat
 
-    def sit(self, slot: int, seat: Seat) -> None:
+    def sit(self, slot: int, cohort: int, policy: int, env_index: int, key: int) -> None:
         """Begin a life on a slot; its return starts at 0."""
         while slot >= len(self._seats):
             self._grow()
         self.returns[slot] = 0.0
-        if self._seats[slot] == seat:
+        # As a rule the same agent begins its next life on the slot.
+        if self._seats[slot] == (cohort, policy, env_index, key):
             return
+        seat = self._seats[slot] = Seat(cohort, policy, env_index, key)
         self.version += 1
-        self._seats[slot] = seat
+        self.used = max(self.used, slot + 1)
         self.cohorts[slot], self.policies[slot], self.env_indices[slot] = seat[:3]
         self.keys[slot] = seat.key
 

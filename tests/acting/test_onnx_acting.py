@@ -1,5 +1,6 @@
 """Acting with ONNX Runtime: what is drawn, for whom, and that batching changes nothing."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -200,7 +201,9 @@ def test_new_weights_change_the_next_answer_of_that_policy_only() -> None:
     acting = backend(spec, policies=2)
     obs, _, _ = random_rows(spec, 8)
     before = [acting.greedy(obs, None, policy) for policy in (0, 1)]
+    stacked = acting.greedy(obs, None, np.zeros(8, np.int64))
     acting.set_weights(0, lively_weights(spec, 7))
+    assert not np.array_equal(acting.greedy(obs, None, np.zeros(8, np.int64)), stacked)
     assert not np.array_equal(acting.greedy(obs, None, 0), before[0])
     np.testing.assert_array_equal(acting.greedy(obs, None, 1), before[1])
     np.testing.assert_array_equal(acting.greedy(obs, None, np.arange(8) % 2)[1::2], before[1][1::2])
@@ -242,16 +245,101 @@ def test_a_row_of_an_unknown_policy_is_an_error(rows: int) -> None:
     spec = MlpSpec(4, ActionHead("categorical", (2,)))
     acting = backend(spec, policies=2)
     obs, mask, noise = random_rows(spec, rows)
-    with pytest.raises(ConfigError, match="policy 2, expected 0 to 1"):
-        acting.act(obs, mask, noise, 2)
+    for unknown in (2, -1):
+        with pytest.raises(ConfigError, match=f"policy {unknown}, expected 0 to 1"):
+            acting.act(obs, mask, noise, unknown)
     with pytest.raises(Exception, match=r"policy 2|out of bounds|out of data bounds"):
         acting.act(obs, mask, noise, np.full(rows, 2))
 
 
-def test_observations_of_the_wrong_width_or_type_are_an_error_of_the_runtime() -> None:
+FLOAT = np.float32
+
+
+@pytest.mark.parametrize(
+    ("obs", "mask", "noise", "wrong"),
+    [
+        (np.zeros((3, 5), FLOAT), None, np.zeros((3, 1), FLOAT), r"obs is float32 \[3, 5\]"),
+        (np.zeros((3, 1), FLOAT), None, np.zeros((3, 1), FLOAT), r"obs is float32 \[3, 1\]"),
+        (np.zeros((3, 4)), None, np.zeros((3, 1), FLOAT), r"obs is float64 .*expected float32 \[3, 4\]"),
+        (np.zeros((3, 4), FLOAT), np.ones((1, 2), bool), np.zeros((3, 1), FLOAT), r"mask is bool \[1, 2\]"),
+        (np.zeros((3, 4), FLOAT), np.ones((3, 2), np.int8), np.zeros((3, 1), FLOAT), "mask is int8"),
+        (np.zeros((3, 4), FLOAT), None, np.zeros((1, 1), FLOAT), r"noise is float32 \[1, 1\]"),
+        (np.zeros((3, 4), FLOAT), None, None, "noise is missing"),
+    ],
+)
+def test_rows_of_the_wrong_shape_or_type_are_refused_and_the_next_rows_are_answered(
+    obs: Any, mask: Any, noise: Any, wrong: str
+) -> None:
+    spec = MlpSpec(4, ActionHead("categorical", (2,)))
+    acting = backend(spec, policies=2)
+    good = random_rows(spec, 3)
+    expected = acting.act(*good)
+    for which in (0, np.array([0, 1, 0])):
+        with pytest.raises(ConfigError, match=wrong):
+            acting.act(obs, mask, noise, which)
+    np.testing.assert_array_equal(acting.act(*good), expected)
+
+
+def test_large_batches_of_the_wrong_width_or_type_are_an_error_of_the_runtime() -> None:
     acting = backend(MlpSpec(4, ActionHead("categorical", (2,))))
-    noise = np.zeros((3, 1), np.float32)
+    noise = np.zeros((9000, 1), np.float32)
     with pytest.raises(Exception, match="obs"):
-        acting.act(np.zeros((3, 5), np.float32), None, noise)
+        acting.act(np.zeros((9000, 5), np.float32), None, noise)
     with pytest.raises(Exception, match="float"):
-        acting.act(np.zeros((3, 4), np.float64), None, noise)
+        acting.act(np.zeros((9000, 4), np.float64), None, noise)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("rows", [1, 6, 300])
+def test_the_actions_of_an_earlier_call_are_not_overwritten_by_a_later_one(
+    head: ActionHead, rows: int
+) -> None:
+    spec = MlpSpec(4, head)
+    acting = backend(spec, policies=2)
+    for which in (0, np.arange(rows) % 2):
+        for seed in range(3):
+            first = acting.act(*random_rows(spec, rows, seed), which)
+            kept = first.copy()
+            acting.act(*random_rows(spec, rows, seed + 10), which)
+            np.testing.assert_array_equal(first, kept)
+            assert first.flags.writeable
+
+
+@pytest.mark.parametrize("rows", [1, 6, 300])
+def test_read_only_and_scattered_rows_are_read_and_left_alone(rows: int) -> None:
+    spec = MlpSpec(4, ActionHead("multi_categorical", (3, 2)))
+    acting = backend(spec, policies=2)
+    obs, mask, noise = random_rows(spec, rows)
+    assert mask is not None
+    scattered = np.repeat(obs, 2, axis=0)[::2], np.asfortranarray(mask), noise[:, ::-1]
+    for array in scattered:
+        array.setflags(write=False)
+    before = [array.tolist() for array in scattered]
+    for which in (1, np.arange(rows) % 2):
+        expected = acting.act(obs, mask, np.ascontiguousarray(noise[:, ::-1]), which)
+        np.testing.assert_array_equal(acting.act(*scattered, which), expected)
+        np.testing.assert_array_equal(acting.greedy(*scattered[:2], which), acting.greedy(obs, mask, which))
+    assert [array.tolist() for array in scattered] == before
+
+
+def test_row_counts_that_change_all_the_time_do_not_pile_up_buffers() -> None:
+    spec = MlpSpec(4, ActionHead("categorical", (3,)), hiddens=(8,))
+    acting = backend(spec)
+    obs, mask, noise = random_rows(spec, 1200)
+    expected = acting.act(obs, mask, noise)
+
+    def meet(sizes: range) -> None:
+        for size in sizes:
+            assert mask is not None
+            actions = acting.act(obs[:size], mask[:size], noise[:size])
+            np.testing.assert_array_equal(actions, expected[:size])
+
+    tracemalloc.start()
+    meet(range(601, 1200, 2))
+    held = tracemalloc.get_traced_memory()[0]
+    meet(range(600, 1200, 2))
+    grown = tracemalloc.get_traced_memory()[0] - held
+    tracemalloc.stop()
+    # The second 300 row counts would add 8 MB if nothing were dropped.
+    assert grown < 1_000_000
+    meet(range(1, 10))

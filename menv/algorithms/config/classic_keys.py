@@ -20,13 +20,40 @@ C = TypeVar("C", bound=AlgorithmConfig)
 
 _RENAMED = {"lambda": "lambda_"}
 _WITHOUT_MEANING = frozenset(
-    """framework framework_str num_gpus num_gpus_per_worker num_cpus_per_worker num_cpus_for_local_worker
-    num_cpus_for_driver custom_resources_per_worker placement_strategy enable_connectors simple_optimizer
-    eager_tracing eager_max_retraces tf_session_args local_tf_session_args disable_env_checking
-    create_env_on_driver create_env_on_local_worker shuffle_sequences synchronize_filters compress_observations
-    preprocessor_pref auto_wrap_old_gym_envs _disable_preprocessor_api _disable_action_flattening
-    _disable_execution_plan_api _enable_new_api_stack _enable_rl_module_api _enable_learner_api
-    _tf_policy_handles_more_than_one_loss torch_compile_learner torch_compile_worker""".split()
+    {
+        "_disable_action_flattening",
+        "_disable_execution_plan_api",
+        "_disable_preprocessor_api",
+        "_enable_learner_api",
+        "_enable_new_api_stack",
+        "_enable_rl_module_api",
+        "_tf_policy_handles_more_than_one_loss",
+        "auto_wrap_old_gym_envs",
+        "compress_observations",
+        "create_env_on_driver",
+        "create_env_on_local_worker",
+        "custom_resources_per_worker",
+        "disable_env_checking",
+        "eager_max_retraces",
+        "eager_tracing",
+        "enable_connectors",
+        "framework",
+        "framework_str",
+        "local_tf_session_args",
+        "num_cpus_for_driver",
+        "num_cpus_for_local_worker",
+        "num_cpus_per_worker",
+        "num_gpus",
+        "num_gpus_per_worker",
+        "placement_strategy",
+        "preprocessor_pref",
+        "shuffle_sequences",
+        "simple_optimizer",
+        "synchronize_filters",
+        "tf_session_args",
+        "torch_compile_learner",
+        "torch_compile_worker",
+    }
 )
 _warned: set[str] = set()
 
@@ -67,7 +94,9 @@ def override(config: C, changes: Mapping[str, Any] | None, policy_id: str) -> C:
     return replace(config, **values)
 
 
-def read_keys(config_class: type[AlgorithmConfig], config: Mapping[str, Any], where: str = "config: ") -> dict[str, Any]:
+def read_keys(
+    config_class: type[AlgorithmConfig], config: Mapping[str, Any], where: str = "config: "
+) -> dict[str, Any]:
     """Return keyword arguments for `config_class` from classic keys."""
     known = {field.name for field in fields(config_class)}
     values: dict[str, Any] = {}
@@ -76,9 +105,13 @@ def read_keys(config_class: type[AlgorithmConfig], config: Mapping[str, Any], wh
         if name not in known:
             _refuse_or_warn(key, known, where)
         elif name == "model":
-            values[name] = value if isinstance(value, ModelConfig) else ModelConfig(**_section(ModelConfig, value, key))
+            values[name] = (
+                value if isinstance(value, ModelConfig) else ModelConfig(**_section(ModelConfig, value, key))
+            )
         elif name == "multiagent":
-            section = _section(MultiAgentConfig, value, key) if not isinstance(value, MultiAgentConfig) else {}
+            section = (
+                _section(MultiAgentConfig, value, key) if not isinstance(value, MultiAgentConfig) else {}
+            )
             values[name] = value if isinstance(value, MultiAgentConfig) else MultiAgentConfig(**section)
         else:
             values[name] = value
@@ -88,7 +121,9 @@ def read_keys(config_class: type[AlgorithmConfig], config: Mapping[str, Any], wh
 def _section(section_class: type[Any], value: Any, where: str) -> dict[str, Any]:
     """Return the keyword arguments of a nested section."""
     if not isinstance(value, Mapping):
-        raise ConfigError(f"config[{where!r}]: {type(value).__name__}, expected a dict; write {where}={{...}}")
+        raise ConfigError(
+            f"config[{where!r}]: {type(value).__name__}, expected a dict; write {where}={{...}}"
+        )
     known = {field.name for field in fields(section_class)}
     for key in value:
         if key not in known:

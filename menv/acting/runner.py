@@ -1,0 +1,183 @@
+"""A graph that is ready to run: an open session together with the weights of one policy, or of all.
+
+`OnnxActing` makes and keeps them. A `Runner` is handed new arrays every time, for batches that are large or
+never the same; a `BoundRunner` copies its rows into buffers that ONNX Runtime was shown once, which saves
+3 us a run. Nothing here knows where weights come from or whose rows these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from menv.acting.backend import Actions, Flags, Floats
+from menv.errors import ConfigError
+
+Feed: TypeAlias = dict[str, npt.NDArray[Any]]
+
+_DTYPES: dict[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(bool)": np.bool_,
+    "tensor(int64)": np.int64,
+}
+_FLOAT = np.dtype(np.float32)
+_FLAG = np.dtype(np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """An open session, its weights already in the feed.
+
+    Attributes:
+        session: Runs the graph.
+        feed: Reused by every run: only the rows' own arrays are replaced.
+        shared: The weights of `feed` as ONNX Runtime sees them; they share its memory.
+        outputs: Names of the graph's outputs.
+    """
+
+    session: ort.InferenceSession
+    feed: Feed
+    shared: dict[str, ort.OrtValue]
+    outputs: list[str]
+
+    @classmethod
+    def of(cls, session: ort.InferenceSession, weights: Feed) -> Runner:
+        """Return a runner of `session` with these weights, which may change in place later."""
+        shared = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in weights.items()}
+        return cls(session, dict(weights), shared, [output.name for output in session.get_outputs()])
+
+    def run(self) -> Sequence[Any]:
+        """Run the graph on what is in the feed now."""
+        outputs: Sequence[Any] = self.session.run(self.outputs, self.feed)
+        return outputs
+
+    def answer(
+        self, obs: Floats, mask: Flags | None, noise: Floats | None, which: npt.NDArray[np.int64] | None
+    ) -> Actions:
+        """Return the actions of R >= 2 rows; arguments as for `BoundRunner`."""
+        feed = self.feed
+        feed["obs"] = obs
+        if mask is not None:
+            feed["mask"] = mask
+        if noise is not None:
+            feed["noise"] = noise
+        if which is not None:
+            feed["pick"] = which * len(which) + np.arange(len(which))
+            if any(given.name == "which" for given in self.session.get_inputs()):
+                feed["which"] = which
+        actions: Actions = self.run()[0]
+        return actions
+
+
+class BoundRunner:
+    """Runs an "act" or "greedy" graph on one number of rows, through fixed buffers.
+
+    A lone row is computed twice, because ONNX Runtime rounds batches of one row differently.
+
+    Args:
+        runner: Session and weights; kept, because an `OrtValue` need not keep its array alive.
+        rows: R, at least 1.
+    """
+
+    __slots__ = (
+        "_actions",
+        "_answer",
+        "_binding",
+        "_draws",
+        "_held",
+        "_mask",
+        "_mask_shape",
+        "_noise",
+        "_noise_shape",
+        "_obs",
+        "_obs_shape",
+        "_pick",
+        "_places",
+        "_rows",
+        "_run",
+        "_which",
+    )
+
+    def __init__(self, runner: Runner, rows: int) -> None:
+        session = runner.session
+        computed = max(rows, 2)
+        self._run = session.run_with_iobinding
+        self._binding = session.io_binding()
+        for name, value in runner.shared.items():
+            self._binding.bind_ortvalue_input(name, value)
+        buffers = {
+            given.name: _buffer(given, computed)
+            for given in session.get_inputs()
+            if given.name not in runner.shared
+        }
+        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in buffers.items()}
+        for name, value in values.items():
+            self._binding.bind_ortvalue_input(name, value)
+        self._actions = _buffer(session.get_outputs()[0], computed)
+        answer = ort.OrtValue.ortvalue_from_numpy(self._actions)
+        self._binding.bind_ortvalue_output(runner.outputs[0], answer)
+        self._held = (runner, buffers, values, answer)
+
+        self._rows = rows
+        self._answer = self._actions[:rows]
+        nothing = np.empty(0)
+        self._obs, self._mask, self._noise, self._pick, self._which = (
+            buffers.get(name, nothing) for name in ("obs", "mask", "noise", "pick", "which")
+        )
+        self._draws = "noise" in buffers
+        self._obs_shape = (rows, *self._obs.shape[1:])
+        self._mask_shape = (rows, *self._mask.shape[1:])
+        self._noise_shape = (rows, *self._noise.shape[1:])
+        self._places = np.arange(len(self._pick))
+
+    def __call__(
+        self, obs: Floats, mask: Flags | None, noise: Floats | None, which: npt.NDArray[np.int64] | None
+    ) -> Actions:
+        """Return the [R, ...] actions, in an array of the caller's own.
+
+        Args:
+            obs: [R, F]; copied, so it may be read-only or a view with any strides.
+            mask: [R, choices], None if the graph has no mask.
+            noise: [R, width], None if the graph draws nothing.
+            which: [R] policy indices, None if the graph is of one policy.
+
+        Raises:
+            ConfigError: An array has another shape or type than the graph needs.
+        """
+        # Assigning alone would convert types and repeat columns without a word.
+        if obs.shape != self._obs_shape or obs.dtype != _FLOAT:
+            raise _unfit("obs", obs, self._obs_shape, _FLOAT)
+        self._obs[...] = obs
+        if mask is not None:
+            if mask.shape != self._mask_shape or mask.dtype != _FLAG:
+                raise _unfit("mask", mask, self._mask_shape, _FLAG)
+            self._mask[...] = mask
+        if self._draws:
+            if noise is None or noise.shape != self._noise_shape or noise.dtype != _FLOAT:
+                raise _unfit("noise", noise, self._noise_shape, _FLOAT)
+            self._noise[...] = noise
+        if which is not None:
+            np.multiply(which, self._rows, out=self._pick)
+            np.add(self._pick, self._places, out=self._pick)
+            if self._which.size:
+                self._which[...] = which
+        self._run(self._binding)
+        return self._answer.copy()
+
+
+def _buffer(node: Any, rows: int) -> npt.NDArray[Any]:
+    return np.zeros((rows, *node.shape[1:]), _DTYPES[node.type])
+
+
+def _unfit(
+    name: str, given: npt.NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> ConfigError:
+    found = "missing" if given is None else f"{given.dtype} {list(given.shape)}"
+    return ConfigError(
+        f"OnnxActing: {name} is {found}, expected {dtype} {list(shape)}; convert it before acting"
+    )

@@ -1,0 +1,74 @@
+"""Random numbers for the rows of a cohort, drawn ahead for blocks of env steps.
+
+A draw depends on the agent's key and the env step alone, so it can be made before it is needed: one
+block for all slots serves many polls, whoever waits in them. `menv.loop.cohort` calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from menv import draws
+from menv.loop.slot_table import SlotTable
+
+Column = npt.NDArray[Any]
+Draw = Callable[[draws.Keys, Column, int], npt.NDArray[np.float32]]
+
+_AHEAD = 64
+# Slots of agents that do not wait are drawn for as well; with more of them drawing ahead does not pay.
+_SLOTS_PER_ROW = 4
+
+
+class Noise:
+    """Gives [R, width] numbers for rows that wait.
+
+    Args:
+        draw: `draws.uniforms` or `draws.normals`.
+        width: Numbers per row.
+    """
+
+    def __init__(self, draw: Draw, width: int) -> None:
+        self.draw = draw
+        self.width = width
+        self._version = -1
+        self._first: Column = np.zeros(0, np.int64)
+        self._block = np.zeros((0, 0, width), np.float32)
+        self._misses = 0
+
+    def rows(self, slots: Column, table: SlotTable, env_steps: Column) -> npt.NDArray[np.float32]:
+        """Return the numbers of the rows at `slots` [R].
+
+        Args:
+            slots: [R].
+            table: Keys and sub-environments by slot.
+            env_steps: [E] env steps since each sub-environment's start.
+        """
+        ahead = self._ahead(table, env_steps)
+        if ahead is None:
+            self._misses += 1
+            if self._misses == 1 or table.used > _SLOTS_PER_ROW * len(slots):
+                return self.draw(table.keys[slots], env_steps[table.env_indices[slots]], self.width)
+            self._draw_block(table, env_steps)
+            ahead = 0
+        drawn: npt.NDArray[np.float32] = self._block[ahead].take(slots, axis=0)
+        return drawn
+
+    def _ahead(self, table: SlotTable, env_steps: Column) -> int | None:
+        """Return the block's row for this env step; None if it has none for every sub-environment."""
+        if self._version != table.version or len(env_steps) != len(self._first):
+            return None
+        passed = env_steps - self._first
+        ahead = int(passed[0])
+        return ahead if 0 <= ahead < _AHEAD and np.logical_and.reduce(passed == ahead) else None
+
+    def _draw_block(self, table: SlotTable, env_steps: Column) -> None:
+        """Draw for all slots in use, for this env step and the following ones."""
+        self._misses = 0
+        self._version = table.version
+        self._first = env_steps.copy()
+        keys, steps = table.keys[: table.used], env_steps[table.env_indices[: table.used]]
+        self._block = self.draw(keys[None, :], steps[None, :] + np.arange(_AHEAD)[:, None], self.width)

@@ -1,0 +1,147 @@
+"""Every adapter under test, and a watcher that writes down what a `BaseEnv` hands out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from menv.base_env import BaseEnv, Ready
+from menv.loop.convert import to_base_env
+from tests.contract.scripted import (
+    IRREGULAR,
+    SOLO,
+    TOGETHER,
+    TURNS,
+    Ended,
+    Script,
+    ScriptedEnv,
+    Seen,
+    SixDicts,
+    SoloGym,
+    seen,
+)
+
+
+def rotated(script: Script, world: int) -> Script:
+    """Let every world begin with another episode, so that they do not march in step."""
+    start = world % len(script)
+    return [*script[start:], *script[:start]]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One kind of environment behind one adapter."""
+
+    name: str
+    script: Script
+    kind: str
+
+    def build(self, num_envs: int = 3, seed: int | None = None) -> tuple[BaseEnv, list[ScriptedEnv]]:
+        """Return the environment in table form, and the games that it plays."""
+        scripts = [rotated(self.script, world) for world in range(num_envs)]
+        if self.kind == "gym":
+            made = [SoloGym(script, world) for world, script in enumerate(scripts)]
+            return to_base_env(made[0], made.__getitem__, num_envs, seed=seed), [one.game for one in made]
+        games = [ScriptedEnv(script, world) for world, script in enumerate(scripts)]
+        if self.kind == "agents":
+            return to_base_env(games[0], games.__getitem__, num_envs, seed=seed), games
+        return to_base_env(SixDicts(games, self.kind)), games
+
+
+_WORLDS = {"turns": TURNS, "together": TOGETHER, "irregular": IRREGULAR}
+ALL_ADAPTERS = [
+    Adapter("gym", SOLO, "gym"),
+    *[
+        Adapter(f"{kind}-{world}", script, kind)
+        for kind in ("agents", "now", "later", "new id")
+        for world, script in _WORLDS.items()
+    ],
+]
+LOCAL_ADAPTERS = [adapter for adapter in ALL_ADAPTERS if adapter.kind in ("gym", "agents")]
+
+
+def name_of(adapter: Adapter) -> str:
+    return adapter.name
+
+
+@dataclass
+class Watch:
+    """What was handed out, checked for order on the way."""
+
+    rows: list[Seen] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    income: Counter[str] = field(default_factory=Counter)
+    unclaimed: Counter[str] = field(default_factory=Counter)
+    lives: dict[int, Any] = field(default_factory=dict)
+    finals: list[tuple[Any, Any]] = field(default_factory=list)
+    episodes: int = 0
+
+    def take(self, ready: Ready) -> None:
+        for end in ready.ended:
+            last = self.lives.pop(end.slot)
+            assert last is not None, "a life ended that never had a row"
+            self.income[_letter(end.agent_id)] += int(end.reward)
+            final = None if end.obs is None else seen(end.obs).step
+            self.ended.append(Ended(*last[:4], end.terminated, end.truncated, final))
+            self.finals.append((end.obs, None if end.obs is None else np.array(end.obs)))
+        for unclaimed in ready.unclaimed:
+            self.unclaimed[_letter(unclaimed.agent_id)] += int(unclaimed.reward)
+        self.episodes += len(ready.episodes)
+        for join in ready.joined:
+            assert join.slot not in self.lives, "an agent joined on a slot that is in use"
+            self.lives[join.slot] = None
+        for row, slot in enumerate(ready.slots.tolist()):
+            self._take_row(ready, row, slot)
+
+    def _take_row(self, ready: Ready, row: int, slot: int) -> None:
+        now = seen(ready.obs[row])
+        last = self.lives[slot]
+        assert last is None or last[:4] == now[:4], "a slot changed its life"
+        assert _letter(ready.seats[slot][1]) == now.agent
+        self.lives[slot] = now
+        self.rows.append(now)
+        self.income[now.agent] += int(ready.rewards[row])
+
+
+def _letter(agent_id: Any) -> str:
+    return "a" if agent_id == "agent0" else str(agent_id)
+
+
+def run(base_env: BaseEnv, polls: int, answer: Callable[[BaseEnv, Ready], None] | None = None) -> Watch:
+    """Poll and answer everybody, `polls` times; the last rows are left unanswered."""
+    watch = Watch()
+    for number in range(polls):
+        ready = base_env.poll()
+        watch.take(ready)
+        if number < polls - 1:
+            (answer or answer_all)(base_env, ready)
+    return watch
+
+
+def answer_all(base_env: BaseEnv, ready: Ready) -> None:
+    base_env.send_actions(ready.slots, [1] * len(ready.slots))
+
+
+def answer_as_dicts(base_env: BaseEnv, ready: Ready) -> None:
+    base_env.send_actions(nested(ready))
+
+
+def nested(ready: Ready, only: Sequence[Any] | None = None) -> dict[Any, dict[Any, int]]:
+    """Return an action for each waiting agent as the nested dict."""
+    actions: dict[Any, dict[Any, int]] = {}
+    for slot in ready.slots.tolist():
+        env_id, agent_id = ready.seats[slot]
+        if only is None or env_id in only:
+            actions.setdefault(env_id, {})[agent_id] = 1
+    return actions
+
+
+def held(base_env: BaseEnv) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for by_agent in base_env.held_rewards().values():
+        total.update({_letter(agent): int(reward) for agent, reward in by_agent.items()})
+    return total

@@ -1,0 +1,196 @@
+"""Random schedules of agents, and the trajectories that come out of a sampler fed with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+from menv.algorithms.cohorts import build_cohorts
+from menv.algorithms.config.ppo_config import PPOConfig
+from menv.base_env import BaseEnv, Ready
+from menv.batch import MultiAgentBatch
+from menv.connectors.action_output import ActionOutput
+from menv.loop.cohort import Cohort, NetCohort, OwnCohort
+from menv.loop.quota import Quota
+from menv.loop.sampler import Sampler
+from menv.metrics import Metrics
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+from menv.policy_spec import PolicySpec
+from tests.contract.scripted import ACTIONS, AGENTS, OBS, Moment, Script, Seen, seen
+
+# One agent's rewards are whole multiples of its unit, so that a sum over agents can be read apart again.
+UNITS = {agent: 128.0**number for number, agent in enumerate(AGENTS[:3])}
+_GRACE = 4
+
+
+@st.composite
+def moments(draw: st.DrawFn, first: bool = False, last: bool = False) -> Moment:
+    """One env step: who waits, who is paid, who ends, with or without a final observation."""
+    fates = {agent: draw(st.sampled_from(["waits", "waits", "absent", "ends", "cut"])) for agent in "abc"}
+    if first:
+        fates = {agent: fate if fate == "waits" else "absent" for agent, fate in fates.items()}
+    chosen = {fate: "".join(agent for agent in "abc" if fates[agent] == fate) for fate in fates.values()}
+    pays = draw(st.dictionaries(st.sampled_from("abc"), st.integers(-1, 2)))
+    return Moment(
+        chosen.get("waits", ""),
+        {} if first else {agent: number * UNITS[agent] for agent, number in pays.items()},
+        chosen.get("ends", ""),
+        chosen.get("cut", ""),
+        "" if first else "".join(sorted(draw(st.sets(st.sampled_from("abc"))) & set(chosen.get("ends", "") + chosen.get("cut", "")))),
+        draw(st.sampled_from(["terminated", "truncated"])) if last else "",
+    )  # fmt: skip
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> list[Moment]:
+    middle = draw(st.lists(moments(), max_size=7))
+    somebody = Moment("a")  # every episode asks somebody at least once
+    return [draw(moments(first=True)), *middle, somebody, draw(moments(last=True))]
+
+
+scripts = st.lists(episodes(), min_size=1, max_size=3)
+
+
+class Tap(BaseEnv):
+    """Passes everything on and notes what no action could own."""
+
+    returns_table = True
+
+    def __init__(self, inner: BaseEnv) -> None:
+        self.inner = inner
+        self.observation_space, self.action_space = inner.observation_space, inner.action_space
+        self.unclaimed: Counter[str] = Counter()
+        self.episodes = 0
+
+    def poll(self, timeout: float | None = None) -> Ready:
+        ready: Ready = self.inner.poll(timeout)
+        self.episodes += len(ready.episodes)
+        for one in ready.unclaimed:
+            self.unclaimed[one.agent_id] += int(one.reward)
+        return ready
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        self.inner.send_actions(slots, actions)
+
+    def held_rewards(self) -> dict[Any, dict[Any, float]]:
+        return self.inner.held_rewards()
+
+
+class Drawn(Policy):
+    """A policy of one's own that draws from the sampler's numbers alone."""
+
+    def answer(self, obs_batch: Any, row_draws: Any, explore: Any, episodes: Any) -> list[int]:
+        assert [episode.episode_id >= 0 for episode in episodes] == [True] * len(obs_batch)
+        return [int(number) for number in row_draws.uniforms(1)[:, 0] * 4]
+
+
+@lru_cache(maxsize=1)
+def _networks() -> NetCohort:
+    config = PPOConfig(env="unused", inference="onnx")
+    spec = PolicySpec(observation_space=OBS, action_space=ACTIONS)
+    _, (built,) = build_cohorts({"even": spec, "odd": spec}, {"even": config, "odd": config}, 3)
+    return built.cohort
+
+
+def cohort(kind: str) -> Cohort:
+    """Return the policies "even" and "odd": networks, or of one's own."""
+    if kind == "own":
+        return OwnCohort(["even", "odd"], [Drawn(OBS, ACTIONS), Drawn(OBS, ACTIONS)], OBS, ACTIONS)
+    return NetCohort(["even", "odd"], OBS, ACTIONS, _networks().backend, ActionOutput(ACTIONS))
+
+
+def sampler(base_env: BaseEnv, kind: str, quota: Quota, seed: int = 0, first_index: int = 0) -> Sampler:
+    mapping = PolicyMap(["even", "odd"], lambda agent_id: "odd" if agent_id in ("b", "d") else "even")
+    return Sampler(
+        base_env, mapping, [cohort(kind)], quota, metrics=Metrics(), seed=seed, first_index=first_index
+    )  # fmt: skip
+
+
+class Row(NamedTuple):
+    """One released row."""
+
+    at: Seen
+    obs: bytes
+    action: int
+    reward: float
+    flags: tuple[bool, bool]
+    new_obs: bytes
+    t: int
+    eps_id: int
+
+
+def trajectories(batches: Sequence[MultiAgentBatch]) -> dict[Any, list[Row]]:
+    """Return the rows of each (world, episode, agent, life), in the order in which they came.
+
+    Raises:
+        AssertionError: A piece mixes lives, or its derived columns do not fit its rows.
+    """
+    found: dict[Any, list[Row]] = {}
+    for batch in batches:
+        for policy_id, part in batch.policy_batches.items():
+            for piece in part.split_by_episode():
+                check_piece(policy_id, piece)
+                life = seen(piece["obs"][0])[:4]
+                found.setdefault(life, []).extend(
+                    Row(
+                        seen(obs), obs.tobytes(), int(piece["actions"][i]), float(piece["rewards"][i]),
+                        (bool(piece["terminateds"][i]), bool(piece["truncateds"][i])), piece["new_obs"][i].tobytes(),
+                        int(piece["t"][i]), int(piece["eps_id"][i]),
+                    )
+                    for i, obs in enumerate(piece["obs"])
+                )  # fmt: skip
+    return found
+
+
+def check_piece(policy_id: str, piece: Any) -> None:
+    """Check that one piece of a trajectory is of one life and that its columns agree."""
+    (length,) = piece.segments.lengths
+    assert piece.count == length > 0
+    lives = {seen(obs)[:4] for obs in piece["obs"]}
+    assert len(lives) == 1, f"a piece mixes lives {lives}"
+    assert policy_id == ("odd" if lives.pop()[2] in "bd" else "even")
+    for name in ("eps_id", "agent_index", "env_id", "unroll_id"):
+        assert len(set(piece[name].tolist())) == 1
+    np.testing.assert_array_equal(piece["t"], piece["t"][0] + np.arange(length))
+    np.testing.assert_array_equal(piece["new_obs"][:-1], piece["obs"][1:])
+    np.testing.assert_array_equal(piece["prev_actions"][1:], piece["actions"][:-1])
+    np.testing.assert_array_equal(piece["prev_rewards"][1:], piece["rewards"][:-1])
+    assert not piece["terminateds"][:-1].any()
+    assert not piece["truncateds"][:-1].any()
+
+
+def paid_in(batches: Sequence[MultiAgentBatch]) -> Counter[str]:
+    """Return the rewards in the batches, by agent."""
+    total: Counter[str] = Counter()
+    for batch in batches:
+        for part in batch.policy_batches.values():
+            for obs, reward in zip(part["obs"], part["rewards"], strict=True):
+                total[seen(obs).agent] += int(reward)
+    return total
+
+
+def by_agent(total: float) -> dict[str, int]:
+    """Read a sum of several agents' rewards apart again."""
+    rest, found = int(total), {}
+    for agent, unit in UNITS.items():
+        digit = (rest // int(unit) + 64) % 128 - 64
+        found[agent] = digit * int(unit)
+        rest -= digit * int(unit)
+    assert rest == 0
+    return found
+
+
+def same(first: Mapping[Any, list[Row]], second: Mapping[Any, list[Row]]) -> None:
+    """Check that two runs hold the same trajectories."""
+    assert set(first) == set(second)
+    for life, rows in first.items():
+        assert rows == second[life], f"{life} differs"
+
+
+__all__ = ["Script"]

@@ -1,0 +1,177 @@
+"""Whatever agents do and whenever, nothing that was paid is lost and no two lives are mixed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from menv.loop.convert import to_base_env
+from menv.loop.quota import Quota
+from tests.contract.scripted import Moment, Script, ScriptedEnv, Seen, SixDicts, seen
+from tests.properties.schedules import (
+    UNITS,
+    Row,
+    Tap,
+    by_agent,
+    paid_in,
+    sampler,
+    same,
+    scripts,
+    trajectories,
+)
+
+FRAGMENTS = range(1, 11)
+quick = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+class Run:
+    """Some fragments of one schedule."""
+
+    def __init__(
+        self, script: Script, kind: str, length: int, num_envs: int = 2, adapter: str = "agents", **quota: Any
+    ) -> None:
+        rotate = [script[world % len(script) :] + script[: world % len(script)] for world in range(num_envs)]  # type: ignore[operator]
+        self.games = [ScriptedEnv(moments, world, "abc") for world, moments in enumerate(rotate)]
+        inner = (
+            to_base_env(self.games[0], self.games.__getitem__, num_envs)
+            if adapter == "agents"
+            else to_base_env(SixDicts(self.games, adapter))
+        )
+        self.env = Tap(inner)
+        self.sampler = sampler(self.env, kind, Quota(length, **quota))
+        self.batches = [self.sampler.sample() for _ in range(-(-30 // length))]
+
+    def check_rewards(self) -> None:
+        paid: Counter[str] = Counter()
+        for game in self.games:
+            paid.update({agent: int(reward) for agent, reward in game.paid.items()})
+        got = paid_in(self.batches)
+        got.update(by_agent(self.sampler.held_rewards()))
+        got.update(self.env.unclaimed)
+        assert {agent: got[agent] for agent in UNITS} == {agent: paid[agent] for agent in UNITS}
+
+    def check_trajectories(self) -> None:
+        lives = trajectories(self.batches)
+        shown: dict[Any, list[Seen]] = {}
+        for row in (row for game in self.games for row in game.shown):
+            shown.setdefault(row[:4], []).append(row)
+        ended = {end[:4]: end for game in self.games for end in game.ended}
+        assert set(lives) <= set(shown)
+        ids: dict[Any, int] = {}
+        for life, rows in lives.items():
+            check_life(rows, shown[life], ended.get(life))
+            assert ids.setdefault(life[:2], rows[0].eps_id) == rows[0].eps_id
+        assert len(set(ids.values())) == len(ids), "two episodes share an id"
+        for life, end in ended.items():
+            if life in shown:
+                assert len(lives[life]) == len(shown[life]), f"rows of {end} are missing"
+
+
+def check_life(rows: list[Row], shown: list[Seen], end: Any) -> None:
+    """Check that a life's rows are those that were shown, from the first on, each followed by the next."""
+    assert [row.at for row in rows] == shown[: len(rows)]
+    assert [row.t for row in rows] == list(range(len(rows)))
+    assert len({row.eps_id for row in rows}) == 1
+    assert all(before.new_obs == after.obs for before, after in zip(rows, rows[1:], strict=False))
+    last = rows[-1]
+    if len(rows) < len(shown) or end is None:
+        assert last.flags == (False, False)
+        assert seen(np.frombuffer(last.new_obs, np.float32)) in shown
+        return
+    assert last.flags == (end.terminated, end.truncated)
+    after = seen(np.frombuffer(last.new_obs, np.float32))
+    assert after == (shown[-1] if end.final is None else shown[-1]._replace(step=end.final))
+
+
+@pytest.mark.parametrize("length", FRAGMENTS)
+@pytest.mark.parametrize("kind", ["networks", "own"])
+@given(script=scripts, num_envs=st.integers(1, 3))
+@quick
+def test_no_reward_is_lost_and_no_lives_are_mixed(kind: str, length: int, script: Script, num_envs: int) -> None:
+    run = Run(script, kind, length, num_envs)
+    assert [game.complaints for game in run.games] == [[]] * num_envs
+    run.check_rewards()
+    run.check_trajectories()
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
+@given(script=scripts, length=st.integers(1, 10))
+@quick
+def test_the_same_holds_for_each_way_to_cut_fragments(
+    batch_mode: Any, count_steps_by: Any, script: Script, length: int
+) -> None:
+    run = Run(script, "networks", length, batch_mode=batch_mode, count_steps_by=count_steps_by)
+    run.check_rewards()
+    run.check_trajectories()
+    if batch_mode == "complete_episodes":
+        assert run.sampler.held_rewards() == 0.0
+        ended = {end[:4] for game in run.games for end in game.ended}
+        assert set(trajectories(run.batches)) <= ended
+
+
+@pytest.mark.parametrize("adapter", ["now", "later"])
+@given(script=scripts, length=st.integers(1, 10))
+@quick
+def test_the_same_holds_for_a_base_env_of_ones_own(adapter: str, script: Script, length: int) -> None:
+    run = Run(script, "networks", length, adapter=adapter)
+    assert [game.complaints for game in run.games] == [[], []]
+    run.check_rewards()
+    run.check_trajectories()
+
+
+@given(script=scripts, length=st.integers(1, 10))
+@quick
+def test_fragment_lengths_and_the_kind_of_policy_do_not_change_what_was_lived(script: Script, length: int) -> None:
+    one = Run(script, "networks", 30)
+    other = Run(script, "networks", length)
+    shared = {life: rows for life, rows in trajectories(one.batches).items()}
+    assert shared.keys() <= {row[:4] for game in one.games for row in game.shown}
+    for life, rows in trajectories(other.batches).items():
+        known = shared.get(life, [])
+        shorter = min(len(known), len(rows))
+        assert [row._replace(reward=0, flags=(False, False), new_obs=b"") for row in rows[:shorter]] == [
+            row._replace(reward=0, flags=(False, False), new_obs=b"") for row in known[:shorter]
+        ]
+
+
+@given(script=scripts)
+@quick
+def test_returns_of_finished_episodes_are_what_was_paid_in_them(script: Script) -> None:
+    run = Run(script, "own", 5, num_envs=1)
+    game, metrics = run.games[0], run.sampler.metrics
+    finished = run.env.episodes
+    assert finished == metrics.episodes_total
+    summary = metrics.summary()
+    returns, lengths = summary["hist_stats"]["episode_reward"], summary["hist_stats"]["episode_lengths"]
+    played = [script[number % len(script)] for number in range(finished)]
+    meant = [sum(sum(moment.pays.values()) for moment in episode) for episode in played]
+    assert returns == meant
+    assert lengths == [len(episode) - 1 for episode in played]
+    assert game.episode == finished
+
+
+def test_the_written_schedules_run_through_every_fragment_length() -> None:
+    script = [
+        [
+            Moment("ab"),
+            Moment("b", {"a": UNITS["a"], "c": UNITS["c"]}),
+            Moment("a", {"b": UNITS["b"]}, terminated="b"),
+            Moment("abc", {"b": 2 * UNITS["b"]}),
+            Moment("", {"a": UNITS["a"]}, truncated="c", final="c"),
+            Moment("a", {"c": UNITS["c"]}),
+            Moment("a", {"b": UNITS["b"]}, over="truncated"),
+        ]
+    ]
+    runs = [Run(script, "networks", length) for length in (1, 2, 3, 5, 6, 10, 15)]
+    for run in runs:
+        run.check_rewards()
+        run.check_trajectories()
+    whole = trajectories(runs[-1].batches)
+    for run in runs[:-1]:
+        same(whole, trajectories(run.batches))
