@@ -69,6 +69,7 @@ class Algorithm(ABC):
         self.config = read_config(self.config_class, config, env)
         multi = self.config.multiagent
         self._seed = secrets.randbits(62) if self.config.seed is None else self.config.seed
+        _set_torch_threads(self.config.torch_threads)
         self._policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
         envs = [self._make_env(0)]
         self._base_env = to_base_env(
@@ -256,6 +257,14 @@ class Algorithm(ABC):
         )
         self._learners[policy_id] = learner
         return learner
+
+
+def _set_torch_threads(count: int | None) -> None:
+    """Limit torch's threads in this process; several of them wait for each other over small networks."""
+    import torch
+
+    if count is not None and torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 def _policies_of(cohorts: Iterable[Any], configs: Mapping[str, Any], seed: int) -> dict[str, Policy]:
