@@ -56,7 +56,7 @@ class Row:
         name: For `--only`.
         text: The workload in words.
         unit: Of `peer`, `reach` and `aim`; "x bare" is a share of the bare loop.
-        reach: What has to be met.
+        reach: What has to be met, None if the row only has an aim.
         aim: What would be fine.
         measure: Does it.
         peer: The best of today's other libraries, None if unknown.
@@ -66,14 +66,16 @@ class Row:
     name: str
     text: str
     unit: str
-    reach: float
+    reach: float | None
     aim: float
     measure: Callable[[Effort], Finding]
     peer: float | None = None
     at_most: bool = False
 
-    def met(self, value: float, bar: float) -> bool:
-        """Return whether `value` is as good as `bar`."""
+    def met(self, value: float, bar: float | None) -> bool:
+        """Return whether `value` is as good as `bar`; no bar is never met."""
+        if bar is None:
+            return False
         return value <= bar if self.at_most else value >= bar
 
 

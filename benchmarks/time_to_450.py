@@ -15,10 +15,14 @@ from menv.algorithms import PPO
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0, help="give up after so long")
-    parser.add_argument("--iterations", type=int, default=None, help="stop after so many, whatever the return")
+    parser.add_argument(
+        "--iterations", type=int, default=None, help="stop after so many, whatever the return"
+    )
     args = parser.parse_args()
     start = time.perf_counter()
     algo = PPO(env="CartPole-v1", config={"num_envs_per_worker": 64, "seed": args.seed})
@@ -28,7 +32,10 @@ def main() -> None:
         solved = mean >= 450.0 and result["episodes_in_window"] >= 100
         if solved or iteration == args.iterations or time.perf_counter() - start > args.seconds:
             break
-    print(json.dumps({"solved": solved, "mean_return": mean, "env_steps": result["timesteps_total"]}), flush=True)
+    print(
+        json.dumps({"solved": solved, "mean_return": mean, "env_steps": result["timesteps_total"]}),
+        flush=True,
+    )
     algo.stop()
 
 

@@ -9,7 +9,6 @@ no environments, policies or networks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,41 +16,12 @@ import numpy.typing as npt
 
 from menv.batch import Column, SampleBatch, Segments
 from menv.cut import Cut, RowEnd, cut
+from menv.trajectories import Start, Trajectories
 
 Rows = slice | npt.NDArray[np.int64]
-PrepareFinals = Callable[[list[Any], list["Trajectory"]], npt.NDArray[np.float32]]
+PrepareFinals = Callable[[list[Any], Trajectories], npt.NDArray[np.float32]]
 
-
-@dataclass(slots=True)
-class Trajectory:
-    """One life of an agent, as far as the ledger cares.
-
-    Attributes:
-        slot: Its slot.
-        policy: Index of the policy that answers.
-        eps_id: Its episode.
-        agent_index: The agent's number within the episode.
-        env_index: The sub-environment's index.
-        agent_id: The agent, for messages.
-        released: Rows that have left the ledger.
-        prev_action: The last action that has left the ledger, or None.
-        prev_reward: Its reward.
-    """
-
-    slot: int
-    policy: int
-    eps_id: int
-    agent_index: int
-    env_index: int
-    agent_id: Any
-    released: int = 0
-    prev_action: Any = None
-    prev_reward: float = 0.0
-
-    @property
-    def facts(self) -> tuple[int, int, int, int]:
-        """The numbers that all its rows share."""
-        return self.policy, self.eps_id, self.agent_index, self.env_index
+_FIRST_ROWS = 256
 
 
 class Ledger:
@@ -63,18 +33,22 @@ class Ledger:
         """Prepare columns for rows of `obs_size` floats and `mask_width` flags."""
         self._n = 0
         self._columns: dict[str, Column] = {
-            "obs": np.empty((256, obs_size), np.float32),
-            "actions": np.zeros((256, *action_shape), action_dtype),
-            "slots": np.empty(256, np.int64),
+            "obs": np.empty((_FIRST_ROWS, obs_size), np.float32),
+            "actions": np.zeros((_FIRST_ROWS, *action_shape), action_dtype),
+            "slots": np.empty(_FIRST_ROWS, np.int64),
             # What came in with the row; it pays for the row before it in the same trajectory.
-            "income": np.empty(256, np.float64),
-            "answered": np.zeros(256, np.bool_),
+            "income": np.empty(_FIRST_ROWS, np.float64),
+            "answered": np.zeros(_FIRST_ROWS, np.bool_),
         }
         if mask_width:
-            self._columns["action_mask"] = np.empty((256, mask_width), np.bool_)
-        self._trajectories: list[Trajectory] = []
+            self._columns["action_mask"] = np.empty((_FIRST_ROWS, mask_width), np.bool_)
+        # Trajectories that lived on over the last close, and those that began since.
+        self._living = Trajectories.begun((), (), self._columns["actions"])
+        self._starts: list[Start] = []
+        self._agent_ids: list[Any] = []
         self._ends: list[RowEnd] = []
         self._unrolls = 0
+        # Where unanswered rows were before the last close, and how many answered ones lie before them now.
         self._open_before = np.zeros(0, np.int64)
         self._held = 0
 
@@ -93,9 +67,10 @@ class Ledger:
         """N, the number of rows written."""
         return self._n
 
-    def start(self, trajectory: Trajectory) -> None:
+    def start(self, start: Start, agent_id: Any) -> None:
         """Begin a trajectory; its first row must follow in the same poll."""
-        self._trajectories.append(trajectory)
+        self._starts.append(start)
+        self._agent_ids.append(agent_id)
 
     def add(self, slots: Column, obs: Column, mask: Column | None, rewards: Column) -> slice:
         """Write down that R agents wait.
@@ -136,6 +111,58 @@ class Ledger:
         """Return what came in with first rows that are still here after `close`."""
         return float(self._columns["income"][: self._n].sum())
 
+    def close(self, prepare_finals: PrepareFinals) -> dict[int, SampleBatch]:
+        """Cut the rows into trajectories and release those whose reward is complete.
+
+        Args:
+            prepare_finals: Turns raw final observations, and the trajectories that they end, into rows
+                [*, F].
+
+        Returns:
+            The batch of each policy index that has rows.
+        """
+        n = self._n
+        cut_rows = cut(self._columns["slots"][:n], self._ends)
+        owners = self._trajectories()
+        segments = self._segments(cut_rows, owners, prepare_finals)
+        terminateds, truncateds = cut_rows.flags()
+        rewards = cut_rows.rewards(self._columns["income"][:n], owners.released == 0).astype(np.float32)
+        sorted_columns = {
+            "rewards": rewards,
+            "terminateds": terminateds,
+            "truncateds": truncateds,
+            "t": cut_rows.steps(owners.released),
+        }
+        batches = {
+            int(policy): self._batch(cut_rows, sorted_columns, segments, owners.policy == policy)
+            for policy in np.unique(owners.policy)
+        }
+        self._carry(cut_rows, rewards, owners)
+        return {policy: batch for policy, batch in batches.items() if batch.count}
+
+    def locate(self, row: int) -> tuple[int, Any, int]:
+        """Return the env index and the agent of a row, and the row's index in its trajectory, for messages."""
+        cut_rows = cut(self._columns["slots"][: self._n], self._ends)
+        place = int(np.flatnonzero(cut_rows.order == row)[0])
+        segment = int(np.searchsorted(cut_rows.starts, place, "right")) - 1
+        owners = self._trajectories()
+        t = int(owners.released[segment]) + place - int(cut_rows.starts[segment])
+        return int(owners.env_index[segment]), owners.agent_id[segment], t
+
+    def moved(self, rows: Rows) -> Rows:
+        """Return where unanswered rows of before the last `close` are now."""
+        before = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        now = self._held + np.searchsorted(self._open_before, before)
+        if len(now) and now[-1] - now[0] == len(now) - 1:
+            return slice(int(now[0]), int(now[-1]) + 1)
+        return now
+
+    def _trajectories(self) -> Trajectories:
+        """Return all trajectories that have rows here, in the order of a cut."""
+        return self._living.and_then(
+            Trajectories.begun(self._starts, self._agent_ids, self._columns["actions"])
+        )
+
     def _grow(self, rows: int) -> None:
         """Make room for at least `rows` rows."""
         capacity = max(rows, 2 * len(self._columns["slots"]))
@@ -144,60 +171,23 @@ class Ledger:
             bigger[: self._n] = column[: self._n]
             self._columns[name] = bigger
 
-    def close(self, prepare_finals: PrepareFinals) -> dict[int, SampleBatch]:
-        """Cut the rows into trajectories and release those whose reward is complete.
-
-        Args:
-            prepare_finals: Turns raw final observations into rows [*, F].
-
-        Returns:
-            The batch of each policy index that has rows.
-        """
-        n = self._n
-        cut_rows = cut(self._columns["slots"][:n], self._ends)
-        by_slot = sorted(self._trajectories, key=_slot_of)
-        released = np.array([trajectory.released for trajectory in by_slot], np.int64)
-        segments = self._segments(cut_rows, by_slot, released, prepare_finals)
-        terminateds, truncateds = cut_rows.flags()
-        sorted_columns = {
-            "rewards": cut_rows.rewards(self._columns["income"][:n], released == 0).astype(np.float32),
-            "terminateds": terminateds,
-            "truncateds": truncateds,
-            "t": cut_rows.steps(released),
-        }
-        policies = np.array([trajectory.policy for trajectory in by_slot], np.int64)
-        batches = {
-            int(policy): self._batch(cut_rows, sorted_columns, segments, policies == policy)
-            for policy in np.unique(policies)
-        }
-        self._carry(cut_rows, sorted_columns["rewards"], by_slot)
-        return {policy: batch for policy, batch in batches.items() if batch.count}
-
-    def _segments(
-        self, cut_rows: Cut, by_slot: list[Trajectory], released: Column, prepare_finals: PrepareFinals
-    ) -> Segments:
+    def _segments(self, cut_rows: Cut, owners: Trajectories, prepare_finals: PrepareFinals) -> Segments:
         """Describe the piece of each trajectory, held rows left out."""
         next_obs = self._columns["obs"][cut_rows.order[cut_rows.last]]
-        missing = np.zeros(len(by_slot), np.bool_)
-        ends = list(zip(cut_rows.end_segments.tolist(), cut_rows.ends, strict=True))
-        missing[[segment for segment, end in ends if end.final_obs is None]] = True
-        given = [segment for segment, end in ends if end.final_obs is not None]
-        if given:
-            finals = [end.final_obs for _, end in ends if end.final_obs is not None]
-            next_obs[given] = prepare_finals(finals, [by_slot[segment] for segment in given])
-        actions = self._columns["actions"]
-        prev_action = np.zeros((len(by_slot), *actions.shape[1:]), actions.dtype)
-        prev_reward = np.zeros(len(by_slot), np.float32)
-        for segment in np.flatnonzero(released).tolist():
-            prev_action[segment] = by_slot[segment].prev_action
-            prev_reward[segment] = by_slot[segment].prev_reward
-        facts = np.array([t.facts for t in by_slot], np.int64).reshape(-1, 4)
-        unrolls = np.arange(self._unrolls, self._unrolls + len(by_slot))
-        self._unrolls += len(by_slot)
+        missing = np.zeros(len(owners.slot), np.bool_)
+        finals = [end.final_obs for end in cut_rows.ends]
+        absent = np.fromiter((final is None for final in finals), np.bool_, len(finals))
+        missing[cut_rows.end_segments[absent]] = True
+        if not absent.all():
+            given = cut_rows.end_segments[~absent]
+            next_obs[given] = prepare_finals(
+                [final for final in finals if final is not None], owners.take(given)
+            )
+        unrolls = np.arange(self._unrolls, self._unrolls + len(owners.slot))
+        self._unrolls += len(unrolls)
         return Segments(
-            cut_rows.lengths - cut_rows.held, next_obs, missing, released,
-            facts[:, 1], facts[:, 2], facts[:, 3], unrolls, prev_action,
-            prev_reward,
+            cut_rows.lengths - cut_rows.held, next_obs, missing, owners.released, owners.eps_id,
+            owners.agent_index, owners.env_index, unrolls, owners.prev_action, owners.prev_reward,
         )  # fmt: skip
 
     def _batch(
@@ -208,29 +198,27 @@ class Ledger:
         if not mine.all():
             chosen &= np.repeat(mine, cut_rows.lengths)
         rows = cut_rows.order[chosen]
-        columns: dict[str, Column] = {
-            "obs": self._columns["obs"][rows],
-            "actions": self._columns["actions"][rows],
+        columns = {
+            name: self._columns[name][rows]
+            for name in self._columns
+            if name in ("obs", "actions", "action_mask")
         }
-        if "action_mask" in self._columns:
-            columns["action_mask"] = self._columns["action_mask"][rows]
         columns.update({name: column[chosen] for name, column in sorted_columns.items()})
         return SampleBatch(columns, segments.take(mine & (segments.lengths > 0)))
 
-    def _carry(self, cut_rows: Cut, rewards: Column, by_slot: list[Trajectory]) -> None:
+    def _carry(self, cut_rows: Cut, rewards: Column, owners: Trajectories) -> None:
         """Begin the next fragment with the rows that are held, answered ones first."""
         held = np.flatnonzero(cut_rows.held)
-        kept = cut_rows.order[cut_rows.last[held]]
-        for segment in held:
-            trajectory, length = by_slot[segment], int(cut_rows.lengths[segment])
-            if length > 1:
-                before = cut_rows.last[segment] - 1
-                trajectory.prev_action = self._columns["actions"][cut_rows.order[before]].copy()
-                trajectory.prev_reward = float(rewards[before])
-                trajectory.released += length - 1
+        last = cut_rows.last[held]
+        kept = cut_rows.order[last]
+        living = owners.take(held)
+        more = cut_rows.lengths[held] > 1
+        before = last[more] - 1
+        living.prev_action[more] = self._columns["actions"][cut_rows.order[before]]
+        living.prev_reward[more] = rewards[before]
+        living.released += cut_rows.lengths[held] - 1
         # What came in with a later row has been booked to the row before it.
-        later = np.array([by_slot[segment].released > 0 for segment in held], np.bool_)
-        self._columns["income"][kept[later]] = 0.0
+        self._columns["income"][kept[living.released > 0]] = 0.0
         answered = self._columns["answered"][kept]
         self._open_before = np.sort(kept[~answered])
         rows = np.concatenate((np.sort(kept[answered]), self._open_before))
@@ -239,26 +227,5 @@ class Ledger:
         self._columns["answered"][len(rows) :] = False
         self._n = len(rows)
         self._held = int(answered.sum())
-        self._trajectories = [by_slot[segment] for segment in held]
-        self._ends = []
-
-    def locate(self, row: int) -> tuple[Trajectory, int]:
-        """Return the trajectory of a row and the row's index in it; slow, for messages."""
-        cut_rows = cut(self._columns["slots"][: self._n], self._ends)
-        place = int(np.flatnonzero(cut_rows.order == row)[0])
-        segment = int(np.searchsorted(cut_rows.starts, place, "right")) - 1
-        trajectory = sorted(self._trajectories, key=_slot_of)[segment]
-        return trajectory, trajectory.released + place - int(cut_rows.starts[segment])
-
-    def moved(self, rows: Rows) -> Rows:
-        """Return where unanswered rows of before the last `close` are now."""
-        before = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        now = self._held + np.searchsorted(self._open_before, before)
-        if len(now) and now[-1] - now[0] == len(now) - 1:
-            return slice(int(now[0]), int(now[-1]) + 1)
-        return now
-
-
-def _slot_of(trajectory: Trajectory) -> int:
-    """Sort key; the sort is stable, so lives that shared a slot stay in order."""
-    return trajectory.slot
+        self._living = living
+        self._starts, self._agent_ids, self._ends = [], [], []

@@ -21,11 +21,12 @@ from menv.batch import Column, SampleBatch
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
-from menv.ledger import Ledger, Rows, Trajectory
+from menv.ledger import Ledger, Rows
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
 from menv.policy import Policy, RowDraws
 from menv.spaces import OutsideSpaceError
+from menv.trajectories import Trajectories
 
 
 @dataclass(slots=True)
@@ -112,26 +113,22 @@ class Cohort:
         if self.preprocess is not None:
             bad = self.preprocess.why_bad_row(self.ledger.obs[: self.ledger.rows])
             if bad is not None:
-                trajectory, t = self.ledger.locate(bad[0])
-                raise outside(trajectory.env_index, trajectory.agent_id, f"agent step {t}", bad[1])
+                env_index, agent_id, t = self.ledger.locate(bad[0])
+                raise outside(env_index, agent_id, f"agent step {t}", bad[1])
         batches = self.ledger.close(self._finals)
         return {self.policy_ids[index]: batch for index, batch in batches.items()}
 
-    def _finals(self, finals: list[Any], trajectories: list[Trajectory]) -> npt.NDArray[np.float32]:
+    def _finals(self, finals: list[Any], owners: Trajectories) -> npt.NDArray[np.float32]:
         """Return the rows of final observations."""
         if self.preprocess is None:
             return np.zeros((len(finals), 0), np.float32)
         try:
             rows = self.preprocess(finals, final=True)[0]
         except OutsideSpaceError as error:
-            trajectory = trajectories[error.row]
-            raise outside(
-                trajectory.env_index, trajectory.agent_id, "final observation", error.why
-            ) from error
+            raise _bad_final(owners, error.row, error.why) from error
         bad = self.preprocess.why_bad_row(rows)
         if bad is not None:
-            trajectory = trajectories[bad[0]]
-            raise outside(trajectory.env_index, trajectory.agent_id, "final observation", bad[1])
+            raise _bad_final(owners, *bad)
         return rows
 
 
@@ -229,6 +226,11 @@ class OwnCohort(Cohort):
         column = np.empty(len(answers), object)
         column[:] = answers
         return column
+
+
+def _bad_final(owners: Trajectories, index: int, why: str) -> ContractError:
+    """Return the error for a final observation outside its space."""
+    return outside(owners.env_index[index], owners.agent_id[index], "final observation", why)
 
 
 def outside(env_index: Any, agent_id: Any, when: str, why: str) -> ContractError:

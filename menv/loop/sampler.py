@@ -20,13 +20,13 @@ from menv.base_env import AgentId, BaseEnv, EnvId, Join, Ready
 from menv.batch import Column, MultiAgentBatch, SampleBatch
 from menv.episode import Episode
 from menv.errors import ContractError
-from menv.ledger import Trajectory
 from menv.loop.cohort import Block, Cohort, OwnCohort, outside
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
 from menv.spaces import OutsideSpaceError
+from menv.trajectories import Start
 
 _EMPTY_POLLS = 10_000
 _KEPT_KEYS = 65_536
@@ -279,16 +279,8 @@ class Sampler:
         number, index = self._where[policy_id]
         key = self._keys.get((join.env_index, join.agent_id))
         self._table.sit(join.slot, number, index, join.env_index, key or self._new_key(join))
-        self._cohorts[number].ledger.start(
-            Trajectory(
-                join.slot,
-                index,
-                episode.episode_id,
-                episode.number_of(join.agent_id),
-                join.env_index,
-                join.agent_id,
-            )
-        )
+        start = Start(join.slot, index, episode.episode_id, episode.number_of(join.agent_id), join.env_index)
+        self._cohorts[number].ledger.start(start, join.agent_id)
 
     def _new_key(self, join: Join) -> int:
         """Return the key of an agent's draws; a hash of its id, never Python's own."""

@@ -1,0 +1,54 @@
+"""The benchmarks as a command; `make bench` runs it.
+
+    python -m benchmarks [--json] [--only NAME ...] [--quick] [--repeats N]
+
+Every rate is compared with the bare environment loop of the same run, each the median of interleaved repeats.
+With `--json` the last line is one JSON object and the table goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import torch
+
+from benchmarks.report import COLUMNS, as_json, line, machine
+from benchmarks.rows import Effort
+from benchmarks.workloads import ROWS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [row.name for row in ROWS]
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=names, help=f"some of: {', '.join(names)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="hardly any steps: see that it runs")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N")
+    args = parser.parse_args()
+    effort = Effort(repeats=args.repeats)
+    if args.quick:
+        effort = Effort(repeats=min(2, args.repeats), seconds=0.01, quick=True)
+    # Both libraries would otherwise take every processor, and share them with the environments.
+    torch.set_num_threads(1)
+    about = machine()
+    table = sys.stderr if args.json else sys.stdout
+    print(", ".join(f"{name} {value}" for name, value in about.items()), file=table)
+    print(COLUMNS, file=table, flush=True)
+    found = []
+    for row in ROWS:
+        if args.only is None or row.name in args.only:
+            finding = row.measure(effort)
+            found.append(as_json(row, finding))
+            print(line(row, finding), file=table, flush=True)
+    if args.json:
+        print(json.dumps({**about, "quick": args.quick, "repeats": effort.repeats, "rows": found}))
+
+
+if __name__ == "__main__":
+    main()

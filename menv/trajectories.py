@@ -1,0 +1,91 @@
+"""Trajectories of a ledger, as columns: whose they are, and what of them has left already.
+
+`menv.ledger` keeps them. Nothing here is a Python object per trajectory, so that thousands of agents
+that live on cost nothing when a fragment closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[Any]
+
+
+class Start(NamedTuple):
+    """A trajectory that begins.
+
+    Attributes:
+        slot: Its slot.
+        policy: Index of the policy that answers.
+        eps_id: Its episode.
+        agent_index: The agent's number within the episode.
+        env_index: The sub-environment's index.
+    """
+
+    slot: int
+    policy: int
+    eps_id: int
+    agent_index: int
+    env_index: int
+
+
+@dataclass(slots=True)
+class Trajectories:
+    """S trajectories, one entry each in every array.
+
+    Attributes:
+        slot: [S].
+        policy: [S].
+        eps_id: [S].
+        agent_index: [S].
+        env_index: [S].
+        agent_id: [S] of objects, for messages.
+        released: [S] rows that have left the ledger.
+        prev_action: [S, ...] the last action that has left, zeros if none has.
+        prev_reward: [S] its reward.
+    """
+
+    slot: Column
+    policy: Column
+    eps_id: Column
+    agent_index: Column
+    env_index: Column
+    agent_id: Column
+    released: Column
+    prev_action: Column
+    prev_reward: Column
+
+    @classmethod
+    def begun(cls, starts: Sequence[Start], agent_ids: Sequence[Any], actions: Column) -> Trajectories:
+        """Return trajectories of which nothing has left; `actions` shows shape and dtype of an action."""
+        count = len(starts)
+        slot, policy, eps_id, agent_index, env_index = (
+            np.fromiter(chain.from_iterable(starts), np.int64, 5 * count).reshape(count, 5).T
+        )
+        return cls(
+            slot,
+            policy,
+            eps_id,
+            agent_index,
+            env_index,
+            np.fromiter(agent_ids, object, count),
+            np.zeros(count, np.int64),
+            np.zeros((count, *actions.shape[1:]), actions.dtype),
+            np.zeros(count, np.float32),
+        )
+
+    def take(self, which: Column) -> Trajectories:
+        """Return the trajectories selected by a mask or by indices."""
+        return Trajectories(*(getattr(self, part.name)[which] for part in fields(self)))
+
+    def and_then(self, others: Trajectories) -> Trajectories:
+        """Return these trajectories and `others`, by slot; those that share one stay in order."""
+        pairs = [(getattr(self, part.name), getattr(others, part.name)) for part in fields(self)]
+        together = Trajectories(*(np.concatenate(pair) for pair in pairs))
+        return together.take(np.argsort(together.slot, kind="stable"))

@@ -1,0 +1,100 @@
+"""The benchmarks run, and their report says everything that a reader needs. No times are judged here."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks import processes
+from benchmarks.report import as_json, line
+from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
+from benchmarks.workloads import ROWS
+from tests.house.sources import ROOT
+
+
+def a_row(at_most: bool = False, reach: float | None = 0.5) -> Row:
+    return Row(
+        name="a", text="a workload", unit="x bare", reach=reach, aim=1.0, measure=lambda effort: Finding(value=0.0),
+        at_most=at_most,
+    )  # fmt: skip
+
+
+def benchmarks(*arguments: str) -> dict[str, Any]:
+    """Run the command and return its JSON."""
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--json", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (printed,) = done.stdout.splitlines()
+    report: dict[str, Any] = json.loads(printed)
+    return report
+
+
+def test_a_quick_run_of_two_rows_reports_floor_rate_and_ratio_of_each() -> None:
+    report = benchmarks("--only", "null", "cartpole", "--repeats", "2")
+    assert [row["name"] for row in report["rows"]] == ["cartpole", "null"]
+    cartpole, null = report["rows"]
+    assert len(cartpole["floors"]) == len(cartpole["rates"]) == 2
+    assert cartpole["value"] == pytest.approx(cartpole["ours"] / cartpole["floor"])
+    assert (cartpole["peer"], cartpole["reach"], cartpole["aim"]) == (0.40, 0.70, 0.85)
+    assert null["value"] == pytest.approx(1e6 / null["ours"])
+    assert report["torch_threads"] == 1
+    assert report["cpus"] >= 1
+    assert {"python", "numpy", "torch", "onnxruntime"} <= report.keys()
+
+
+def test_a_quick_run_starts_real_processes() -> None:
+    (row,) = benchmarks("--only", "first_result")["rows"]
+    assert 0 < row["value"] < 60
+    assert len(row["rates"]) == 1
+
+
+def test_every_row_has_a_name_of_its_own_and_an_aim_no_worse_than_its_reach() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        assert row.reach is None or row.met(row.aim, row.reach), row.name
+        assert row.peer is None or row.reach is None or row.met(row.reach, row.peer), row.name
+
+
+def test_floor_and_rate_are_measured_in_alternation() -> None:
+    calls: list[str] = []
+
+    def note(name: str, rate: float) -> float:
+        calls.append(name)
+        return rate
+
+    finding = alternate(lambda: note("floor", 4.0), lambda: note("ours", 3.0), repeats=3)
+    assert calls == ["floor", "ours"] * 3
+    assert finding.value == 0.75
+
+
+def test_a_run_that_missed_its_goal_counts_as_infinitely_long() -> None:
+    assert median_seconds([1.0, math.inf, 2.0]).value == 2.0
+    lost = median_seconds([1.0, math.inf, math.inf])
+    assert lost.note == "2 of 3 runs missed the goal"
+    assert "missed" in line(a_row(at_most=True), lost)
+    assert as_json(a_row(at_most=True), lost)["value"] is None
+
+
+@pytest.mark.parametrize(
+    ("value", "at_most", "reached"),
+    [(0.4, False, "NO"), (0.6, False, "yes"), (1.2, False, "aim"), (2.0, True, "NO")],
+)
+def test_a_line_tells_whether_the_row_was_reached(value: float, at_most: bool, reached: str) -> None:
+    assert f"x bare, {reached}" in line(a_row(at_most), Finding(value=value))
+
+
+def test_a_row_without_a_bar_to_reach_is_judged_by_its_aim() -> None:
+    assert "x bare, -" in line(a_row(reach=None), Finding(value=0.4))
+    assert "x bare, aim" in line(a_row(reach=None), Finding(value=1.0))
+
+
+def test_a_process_that_fails_is_reported_with_its_command() -> None:
+    with pytest.raises(RuntimeError, match="exit status 3, expected 0"):
+        processes.run("-c", "import sys; sys.exit(3)")
+    assert processes.run("-c", "print('{}')").result == {}
+    assert list(Effort(quick=True).seeds(3)) == [0]

@@ -1,0 +1,77 @@
+"""Every example runs as a newcomer would start it, and its last line tells what came of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.house.sources import ROOT, python_files
+
+
+def outcome_of(name: str, *arguments: str, seconds: str = "0.1") -> tuple[dict[str, Any], str]:
+    """Run an example and return its JSON and everything it printed."""
+    command = [
+        sys.executable,
+        f"examples/{name}.py",
+        "--seconds",
+        seconds,
+        "--seed",
+        "3",
+        "--json",
+        *arguments,
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    outcome: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["seed"] == 3
+    assert outcome["seconds"] > 0
+    return outcome, done.stdout
+
+
+def test_tictactoe_counts_the_losses_of_the_best_weights() -> None:
+    outcome, printed = outcome_of("tictactoe", seconds="1.5")
+    assert outcome["games"] == 2000
+    by_seat = outcome["losses_vs_random_by_seat"]
+    assert outcome["losses_vs_random"] == by_seat["player1"] + by_seat["player2"]
+    # After a second the policies are far from perfect, and far from random play, which loses 880 games.
+    assert 0 <= outcome["losses_vs_random"] < 400
+    assert 0 <= outcome["losses_vs_perfect"] <= 2000
+    assert outcome["losing_lines"] >= 0
+    assert outcome["env_steps"] >= 2048
+    assert "X" in printed
+
+
+def test_traffic_trains_cars_and_lights() -> None:
+    outcome, printed = outcome_of("traffic")
+    assert set(outcome["policy_reward_mean"]) == {"cars", "lights"}
+    assert outcome["env_steps"] >= 2000
+    assert printed.count("\n") > 5
+
+
+def test_cartpole_reports_its_return_after_each_iteration() -> None:
+    outcome, printed = outcome_of("cartpole")
+    assert outcome["solved"] is False
+    assert 5 < outcome["mean_return"] < 450
+    assert "mean return" in printed
+
+
+@pytest.mark.parametrize(("agents", "policies"), [("2", "1"), ("5", "3")])
+def test_policy_mapping_shares_the_agents_out_among_the_policies(agents: str, policies: str) -> None:
+    outcome, _ = outcome_of("policy_mapping", "--num-agents", agents, "--num-policies", policies)
+    assert set(outcome["policy_reward_mean"]) == {f"policy_{number}" for number in range(int(policies))}
+
+
+def test_the_corridor_written_from_scratch_is_solved() -> None:
+    outcome, _ = outcome_of("custom_env", seconds="30")
+    assert outcome["solved"] is True
+    assert outcome["mean_steps"] <= 13
+
+
+def test_every_example_is_tested_here() -> None:
+    names = {path.stem for path in python_files(ROOT, ("examples",))}
+    assert names == {"tictactoe", "traffic", "cartpole", "policy_mapping", "custom_env"}
