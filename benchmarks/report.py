@@ -20,10 +20,7 @@ def line(row: Row, finding: Finding) -> str:
     """Return one line of the table."""
     rates = [_rate(finding.floors), _rate(finding.rates) if finding.floors else ""]
     value = "missed" if math.isinf(finding.value) else f"{finding.value:.2f}"
-    peer = "-" if row.peer is None else f"{row.peer:g}"
-    reached = (
-        "aim" if row.met(finding.value, row.aim) else "yes" if row.met(finding.value, row.reach) else "NO"
-    )
+    peer, reach = ("-" if bar is None else f"{bar:g}" for bar in (row.peer, row.reach))
     note = f" ({finding.note})" if finding.note else ""
     return (
         f"{row.text:<54}{rates[0]:>11}{rates[1]:>11}{value:>9}{peer:>7}{reach:>7}{row.aim:>6g}"

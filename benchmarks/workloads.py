@@ -14,6 +14,7 @@ from benchmarks import floors, processes
 from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
 from benchmarks.sampling import fragments, two_policies
 from menv.envs import NullEnv, TicTacToe, make_multi_agent
+from menv.envs.tictactoe import PLAYERS
 
 LENGTH = 128
 """Env steps of each sub-environment in a fragment."""
@@ -115,7 +116,8 @@ def first_result(effort: Effort) -> Finding:
 def tictactoe_losses(effort: Effort) -> Finding:
     """Return the greatest share of games lost to a random player, over seats and three seeds, in percent."""
     runs = _demo(effort, seconds=30, seeds=3)
-    worst = [max(run.result["losses_vs_random_by_seat"].values()) for run in runs]
+    seats = [f"losses_vs_random_as_{player}" for player in PLAYERS]
+    worst = [max(run.result[seat] for seat in seats) for run in runs]
     games = runs[0].result["games"] / 2
     return Finding(value=100 * max(worst) / games, rates=[100 * losses / games for losses in worst])
 

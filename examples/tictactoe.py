@@ -1,36 +1,63 @@
-"""Two policies learn TicTacToe from each other until no opponent can beat them, or the time is up.
-
-    python examples/tictactoe.py --seconds 60 --seed 0
-
-In some episodes one seat is given to a random policy: players who only ever meet each other forget what to do
-about bad moves. Every few iterations all games of all opponents are enumerated, and the best weights are kept.
-"""
+"""Two policies learn TicTacToe from each other until no opponent can beat them, or the time is up."""
 
 import argparse
 import json
 import time
+from typing import Any
 
-from menv import PolicySpec, RandomPolicy
+from menv import Episode, RandomPolicy
 from menv.algorithms import PPO
-from menv.envs.tictactoe import TicTacToe
+from menv.envs import TicTacToe
 from menv.envs.tictactoe_play import losing_lines, play_perfect, play_random
 
 SEATS = {"player1": "first", "player2": "second"}
-RANDOM_SEATS = 0.6  # share of the episodes in which one seat plays at random
-CONFIG = {
-    "num_envs_per_worker": 64,
-    "train_batch_size": 64 * 32,
-    "sgd_minibatch_size": 256,
-    "num_sgd_iter": 8,
-    "lr_schedule": [[0, 2e-3], [600_000, 2e-4]],
-    "entropy_coeff_schedule": [[0, 0.05], [600_000, 0.025]],
-    "grad_clip": 5.0,
-    "model": {"fcnet_hiddens": [128, 128], "fcnet_activation": "relu"},
-}
+SAMPLING = {"num_envs_per_worker": 64, "train_batch_size": 2048, "gamma": 1.0, "lambda": 0.9}
+LEARNING = {"num_sgd_iter": 8, "grad_clip": 5.0, "lr_schedule": [[0, 2e-3], [600_000, 2e-4]]}
+EXPLORING = {"entropy_coeff_schedule": [[0, 0.05], [600_000, 0.025]]}
+MODEL = {"fcnet_hiddens": [128, 128], "fcnet_activation": "relu"}
 
 
-def policy_for(agent_id, episode, **kwargs):
-    """Draw once per episode which seat, if any, plays at random."""
-    lot = episode.user_data.setdefault("lot", episode.rng.random() / RANDOM_SEATS)
-    chance = {"player1": lot < 0.5, "player2": 0.5 <= lot < 1.0}
-    return "random" if chance[agent_id] else SEATS[agent_id]
+def policy_for(agent_id: str, episode: Episode, **kwargs: Any) -> str:
+    """Let one seat play at random in most games, or nobody would learn how to answer bad moves."""
+    lot = episode.user_data.setdefault("lot", episode.rng.random())  # one lot for both players
+    return "random" if (lot < 0.3 if agent_id == "player1" else lot > 0.7) else SEATS[agent_id]
+
+
+def choose(boards: Any, masks: Any) -> Any:
+    policy = algo.get_policy("second" if boards[0].sum() % 2 else "first")  # told by the number of stones
+    rows = zip(boards, masks.astype("int8"), strict=True)
+    obs = [{"observations": stones, "action_mask": mask} for stones, mask in rows]
+    return policy.compute_actions(obs, explore=False)[0]
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--seconds", type=float, default=60.0, help="longest time to train")
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--json", action="store_true", help="print one JSON object last")
+args = parser.parse_args()
+start, seconds, fewest = time.perf_counter(), 0.0, 10**9
+seats = {"policies": {"first": None, "second": None, "random": RandomPolicy}, "policy_mapping_fn": policy_for}
+config = {**SAMPLING, **LEARNING, **EXPLORING, "model": MODEL, "multiagent": seats, "seed": args.seed}
+with PPO(env="tictactoe", config=config) as algo:
+    while fewest > 0 and seconds < args.seconds:
+        steps, lines = algo.train()["timesteps_total"], losing_lines(choose).total
+        seconds = time.perf_counter() - start
+        if lines < fewest:
+            fewest, weights = lines, algo.get_weights(SEATS.values())
+            print(f"{seconds:5.1f} s {steps:>8,} moves: the opponents win {lines} of all their lines of play")
+algo.set_weights(weights)
+outcome = {"losing_lines": fewest, "games": 2000, "env_steps": steps, "seconds": seconds, "seed": args.seed}
+for name, play in {"random": play_random, "perfect": play_perfect}.items():
+    for seat, record in play(choose, games=1000, seed=args.seed)._asdict().items():
+        print(f"{seat} against {name} play: {record.wins} won, {record.draws} drawn, {record.losses} lost")
+        outcome[f"losses_vs_{name}_as_{seat}"] = record.losses
+        outcome[f"losses_vs_{name}"] = outcome.get(f"losses_vs_{name}", 0) + record.losses
+env = TicTacToe()
+obs, boards = env.reset()[0], []
+while env.agents:
+    (player,) = obs
+    obs = env.step({player: algo.compute_single_action(obs[player], SEATS[player], explore=False)})[0]
+    boards.append(env.render().splitlines())
+print("a game between the two:", *("   ".join(row) for row in zip(*boards, strict=True)), sep="\n")
+if args.json:
+    print(json.dumps(outcome))

@@ -82,6 +82,7 @@ class EpisodeEnd(NamedTuple):
         truncated: `truncateds["__all__"]`.
         env_steps: Length of the episode in env steps.
         env_index: Position of the sub-environment in `Ready.env_steps`.
+        unclaimed: Entries of `Ready.unclaimed` that came before the end; later ones belong to later episodes.
     """
 
     env_id: EnvId
@@ -89,6 +90,7 @@ class EpisodeEnd(NamedTuple):
     truncated: bool
     env_steps: int
     env_index: int
+    unclaimed: int = 0
 
 
 class Unclaimed(NamedTuple):
@@ -104,7 +106,8 @@ class Unclaimed(NamedTuple):
 class Ready:
     """Who waits for an action and what happened since the last poll.
 
-    To be taken in in this order: `ended`, `unclaimed`, `episodes`, `joined`, then the rows. Arrays
+    To be taken in in this order: `ended`, `episodes` with the `unclaimed` before each, the other `unclaimed`,
+    `joined`, then the rows. Arrays
     belong to the environment and are valid until its next poll. While the same agents wait, `slots`
     is the very same array object, so that work per layout can be cached by identity.
 
@@ -267,7 +270,7 @@ class BaseEnv(abc.ABC):
         """Return this environment in table form (itself, unless it returns six dicts)."""
         from menv.loop.convert import to_base_env
 
-        return to_base_env(self, make_env, num_envs)
+        return to_base_env(self, make_env, num_envs, remote_envs=remote_envs)
 
 
 def spaces_of(env: Any) -> tuple[gym.Space[Any] | None, gym.Space[Any] | None]:

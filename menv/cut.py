@@ -6,34 +6,13 @@ ends found by binary search, rewards moved from the row they came in with to the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[Any]
-
-
-class RowEnd(NamedTuple):
-    """The end of the trajectory that had `slot` when there were `row` rows.
-
-    Attributes:
-        slot: The slot.
-        row: Number of rows written before the end.
-        reward: Earned since the trajectory's last row.
-        terminated: True if the environment's own rules ended it.
-        truncated: True if it was cut short.
-        final_obs: The raw final observation, None if there is none.
-    """
-
-    slot: int
-    row: int
-    reward: float
-    terminated: bool
-    truncated: bool
-    final_obs: Any
 
 
 @dataclass(slots=True)
@@ -45,15 +24,15 @@ class Cut:
         starts: [S] position of each trajectory's first row in `order`.
         lengths: [S] rows of each trajectory.
         held: [S] True where the trajectory lives on, so that its last row is not complete.
-        ends: The ends, in the order of the trajectories that they belong to.
-        end_segments: Index of the trajectory of each end.
+        end_order: [M] indices of the ends, in the order of the trajectories that they belong to.
+        end_segments: [M] index of the trajectory of each end, in that order.
     """
 
     order: Column
     starts: Column
     lengths: Column
     held: Column
-    ends: list[RowEnd]
+    end_order: Column
     end_segments: Column
 
     @property
@@ -67,31 +46,29 @@ class Cut:
         mask[self.last[self.held]] = False
         return mask
 
-    def rewards(self, income: Column, fresh: Column) -> Column:
+    def rewards(self, income: Column, fresh: Column, at_end: Column) -> Column:
         """Return [N] what each row's action earned, in the sorted order.
 
         Args:
             income: [N] what came in with each row, in the order of writing.
             fresh: [S] True where the first row begins a trajectory; what came in before the first
                 action joins that action's row.
+            at_end: [M] what came in with each end.
         """
         came = income[self.order]
         earned = np.empty_like(came)
         earned[:-1] = came[1:]
         earned[self.last] = 0.0
-        earned[self.last[self.end_segments]] = [end.reward for end in self.ends]
+        earned[self.last[self.end_segments]] = at_end[self.end_order]
         first = self.starts[fresh]
         earned[first] += came[first]
         return earned
 
-    def flags(self) -> tuple[Column, Column]:
-        """Return [N] terminateds and [N] truncateds, in the sorted order."""
-        terminateds = np.zeros(len(self.order), np.bool_)
-        truncateds = np.zeros(len(self.order), np.bool_)
-        at = self.last[self.end_segments]
-        terminateds[at] = [end.terminated for end in self.ends]
-        truncateds[at] = [end.truncated for end in self.ends]
-        return terminateds, truncateds
+    def flags(self, at_end: Column) -> Column:
+        """Return [N] flags in the sorted order, False but at the ends, which have `at_end` [M]."""
+        flags = np.zeros(len(self.order), np.bool_)
+        flags[self.last[self.end_segments]] = at_end[self.end_order]
+        return flags
 
     def steps(self, first: Column) -> Column:
         """Return [N] each row's index within its trajectory, whose first row here has index `first` [S]."""
@@ -99,12 +76,13 @@ class Cut:
         return steps
 
 
-def cut(slots: Column, ends: Sequence[RowEnd]) -> Cut:
+def cut(slots: Column, end_slots: Column, end_rows: Column) -> Cut:
     """Sort rows into trajectories.
 
     Args:
         slots: [N] slot of each row, in the order of writing.
-        ends: Every end since the last cut; each has a row of its trajectory before it.
+        end_slots: [M] slot of each trajectory that ended; it has a row among the N.
+        end_rows: [M] number of rows that had been written then.
     """
     n = len(slots)
     # numpy sorts 16-bit integers by radix, several times as fast as wider ones.
@@ -112,8 +90,7 @@ def cut(slots: Column, ends: Sequence[RowEnd]) -> Cut:
     order = np.argsort(small, kind="stable")
     by_slot = slots[order].astype(np.int64)
     place = by_slot * (n + 1) + order
-    wanted = np.array([end.slot * (n + 1) + end.row for end in ends], np.int64)
-    at = np.searchsorted(place, wanted) - 1
+    at = np.searchsorted(place, end_slots * (n + 1) + end_rows) - 1
     is_end = np.zeros(n, np.bool_)
     is_end[at] = True
     is_last = is_end.copy()
@@ -125,5 +102,5 @@ def cut(slots: Column, ends: Sequence[RowEnd]) -> Cut:
     by_place = np.argsort(at, kind="stable")
     return Cut(
         order, starts, last + 1 - starts, ~is_end[last],
-        [ends[i] for i in by_place], np.searchsorted(last, at[by_place]),
+        by_place, np.searchsorted(last, at[by_place]),
     )  # fmt: skip

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from menv.base_env import End
 from menv.batch import Column, SampleBatch, Segments
-from menv.cut import Cut, RowEnd, cut
+from menv.cut import Cut, cut
+from menv.errors import ContractError
 from menv.trajectories import Start, Trajectories
 
 Rows = slice | npt.NDArray[np.int64]
@@ -46,7 +48,8 @@ class Ledger:
         self._living = Trajectories.begun((), (), self._columns["actions"])
         self._starts: list[Start] = []
         self._agent_ids: list[Any] = []
-        self._ends: list[RowEnd] = []
+        self._ends: list[End] = []
+        self._end_rows: list[int] = []
         self._unrolls = 0
         # Where unanswered rows were before the last close, and how many answered ones lie before them now.
         self._open_before = np.zeros(0, np.int64)
@@ -103,9 +106,10 @@ class Ledger:
         self._columns["actions"][rows] = actions
         self._columns["answered"][rows] = True
 
-    def end(self, slot: int, reward: float, terminated: bool, truncated: bool, final_obs: Any) -> None:
-        """End the trajectory that has `slot`; `final_obs` is raw, None if there is none."""
-        self._ends.append(RowEnd(slot, self._n, reward, terminated, truncated, final_obs))
+    def end(self, end: End) -> None:
+        """End the trajectory that has the slot of `end`."""
+        self._ends.append(end)
+        self._end_rows.append(self._n)
 
     def held_rewards(self) -> float:
         """Return what came in with first rows that are still here after `close`."""
@@ -121,16 +125,16 @@ class Ledger:
         Returns:
             The batch of each policy index that has rows.
         """
-        n = self._n
-        cut_rows = cut(self._columns["slots"][:n], self._ends)
+        cut_rows = self._cut()
         owners = self._trajectories()
+        self._check_answered(cut_rows, owners)
         segments = self._segments(cut_rows, owners, prepare_finals)
-        terminateds, truncateds = cut_rows.flags()
-        rewards = cut_rows.rewards(self._columns["income"][:n], owners.released == 0).astype(np.float32)
+        ends = np.array([end[3:6] for end in self._ends], np.float64).reshape(-1, 3)
+        rewards = cut_rows.rewards(self._columns["income"][: self._n], owners.released == 0, ends[:, 0])
         sorted_columns = {
-            "rewards": rewards,
-            "terminateds": terminateds,
-            "truncateds": truncateds,
+            "rewards": rewards.astype(np.float32),
+            "terminateds": cut_rows.flags(ends[:, 1]),
+            "truncateds": cut_rows.flags(ends[:, 2]),
             "t": cut_rows.steps(owners.released),
         }
         batches = {
@@ -142,7 +146,7 @@ class Ledger:
 
     def locate(self, row: int) -> tuple[int, Any, int]:
         """Return the env index and the agent of a row, and the row's index in its trajectory, for messages."""
-        cut_rows = cut(self._columns["slots"][: self._n], self._ends)
+        cut_rows = self._cut()
         place = int(np.flatnonzero(cut_rows.order == row)[0])
         segment = int(np.searchsorted(cut_rows.starts, place, "right")) - 1
         owners = self._trajectories()
@@ -157,11 +161,26 @@ class Ledger:
             return slice(int(now[0]), int(now[-1]) + 1)
         return now
 
+    def _cut(self) -> Cut:
+        """Sort all rows into trajectories."""
+        end_slots = np.array([end.slot for end in self._ends], np.int64)
+        return cut(self._columns["slots"][: self._n], end_slots, np.array(self._end_rows, np.int64))
+
     def _trajectories(self) -> Trajectories:
         """Return all trajectories that have rows here, in the order of a cut."""
         return self._living.and_then(
             Trajectories.begun(self._starts, self._agent_ids, self._columns["actions"])
         )
+
+    def _check_answered(self, cut_rows: Cut, owners: Trajectories) -> None:
+        """Refuse trajectories that ended while their agent waited."""
+        unanswered = ~self._columns["answered"][cut_rows.order[cut_rows.last]] & ~cut_rows.held
+        if unanswered.any():
+            index = int(np.argmax(unanswered))
+            raise ContractError(
+                f"env {owners.env_index[index]}: the trajectory of agent {owners.agent_id[index]!r} ended while the "
+                "agent waited for an action, expected an answer first; end it after the action was sent"
+            )
 
     def _grow(self, rows: int) -> None:
         """Make room for at least `rows` rows."""
@@ -175,7 +194,7 @@ class Ledger:
         """Describe the piece of each trajectory, held rows left out."""
         next_obs = self._columns["obs"][cut_rows.order[cut_rows.last]]
         missing = np.zeros(len(owners.slot), np.bool_)
-        finals = [end.final_obs for end in cut_rows.ends]
+        finals = [self._ends[index].obs for index in cut_rows.end_order.tolist()]
         absent = np.fromiter((final is None for final in finals), np.bool_, len(finals))
         missing[cut_rows.end_segments[absent]] = True
         if not absent.all():
@@ -228,4 +247,4 @@ class Ledger:
         self._n = len(rows)
         self._held = int(answered.sum())
         self._living = living
-        self._starts, self._agent_ids, self._ends = [], [], []
+        self._starts, self._agent_ids, self._ends, self._end_rows = [], [], [], []

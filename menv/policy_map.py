@@ -91,8 +91,15 @@ class PolicyMap:
 
     def _check_to_train(self, value: Any) -> Any:
         """Return `policies_to_train` as a callable, a set or None."""
-        if value is None or callable(value):
-            return value
+        if value is None:
+            return None
+        if callable(value):
+            return _with_batch(value)
+        if not isinstance(value, Iterable):
+            raise ConfigError(
+                f"policies_to_train: {value!r}, expected policy ids or a function (policy_id, batch) -> bool; "
+                'pass a list such as ["learner"]'
+            )
         chosen = {value} if isinstance(value, str) else set(value)
         unknown = sorted(chosen - self.specs.keys())
         if unknown:
@@ -101,6 +108,17 @@ class PolicyMap:
                 "correct the ids or add the policies"
             )
         return chosen
+
+
+def _with_batch(fn: Callable[..., Any]) -> Callable[[str, Any], Any]:
+    """Return `fn` as a function of (policy_id, batch); one of the id alone is fine."""
+    try:
+        inspect.signature(fn).bind("policy", None)
+    except TypeError:
+        return lambda policy_id, batch: fn(policy_id)
+    except ValueError:
+        return fn
+    return fn
 
 
 def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
@@ -120,7 +138,8 @@ def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
-        return fn
+        # A builtin such as str, which has no signature: a function of the agent id.
+        return lambda agent_id, episode, worker: fn(agent_id)
     kinds = inspect.Parameter
     positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     count = 3 if any(p.kind is kinds.VAR_POSITIONAL for p in parameters) else min(3, len(positional))

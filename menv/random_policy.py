@@ -135,4 +135,5 @@ def _draw_box(space: gym.spaces.Box, uniforms: npt.NDArray[np.float64]) -> list[
     values = np.where(below & above, np.where(below, low, 0.0) + first * width, normal)
     values = np.where(below & ~above, np.where(below, low, 0.0) + tail, values)
     values = np.where(above & ~below, np.where(above, high, 0.0) - tail, values)
-    return list(values.astype(space.dtype).reshape(-1, *space.shape))
+    # A Box without dimensions holds 0-d arrays, and iterating over a row would give scalars.
+    return [np.asarray(row) for row in values.astype(space.dtype).reshape(-1, *space.shape)]

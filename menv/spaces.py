@@ -53,13 +53,20 @@ def stack(values: Sequence[Any] | Array, space: gym.Space[Any], path: str = "") 
     try:
         # A join costs a quarter of np.array, but sees bytes only: dtypes are compared by identity.
         data = b"".join(values)
-        other = [value for value in values if value.dtype is not dtype]
+        other = [value for value in values if value.dtype is not dtype] or _other_shapes(values, shape)
     except (TypeError, AttributeError, BufferError, ValueError):
         return _stack_slowly(values, space, path)
     rows = len(values)
     if other or len(data) != rows * dtype.itemsize * math.prod(shape):
         return _stack_slowly(values, space, path)
     return np.frombuffer(data, dtype).reshape(rows, *shape)
+
+
+def _other_shapes(values: Sequence[Any] | Array, shape: tuple[int, ...]) -> list[Any]:
+    """Return the elements of another shape, or at least some of them."""
+    if len(shape) == 1:
+        return [] if set(map(len, values)) <= {shape[0]} else [values[0]]
+    return [value for value in values if value.shape != shape]
 
 
 def _checked_array(values: Array, space: gym.Space[Any], path: str) -> Array:

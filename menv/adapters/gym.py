@@ -6,14 +6,15 @@ The adapter resets a finished copy itself and delivers its new first row in the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from menv.adapters.local_envs import LocalEnvs
-from menv.adapters.report import Report, own_copy
-from menv.base_env import SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, Join, MultiEnvDict, Ready
+from menv.adapters.report import Report, finite, own_copy
+from menv.base_env import SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, FloatArray, Join, MultiEnvDict, Ready
 from menv.errors import ContractError, EnvCrashError
 
 
@@ -204,21 +205,20 @@ class GymEnvs(LocalEnvs):
             )
         return self._index(env_id)
 
-    def _as_numbers(self, rewards: list[Any], order: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def _as_numbers(self, rewards: list[Any], order: Sequence[int]) -> FloatArray:
         """Return the rewards as [R] float64."""
         try:
             numbers = np.array(rewards, np.float64)
         except (TypeError, ValueError):
             numbers = np.zeros((0, 0))
-        if numbers.ndim == 1:
+        # The sum is finite if each is: one reduction instead of a look at every reward.
+        if numbers.ndim == 1 and math.isfinite(np.add.reduce(numbers)):
             return numbers
-        for index, reward in zip(order, rewards, strict=True):
-            if np.ndim(reward) or not isinstance(reward, int | float | np.number | np.bool_):
-                raise ContractError(
-                    f"env {index} step: the reward is {type(reward).__name__} of shape {np.shape(reward)}, "
-                    "expected a number; return a float"
-                )
-        return np.array([float(reward) for reward in rewards])
+        checked = [
+            finite(reward, f"env {index} step: the reward")
+            for index, reward in zip(order, rewards, strict=True)
+        ]
+        return np.array(checked, np.float64)
 
     def _step_error(self, index: int, error: Exception) -> Exception:
         """Tell a wrong number of return values from a crash inside the environment."""

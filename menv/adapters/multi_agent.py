@@ -6,6 +6,7 @@ have been answered, and with `{}` while nobody waits. `menv.loop.convert` create
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.local_envs import LocalEnvs
-from menv.adapters.report import Report
+from menv.adapters.report import Report, finite
 from menv.adapters.roster import Layout, Roster
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import AgentId, EnvId, FloatArray, IntArray, MultiEnvDict, Ready
@@ -223,7 +224,8 @@ class MultiAgentEnvs(LocalEnvs):
             rewards = np.array(values, np.float64)
         except (TypeError, ValueError):
             rewards = np.zeros((0, 0))
-        return rewards if rewards.ndim == 1 else as_numbers(rosters)
+        # The sum is finite if each is: one reduction instead of a look at every reward.
+        return rewards if rewards.ndim == 1 and math.isfinite(np.add.reduce(rewards)) else as_numbers(rosters)
 
 
 def join_slots(layouts: list[Layout]) -> IntArray:
@@ -243,16 +245,11 @@ def possible_agents(env: Any) -> frozenset[AgentId] | None:
 
 
 def as_numbers(rosters: Iterable[Roster]) -> FloatArray:
-    """Return rewards that need a conversion, or say whose is not a number."""
+    """Return rewards that need a conversion, or say whose is not a finite number."""
     numbers = []
     for roster in rosters:
         for agent, reward in zip(roster.waiting.agents, roster.rewards, strict=True):
-            if np.size(reward) != 1:
-                raise ContractError(
-                    f"env {roster.env_id} step: the reward of {agent!r} is {type(reward).__name__} of shape "
-                    f"{np.shape(reward)}, expected a number; return a float"
-                )
-            numbers.append(float(np.asarray(reward, np.float64).reshape(())))
+            numbers.append(finite(reward, f"env {roster.env_id} step: the reward of {agent!r}"))
     return np.array(numbers, np.float64)
 
 

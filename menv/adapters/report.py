@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from menv.base_env import End, EpisodeEnd, Join, Unclaimed
+from menv.errors import ContractError
 
 
 @dataclass(slots=True)
@@ -25,7 +27,29 @@ def own_copy(element: Any) -> Any:
     if isinstance(element, np.ndarray):
         return element.copy()
     if isinstance(element, dict):
-        return {key: own_copy(value) for key, value in element.items()}
+        return {
+            key: value.copy() if type(value) is np.ndarray else own_copy(value)
+            for key, value in element.items()
+        }
     if isinstance(element, tuple | list):
         return type(element)(own_copy(value) for value in element)
     return element
+
+
+def finite(reward: Any, whose: str) -> float:
+    """Return a reward as a float.
+
+    Args:
+        reward: What the environment paid.
+        whose: Begins the message, such as "env 3 step: the reward of 'car_1'".
+
+    Raises:
+        ContractError: It is no number, or not a finite one.
+    """
+    if np.size(reward) == 1 and reward is not None and not isinstance(reward, str):
+        number = float(np.asarray(reward, np.float64).reshape(()))
+        if math.isfinite(number):
+            return number
+        raise ContractError(f"{whose} is {number}, expected a finite number; look for a division by zero")
+    got = f"{type(reward).__name__} of shape {np.shape(reward)}" if np.ndim(reward) else type(reward).__name__
+    raise ContractError(f"{whose} is {got}, expected a number; return a float")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.report import Report, own_copy
+from menv.adapters.report import Report, finite, own_copy
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, End, EnvId, EpisodeEnd, IntArray, Join, Unclaimed
 from menv.errors import ContractError
@@ -175,7 +175,7 @@ class Roster:
     def _some_paid(self, rewards: Any) -> bool:
         """Return whether there is a reward other than 0."""
         try:
-            return any(rewards.values())
+            return any(rewards.values()) or None in rewards.values()
         except ValueError:
             # An array instead of a number; this names whose.
             return bool([self._number(agent, reward) for agent, reward in rewards.items()])
@@ -184,7 +184,7 @@ class Roster:
         """Add each reward to what its agent is owed; a dead agent's reward is unclaimed."""
         held = self._held
         for agent, reward in rewards.items():
-            if not reward:
+            if not reward and reward is not None:
                 continue
             if agent in self._dead and (agent not in obs or terminateds.get(agent) or truncateds.get(agent)):
                 report.unclaimed.append(
@@ -242,7 +242,12 @@ class Roster:
         for agent, reward in self._held.items():
             self._refuse_stranger(agent, reward)
             report.unclaimed.append(Unclaimed(self.env_id, agent, reward, self.env_index))
-        report.episodes.append(EpisodeEnd(self.env_id, *everyone, self.episode_steps, self.env_index))
+        terminated, truncated = everyone
+        report.episodes.append(
+            EpisodeEnd(
+                self.env_id, terminated, truncated, self.episode_steps, self.env_index, len(report.unclaimed)
+            )
+        )
         self._held.clear()
         self._forget_absent()
         self._dead.clear()
@@ -310,12 +315,8 @@ class Roster:
 
     def _number(self, agent: AgentId, reward: Any) -> float:
         """Return a reward as a float."""
-        try:
-            return float(reward)
-        except (TypeError, ValueError) as error:
-            raise self._wrong(
-                "step", f"the reward of {agent!r} is {type(reward).__name__}", "a number", "return a float"
-            ) from error
+        where = f"env {self.env_id} step, env step {self.episode_steps} of the episode"
+        return finite(reward, f"{where}: the reward of {agent!r}")
 
     def _wrong(
         self, where: str, got: str, expected: str, fix: str = "mend the environment's return value"

@@ -75,6 +75,7 @@ class Algorithm(ABC):
         self._base_env = to_base_env(
             envs[0], self._make_env, self.config.num_envs_per_worker, seed=self.config.seed
         )
+        self._check_algorithms()
         specs = resolve_specs(self._policy_map, self._base_env, envs[0])
         self._configs = {
             name: override(self.config, spec.config, name)
@@ -211,6 +212,16 @@ class Algorithm(ABC):
     ) -> None:
         """Stop the algorithm."""
         self.stop()
+
+    def _check_algorithms(self) -> None:
+        """Refuse policies that ask for an algorithm that this one cannot train beside its own."""
+        own = type(self).__name__
+        for policy_id, spec in self._policy_map.specs.items():
+            if spec.algorithm not in (None, own):
+                raise ConfigError(
+                    f"policies[{policy_id!r}]: algorithm={spec.algorithm!r}, expected {own!r} in this version; "
+                    "leave algorithm out"
+                )
 
     def _make_env(self, vector_index: int) -> Any:
         """Create sub-environment number `vector_index`."""

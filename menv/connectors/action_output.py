@@ -65,4 +65,4 @@ class ActionOutput:
         else:
             out = (actions + self.space.start).astype(self.space.dtype, copy=False)
         out.flags.writeable = False
-        return list(out)
+        return list(out) if out.ndim > 1 else [np.asarray(row) for row in out]

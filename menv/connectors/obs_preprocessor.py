@@ -64,6 +64,7 @@ class ObsPreprocessor:
         only = self.leaves[0] if len(self.leaves) == 1 else None
         # One Box, at most beside a mask: the stacked bytes are the rows, without another copy.
         self._only_box = only if only is not None and isinstance(only.space, gym.spaces.Box) else None
+        self._keys = {len(space.spaces)} if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
         self._bounds = self._flat_bounds()
 
     def _collect(self, space: gym.Space[Any], keys: tuple[Any, ...]) -> None:
@@ -90,6 +91,8 @@ class ObsPreprocessor:
                 allows nothing. Bounds are checked by `why_bad_row`, once for many rows.
         """
         try:
+            if self._keys and set(map(len, obs)) != self._keys:
+                raise TypeError("an observation has another number of elements than its space")
             rows = self._box_rows(obs, self._only_box) if self._only_box else self._all_rows(obs)
             mask = self._mask(obs) if self.mask_leaf and not final else None
         except (KeyError, TypeError, IndexError) as error:

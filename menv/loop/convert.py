@@ -23,6 +23,7 @@ def to_base_env(
     make_env: Callable[[int], Any] | None = None,
     num_envs: int = 1,
     *,
+    remote_envs: bool = False,
     seed: int | None = None,
     first_index: int = 0,
 ) -> BaseEnv:
@@ -32,12 +33,15 @@ def to_base_env(
         env: A BaseEnv, MultiAgentEnv or gymnasium.Env; it becomes sub-environment 0.
         make_env: Creates sub-environment number `vector_index`, for the others.
         num_envs: How many sub-environments there shall be.
+        remote_envs: True would put each into a process of its own; not in this version.
         seed: Gives every reset its own seed; None leaves the environments alone.
         first_index: Index of sub-environment 0 among those of all workers.
 
     Raises:
-        ConfigError: `env` is of another kind, or `make_env` is missing.
+        ConfigError: `env` is of another kind, `make_env` is missing, or `remote_envs` is asked for.
     """
+    if remote_envs:
+        raise ConfigError("to_base_env: remote_envs=True, expected False in this version; leave it out")
     if isinstance(env, BaseEnv):
         return env if env.returns_table else CustomEnvs(env)
     # A class may be both; its agents are lost if it is taken for a single-agent one.

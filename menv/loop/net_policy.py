@@ -52,10 +52,10 @@ class NetPolicy(Policy):
         try:
             obs, mask = self._cohort.preprocess(obs_batch)
         except OutsideSpaceError as error:
-            raise ContractError(
-                f"policy {self.policy_id!r}, observation {error.row} of {len(obs_batch)}: {error.why}; "
-                "pass observations of policy.observation_space"
-            ) from error
+            raise self._outside(error.row, len(obs_batch), error.why) from error
+        bad = self._cohort.preprocess.why_bad_row(obs)
+        if bad is not None:
+            raise self._outside(bad[0], len(obs), bad[1])
         backend = self._cohort.backend
         if explore is False:
             actions = backend.greedy(obs, mask, self._index)
@@ -75,6 +75,13 @@ class NetPolicy(Policy):
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Copy weights in; names and shapes must be those of `get_weights`."""
         self._cohort.backend.set_weights(self._index, weights)
+
+    def _outside(self, row: int, rows: int, why: str) -> ContractError:
+        """Return the error for an observation outside the space."""
+        return ContractError(
+            f"policy {self.policy_id!r}, observation {row} of {rows}: {why}; "
+            "pass observations of policy.observation_space"
+        )
 
     def _noise(self, rows: int) -> Any:
         """Return fresh draws for R rows."""

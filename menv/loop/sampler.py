@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import draws
-from menv.base_env import AgentId, BaseEnv, EnvId, Join, Ready
+from menv.base_env import AgentId, BaseEnv, EnvId, Join, Ready, Unclaimed
 from menv.batch import Column, MultiAgentBatch, SampleBatch
 from menv.episode import Episode
 from menv.errors import ContractError
@@ -100,7 +100,8 @@ class Sampler:
         self._table = SlotTable()
         self._episodes: dict[EnvId, Episode] = {}
         self._keys: dict[tuple[int, AgentId], int] = {}
-        self._env_keys: dict[int, int] = {}
+        # By sub-environment: the key of its episodes and how many have begun.
+        self._env_keys: dict[int, tuple[int, int]] = {}
         self._layout: _Layout | None = None
         self._steps: Column = np.zeros(0, np.int64)
         # Rows that wait, by cohort number, and the slots array if they are all rows of one poll.
@@ -256,18 +257,24 @@ class Sampler:
         """Take in trajectories and episodes that ended."""
         table = self._table
         for end in ready.ended:
-            earned = float(table.returns[end.slot]) + end.reward
-            self._episodes[end.env_id].credit(end.agent_id, earned)
-            ledger = self._cohorts[table.seat(end.slot).cohort].ledger
-            ledger.end(end.slot, end.reward, end.terminated, end.truncated, end.obs)
-        for unclaimed in ready.unclaimed:
-            self._episode(unclaimed.env_id, unclaimed.env_index).unclaimed_rewards += unclaimed.reward
+            self._episodes[end.env_id].credit(end.agent_id, float(table.returns[end.slot]) + end.reward)
+            self._cohorts[table.seat(end.slot).cohort].ledger.end(end)
+        booked = 0
         for finished in ready.episodes:
-            episode = self._episodes.pop(finished.env_id, None)
-            if episode is not None:
-                episode.length = finished.env_steps
-                self.metrics.record(episode)
+            self._book(ready.unclaimed[booked : finished.unclaimed])
+            booked = finished.unclaimed
+            # An episode in which nobody acted is begun here, to be recorded too.
+            episode = self._episode(finished.env_id, finished.env_index)
+            del self._episodes[finished.env_id]
+            episode.length = finished.env_steps
+            self.metrics.record(episode)
+        self._book(ready.unclaimed[booked:])
         self._quota.note_ends(ready.episodes)
+
+    def _book(self, unclaimed: Sequence[Unclaimed]) -> None:
+        """Book rewards that no action can own to the running episodes."""
+        for entry in unclaimed:
+            self._episode(entry.env_id, entry.env_index).unclaimed_rewards += entry.reward
 
     def _join(self, join: Join) -> None:
         """Bind an agent to a policy and begin its trajectory."""
@@ -295,13 +302,14 @@ class Sampler:
         """Return the running episode of a sub-environment, begun if need be."""
         episode = self._episodes.get(env_id)
         if episode is None:
-            key = self._env_keys.get(env_index)
-            if key is None:
-                key = draws.key(self._seed, self._first_index + env_index, draws.MAPPING)
-                self._env_keys[env_index] = key
-            word = draws.key(key, int(self._steps[env_index]))
-            episode = self._episodes[env_id] = Episode(word >> 5, env_id)
+            key, number = self._env_keys.get(env_index) or (self._new_env_key(env_index), 0)
+            self._env_keys[env_index] = (key, number + 1)
+            episode = self._episodes[env_id] = Episode(draws.key(key, number) >> 5, env_id)
         return episode
+
+    def _new_env_key(self, env_index: int) -> int:
+        """Return the key of a sub-environment's episodes."""
+        return draws.key(self._seed, self._first_index + env_index, draws.MAPPING)
 
     def _close(self, env_steps: int) -> MultiAgentBatch:
         """Close every cohort's fragment and point the rows that still wait to their new places."""

@@ -58,6 +58,12 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
+        if not isinstance(self.env_config, Mapping):
+            raise ConfigError(
+                f"env_config: {type(self.env_config).__name__}, expected a dict; pass env_config={{...}}"
+            )
+        if self.seed is not None and (not isinstance(self.seed, int) or self.seed < 0):
+            raise ConfigError(f"seed: {self.seed!r}, expected an integer of at least 0, or None; choose one")
         for name in _AT_LEAST_ONE:
             _check_count(name, getattr(self, name))
         if self.rollout_fragment_length != "auto":

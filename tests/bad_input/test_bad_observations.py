@@ -1,0 +1,127 @@
+"""An observation outside its space costs one clear line: agent, step, path, expected, got, first bad index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.errors import ContractError
+from tests.bad_input.broken_envs import GOOD, UNIT, FaultyGym, refusal, seeing
+
+NESTED = gym.spaces.Dict(
+    {"map": gym.spaces.Tuple([UNIT, gym.spaces.Discrete(3)]), "goal": gym.spaces.MultiDiscrete([2, 3])}
+)
+NESTED_GOOD = {"map": (GOOD, 1), "goal": np.array([0, 2])}
+
+
+def array(*values: float, dtype: Any = np.float32) -> Any:
+    return np.array(values, dtype)
+
+
+STRUCTURE: dict[str, tuple[Any, gym.Space[Any], Any, list[str]]] = {
+    "float64": (array(0, 0, 0, dtype=np.float64), UNIT, GOOD, ["float32 of shape (3,)", "got float64", ".astype(np.float32)"]),
+    "shape": (array(0, 0), UNIT, GOOD, ["expected float32 of shape (3,)", "got shape (2,)"]),
+    "a string": ("north", UNIT, GOOD, ["expected float32 of shape (3,)", "got"]),
+    "None": (None, UNIT, GOOD, ["expected float32 of shape (3,)", "got"]),
+    "too large": (5, gym.spaces.Discrete(5), 1, ["expected an integer from 0 to 4", "got 5"]),
+    "negative": (-1, gym.spaces.Discrete(5), 1, ["expected an integer from 0 to 4", "got -1"]),
+    "a float": (1.5, gym.spaces.Discrete(5), 1, ["expected an integer from 0 to 4", "got float 1.5"]),
+    "missing key": ({"goal": array(0, 0, dtype=np.int64)}, NESTED, NESTED_GOOD, ["missing ['map']"]),
+    "extra key": ({**NESTED_GOOD, "wind": 1}, NESTED, NESTED_GOOD, ["not in the space ['wind']"]),
+    "no dict": (GOOD, NESTED, NESTED_GOOD, ["expected a dict with keys ['goal', 'map']", "got"]),
+    "tuple length": ({**NESTED_GOOD, "map": (GOOD,)}, NESTED, NESTED_GOOD, ["obs['map']", "expected a tuple of 2"]),
+    "deep discrete": ({**NESTED_GOOD, "map": (GOOD, 3)}, NESTED, NESTED_GOOD, ["obs['map'][1]", "from 0 to 2, got 3"]),
+    "deep float64": (
+        {**NESTED_GOOD, "map": (np.zeros(3), 1)}, NESTED, NESTED_GOOD, ["obs['map'][0]", "got float64", "astype"]
+    ),
+    "multi": (
+        {**NESTED_GOOD, "goal": np.array([0, 3])}, NESTED, NESTED_GOOD, ["obs['goal']", "3 at index 1", "outside [0, 2]"]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("when", [0, 3, 5], ids=["first", "middle", "final"])
+@pytest.mark.parametrize("case", STRUCTURE)
+def test_a_wrong_structure_names_agent_step_and_path(case: str, when: int) -> None:
+    if (case, when) == ("None", 5):
+        return  # None is what an environment gives that has no final observation
+    bad, space, good, parts = STRUCTURE[case]
+    message = refusal(seeing(bad, space, good, when), error=ContractError)
+    assert "agent 'bob'" in message
+    assert "env 0" in message
+    assert ("final observation" if when == 5 else f"env step {when}") in message
+    for part in parts:
+        assert part in message, f"{part!r} is not in {message!r}"
+
+
+BOUNDS: dict[str, tuple[Any, gym.Space[Any], Any, list[str]]] = {
+    "above": (array(0, 1.5, 2), UNIT, GOOD, ["1.5 at index 1", "outside [-1.0, 1.0]"]),
+    "below": (array(-3, 0, 0), UNIT, GOOD, ["-3.0 at index 0", "outside [-1.0, 1.0]"]),
+    "nan": (array(0, 0, np.nan), UNIT, GOOD, ["nan at index 2", "outside [-1.0, 1.0]"]),
+    "inf": (array(0, np.inf, 0), UNIT, GOOD, ["inf at index 1"]),
+    "deep": ({**NESTED_GOOD, "map": (array(0, 0, 9), 1)}, NESTED, NESTED_GOOD, ["obs['map'][0]", "9.0 at index 2"]),
+    "matrix": (
+        np.array([[0, 0], [0, 7]], np.float32), gym.spaces.Box(0, 1, (2, 2), np.float32), np.zeros((2, 2), np.float32),
+        ["7.0 at index (1, 1)", "outside [0.0, 1.0]"],
+    ),
+    "nan in an unbounded box": (
+        array(0, 0, np.nan), gym.spaces.Box(-np.inf, np.inf, (3,), np.float32), GOOD, ["nan at index 2"]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("when", [0, 3, 5], ids=["first", "middle", "final"])
+@pytest.mark.parametrize("case", BOUNDS)
+def test_a_value_outside_its_box_names_agent_step_path_and_index(case: str, when: int) -> None:
+    bad, space, good, parts = BOUNDS[case]
+    message = refusal(seeing(bad, space, good, when), error=ContractError)
+    assert "agent 'bob'" in message
+    assert "env 0" in message
+    # Bounds are looked at once a fragment, where the agent's own step is known.
+    assert ("final observation" if when == 5 else f"step {when}") in message
+    for part in parts:
+        assert part in message, f"{part!r} is not in {message!r}"
+
+
+@pytest.mark.parametrize(
+    ("bad", "part"),
+    [(np.zeros(3), "got float64"), (np.zeros(2, np.float32), "got shape (2,)"), (array(2, 0, 0), "2.0 at index 0")],
+)
+def test_a_single_agent_environment_is_treated_alike(bad: Any, part: str) -> None:
+    class Sees(FaultyGym):
+        def observe(self) -> Any:
+            return bad if self.at == 2 else GOOD
+
+    message = refusal(Sees, error=ContractError)
+    assert "agent 'agent0'" in message
+    assert part in message
+    assert "step 2" in message
+
+
+def test_a_second_sub_environment_is_named() -> None:
+    class OnlySecond(seeing(np.zeros(2, np.float32))):  # type: ignore[misc]
+        def __init__(self, context: Any) -> None:
+            super().__init__()
+            if context.vector_index != 1:
+                self.when = -1
+
+    message = refusal(OnlySecond, {"num_envs_per_worker": 3}, ContractError)
+    assert "env 1, agent 'bob', env step 3" in message
+
+
+def test_a_huge_observation_is_not_printed() -> None:
+    space = gym.spaces.Box(0.0, 1.0, (200, 200), np.float32)
+    good = np.zeros((200, 200), np.float32)
+    for bad in (np.zeros((200, 200)), np.full((200, 200), 7, np.float32), np.zeros((3, 200), np.float32)):
+        assert len(refusal(seeing(bad, space, good))) < 400
+
+
+@pytest.mark.parametrize("bad", [np.zeros(2, np.float32), np.zeros(3, np.float32) + 7, {"a": 1}])
+def test_compute_single_action_says_it_too(bad: Any) -> None:
+    from menv.algorithms import PPO
+
+    with PPO(env=seeing(GOOD, when=-1)) as algorithm, pytest.raises(ContractError, match=r"policy 'default_policy'.*obs.*; "):
+        algorithm.compute_single_action(bad)

@@ -1,0 +1,167 @@
+"""Settings that cannot work are refused when an algorithm is built, before the first step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from menv import PolicySpec, RandomPolicy
+from menv.algorithms import PPO, PPOConfig
+from menv.errors import ConfigError, ContractError, MenvError
+from tests.bad_input.broken_envs import UNIT, Faulty, checked
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no envs": ({"num_envs_per_worker": 0}, r"num_envs_per_worker: 0, expected an integer of at least 1"),
+    "half an env": ({"num_envs_per_worker": 1.5}, r"num_envs_per_worker: 1\.5, expected an integer"),
+    "workers": ({"num_workers": 2}, r"num_workers: 2, expected 0"),
+    "fragment": ({"rollout_fragment_length": 0}, r"rollout_fragment_length: 0, expected an integer of at least 1"),
+    "fragment text": ({"rollout_fragment_length": "long"}, r"rollout_fragment_length: 'long'"),
+    "batch": ({"train_batch_size": -4}, r"train_batch_size: -4"),
+    "batch mode": ({"batch_mode": "whole"}, r"batch_mode: 'whole', expected one of .*complete_episodes"),
+    "count": ({"multiagent": {"count_steps_by": "days"}}, r"count_steps_by: 'days', expected one of"),
+    "near": ({"num_env_per_worker": 2}, r"unknown key 'num_env_per_worker', .*did you mean 'num_envs_per_worker'\?"),
+    "near lambda": ({"lambd": 0.9}, r"unknown key 'lambd', .*did you mean 'lambda'\?"),
+    "near in model": ({"model": {"fcnet_hidden": [4]}}, r"config\['model'\]: unknown key 'fcnet_hidden', .*'fcnet_hiddens'"),
+    "near in multiagent": (
+        {"multiagent": {"policy_mapping": None}}, r"config\['multiagent'\]: unknown key .*'policy_mapping_fn'"
+    ),
+    "far": ({"zzz": 2}, r"unknown key 'zzz', expected a known one; known keys: "),
+    "section": ({"model": 3}, r"config\['model'\]: int, expected a dict"),
+    "env_config": ({"env_config": 3}, r"env_config"),
+    "activation": ({"model": {"fcnet_activation": "tanhh"}}, r"fcnet_activation|activation"),
+    "minibatch": ({"sgd_minibatch_size": 0}, r"sgd_minibatch_size is 0, expected at least 1"),
+    "seed": ({"seed": "one"}, r"seed: 'one', expected an integer"),
+    "inference": ({"inference": "gpu"}, r"inference: 'gpu', expected one of"),
+    "no policies": ({"multiagent": {"policies": {}}}, r"policies: none given, expected at least one"),
+    "policy id": ({"multiagent": {"policies": ["a/b"]}}, r"policies: id 'a/b', expected a string without"),
+    "policy id type": ({"multiagent": {"policies": [1]}}, r"policies: id 1, expected a string"),
+    "3-tuple": ({"multiagent": {"policies": {"p": (None, None, None)}}}, r"policies\['p'\]: a tuple of 3, expected"),
+    "spec config": (
+        {"multiagent": {"policies": {"p": (None, None, None, 3)}}}, r"PolicySpec: config is int, expected a dict"
+    ),
+    "spec key": (
+        {"multiagent": {"policies": {"p": PolicySpec(config={"gama": 0.9})}}},
+        r"policies\['p'\]\.config: unknown key 'gama', .*'gamma'",
+    ),
+    "not a policy class": (
+        {"multiagent": {"policies": {"p": PolicySpec(policy_class=int)}}}, r"policy_class int, expected a subclass"
+    ),
+    "no mapping": ({"multiagent": {"policies": ["p", "q"]}}, r"policy_mapping_fn: missing with policies \['p', 'q'\]"),
+    "mapping no function": (
+        {"multiagent": {"policies": ["p"], "policy_mapping_fn": "p"}}, r"policy_mapping_fn: str, expected a function"
+    ),
+    "mapping of four": (
+        {"multiagent": {"policies": ["p"], "policy_mapping_fn": lambda a, b, c, d: "p"}},
+        r"policy_mapping_fn: its parameters are \(a, b, c, d\), expected \(agent_id, episode, worker",
+    ),
+    "mapping of none": (
+        {"multiagent": {"policies": ["p"], "policy_mapping_fn": lambda: "p"}}, r"its parameters are \(\), expected"
+    ),
+    "trains strangers": (
+        {"multiagent": {"policies": ["p"], "policies_to_train": ["p", "q"]}}, r"policies_to_train: \['q'\] are not among"
+    ),
+    "trains a number": ({"multiagent": {"policies": ["p"], "policies_to_train": 3}}, r"policies_to_train"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_setting_that_cannot_work_is_refused_by_name(case: str) -> None:
+    config, message = BAD[case]
+    with pytest.raises(ConfigError, match=message) as caught:
+        PPO(env=Faulty, config=config)
+    text = str(caught.value)
+    assert "; " in text
+    assert "\n" not in text
+
+
+def test_an_agent_that_maps_to_no_policy_is_named_before_the_first_step() -> None:
+    steps: list[int] = []
+
+    class Counts(Faulty):
+        def step(self, action_dict: Any) -> Any:
+            steps.append(1)
+            return super().step(action_dict)
+
+    def mapping(agent_id: str, episode: Any, worker: Any, **kwargs: Any) -> str:
+        return "left" if agent_id == "ann" else "middle"
+
+    with pytest.raises(ContractError) as caught:
+        PPO(env=Counts, config={"multiagent": {"policies": ["left", "right"], "policy_mapping_fn": mapping}})
+    message = checked(str(caught.value))
+    assert "policy_mapping_fn: returned 'middle' for agent 'bob', expected one of ['left', 'right']" in message
+    assert steps == []
+
+
+def test_a_mapping_that_fails_for_some_episodes_only_is_found_by_the_dry_run() -> None:
+    def mapping(agent_id: str, episode: Any) -> str | None:
+        return "left" if episode.episode_id % 2 == 0 else None
+
+    with pytest.raises(ContractError, match="policy_mapping_fn: returned None for agent 'ann'"):
+        PPO(env=Faulty, config={"multiagent": {"policies": ["left"], "policy_mapping_fn": mapping}})
+
+
+def test_a_mapping_that_raises_names_agent_and_cause() -> None:
+    def mapping(agent_id: str) -> str:
+        return {"ann": "left"}[agent_id]
+
+    with pytest.raises(MenvError, match=r"policy_mapping_fn: raised KeyError: 'bob' for agent 'bob'") as caught:
+        PPO(env=Faulty, config={"multiagent": {"policies": ["left"], "policy_mapping_fn": mapping}})
+    checked(str(caught.value))
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("kind", ["observation", "action"])
+def test_agents_of_one_policy_with_different_spaces_are_named(kind: str) -> None:
+    class Uneven(Faulty):
+        def __init__(self, context: Any = None) -> None:
+            super().__init__()
+            spaces = {"observation": UNIT, "action": gym.spaces.Discrete(2)}
+            setattr(self, f"{kind}_spaces", {"ann": spaces[kind], "bob": gym.spaces.Discrete(7)})
+
+    with pytest.raises(ConfigError) as caught:
+        PPO(env=Uneven)
+    message = checked(str(caught.value))
+    assert f"policy 'default_policy': agents 'ann' and 'bob' differ in their {kind} space" in message
+    assert "Discrete(7)" in message
+
+
+def test_a_policy_class_and_an_algorithm_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match="policy_class=RandomPolicy and algorithm='PPO', expected one of them") as caught:
+        PolicySpec(policy_class=RandomPolicy, algorithm="PPO")
+    checked(str(caught.value))
+
+
+def test_no_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match="env: got None, expected"):
+        PPO(config={})
+
+
+def test_a_config_of_another_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"config: list, expected a dict or PPOConfig; pass"):
+        PPO(env=Faulty, config=[1])
+
+
+def test_an_unknown_argument_of_the_dataclass_is_an_error() -> None:
+    with pytest.raises(TypeError, match="num_env"):
+        PPOConfig(num_env=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Text(5), gym.spaces.Sequence(gym.spaces.Discrete(2))])
+def test_a_space_that_no_network_can_read_is_refused_with_those_that_can_be(space: Any) -> None:
+    class Odd(Faulty):
+        def __init__(self, context: Any = None) -> None:
+            super().__init__()
+            self.observation_space = space
+
+    with pytest.raises(ConfigError, match=r"cannot be flattened, expected Box, Discrete"):
+        PPO(env=Odd)
+
+
+@pytest.mark.parametrize("policy_id", ["nobody", ""])
+def test_an_unknown_policy_is_named_with_the_known_ones(policy_id: str) -> None:
+    with PPO(env=Faulty) as algorithm:
+        for call in (algorithm.get_policy, lambda name: algorithm.compute_single_action([0] * 3, policy_id=name)):
+            with pytest.raises(ConfigError, match=r"does not exist, expected one of \['default_policy'\]"):
+                call(policy_id)

@@ -1,0 +1,125 @@
+"""Observations of every kind of space as flat rows and masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.errors import ConfigError
+from menv.spaces import OutsideSpaceError
+
+spaces = gym.spaces
+
+
+def rows(space: gym.Space[Any], *obs: Any) -> list[list[float]]:
+    out, mask = ObsPreprocessor(space)(obs)
+    assert mask is None
+    assert out.dtype == np.float32
+    assert out.shape[1] == ObsPreprocessor(space).size
+    numbers: list[list[float]] = out.tolist()
+    return numbers
+
+
+def test_the_reference_example_of_nested_spaces() -> None:
+    space = spaces.Dict(
+        {"a": spaces.Box(0.0, 1.0, (1,), np.float32), "b": spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([2, 3])])}
+    )
+    obs = {"a": np.array([0.5], np.float32), "b": (np.array(1), np.array([0, 2]))}
+    assert rows(space, obs) == [[0.5, 0, 1, 1, 0, 0, 0, 1]]
+
+
+def test_discrete_is_one_hot_from_its_start_on() -> None:
+    assert rows(spaces.Discrete(3), 0, 2) == [[1, 0, 0], [0, 0, 1]]
+    assert rows(spaces.Discrete(3, start=-1), -1, np.int64(1)) == [[1, 0, 0], [0, 0, 1]]
+
+
+def test_multi_discrete_is_one_hot_digit_after_digit() -> None:
+    assert rows(spaces.MultiDiscrete([2, 3]), np.array([1, 0])) == [[0, 1, 1, 0, 0]]
+    assert rows(spaces.MultiDiscrete([2, 2], start=[1, 5]), np.array([1, 6])) == [[1, 0, 0, 1]]
+
+
+def test_boxes_of_any_shape_and_dtype_are_flattened() -> None:
+    matrix = np.arange(4, dtype=np.uint8).reshape(2, 2)
+    assert rows(spaces.Box(0, 255, (2, 2), np.uint8), matrix) == [[0, 1, 2, 3]]
+    assert rows(spaces.Box(-1.0, 1.0, (), np.float32), np.float32(0.5)) == [[0.5]]
+    assert rows(spaces.Box(-9.0, 9.0, (2,), np.float64), np.array([0.5, 2])) == [[0.5, 2]]
+    assert rows(spaces.MultiBinary(3), np.array([1, 0, 1], np.int8)) == [[1, 0, 1]]
+
+
+def test_a_mask_comes_apart_from_the_rest() -> None:
+    space = spaces.Dict(
+        {"observations": spaces.Box(-1.0, 1.0, (2,), np.float32), "action_mask": spaces.Box(0, 1, (3,), np.int8)}
+    )
+    preprocess = ObsPreprocessor(space)
+    obs = {"observations": np.array([0.5, 1], np.float32), "action_mask": np.array([0, 1, 1], np.int8)}
+    out, mask = preprocess([obs, obs])
+    assert (preprocess.size, preprocess.mask_width) == (2, 3)
+    assert out.tolist() == [[0.5, 1]] * 2
+    assert mask is not None
+    assert mask.dtype == np.bool_
+    assert mask.tolist() == [[False, True, True]] * 2
+
+
+@pytest.mark.parametrize("kind", [spaces.MultiBinary(3), spaces.Box(0.0, 1.0, (3,), np.float32), spaces.MultiDiscrete([2] * 3)])
+def test_a_mask_may_be_declared_in_several_spaces(kind: gym.Space[Any]) -> None:
+    preprocess = ObsPreprocessor(spaces.Dict({"action_mask": kind, "observation": spaces.Discrete(2)}))
+    mask = preprocess([{"action_mask": np.array([1, 0, 1], kind.dtype), "observation": 1}])[1]
+    assert mask is not None
+    assert mask.tolist() == [[True, False, True]]
+
+
+def test_a_mask_deeper_down_is_an_ordinary_part() -> None:
+    space = spaces.Dict({"x": spaces.Dict({"action_mask": spaces.MultiBinary(2)})})
+    assert rows(space, {"x": {"action_mask": np.array([0, 1], np.int8)}}) == [[0, 1]]
+
+
+def test_a_final_observation_needs_no_legal_action() -> None:
+    space = spaces.Dict({"observation": spaces.Discrete(2), "action_mask": spaces.MultiBinary(2)})
+    obs = {"observation": 1, "action_mask": np.zeros(2, np.int8)}
+    assert ObsPreprocessor(space)([obs], final=True)[0].tolist() == [[0, 1]]
+    with pytest.raises(OutsideSpaceError, match=r"obs\['action_mask'\]: allows none of 2 actions, expected at least one"):
+        ObsPreprocessor(space)([obs])
+
+
+def test_a_row_does_not_depend_on_the_other_rows() -> None:
+    space = spaces.Dict({"a": spaces.Box(-1.0, 1.0, (2,), np.float32), "b": spaces.Discrete(4)})
+    space.seed(3)
+    many = [space.sample() for _ in range(9)]
+    together = rows(space, *many)
+    assert together == [rows(space, one)[0] for one in many]
+
+
+def test_rows_do_not_change_with_the_buffers_they_came_from() -> None:
+    buffer = np.zeros(2, np.float32)
+    out = ObsPreprocessor(spaces.Box(-1.0, 1.0, (2,), np.float32))([buffer])[0].copy()
+    buffer[:] = 1
+    assert out.tolist() == [[0, 0]]
+
+
+def test_the_first_value_outside_a_box_is_found_in_a_block_of_rows() -> None:
+    space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1.0, 1.0, (2,), np.float32)})
+    preprocess = ObsPreprocessor(space)
+    block = np.zeros((4, 4), np.float32)
+    assert preprocess.why_bad_row(block) is None
+    block[2, 3] = -7
+    assert preprocess.why_bad_row(block) == (2, "obs['b']: -7.0 at index 1 is outside [-1.0, 1.0]")
+    block[1, 2] = np.nan
+    found = preprocess.why_bad_row(block)
+    assert found is not None
+    assert found[0] == 1
+
+
+def test_a_bound_that_float32_cannot_hold_refuses_nothing_that_lies_on_it() -> None:
+    space = spaces.Box(-0.1, 0.1, (1,), np.float64)
+    preprocess = ObsPreprocessor(space)
+    assert preprocess.why_bad_row(preprocess([np.array([0.1]), np.array([-0.1])])[0]) is None
+
+
+@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Sequence(spaces.Discrete(2)), spaces.Graph(spaces.Discrete(2), None)])
+def test_a_space_that_cannot_be_flattened_is_named(space: gym.Space[Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{type(space).__name__} cannot be flattened, expected Box, Discrete"):
+        ObsPreprocessor(spaces.Dict({"a": space}))

@@ -1,0 +1,224 @@
+"""Rows become trajectories when a fragment closes: rewards moved, rows held, ends found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.base_env import End
+from menv.batch import SampleBatch
+from menv.errors import ContractError
+from menv.ledger import Ledger
+from menv.trajectories import Start
+
+
+class Play:
+    """A ledger for one policy whose observations are the numbers 0, 1, 2, ... in the order of writing."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(1, 0, (), np.int64)
+        self.written = 0
+
+    def join(self, slot: int, policy: int = 0, episode: int = 0) -> None:
+        self.ledger.start(Start(slot, policy, episode, slot, 3), f"agent{slot}")
+
+    def rows(self, slots: list[int], rewards: list[float], answer: bool = True) -> Any:
+        obs = np.arange(self.written, self.written + len(slots), dtype=np.float32)[:, None]
+        rows = self.ledger.add(np.array(slots), obs, None, np.array(rewards, np.float64))
+        if answer:
+            self.ledger.answer(rows, 100 + obs[:, 0].astype(np.int64))
+        self.written += len(slots)
+        return rows
+
+    def end(self, slot: int, reward: float, terminated: bool = True, final: float | None = None) -> None:
+        self.ledger.end(End(slot, 3, f"agent{slot}", reward, terminated, not terminated, final, {}))
+
+    def close(self) -> dict[int, SampleBatch]:
+        return self.ledger.close(lambda finals, _: np.array(finals, np.float32)[:, None])
+
+    def only(self) -> SampleBatch:
+        (batch,) = self.close().values()
+        return batch
+
+
+def column(batch: SampleBatch, name: str) -> list[Any]:
+    values: list[Any] = batch[name].reshape(batch.count, -1)[:, 0].tolist()
+    return values
+
+
+def test_a_row_earns_what_comes_in_with_the_next_one_and_the_last_what_comes_with_the_end() -> None:
+    play = Play()
+    play.join(0)
+    for reward in (0.0, 1.0, 2.0):
+        play.rows([0], [reward])
+    play.end(0, 4.0, final=9.0)
+    batch = play.only()
+    assert column(batch, "obs") == [0, 1, 2]
+    assert column(batch, "new_obs") == [1, 2, 9]
+    assert column(batch, "actions") == [100, 101, 102]
+    assert column(batch, "rewards") == [1, 2, 4]
+    assert column(batch, "terminateds") == [False, False, True]
+    assert column(batch, "truncateds") == [False] * 3
+    assert column(batch, "t") == [0, 1, 2]
+    assert column(batch, "prev_actions") == [0, 100, 101]
+    assert column(batch, "prev_rewards") == [0, 1, 2]
+    assert not batch.segments.final_missing.any()
+
+
+def test_what_comes_in_with_the_first_row_joins_the_first_action() -> None:
+    play = Play()
+    play.join(0)
+    play.rows([0], [5.0])
+    play.rows([0], [1.0])
+    play.end(0, 0.0)
+    assert column(play.only(), "rewards") == [6, 0]
+
+
+def test_rows_of_many_agents_are_sorted_into_trajectories() -> None:
+    play = Play()
+    for slot in (0, 1, 2):
+        play.join(slot)
+    play.rows([0, 1, 2], [0, 0, 0])
+    play.rows([2, 0], [3, 1])
+    play.end(0, 10, terminated=False)
+    play.end(1, 20)
+    play.end(2, 30)
+    batch = play.only()
+    assert column(batch, "obs") == [0, 4, 1, 2, 3]
+    assert column(batch, "rewards") == [1, 10, 20, 3, 30]
+    assert column(batch, "agent_index") == [0, 0, 1, 2, 2]
+    assert column(batch, "terminateds") == [False, False, True, False, True]
+    assert column(batch, "truncateds") == [False, True, False, False, False]
+    assert batch.segments.lengths.tolist() == [2, 1, 2]
+
+
+def test_without_a_final_observation_the_last_one_is_repeated_and_marked() -> None:
+    play = Play()
+    for slot in (0, 1):
+        play.join(slot)
+    play.rows([0, 1], [0, 0])
+    play.end(0, 0, final=None)
+    play.end(1, 0, final=7.0)
+    batch = play.only()
+    assert column(batch, "new_obs") == [0, 7]
+    assert batch.segments.final_missing.tolist() == [True, False]
+
+
+def test_two_lives_on_one_slot_are_two_trajectories() -> None:
+    play = Play()
+    play.join(0, episode=1)
+    play.rows([0], [0.0])
+    play.rows([0], [1.0])
+    play.end(0, 2.0, final=50.0)
+    play.join(0, episode=2)
+    play.rows([0], [3.0])
+    play.rows([0], [4.0])
+    play.end(0, 5.0, final=60.0)
+    batch = play.only()
+    assert column(batch, "rewards") == [1, 2, 7, 5]
+    assert column(batch, "new_obs") == [1, 50, 3, 60]
+    assert column(batch, "eps_id") == [1, 1, 2, 2]
+    assert column(batch, "t") == [0, 1, 0, 1]
+    assert len(set(batch.segments.unroll_id.tolist())) == 2
+
+
+def test_a_row_without_a_successor_is_held_over_the_cut() -> None:
+    play = Play()
+    play.join(0)
+    play.rows([0], [0.0])
+    play.rows([0], [1.0])
+    first = play.only()
+    assert column(first, "obs") == [0]
+    assert column(first, "rewards") == [1]
+    assert column(first, "new_obs") == [1]
+    play.rows([0], [2.0])
+    play.end(0, 3.0, final=9.0)
+    second = play.only()
+    assert column(second, "obs") == [1, 2]
+    assert column(second, "rewards") == [2, 3]
+    assert column(second, "t") == [1, 2]
+    assert column(second, "prev_actions") == [100, 101]
+    assert column(second, "prev_rewards") == [1, 2]
+    assert set(column(second, "unroll_id")).isdisjoint(column(first, "unroll_id"))
+    assert play.close() == {}
+
+
+def test_a_first_rows_income_is_held_with_it_and_counted_once() -> None:
+    play = Play()
+    play.join(0)
+    play.rows([0], [5.0])
+    assert play.close() == {}
+    assert play.ledger.held_rewards() == 5.0
+    assert play.close() == {}
+    assert play.ledger.held_rewards() == 5.0
+    play.rows([0], [2.0])
+    assert column(play.only(), "rewards") == [7]
+    assert play.ledger.held_rewards() == 0.0
+
+
+def test_rows_that_wait_for_an_answer_are_found_after_the_cut() -> None:
+    play = Play()
+    for slot in (0, 1, 2):
+        play.join(slot)
+    play.rows([2], [0.0])
+    waiting = play.rows([0, 1], [0.0, 0.0], answer=False)
+    play.close()
+    moved = play.ledger.moved(waiting)
+    play.ledger.answer(moved, np.array([7, 8]))
+    for slot in (0, 1, 2):
+        play.end(slot, float(slot))
+    batch = play.only()
+    assert column(batch, "obs") == [1, 2, 0]
+    assert column(batch, "actions") == [7, 8, 100]
+    assert column(batch, "rewards") == [0, 1, 2]
+
+
+def test_each_policy_gets_its_own_rows() -> None:
+    play = Play()
+    for slot in range(4):
+        play.join(slot, policy=slot % 2)
+    play.rows([3, 2, 1, 0], [0] * 4)
+    for slot in range(4):
+        play.end(slot, slot)
+    batches = play.close()
+    assert {policy: column(batch, "rewards") for policy, batch in batches.items()} == {0: [0, 2], 1: [1, 3]}
+
+
+@pytest.mark.parametrize("agents", [1, 7, 70_000])
+def test_any_number_of_slots_and_rows_fits(agents: int) -> None:
+    play = Play()
+    for slot in range(agents):
+        play.join(slot)
+    slots = list(range(agents))
+    for _ in range(3 if agents > 100 else 500):
+        play.rows(slots, [1.0] * agents)
+    for slot in slots:
+        play.end(slot, 1.0)
+    batch = play.only()
+    steps = 3 if agents > 100 else 500
+    assert batch.count == steps * agents
+    assert batch["rewards"].sum() == (steps + 1) * agents
+    assert batch.segments.lengths.tolist() == [steps] * agents
+
+
+def test_a_bad_row_can_be_located() -> None:
+    play = Play()
+    for slot in (0, 1):
+        play.join(slot)
+    for _ in range(3):
+        play.rows([0, 1], [0, 0])
+    assert play.ledger.locate(3) == (3, "agent1", 1)
+    play.close()
+    play.rows([1, 0], [0, 0])
+    assert play.ledger.locate(2) == (3, "agent1", 3)
+
+
+def test_a_trajectory_that_ends_while_its_agent_waits_is_refused() -> None:
+    play = Play()
+    play.join(0)
+    play.rows([0], [0.0], answer=False)
+    play.end(0, 1.0)
+    with pytest.raises(ContractError, match="env 3: the trajectory of agent 'agent0' ended while .*expected an answer"):
+        play.close()

@@ -1,0 +1,167 @@
+"""Which policy answers: mapping functions of every shape, specs, and who is trained."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from menv.episode import Episode
+from menv.errors import ConfigError, ContractError
+from menv.policy import Policy
+from menv.policy_map import DEFAULT_POLICY, PolicyMap
+from menv.policy_spec import PolicySpec
+from menv.random_policy import RandomPolicy
+
+EPISODE, WORKER = Episode(7, 2), object()
+
+
+class Mapper:
+    def __call__(self, agent_id: Any, episode: Any) -> str:
+        return f"{agent_id}-{episode.episode_id}"
+
+    def method(self, agent_id: Any, episode: Any, worker: Any, **kwargs: Any) -> str:
+        return f"{agent_id}-{episode.episode_id}-{worker is WORKER}-{sorted(kwargs)}"
+
+    @staticmethod
+    def static(agent_id: Any) -> str:
+        return f"{agent_id}"
+
+
+def with_rest(agent_id: Any, **kwargs: Any) -> str:
+    return f"{agent_id}-{kwargs['episode'].episode_id}-{kwargs['worker'] is WORKER}"
+
+
+def with_keywords(agent_id: Any, *, worker: Any, episode: Any) -> str:
+    return f"{agent_id}-{episode.episode_id}-{worker is WORKER}"
+
+
+def with_defaults(agent_id: Any, episode: Any, worker: Any, level: int = 3, *, mood: str = "x") -> str:
+    return f"{agent_id}-{episode.episode_id}-{worker is WORKER}-{level}-{mood}"
+
+
+SHAPES: dict[str, tuple[Any, str]] = {
+    "one": (lambda agent_id: f"{agent_id}", "a"),
+    "two": (lambda agent_id, episode: f"{agent_id}-{episode.episode_id}", "a-7"),
+    "three": (lambda agent_id, episode, worker: f"{agent_id}-{episode.episode_id}-{worker is WORKER}", "a-7-True"),
+    "other names": (lambda a, e, w: f"{a}-{e.episode_id}-{w is WORKER}", "a-7-True"),
+    "canonical": (lambda agent_id, episode, worker, **kwargs: f"{agent_id}-{sorted(kwargs)}", "a-[]"),
+    "all": (lambda *args: f"{len(args)}", "3"),
+    "everything": (lambda *args, **kwargs: f"{len(args)}-{sorted(kwargs)}", "3-[]"),
+    "rest": (with_rest, "a-7-True"),
+    "keywords": (with_keywords, "a-7-True"),
+    "two and rest": (lambda agent_id, episode, **kw: f"{agent_id}-{episode.episode_id}-{sorted(kw)}", "a-7-['worker']"),
+    "defaults": (with_defaults, "a-7-True-3-x"),
+    "partial": (functools.partial(with_defaults, level=9), "a-7-True-9-x"),
+    "object": (Mapper(), "a-7"),
+    "method": (Mapper().method, "a-7-True-[]"),
+    "static": (Mapper.static, "a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_mapping_function_of_any_shape_is_called_with_what_it_takes(shape: str) -> None:
+    function, answer = SHAPES[shape]
+    assert PolicyMap([answer.replace("<", "").replace(">", "")], function).policy_for("a", EPISODE, WORKER) == answer
+
+
+@pytest.mark.parametrize(
+    "function", [lambda a, b, c, d: "p", lambda: "p", lambda *, strength: "p", lambda agent_id, *, level: "p", 3, "p"]
+)
+def test_a_mapping_function_that_cannot_be_called_is_refused_when_it_is_read(function: Any) -> None:
+    with pytest.raises(ConfigError, match=r"policy_mapping_fn: .*expected .*\(agent_id, episode, worker, \*\*kwargs\)"):
+        PolicyMap(["p"], function)
+
+
+def test_an_unknown_policy_is_named_with_the_agent() -> None:
+    policy_map = PolicyMap(["p", "q"], lambda agent_id: "r")
+    with pytest.raises(ContractError, match=r"returned 'r' for agent 'ann', expected one of \['p', 'q'\]"):
+        policy_map.policy_for("ann", EPISODE, None)
+
+
+def test_a_single_policy_needs_no_mapping() -> None:
+    assert PolicyMap().policy_for("a", EPISODE, None) == DEFAULT_POLICY == "default_policy"
+    assert PolicyMap(["p"]).policy_for("a", EPISODE, None) == "p"
+
+
+@pytest.mark.parametrize("policies", [{"p": None, "q": None}, ["p", "q"], ("p", "q"), {"p": PolicySpec(), "q": PolicySpec()}])
+def test_policies_are_a_dict_or_a_collection_of_names(policies: Any) -> None:
+    policy_map = PolicyMap(policies, lambda agent_id: "p")
+    assert policy_map.specs == {"p": PolicySpec(), "q": PolicySpec()}
+
+
+def test_a_set_of_names_is_fine() -> None:
+    assert set(PolicyMap({"p", "q"}, lambda agent_id: "p").specs) == {"p", "q"}
+
+
+@pytest.mark.parametrize("to_train", [["p"], {"p"}, ("p",), "p", frozenset("p")])
+def test_policies_to_train_are_ids(to_train: Any) -> None:
+    policy_map = PolicyMap(["p", "q"], lambda agent_id: "p", to_train)
+    assert policy_map.trains("p")
+    assert not policy_map.trains("q")
+
+
+def test_policies_to_train_may_be_a_function_of_id_and_batch() -> None:
+    seen: list[Any] = []
+
+    def trains(policy_id: str, batch: Any) -> bool:
+        seen.append((policy_id, batch))
+        return policy_id == "q"
+
+    policy_map = PolicyMap(["p", "q"], lambda agent_id: "p", trains)
+    assert not policy_map.trains("p", "rows")
+    assert policy_map.trains("q")
+    assert seen == [("p", "rows"), ("q", None)]
+
+
+def test_policies_to_train_may_be_a_function_of_the_id_alone() -> None:
+    policy_map = PolicyMap(["p", "q"], lambda agent_id: "p", lambda policy_id: policy_id == "p")
+    assert policy_map.trains("p", "rows")
+    assert not policy_map.trains("q", "rows")
+
+
+def test_none_trains_all_and_an_empty_list_trains_nobody() -> None:
+    assert PolicyMap(["p"]).trains("p")
+    assert not PolicyMap(["p"], None, []).trains("p")
+
+
+def test_unknown_ids_to_train_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"policies_to_train: \['r', 's'\] are not among the policies \['p'\]"):
+        PolicyMap(["p"], None, ["s", "p", "r"])
+
+
+SPACE = gym.spaces.Discrete(3)
+
+
+def test_a_classic_4_tuple_is_read_as_a_spec() -> None:
+    spec = PolicySpec.of("p", (RandomPolicy, SPACE, None, {"gamma": 0.5}))
+    assert spec == PolicySpec(RandomPolicy, SPACE, None, {"gamma": 0.5})
+    assert PolicySpec.of("p", (None, None, None, {})) == PolicySpec(config={})
+
+
+@pytest.mark.parametrize("value", [(None, None), (1, 2, 3, 4, 5), "PPO", 3, [None] * 4])
+def test_anything_else_is_no_spec(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"policies\['p'\]: .*expected a PolicySpec, None or \(class, obs"):
+        PolicySpec.of("p", value)
+
+
+def test_a_policy_class_stands_for_a_spec() -> None:
+    assert PolicySpec.of("p", RandomPolicy) == PolicySpec(policy_class=RandomPolicy)
+
+
+@pytest.mark.parametrize("policy_id", ["", "a/b", "a:b", "a?", "a*", "a ", "a.", "a|b", "<a>", 'a"', "a\\b", 3, None])
+def test_an_id_must_be_able_to_name_a_folder(policy_id: Any) -> None:
+    with pytest.raises(ConfigError, match="policies: id .*choose another id"):
+        PolicyMap([policy_id])
+
+
+@pytest.mark.parametrize("policy_id", ["a", "a.b", "player 1", "große_policy", "0"])
+def test_other_ids_are_fine(policy_id: str) -> None:
+    assert list(PolicyMap([policy_id]).specs) == [policy_id]
+
+
+def test_a_policy_that_answers_nothing_says_what_to_write() -> None:
+    with pytest.raises(ContractError, match=r"Mute.compute_actions: not defined, expected \(actions, states, fetches\)"):
+        type("Mute", (Policy,), {})(SPACE, SPACE).compute_actions([0])

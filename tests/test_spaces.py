@@ -1,0 +1,128 @@
+"""Batches of space elements: stacked as they are, or refused with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.spaces import OutsideSpaceError, bounds, stack, why_outside
+
+BOX = gym.spaces.Box(-1.0, 1.0, (2, 2), np.float32)
+IMAGE = gym.spaces.Box(0, 255, (4,), np.uint8)
+LEAVES = [
+    BOX,
+    IMAGE,
+    gym.spaces.Box(-np.inf, np.inf, (3,), np.float64),
+    gym.spaces.Box(-1.0, 1.0, (), np.float32),
+    gym.spaces.Discrete(5),
+    gym.spaces.Discrete(5, start=-2),
+    gym.spaces.MultiDiscrete([2, 3]),
+    gym.spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    gym.spaces.MultiBinary(3),
+    gym.spaces.MultiBinary([2, 2]),
+]
+NESTED = gym.spaces.Dict({"a": gym.spaces.Tuple([BOX, LEAVES[4]]), "b": gym.spaces.Dict({"c": IMAGE})})
+
+
+@pytest.mark.parametrize("space", LEAVES, ids=str)
+def test_samples_are_stacked_as_they_are(space: gym.Space[Any]) -> None:
+    space.seed(0)
+    values = [space.sample() for _ in range(6)]
+    stacked = stack(values, space)
+    assert stacked.shape == (6, *(space.shape or ()))
+    np.testing.assert_array_equal(stacked, np.stack([np.asarray(value) for value in values]))
+
+
+@pytest.mark.parametrize("space", [*LEAVES, NESTED], ids=str)
+def test_samples_are_inside_their_space(space: gym.Space[Any]) -> None:
+    space.seed(1)
+    assert [why_outside(space, space.sample()) for _ in range(20)] == [None] * 20
+
+
+def test_lists_smaller_dtypes_and_non_contiguous_arrays_are_taken_too() -> None:
+    space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    rows = [[0.5, -0.5], np.array([1, -1], np.int8), np.arange(4, dtype=np.float32)[::2] / 2, (0.0, 1.0)]
+    stacked = stack(rows, space)
+    assert stacked.dtype == np.float32
+    np.testing.assert_array_equal(stacked, [[0.5, -0.5], [1, -1], [0, 1], [0, 1]])
+
+
+def test_fortran_order_does_not_turn_a_matrix() -> None:
+    value = np.asfortranarray(np.array([[0.1, 0.2], [0.3, 0.4]], np.float32))
+    np.testing.assert_array_equal(stack([value, value], BOX), np.stack([value, value]))
+
+
+def test_bytes_of_another_byte_order_are_not_taken_as_they_are() -> None:
+    space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    np.testing.assert_array_equal(stack([np.array([0.5], ">f4")], space), [[0.5]])
+
+
+def test_a_stack_does_not_change_with_the_buffers_it_came_from() -> None:
+    value = np.zeros((2, 2), np.float32)
+    stacked = stack([value, value], BOX)
+    value[:] = 1
+    assert not stacked.any()
+
+
+def test_an_array_of_rows_is_passed_on() -> None:
+    rows = np.zeros((5, 2, 2), np.float32)
+    assert stack(rows, BOX) is rows
+    with pytest.raises(OutsideSpaceError, match=r"got shape \(3,\)"):
+        stack(np.zeros((5, 3), np.float32), BOX)
+
+
+@pytest.mark.parametrize("row", [0, 2])
+def test_the_first_bad_element_is_numbered(row: int) -> None:
+    values = [np.zeros((2, 2), np.float32)] * 3
+    values[row] = np.zeros((2, 2))
+    with pytest.raises(OutsideSpaceError, match=r"expected float32 of shape \(2, 2\), got float64") as caught:
+        stack(values, BOX, "obs['x']")
+    assert caught.value.row == row
+    assert caught.value.why.startswith("obs['x']: ")
+
+
+def test_two_errors_that_cancel_out_in_bytes_are_seen() -> None:
+    values = [np.zeros(1, np.float32), np.zeros(3, np.float32)]
+    with pytest.raises(OutsideSpaceError, match=r"got shape \(1,\)"):
+        stack(values, gym.spaces.Box(-1.0, 1.0, (2,), np.float32))
+    same_bytes = [np.zeros(4, np.float32), np.zeros(4, np.float32)]
+    with pytest.raises(OutsideSpaceError, match=r"expected float32 of shape \(2, 2\), got shape \(4,\)"):
+        stack(same_bytes, BOX)
+
+
+OUTSIDE: list[tuple[gym.Space[Any], Any, str]] = [
+    (BOX, np.full((2, 2), 2, np.float32), r"^obs: 2.0 at index \(0, 0\) is outside \[-1.0, 1.0\]$"),
+    (BOX, np.array([[0, 0], [np.nan, 0]], np.float32), r"nan at index \(1, 0\)"),
+    (BOX, [[1.0], [1.0, 2.0]], r"got a ragged list"),
+    (IMAGE, np.zeros(4, np.int64), r"expected uint8 of shape \(4,\), got int64"),
+    (LEAVES[4], 5, r"^obs: expected an integer from 0 to 4, got 5$"),
+    (LEAVES[4], np.int64(-1), r"got -1"),
+    (LEAVES[4], np.array([1]), r"got int64 of shape \(1,\)"),
+    (LEAVES[4], True, r"from 0 to 4"),
+    (LEAVES[5], 3, r"from -2 to 2, got 3"),
+    (LEAVES[6], np.array([1, 3]), r"3 at index 1 is outside \[0, 2\]"),
+    (LEAVES[8], np.array([0, 2, 0], np.int8), r"2 at index 1 is outside \[0, 1\]"),
+    (NESTED, {"a": (BOX.low, 9), "b": {"c": IMAGE.low}}, r"^obs\['a'\]\[1\]: expected an integer from 0 to 4, got 9$"),
+    (NESTED, {"a": (BOX.low, 0), "b": {"c": None}}, r"^obs\['b'\]\['c'\]: "),
+    (NESTED, {"a": (BOX.low, 0)}, r"^obs: .*missing \['b'\]"),
+    (NESTED, [1], r"expected a dict with keys \['a', 'b'\], got list"),
+    (gym.spaces.Text(3), "abcdef", r"expected an element of Text"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(OUTSIDE)))
+def test_what_lies_outside_is_told_with_its_path_and_never_in_full(case: int) -> None:
+    space, value, message = OUTSIDE[case]
+    why = why_outside(space, value)
+    assert why is not None
+    assert len(why) < 200
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(why)
+
+
+def test_bounds_of_every_array_space_are_inclusive() -> None:
+    assert [array.tolist() for array in bounds(gym.spaces.MultiDiscrete([2, 3], start=[1, -1]))] == [[1, -1], [2, 1]]
+    assert [array.tolist() for array in bounds(gym.spaces.MultiBinary(2))] == [[0, 0], [1, 1]]
