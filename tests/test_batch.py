@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ def batch(lengths: list[int], first: int = 0) -> SampleBatch:
         prev_reward=np.arange(pieces, dtype=np.float32) + 0.5,
     )  # fmt: skip
     flags = np.zeros(count, bool)
-    columns = {
+    columns: dict[str, Any] = {
         "obs": np.array(rows, np.float32)[:, None], "actions": np.arange(count) % 4,
         "rewards": np.arange(count, dtype=np.float32), "terminateds": flags, "truncateds": flags, "t": np.arange(count),
     }  # fmt: skip

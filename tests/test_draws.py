@@ -60,7 +60,11 @@ def test_blocks_drawn_ahead_hold_the_numbers_of_each_step() -> None:
 def test_neighbouring_keys_steps_and_columns_are_not_correlated() -> None:
     numbers = draws.uniforms(keys(200)[:, None], np.arange(200)[None, :], 2).astype(np.float64) - 0.5
     unit = (numbers**2).mean()
-    for other in (numbers[1:] * numbers[:-1], numbers[:, 1:] * numbers[:, :-1], numbers[..., :1] * numbers[..., 1:]):
+    for other in (
+        numbers[1:] * numbers[:-1],
+        numbers[:, 1:] * numbers[:, :-1],
+        numbers[..., :1] * numbers[..., 1:],
+    ):
         assert abs(other.mean() / unit) < 0.02
 
 
@@ -83,6 +87,10 @@ def test_the_hash_of_an_agent_id_is_the_same_in_every_process() -> None:
     code = f"from menv import draws; print([draws.stable_hash(one) for one in {ids!r}])"
     for salt in ("0", "123"):
         out = subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": salt}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": salt},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         assert out.strip() == str(hashes)

@@ -220,5 +220,7 @@ def test_a_trajectory_that_ends_while_its_agent_waits_is_refused() -> None:
     play.join(0)
     play.rows([0], [0.0], answer=False)
     play.end(0, 1.0)
-    with pytest.raises(ContractError, match="env 3: the trajectory of agent 'agent0' ended while .*expected an answer"):
+    with pytest.raises(
+        ContractError, match=r"env 3: the trajectory of agent 'agent0' ended while .*expected an answer"
+    ):
         play.close()

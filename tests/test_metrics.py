@@ -65,7 +65,11 @@ def test_the_window_holds_the_latest_episodes_and_all_of_this_iteration() -> Non
     metrics.record(episode({("a", "p"): 8.0}))
     summary = metrics.summary()
     assert summary["hist_stats"]["episode_reward"] == [3.0, 4.0, 8.0]
-    assert (summary["episodes_this_iter"], summary["episodes_in_window"], summary["episodes_total"]) == (1, 3, 5)
+    assert (summary["episodes_this_iter"], summary["episodes_in_window"], summary["episodes_total"]) == (
+        1,
+        3,
+        5,
+    )
     assert metrics.summary()["hist_stats"]["episode_reward"] == [3.0, 4.0, 8.0]
 
 

@@ -64,14 +64,20 @@ SHAPES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_mapping_function_of_any_shape_is_called_with_what_it_takes(shape: str) -> None:
     function, answer = SHAPES[shape]
-    assert PolicyMap([answer.replace("<", "").replace(">", "")], function).policy_for("a", EPISODE, WORKER) == answer
+    assert (
+        PolicyMap([answer.replace("<", "").replace(">", "")], function).policy_for("a", EPISODE, WORKER)
+        == answer
+    )
 
 
 @pytest.mark.parametrize(
-    "function", [lambda a, b, c, d: "p", lambda: "p", lambda *, strength: "p", lambda agent_id, *, level: "p", 3, "p"]
+    "function",
+    [lambda a, b, c, d: "p", lambda: "p", lambda *, strength: "p", lambda agent_id, *, level: "p", 3, "p"],
 )
 def test_a_mapping_function_that_cannot_be_called_is_refused_when_it_is_read(function: Any) -> None:
-    with pytest.raises(ConfigError, match=r"policy_mapping_fn: .*expected .*\(agent_id, episode, worker, \*\*kwargs\)"):
+    with pytest.raises(
+        ConfigError, match=r"policy_mapping_fn: .*expected .*\(agent_id, episode, worker, \*\*kwargs\)"
+    ):
         PolicyMap(["p"], function)
 
 
@@ -86,7 +92,9 @@ def test_a_single_policy_needs_no_mapping() -> None:
     assert PolicyMap(["p"]).policy_for("a", EPISODE, None) == "p"
 
 
-@pytest.mark.parametrize("policies", [{"p": None, "q": None}, ["p", "q"], ("p", "q"), {"p": PolicySpec(), "q": PolicySpec()}])
+@pytest.mark.parametrize(
+    "policies", [{"p": None, "q": None}, ["p", "q"], ("p", "q"), {"p": PolicySpec(), "q": PolicySpec()}]
+)
 def test_policies_are_a_dict_or_a_collection_of_names(policies: Any) -> None:
     policy_map = PolicyMap(policies, lambda agent_id: "p")
     assert policy_map.specs == {"p": PolicySpec(), "q": PolicySpec()}
@@ -128,7 +136,9 @@ def test_none_trains_all_and_an_empty_list_trains_nobody() -> None:
 
 
 def test_unknown_ids_to_train_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"policies_to_train: \['r', 's'\] are not among the policies \['p'\]"):
+    with pytest.raises(
+        ConfigError, match=r"policies_to_train: \['r', 's'\] are not among the policies \['p'\]"
+    ):
         PolicyMap(["p"], None, ["s", "p", "r"])
 
 
@@ -151,9 +161,11 @@ def test_a_policy_class_stands_for_a_spec() -> None:
     assert PolicySpec.of("p", RandomPolicy) == PolicySpec(policy_class=RandomPolicy)
 
 
-@pytest.mark.parametrize("policy_id", ["", "a/b", "a:b", "a?", "a*", "a ", "a.", "a|b", "<a>", 'a"', "a\\b", 3, None])
+@pytest.mark.parametrize(
+    "policy_id", ["", "a/b", "a:b", "a?", "a*", "a ", "a.", "a|b", "<a>", 'a"', "a\\b", 3, None]
+)
 def test_an_id_must_be_able_to_name_a_folder(policy_id: Any) -> None:
-    with pytest.raises(ConfigError, match="policies: id .*choose another id"):
+    with pytest.raises(ConfigError, match=r"policies: id .*choose another id"):
         PolicyMap([policy_id])
 
 
@@ -163,5 +175,7 @@ def test_other_ids_are_fine(policy_id: str) -> None:
 
 
 def test_a_policy_that_answers_nothing_says_what_to_write() -> None:
-    with pytest.raises(ContractError, match=r"Mute.compute_actions: not defined, expected \(actions, states, fetches\)"):
+    with pytest.raises(
+        ContractError, match=r"Mute.compute_actions: not defined, expected \(actions, states, fetches\)"
+    ):
         type("Mute", (Policy,), {})(SPACE, SPACE).compute_actions([0])

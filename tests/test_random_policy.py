@@ -19,7 +19,7 @@ SPACES: list[gym.Space[Any]] = [
     spaces.Discrete(3, start=-1),
     spaces.MultiDiscrete([2, 5]),
     spaces.MultiDiscrete([2, 5], start=[3, -2]),
-    spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
     spaces.MultiBinary(3),
     spaces.MultiBinary([2, 2]),
     spaces.Box(-2.0, 3.0, (2,), np.float32),
@@ -45,7 +45,9 @@ def policy(space: gym.Space[Any], observation_space: gym.Space[Any] = ANY) -> Ra
 def test_every_action_is_in_its_space(space: gym.Space[Any]) -> None:
     actions = policy(space).answer([0] * 200, row_draws(200), True, [])
     assert len(actions) == 200
-    assert all(space.contains(action) for action in actions), next(a for a in actions if not space.contains(a))
+    assert all(space.contains(action) for action in actions), next(
+        a for a in actions if not space.contains(a)
+    )
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)

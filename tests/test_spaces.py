@@ -12,7 +12,7 @@ from menv.spaces import OutsideSpaceError, bounds, stack, why_outside
 
 BOX = gym.spaces.Box(-1.0, 1.0, (2, 2), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (4,), np.uint8)
-LEAVES = [
+LEAVES: list[gym.Space[Any]] = [
     BOX,
     IMAGE,
     gym.spaces.Box(-np.inf, np.inf, (3,), np.float64),
@@ -20,11 +20,11 @@ LEAVES = [
     gym.spaces.Discrete(5),
     gym.spaces.Discrete(5, start=-2),
     gym.spaces.MultiDiscrete([2, 3]),
-    gym.spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    gym.spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
     gym.spaces.MultiBinary(3),
     gym.spaces.MultiBinary([2, 2]),
 ]
-NESTED = gym.spaces.Dict({"a": gym.spaces.Tuple([BOX, LEAVES[4]]), "b": gym.spaces.Dict({"c": IMAGE})})
+NESTED: Any = gym.spaces.Dict({"a": gym.spaces.Tuple([BOX, LEAVES[4]]), "b": gym.spaces.Dict({"c": IMAGE})})
 
 
 @pytest.mark.parametrize("space", LEAVES, ids=str)
@@ -44,7 +44,12 @@ def test_samples_are_inside_their_space(space: gym.Space[Any]) -> None:
 
 def test_lists_smaller_dtypes_and_non_contiguous_arrays_are_taken_too() -> None:
     space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-    rows = [[0.5, -0.5], np.array([1, -1], np.int8), np.arange(4, dtype=np.float32)[::2] / 2, (0.0, 1.0)]
+    rows: list[Any] = [
+        [0.5, -0.5],
+        np.array([1, -1], np.int8),
+        np.arange(4, dtype=np.float32)[::2] / 2,
+        (0.0, 1.0),
+    ]
     stacked = stack(rows, space)
     assert stacked.dtype == np.float32
     np.testing.assert_array_equal(stacked, [[0.5, -0.5], [1, -1], [0, 1], [0, 1]])
@@ -76,7 +81,7 @@ def test_an_array_of_rows_is_passed_on() -> None:
 
 @pytest.mark.parametrize("row", [0, 2])
 def test_the_first_bad_element_is_numbered(row: int) -> None:
-    values = [np.zeros((2, 2), np.float32)] * 3
+    values: list[Any] = [np.zeros((2, 2), np.float32)] * 3
     values[row] = np.zeros((2, 2))
     with pytest.raises(OutsideSpaceError, match=r"expected float32 of shape \(2, 2\), got float64") as caught:
         stack(values, BOX, "obs['x']")
@@ -105,7 +110,11 @@ OUTSIDE: list[tuple[gym.Space[Any], Any, str]] = [
     (LEAVES[5], 3, r"from -2 to 2, got 3"),
     (LEAVES[6], np.array([1, 3]), r"3 at index 1 is outside \[0, 2\]"),
     (LEAVES[8], np.array([0, 2, 0], np.int8), r"2 at index 1 is outside \[0, 1\]"),
-    (NESTED, {"a": (BOX.low, 9), "b": {"c": IMAGE.low}}, r"^obs\['a'\]\[1\]: expected an integer from 0 to 4, got 9$"),
+    (
+        NESTED,
+        {"a": (BOX.low, 9), "b": {"c": IMAGE.low}},
+        r"^obs\['a'\]\[1\]: expected an integer from 0 to 4, got 9$",
+    ),
     (NESTED, {"a": (BOX.low, 0), "b": {"c": None}}, r"^obs\['b'\]\['c'\]: "),
     (NESTED, {"a": (BOX.low, 0)}, r"^obs: .*missing \['b'\]"),
     (NESTED, [1], r"expected a dict with keys \['a', 'b'\], got list"),
@@ -124,5 +133,8 @@ def test_what_lies_outside_is_told_with_its_path_and_never_in_full(case: int) ->
 
 
 def test_bounds_of_every_array_space_are_inclusive() -> None:
-    assert [array.tolist() for array in bounds(gym.spaces.MultiDiscrete([2, 3], start=[1, -1]))] == [[1, -1], [2, 1]]
+    assert [array.tolist() for array in bounds(gym.spaces.MultiDiscrete([2, 3], start=[1, -1]))] == [
+        [1, -1],
+        [2, 1],
+    ]
     assert [array.tolist() for array in bounds(gym.spaces.MultiBinary(2))] == [[0, 0], [1, 1]]

@@ -237,12 +237,11 @@ class Algorithm(ABC):
         """Sample until the train batch is full."""
         by_rows = self.config.multiagent.count_steps_by == "agent_steps"
         fragments: list[MultiAgentBatch] = []
-        steps = 0
-        # A fragment of turn-based play may fall short by the rows it holds back.
-        full = self.config.train_batch_size - (self.config.num_envs_per_worker if by_rows else 0)
-        while not fragments or steps < full:
+        sampler, before, taken = self._sampler, self._sampler.agent_steps, 0
+        while not fragments or taken < self.config.train_batch_size:
             fragments.append(self.sample())
-            steps += fragments[-1].agent_steps() if by_rows else fragments[-1].env_steps()
+            # Answered rows count, although a few of them are held back until their reward is complete.
+            taken = sampler.agent_steps - before if by_rows else taken + fragments[-1].env_steps()
         return fragments[0] if len(fragments) == 1 else MultiAgentBatch.concat_samples(fragments)
 
     def _learn(self, batch: MultiAgentBatch) -> Iterable[tuple[str, dict[str, float]]]:

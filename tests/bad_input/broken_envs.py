@@ -75,7 +75,9 @@ class FaultyGym(gym.Env[Any, Any]):
     def observe(self) -> Any:
         return GOOD
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.at = 0
         return self.observe(), {}
@@ -85,7 +87,12 @@ class FaultyGym(gym.Env[Any, Any]):
         return self.observe(), 1.0, self.at == 5, False, {}
 
 
-SMALL: dict[str, Any] = {"rollout_fragment_length": 10, "train_batch_size": 10, "sgd_minibatch_size": 10, "num_sgd_iter": 1}
+SMALL: dict[str, Any] = {
+    "rollout_fragment_length": 10,
+    "train_batch_size": 10,
+    "sgd_minibatch_size": 10,
+    "num_sgd_iter": 1,
+}
 
 
 def refusal(env: Any, config: Mapping[str, Any] | None = None, error: type[Exception] = MenvError) -> str:

@@ -81,7 +81,9 @@ def test_a_mask_of_the_wrong_length_in_an_observation_is_named() -> None:
 def test_a_mask_space_that_does_not_fit_the_actions_is_refused_before_the_first_step() -> None:
     space = gym.spaces.Dict({"action_mask": gym.spaces.Box(0, 1, (3,), np.int8), "observation": UNIT})
     good = {"action_mask": np.ones(3, np.int8), "observation": GOOD}
-    with pytest.raises(ConfigError, match=r"action_mask of 3 flags .*Discrete\(2\), expected 2; give one flag") as caught:
+    with pytest.raises(
+        ConfigError, match=r"action_mask of 3 flags .*Discrete\(2\), expected 2; give one flag"
+    ) as caught:
         PPO(env=seeing(good, space, good))
     checked(str(caught.value))
 
@@ -205,7 +207,7 @@ def test_a_value_error_of_the_environments_own_is_a_crash_and_not_a_wrong_number
         def step(self, action: Any) -> Any:
             raise ValueError("too many values to unpack")
 
-    with pytest.raises(EnvCrashError, match="env 0 step, .*ValueError: too many values"):
+    with pytest.raises(EnvCrashError, match=r"env 0 step, .*ValueError: too many values"):
         PPO(env=Crashes).sample()
 
 
@@ -213,7 +215,7 @@ def test_an_environment_without_spaces_is_told_to_declare_them() -> None:
     class Bare(Faulty):
         def __init__(self, context: Any) -> None:
             super().__init__()
-            self.observation_space = None
+            self.observation_space: Any = None
 
     assert "observation space" in refusal(Bare)
 

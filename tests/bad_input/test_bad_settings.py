@@ -23,7 +23,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "count": ({"multiagent": {"count_steps_by": "days"}}, r"count_steps_by: 'days', expected one of"),
     "near": ({"num_env_per_worker": 2}, r"unknown key 'num_env_per_worker', .*did you mean 'num_envs_per_worker'\?"),
     "near lambda": ({"lambd": 0.9}, r"unknown key 'lambd', .*did you mean 'lambda'\?"),
-    "near in model": ({"model": {"fcnet_hidden": [4]}}, r"config\['model'\]: unknown key 'fcnet_hidden', .*'fcnet_hiddens'"),
+    "near in model": ({"model": {"fcnet_hidden": [4]}}, r"\['model'\]: unknown key 'fcnet_hidden', .*'fcnet_hiddens'"),
     "near in multiagent": (
         {"multiagent": {"policy_mapping": None}}, r"config\['multiagent'\]: unknown key .*'policy_mapping_fn'"
     ),
@@ -60,7 +60,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"multiagent": {"policies": ["p"], "policy_mapping_fn": lambda: "p"}}, r"its parameters are \(\), expected"
     ),
     "trains strangers": (
-        {"multiagent": {"policies": ["p"], "policies_to_train": ["p", "q"]}}, r"policies_to_train: \['q'\] are not among"
+        {"multiagent": {"policies": ["p"], "policies_to_train": "q"}}, r"policies_to_train: \['q'\] are not among"
     ),
     "trains a number": ({"multiagent": {"policies": ["p"], "policies_to_train": 3}}, r"policies_to_train"),
 }  # fmt: skip
@@ -90,7 +90,9 @@ def test_an_agent_that_maps_to_no_policy_is_named_before_the_first_step() -> Non
     with pytest.raises(ContractError) as caught:
         PPO(env=Counts, config={"multiagent": {"policies": ["left", "right"], "policy_mapping_fn": mapping}})
     message = checked(str(caught.value))
-    assert "policy_mapping_fn: returned 'middle' for agent 'bob', expected one of ['left', 'right']" in message
+    assert (
+        "policy_mapping_fn: returned 'middle' for agent 'bob', expected one of ['left', 'right']" in message
+    )
     assert steps == []
 
 
@@ -106,7 +108,9 @@ def test_a_mapping_that_raises_names_agent_and_cause() -> None:
     def mapping(agent_id: str) -> str:
         return {"ann": "left"}[agent_id]
 
-    with pytest.raises(MenvError, match=r"policy_mapping_fn: raised KeyError: 'bob' for agent 'bob'") as caught:
+    with pytest.raises(
+        MenvError, match=r"policy_mapping_fn: raised KeyError: 'bob' for agent 'bob'"
+    ) as caught:
         PPO(env=Faulty, config={"multiagent": {"policies": ["left"], "policy_mapping_fn": mapping}})
     checked(str(caught.value))
     assert isinstance(caught.value.__cause__, KeyError)
@@ -128,7 +132,9 @@ def test_agents_of_one_policy_with_different_spaces_are_named(kind: str) -> None
 
 
 def test_a_policy_class_and_an_algorithm_together_are_refused() -> None:
-    with pytest.raises(ConfigError, match="policy_class=RandomPolicy and algorithm='PPO', expected one of them") as caught:
+    with pytest.raises(
+        ConfigError, match="policy_class=RandomPolicy and algorithm='PPO', expected one of them"
+    ) as caught:
         PolicySpec(policy_class=RandomPolicy, algorithm="PPO")
     checked(str(caught.value))
 
@@ -162,6 +168,9 @@ def test_a_space_that_no_network_can_read_is_refused_with_those_that_can_be(spac
 @pytest.mark.parametrize("policy_id", ["nobody", ""])
 def test_an_unknown_policy_is_named_with_the_known_ones(policy_id: str) -> None:
     with PPO(env=Faulty) as algorithm:
-        for call in (algorithm.get_policy, lambda name: algorithm.compute_single_action([0] * 3, policy_id=name)):
+        for call in (
+            algorithm.get_policy,
+            lambda name: algorithm.compute_single_action([0] * 3, policy_id=name),
+        ):
             with pytest.raises(ConfigError, match=r"does not exist, expected one of \['default_policy'\]"):
                 call(policy_id)

@@ -77,7 +77,9 @@ def test_the_networks_own_actions_are_not_changed() -> None:
 
 
 def test_other_spaces_are_refused() -> None:
-    with pytest.raises(ConfigError, match="action space: Tuple, expected Discrete, MultiDiscrete or Box; wrap"):
+    with pytest.raises(
+        ConfigError, match="action space: Tuple, expected Discrete, MultiDiscrete or Box; wrap"
+    ):
         ActionOutput(spaces.Tuple([spaces.Discrete(2)]))
 
 

@@ -26,7 +26,10 @@ def rows(space: gym.Space[Any], *obs: Any) -> list[list[float]]:
 
 def test_the_reference_example_of_nested_spaces() -> None:
     space = spaces.Dict(
-        {"a": spaces.Box(0.0, 1.0, (1,), np.float32), "b": spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([2, 3])])}
+        {
+            "a": spaces.Box(0.0, 1.0, (1,), np.float32),
+            "b": spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([2, 3])]),
+        }
     )
     obs = {"a": np.array([0.5], np.float32), "b": (np.array(1), np.array([0, 2]))}
     assert rows(space, obs) == [[0.5, 0, 1, 1, 0, 0, 0, 1]]
@@ -52,7 +55,10 @@ def test_boxes_of_any_shape_and_dtype_are_flattened() -> None:
 
 def test_a_mask_comes_apart_from_the_rest() -> None:
     space = spaces.Dict(
-        {"observations": spaces.Box(-1.0, 1.0, (2,), np.float32), "action_mask": spaces.Box(0, 1, (3,), np.int8)}
+        {
+            "observations": spaces.Box(-1.0, 1.0, (2,), np.float32),
+            "action_mask": spaces.Box(0, 1, (3,), np.int8),
+        }
     )
     preprocess = ObsPreprocessor(space)
     obs = {"observations": np.array([0.5, 1], np.float32), "action_mask": np.array([0, 1, 1], np.int8)}
@@ -64,7 +70,9 @@ def test_a_mask_comes_apart_from_the_rest() -> None:
     assert mask.tolist() == [[False, True, True]] * 2
 
 
-@pytest.mark.parametrize("kind", [spaces.MultiBinary(3), spaces.Box(0.0, 1.0, (3,), np.float32), spaces.MultiDiscrete([2] * 3)])
+@pytest.mark.parametrize(
+    "kind", [spaces.MultiBinary(3), spaces.Box(0.0, 1.0, (3,), np.float32), spaces.MultiDiscrete([2] * 3)]
+)
 def test_a_mask_may_be_declared_in_several_spaces(kind: gym.Space[Any]) -> None:
     preprocess = ObsPreprocessor(spaces.Dict({"action_mask": kind, "observation": spaces.Discrete(2)}))
     mask = preprocess([{"action_mask": np.array([1, 0, 1], kind.dtype), "observation": 1}])[1]
@@ -81,7 +89,9 @@ def test_a_final_observation_needs_no_legal_action() -> None:
     space = spaces.Dict({"observation": spaces.Discrete(2), "action_mask": spaces.MultiBinary(2)})
     obs = {"observation": 1, "action_mask": np.zeros(2, np.int8)}
     assert ObsPreprocessor(space)([obs], final=True)[0].tolist() == [[0, 1]]
-    with pytest.raises(OutsideSpaceError, match=r"obs\['action_mask'\]: allows none of 2 actions, expected at least one"):
+    with pytest.raises(
+        OutsideSpaceError, match=r"obs\['action_mask'\]: allows none of 2 actions, expected at least one"
+    ):
         ObsPreprocessor(space)([obs])
 
 
@@ -119,7 +129,11 @@ def test_a_bound_that_float32_cannot_hold_refuses_nothing_that_lies_on_it() -> N
     assert preprocess.why_bad_row(preprocess([np.array([0.1]), np.array([-0.1])])[0]) is None
 
 
-@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Sequence(spaces.Discrete(2)), spaces.Graph(spaces.Discrete(2), None)])
+@pytest.mark.parametrize(
+    "space", [spaces.Text(3), spaces.Sequence(spaces.Discrete(2)), spaces.Graph(spaces.Discrete(2), None)]
+)
 def test_a_space_that_cannot_be_flattened_is_named(space: gym.Space[Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{type(space).__name__} cannot be flattened, expected Box, Discrete"):
+    with pytest.raises(
+        ConfigError, match=f"{type(space).__name__} cannot be flattened, expected Box, Discrete"
+    ):
         ObsPreprocessor(spaces.Dict({"a": space}))

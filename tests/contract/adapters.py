@@ -86,7 +86,9 @@ class Watch:
             assert last is not None, "a life ended that never had a row"
             self.income[_letter(end.agent_id)] += int(end.reward)
             final = None if end.obs is None else seen(end.obs).step
-            self.ended.append(Ended(*last[:4], end.terminated, end.truncated, final))
+            self.ended.append(
+                Ended(last.world, last.episode, last.agent, last.life, end.terminated, end.truncated, final)
+            )
             self.finals.append((end.obs, None if end.obs is None else np.array(end.obs)))
         for unclaimed in ready.unclaimed:
             self.unclaimed[_letter(unclaimed.agent_id)] += int(unclaimed.reward)

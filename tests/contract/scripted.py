@@ -101,7 +101,7 @@ class ScriptedEnv(MultiAgentEnv):
     def episode(self) -> int:
         return len(self.resets) - 1
 
-    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:  # type: ignore[override]
+    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
         for agent in sorted(self._alive):
             self.ended.append(self._ended(agent, False, True, None))
         self.resets.append(kwargs)
@@ -169,7 +169,7 @@ class SoloGym(gym.Env[Any, Any]):
         self.observation_space = OBS
         self.action_space = ACTIONS
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         obs, infos = self.game.reset(**kwargs)
         return obs["a"], infos["a"]
 
@@ -202,9 +202,8 @@ class SixDicts(BaseEnv):
 
     def poll(self) -> tuple[MultiEnvDict, ...]:  # type: ignore[override]
         while self._waiting_games:
-            env_id = len(self._games)
-            self._games[env_id] = self._waiting_games.pop(0)
-            self._begin(env_id)
+            self._games[len(self._games)] = self._waiting_games.pop(0)
+            self._begin(len(self._games) - 1)
         out, self._out = self._out, {}
         parts: tuple[MultiEnvDict, ...] = ({}, {}, {}, {}, {}, {})
         for env_id, result in out.items():
@@ -231,7 +230,9 @@ class SixDicts(BaseEnv):
             marker = dict.fromkeys(ids, "async_reset_return")
             return marker, dict(marker)
         results = {one: self._games[one].reset() for one in ids}
-        return {one: obs for one, (obs, _) in results.items()}, {one: info for one, (_, info) in results.items()}
+        return {one: obs for one, (obs, _) in results.items()}, {
+            one: info for one, (_, info) in results.items()
+        }
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         self.restarted.append(env_id)

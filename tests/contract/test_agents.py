@@ -29,7 +29,10 @@ def play(moments: list[Moment], own: bool) -> tuple[BaseEnv, list[Ready]]:
 
 
 def rows(ready: Ready) -> dict[Any, float]:
-    return {ready.seats[slot][1]: float(reward) for slot, reward in zip(ready.slots.tolist(), ready.rewards, strict=True)}
+    return {
+        ready.seats[slot][1]: float(reward)
+        for slot, reward in zip(ready.slots.tolist(), ready.rewards, strict=True)
+    }
 
 
 def ends(ready: Ready) -> dict[Any, tuple[float, bool, bool]]:
@@ -59,7 +62,9 @@ def test_rewards_wait_for_the_next_row_of_their_agent(own: bool) -> None:
 
 @by_both
 def test_a_reward_before_the_first_row_comes_with_it(own: bool) -> None:
-    _, polls = play([Moment("a"), Moment("a", {"b": 5}), Moment("ab", {"b": 2}), Moment("ab", over="truncated")], own)
+    _, polls = play(
+        [Moment("a"), Moment("a", {"b": 5}), Moment("ab", {"b": 2}), Moment("ab", over="truncated")], own
+    )
     assert rows(polls[2]) == {"a": 0.0, "b": 7.0}
 
 
@@ -87,8 +92,12 @@ def test_a_reward_after_the_end_is_unclaimed_at_once(own: bool) -> None:
 
 
 @by_both
-def test_an_agent_that_ends_with_its_first_observation_never_acts_and_its_reward_is_unclaimed(own: bool) -> None:
-    _, polls = play([Moment("a"), Moment("a", {"b": 6}, terminated="b", final="b"), Moment("a", over="terminated")], own)
+def test_an_agent_that_ends_with_its_first_observation_never_acts_and_its_reward_is_unclaimed(
+    own: bool,
+) -> None:
+    _, polls = play(
+        [Moment("a"), Moment("a", {"b": 6}, terminated="b", final="b"), Moment("a", over="terminated")], own
+    )
     assert rows(polls[1]) == {"a": 0.0}
     assert "b" not in ends(polls[1])
     assert unclaimed(polls) == [("b", 6.0)]
@@ -97,7 +106,13 @@ def test_an_agent_that_ends_with_its_first_observation_never_acts_and_its_reward
 @by_both
 def test_a_flag_without_an_observation_ends_the_life_in_that_poll(own: bool) -> None:
     _, polls = play(
-        [Moment("ab"), Moment("a", {"b": 3}), Moment("a", {"b": 4}, truncated="b"), Moment("a", over="terminated")], own
+        [
+            Moment("ab"),
+            Moment("a", {"b": 3}),
+            Moment("a", {"b": 4}, truncated="b"),
+            Moment("a", over="terminated"),
+        ],
+        own,
     )
     (end,) = polls[2].ended
     assert (end.agent_id, end.reward, end.terminated, end.truncated, end.obs) == ("b", 7.0, False, True, None)
@@ -151,7 +166,8 @@ def test_an_observation_with_all_set_is_a_final_one(own: bool) -> None:
 @by_both
 def test_steps_without_a_waiting_agent_are_taken_within_the_poll_and_counted(own: bool) -> None:
     base_env, polls = play(
-        [Moment("a"), Moment(), Moment("", {"a": 3}), Moment("a", {"a": 4}), Moment("a", over="truncated")], own
+        [Moment("a"), Moment(), Moment("", {"a": 3}), Moment("a", {"a": 4}), Moment("a", over="truncated")],
+        own,
     )
     assert rows(polls[1]) == {"a": 7.0}
     assert polls[1].env_steps.tolist() == [3] or polls[1].env_steps is polls[2].env_steps
@@ -207,14 +223,20 @@ def test_slots_of_a_life_are_kept_until_it_ends_and_arrays_stay_short() -> None:
 
 
 BAD_STEPS: dict[str, tuple[Any, str]] = {
-    "four values": (({}, {}, {ALL: False}, {}), r"returned 4 values, expected \(obs, rewards, terminateds, truncateds"),
+    "four values": (
+        ({}, {}, {ALL: False}, {}),
+        r"returned 4 values, expected \(obs, rewards, terminateds, truncateds",
+    ),
     "no all": (({}, {}, {}, {ALL: False}, {}), "terminateds has no '__all__', expected"),
     "no all in truncateds": (({}, {}, {ALL: False}, {}, {}), "truncateds has no '__all__', expected"),
     "all in obs": (({ALL: 1}, {}, {ALL: False}, {ALL: False}, {}), "'__all__' is among obs or rewards"),
     "all in rewards": (({}, {ALL: 1}, {ALL: False}, {ALL: False}, {}), "'__all__' is among obs or rewards"),
     "obs no dict": ((1, {}, {ALL: False}, {ALL: False}, {}), "obs is int, expected a dict keyed by agent id"),
     "infos no dict": (({}, {}, {ALL: False}, {ALL: False}, None), "infos is NoneType, expected a dict"),
-    "reward no number": (({}, {"a": "x"}, {ALL: False}, {ALL: False}, {}), "the reward of 'a' is str, expected a number"),
+    "reward no number": (
+        ({}, {"a": "x"}, {ALL: False}, {ALL: False}, {}),
+        "the reward of 'a' is str, expected a number",
+    ),
 }
 
 
@@ -247,7 +269,9 @@ def test_a_poll_of_five_values_is_told_that_dones_were_split() -> None:
         def poll(self) -> Any:  # type: ignore[override]
             return super().poll()[:5]
 
-    with pytest.raises(ContractError, match=r"Old.poll: returned 5 values, expected six nested dicts .*split the old"):
+    with pytest.raises(
+        ContractError, match=r"Old.poll: returned 5 values, expected six nested dicts .*split the old"
+    ):
         to_base_env(Old([ScriptedEnv([[Moment("a")]])], "now")).poll()
 
 
@@ -256,5 +280,7 @@ def test_six_flat_dicts_are_told_how_to_be_keyed() -> None:
         def poll(self) -> Any:  # type: ignore[override]
             return {"a": 1}, {}, {}, {}, {}, {}
 
-    with pytest.raises(ContractError, match=r"expected \{env_id: \{agent_id: value\}\}; key by sub-environment first"):
+    with pytest.raises(
+        ContractError, match=r"expected \{env_id: \{agent_id: value\}\}; key by sub-environment first"
+    ):
         to_base_env(Flat([ScriptedEnv([[Moment("a")]])], "now")).poll()

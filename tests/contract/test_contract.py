@@ -38,7 +38,12 @@ def test_each_row_is_delivered_once_and_only_living_agents_are_asked(adapter: Ad
     assert [game.complaints for game in games] == [[]] * num_envs
     assert watch.episodes >= num_envs
     assert min(game.episode for game in games) >= 2
-    assert Counter(watch.rows) == shown_in(games)
+    missing = shown_in(games) - Counter(watch.rows)
+    assert set(watch.rows) <= set(shown_in(games))
+    if adapter.kind in ("later", "new id"):  # the first rows of an episode come a poll after its reset
+        missing = Counter(row for row in missing if row.step or row.episode != games[row.world].episode)
+    assert missing == Counter()
+    assert set(Counter(watch.rows).values()) == {1}
     assert set(shown_in(games).values()) == {1}
 
 
@@ -91,7 +96,7 @@ def test_a_poll_with_nothing_to_deliver_returns_empty_at_once(adapter: Adapter) 
     again = base_env.poll()
     assert rows
     assert (len(again.slots), len(again.obs), len(again.rewards)) == (0, 0, 0)
-    assert not (again.joined or again.ended or again.episodes or again.unclaimed)
+    assert [*again.joined, *again.ended, *again.episodes, *again.unclaimed] == []
     assert [dict(part) for part in again] == [{}] * 6
 
 
@@ -155,7 +160,9 @@ def test_a_partial_answer_is_an_error_that_names_who_is_missing(adapter: Adapter
         assert adapter.kind == "gym" or "turns" in adapter.name, "two agents never waited together"
         return
     agents = [ready.seats[slot][1] for slot in ready.slots.tolist()]
-    with pytest.raises(ContractError, match=f"send_actions: env .*none for waiting .*{agents[1]!r}.*expected"):
+    with pytest.raises(
+        ContractError, match=f"send_actions: env .*none for waiting .*{agents[1]!r}.*expected"
+    ):
         base_env.send_actions(ready.slots[:1], [1])
     # The refused answer has not spoilt anything.
     answer_all(base_env, ready)

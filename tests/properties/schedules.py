@@ -22,7 +22,7 @@ from menv.metrics import Metrics
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
-from tests.contract.scripted import ACTIONS, AGENTS, OBS, Moment, Script, Seen, seen
+from tests.contract.scripted import ACTIONS, AGENTS, OBS, Moment, Seen, seen
 
 # One agent's rewards are whole multiples of its unit, so that a sum over agents can be read apart again.
 UNITS = {agent: 128.0**number for number, agent in enumerate(AGENTS[:3])}
@@ -36,13 +36,15 @@ def moments(draw: st.DrawFn, first: bool = False, last: bool = False) -> Moment:
     if first:
         fates = {agent: fate if fate == "waits" else "absent" for agent, fate in fates.items()}
     chosen = {fate: "".join(agent for agent in "abc" if fates[agent] == fate) for fate in fates.values()}
+    gone = set(chosen.get("ends", "") + chosen.get("cut", ""))
+    final = "" if first else "".join(sorted(gone & draw(st.sets(st.sampled_from("abc")))))
     pays = draw(st.dictionaries(st.sampled_from("abc"), st.integers(-1, 2)))
     return Moment(
         chosen.get("waits", ""),
         {} if first else {agent: number * UNITS[agent] for agent, number in pays.items()},
         chosen.get("ends", ""),
         chosen.get("cut", ""),
-        "" if first else "".join(sorted(draw(st.sets(st.sampled_from("abc"))) & set(chosen.get("ends", "") + chosen.get("cut", "")))),
+        final,
         draw(st.sampled_from(["terminated", "truncated"])) if last else "",
     )  # fmt: skip
 
@@ -72,7 +74,7 @@ class Tap(BaseEnv):
         ready: Ready = self.inner.poll(timeout)
         self.episodes += len(ready.episodes)
         for one in ready.unclaimed:
-            self.unclaimed[one.agent_id] += int(one.reward)
+            self.unclaimed[str(one.agent_id)] += int(one.reward)
         return ready
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -191,6 +193,3 @@ def same(first: Mapping[Any, list[Row]], second: Mapping[Any, list[Row]]) -> Non
     assert set(first) == set(second)
     for life, rows in first.items():
         assert rows == second[life], f"{life} differs"
-
-
-__all__ = ["Script"]

@@ -12,7 +12,7 @@ from menv.algorithms import PPO
 from menv.loop.convert import to_base_env
 from menv.loop.quota import Quota
 from tests.contract.scripted import IRREGULAR, SOLO, TOGETHER, TURNS, Moment, Script, ScriptedEnv, SoloGym
-from tests.properties.schedules import Row, sampler, same, scripts, trajectories
+from tests.properties.schedules import Row, same, sampler, scripts, trajectories
 
 STEPS = 60
 GOING: Script = [
@@ -28,12 +28,20 @@ def live(
     """Sample the same number of env steps from these of all sub-environments."""
 
     def make(index: int) -> Any:
-        return SoloGym(script, worlds[index], salt=True) if gym else ScriptedEnv(script, worlds[index], salt=True)
+        return (
+            SoloGym(script, worlds[index], salt=True)
+            if gym
+            else ScriptedEnv(script, worlds[index], salt=True)
+        )
 
     first = worlds[0]
     base_env = to_base_env(make(0), make, len(worlds), seed=seed, first_index=first)
     loop = sampler(base_env, kind, Quota(length), seed=seed, first_index=first)
     return trajectories([loop.sample() for _ in range(STEPS // length)])
+
+
+def even_or_odd(agent: str) -> str:
+    return "odd" if agent in "bd" else "even"
 
 
 def of(world: int, lived: dict[Any, list[Row]]) -> dict[Any, list[Row]]:
@@ -88,16 +96,20 @@ def test_another_seed_gives_other_trajectories() -> None:
 
 def test_sub_environments_of_one_run_differ_from_each_other() -> None:
     lived = live("networks", TOGETHER, [0, 1], 10)
-    actions = [[row.action for life, rows in lived.items() if life[0] == world for row in rows] for world in (0, 1)]
+    actions = [
+        [row.action for life, rows in lived.items() if life[0] == world for row in rows] for world in (0, 1)
+    ]
     assert actions[0] != actions[1]
 
 
 @pytest.mark.parametrize("inference", ["onnx", "torch"])
-def test_an_algorithm_samples_the_same_whatever_the_number_of_envs_and_the_fragment_length(inference: str) -> None:
+def test_an_algorithm_samples_the_same_whatever_the_number_of_envs_and_the_fragment_length(
+    inference: str,
+) -> None:
     def lived(num_envs: int, length: int) -> dict[Any, list[Row]]:
         config = {
             "seed": 3, "num_envs_per_worker": num_envs, "rollout_fragment_length": length, "inference": inference,
-            "multiagent": {"policies": ["even", "odd"], "policy_mapping_fn": lambda agent: "odd" if agent in "bd" else "even"},
+            "multiagent": {"policies": ["even", "odd"], "policy_mapping_fn": even_or_odd},
         }  # fmt: skip
         env = lambda context: ScriptedEnv(GOING, context.vector_index, salt=True)  # noqa: E731
         with PPO(env=env, config=config) as algorithm:

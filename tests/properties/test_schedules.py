@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ def check_life(rows: list[Row], shown: list[Seen], end: Any) -> None:
     assert [row.at for row in rows] == shown[: len(rows)]
     assert [row.t for row in rows] == list(range(len(rows)))
     assert len({row.eps_id for row in rows}) == 1
-    assert all(before.new_obs == after.obs for before, after in zip(rows, rows[1:], strict=False))
+    assert all(before.new_obs == after.obs for before, after in pairwise(rows))
     last = rows[-1]
     if len(rows) < len(shown) or end is None:
         assert last.flags == (False, False)
@@ -98,7 +99,9 @@ def check_life(rows: list[Row], shown: list[Seen], end: Any) -> None:
 @pytest.mark.parametrize("kind", ["networks", "own"])
 @given(script=scripts, num_envs=st.integers(1, 3))
 @quick
-def test_no_reward_is_lost_and_no_lives_are_mixed(kind: str, length: int, script: Script, num_envs: int) -> None:
+def test_no_reward_is_lost_and_no_lives_are_mixed(
+    kind: str, length: int, script: Script, num_envs: int
+) -> None:
     run = Run(script, kind, length, num_envs)
     assert [game.complaints for game in run.games] == [[]] * num_envs
     run.check_rewards()
@@ -120,7 +123,7 @@ def test_the_same_holds_for_each_way_to_cut_fragments(
         assert set(trajectories(run.batches)) <= ended
 
 
-@pytest.mark.parametrize("adapter", ["now", "later"])
+@pytest.mark.parametrize("adapter", ["now", "later", "new id"])
 @given(script=scripts, length=st.integers(1, 10))
 @quick
 def test_the_same_holds_for_a_base_env_of_ones_own(adapter: str, script: Script, length: int) -> None:
@@ -184,3 +187,16 @@ def test_the_written_schedules_run_through_every_fragment_length() -> None:
             known = whole.get(life, [])
             shorter = min(len(known), len(rows))
             assert rows[:shorter] == known[:shorter]
+
+
+@pytest.mark.parametrize("adapter", ["agents", "now"])
+def test_an_episode_in_which_nobody_acts_is_recorded_with_what_it_paid(adapter: str) -> None:
+    script = [
+        [Moment("a"), Moment("a", {"a": UNITS["a"]}), Moment("a", over="terminated")],
+        [Moment(), Moment("", {"b": UNITS["b"]}), Moment("", {"c": UNITS["c"]}, over="truncated")],
+    ]
+    run = Run(script, "own", 5, num_envs=1, adapter=adapter)
+    run.check_rewards()
+    summary = run.sampler.metrics.summary()["hist_stats"]
+    assert summary["episode_reward"][:4] == [UNITS["a"], UNITS["b"] + UNITS["c"]] * 2
+    assert summary["episode_lengths"][:4] == [2, 2, 2, 2]

@@ -6,6 +6,7 @@ Unknown keys are refused with the nearest right one; keys that have no meaning h
 from __future__ import annotations
 
 import difflib
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -139,9 +140,20 @@ def _refuse_or_warn(key: str, known: set[str], where: str) -> None:
     if key in _WITHOUT_MEANING:
         if key not in _warned:
             _warned.add(key)
-            warnings.warn(f"{where}{key!r} has no meaning in menv and is ignored; leave it out", stacklevel=6)
+            warnings.warn(
+                f"{where}{key!r} has no meaning in menv and is ignored; leave it out",
+                stacklevel=_frames_of_menv(),
+            )
         return
-    names = {**{name: name for name in known}, **_RENAMED}
-    near = difflib.get_close_matches(key, [name for name in names if name != "lambda_"], 1, 0.5)
+    names = [*sorted(known - set(_RENAMED.values())), *(old for old, new in _RENAMED.items() if new in known)]
+    near = [name for name in names if name.startswith(key)] or difflib.get_close_matches(key, names, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
     raise ConfigError(f"{where}unknown key {key!r}, expected a known one; {hint}")
+
+
+def _frames_of_menv() -> int:
+    """Return the `stacklevel` of the line outside menv that led here."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("menv."):
+        frame, level = frame.f_back, level + 1
+    return level

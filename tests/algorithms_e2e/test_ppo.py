@@ -1,0 +1,317 @@
+"""PPO from the outside: sample, train, act, stop; every kind of space; repeatable under a seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.algorithms import PPO, PPOConfig
+from menv.errors import CallOrderError, ConfigError
+from menv.multi_agent_env import AgentDict
+from tests.loop.reference_envs import Steady, Together
+
+TINY: dict[str, Any] = {
+    "train_batch_size": 64,
+    "sgd_minibatch_size": 32,
+    "num_sgd_iter": 2,
+    "num_envs_per_worker": 4,
+}
+
+
+def tiny(**more: Any) -> dict[str, Any]:
+    return {**TINY, **more}
+
+
+def test_a_result_has_the_classic_keys() -> None:
+    with PPO(env="CartPole-v1", config=tiny(seed=1, train_batch_size=400)) as algorithm:
+        result = algorithm.train()
+    for key in ("mean", "min", "max"):
+        assert isinstance(result[f"episode_reward_{key}"], float)
+    assert result["episode_reward_min"] <= result["episode_reward_mean"] <= result["episode_reward_max"]
+    assert result["episode_len_mean"] == result["episode_reward_mean"]
+    assert result["episodes_this_iter"] == len(result["hist_stats"]["episode_reward"]) > 0
+    assert result["policy_reward_mean"] == {"default_policy": result["episode_reward_mean"]}
+    assert (
+        result["num_env_steps_sampled"]
+        == result["timesteps_total"]
+        == result["num_agent_steps_sampled"]
+        == 400
+    )
+    info = result["info"]["default_policy"]
+    for key in ("policy_loss", "vf_loss", "entropy", "kl", "vf_explained_var", "total_loss", "cur_lr"):
+        assert np.isfinite(info[key])
+    assert 0 < info["entropy"] <= np.log(2) + 1e-6
+
+
+def test_an_iteration_without_a_finished_episode_reports_none_and_zero() -> None:
+    with PPO(env=lambda context: Steady(1000), config=TINY) as algorithm:
+        result = algorithm.train()
+    assert result["episode_reward_mean"] is None
+    assert result["episode_len_mean"] is None
+    assert result["episodes_this_iter"] == 0
+    assert result["policy_reward_mean"] == {}
+
+
+def test_sampling_learns_nothing_and_its_columns_are_ready_to_learn_from() -> None:
+    with PPO(env="CartPole-v1", config=tiny(rollout_fragment_length=16, seed=0)) as algorithm:
+        before = algorithm.get_weights()["default_policy"]
+        batch = algorithm.sample()
+        after = algorithm.get_weights()["default_policy"]
+    assert all((before[name] == after[name]).all() for name in before)
+    assert (batch.env_steps(), batch.agent_steps()) == (64, batch["default_policy"].count)
+    part = batch["default_policy"]
+    columns = """obs new_obs actions rewards terminateds truncateds t eps_id unroll_id agent_index env_id prev_actions
+        prev_rewards action_logp action_dist_inputs vf_preds advantages value_targets"""
+    for name in columns.split():
+        assert len(part[name]) == part.count, name
+    np.testing.assert_allclose(part["value_targets"], part["advantages"] + part["vf_preds"], rtol=1e-5)
+    logits = part["action_dist_inputs"].astype(np.float64)
+    logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    np.testing.assert_allclose(
+        part["action_logp"], np.take_along_axis(logp, part["actions"][:, None], 1)[:, 0], atol=1e-5
+    )
+
+
+class Varied(gym.Env[Any, Any]):
+    """Episodes of 5 env steps that end in turn by termination and truncation; every observation differs."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, context: Any = None) -> None:
+        self.episode, self.at = -1, 0
+
+    def see(self) -> Any:
+        return np.array([self.episode, self.at / 3], np.float32)
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.episode, self.at = self.episode + 1, 0
+        return self.see(), {}
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        over = self.at == 5
+        return (
+            self.see(),
+            float(self.at * (1 + self.episode)),
+            over and self.episode % 2 == 0,
+            over and self.episode % 2 == 1,
+            {},
+        )
+
+
+def value_of(algorithm: PPO, obs: Any) -> float:
+    """Return the value network's answer, from a run over `obs` alone."""
+    (built,) = algorithm._nets
+    return float(built.cohort.backend.values(0, np.asarray(obs, np.float32)[None])[0])
+
+
+@pytest.mark.parametrize("length", [5, 7, 10, 13])
+@pytest.mark.parametrize("inference", ["onnx", "torch"])
+def test_advantages_bootstrap_at_truncation_and_cuts_and_not_at_termination(
+    length: int, inference: str
+) -> None:
+    gamma, lambda_ = 0.9, 0.7
+    config = {
+        "rollout_fragment_length": length,
+        "gamma": gamma,
+        "lambda": lambda_,
+        "seed": 0,
+        "inference": inference,
+    }
+    kinds: set[str] = set()
+    with PPO(env=Varied, config=config) as algorithm:
+        for _ in range(3):
+            part = algorithm.sample()["default_policy"]
+            for piece in part.split_by_episode():
+                last = (
+                    "terminated"
+                    if piece["terminateds"][-1]
+                    else "truncated"
+                    if piece["truncateds"][-1]
+                    else "cut"
+                )
+                kinds.add(last)
+                values = [value_of(algorithm, obs) for obs in piece["obs"]]
+                after = 0.0 if last == "terminated" else value_of(algorithm, piece["new_obs"][-1])
+                if last != "cut":
+                    assert piece["new_obs"][-1].tolist() == pytest.approx([piece["obs"][-1][0], 5 / 3])
+                advantage, expected = 0.0, []
+                for step in reversed(range(piece.count)):
+                    following = values[step + 1] if step + 1 < piece.count else after
+                    delta = piece["rewards"][step] + gamma * following - values[step]
+                    advantage = delta + gamma * lambda_ * advantage
+                    expected.append(advantage)
+                np.testing.assert_allclose(piece["vf_preds"], values, rtol=1e-4, atol=1e-5)
+                np.testing.assert_allclose(piece["advantages"], expected[::-1], rtol=1e-4, atol=1e-4)
+    assert {"terminated", "truncated"} <= kinds
+    assert ("cut" in kinds) == (length % 5 != 0)
+
+
+def test_a_policys_own_gamma_and_lambda_are_used_for_its_rows() -> None:
+    policies = {
+        "near": (None, None, None, {"gamma": 0.0}),
+        "far": (None, None, None, {"gamma": 1.0, "lambda": 1.0}),
+    }
+    sections = {"policies": policies, "policy_mapping_fn": lambda agent: ["near", "far"][agent]}
+    config = {"rollout_fragment_length": 10, "multiagent": sections}
+    with PPO(env=lambda context: Together(2, 5), config=config) as algorithm:
+        batch = algorithm.sample()
+    np.testing.assert_allclose(batch["near"]["value_targets"], 1.0, atol=1e-5)
+    np.testing.assert_allclose(batch["far"]["value_targets"], [5, 4, 3, 2, 1] * 2, atol=1e-4)
+
+
+def test_clipped_rewards_are_learned_from_and_metrics_keep_the_environments_own() -> None:
+    config = tiny(clip_rewards=True, gamma=0.0, train_batch_size=40, num_envs_per_worker=1)
+    with PPO(env=Varied, config=config) as algorithm:
+        part = algorithm.sample()["default_policy"]
+        assert set(part["rewards"]) == {1.0}
+        np.testing.assert_allclose(part["value_targets"], 1.0, atol=1e-5)
+        result = algorithm.train()
+    assert result["episode_reward_min"] == 15.0
+
+
+def run(seed: int | None, **more: Any) -> tuple[Any, Any]:
+    with PPO(env="CartPole-v1", config=tiny(seed=seed, **more)) as algorithm:
+        results = [algorithm.train()["hist_stats"]["episode_reward"] for _ in range(2)]
+        return algorithm.get_weights()["default_policy"], results
+
+
+@pytest.mark.parametrize("inference", ["onnx", "torch"])
+def test_a_seed_repeats_a_whole_training_run(inference: str) -> None:
+    (first, one), (second, two) = run(5, inference=inference), run(5, inference=inference)
+    assert one == two
+    for name, weights in first.items():
+        np.testing.assert_array_equal(weights, second[name])
+
+
+def test_another_seed_is_another_run() -> None:
+    assert any(
+        (first != second).any() for first, second in zip(run(5)[0].values(), run(6)[0].values(), strict=True)
+    )
+
+
+def test_two_runs_without_a_seed_differ() -> None:
+    assert any(
+        (first != second).any()
+        for first, second in zip(run(None)[0].values(), run(None)[0].values(), strict=True)
+    )
+
+
+def test_a_seed_does_not_touch_the_global_generators() -> None:
+    np.random.seed(3)
+    expected = np.random.random(3).tolist()
+    np.random.seed(3)
+    run(5)
+    assert np.random.random(3).tolist() == expected
+
+
+def test_a_config_object_builds_the_same_algorithm() -> None:
+    config = PPOConfig(env="CartPole-v1", seed=5, **TINY)
+    with config.build() as algorithm:
+        assert isinstance(algorithm, PPO)
+        assert algorithm.config is config
+        algorithm.train()
+        algorithm.train()
+        weights = algorithm.get_weights()["default_policy"]
+    for name, value in run(5)[0].items():
+        np.testing.assert_array_equal(weights[name], value)
+
+
+def test_the_env_may_stand_in_the_config() -> None:
+    with PPO(config={"env": "CartPole-v1", **TINY}) as algorithm:
+        assert algorithm.sample().env_steps() == 64
+
+
+def test_greedy_actions_are_repeated_and_explored_ones_vary() -> None:
+    obs = np.zeros(4, np.float32)
+    with PPO(env="CartPole-v1", config=tiny(seed=0)) as algorithm:
+        assert len({int(algorithm.compute_single_action(obs, explore=False)) for _ in range(20)}) == 1
+        assert len({int(algorithm.compute_single_action(obs)) for _ in range(60)}) == 2
+        policy = algorithm.get_policy()
+        actions, states, fetches = policy.compute_actions([obs] * 5, explore=False)
+        assert len(actions) == 5
+        assert states == []
+        assert fetches["action_logp"].shape == (5,)
+
+
+def test_weights_travel_by_policy_id_and_learners_go_on_from_them() -> None:
+    with (
+        PPO(env="CartPole-v1", config=tiny(seed=1)) as first,
+        PPO(env="CartPole-v1", config=tiny(seed=2)) as second,
+    ):
+        for algorithm in (first, second):
+            algorithm.train()
+        second.set_weights(first.get_weights(["default_policy"]))
+        theirs, ours = first.get_weights()["default_policy"], second.get_weights()["default_policy"]
+        assert all((theirs[name] == ours[name]).all() for name in theirs)
+        obs = np.array([0.1, -0.2, 0.3, 0.4], np.float32)
+        logp = [
+            one.get_policy().compute_actions([obs], explore=False)[2]["action_logp"]
+            for one in (first, second)
+        ]
+        np.testing.assert_array_equal(*logp)
+        second.train()
+        trained = second.get_weights()["default_policy"]
+        assert max(np.abs(trained[name] - ours[name]).max() for name in ours) < 0.05
+        with pytest.raises(ConfigError):
+            second.set_weights({"default_policy": {"layer": np.zeros(3)}})
+        with pytest.raises(ConfigError, match="policy 'other' does not exist"):
+            second.set_weights({"other": theirs})
+
+
+def test_a_stopped_algorithm_says_so_and_closes_its_environments_once() -> None:
+    closed: list[int] = []
+
+    class Closes(Steady):
+        def close(self) -> None:
+            closed.append(1)
+
+    algorithm = PPO(env=lambda context: Closes(), config=TINY)
+    algorithm.sample()
+    algorithm.stop()
+    algorithm.stop()
+    assert closed == [1] * 4
+    for call in (algorithm.sample, algorithm.train):
+        with pytest.raises(CallOrderError, match="sample: this algorithm was stopped; build a new one"):
+            call()
+
+
+def test_torch_runs_in_one_thread_unless_told_otherwise() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with PPO(env="CartPole-v1", config=tiny(torch_threads=None)):
+            assert torch.get_num_threads() == 2
+        with PPO(env="CartPole-v1", config=TINY):
+            assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_learning_improves_what_can_be_learned_in_a_moment() -> None:
+    class Press(Together):
+        """Pays for action 1."""
+
+        def step(self, action_dict: AgentDict) -> Any:
+            obs, _, *rest = super().step(action_dict)
+            return obs, {agent: float(action) for agent, action in action_dict.items()}, *rest
+
+    sections = {"policies": ["p", "q"], "policy_mapping_fn": lambda agent: "pq"[agent]}
+    config = {
+        "train_batch_size": 200, "num_envs_per_worker": 4, "sgd_minibatch_size": 50, "num_sgd_iter": 10, "lr": 0.01,
+        "seed": 0, "multiagent": sections, "metrics_num_episodes_for_smoothing": 1,
+    }  # fmt: skip
+    with PPO(env=lambda context: Press(2, 10), config=config) as algorithm:
+        means = [algorithm.train()["episode_reward_mean"] for _ in range(8)]
+        assert means[0] < 14
+        assert means[-1] > 18
+        assert [int(algorithm.compute_single_action(0, policy_id=one, explore=False)) for one in "pq"] == [
+            1,
+            1,
+        ]

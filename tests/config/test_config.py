@@ -1,0 +1,180 @@
+"""Settings: the classic nested dict and the dataclass say the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import pytest
+
+from menv import PolicySpec
+from menv.algorithms import PPO, PPOConfig
+from menv.algorithms.config import classic_keys
+from menv.algorithms.config.classic_keys import override, read_config
+from menv.algorithms.config.model_config import ModelConfig
+from menv.algorithms.config.multi_agent_config import MultiAgentConfig
+from menv.errors import ConfigError
+
+CLASSIC: dict[str, Any] = {
+    "env": "tictactoe", "env_config": {"size": 3}, "num_workers": 0, "num_envs_per_worker": 2,
+    "rollout_fragment_length": 20, "batch_mode": "complete_episodes", "train_batch_size": 100, "sgd_minibatch_size": 10,
+    "num_sgd_iter": 3, "lr": 1e-4, "gamma": 0.9, "lambda": 0.8, "clip_param": 0.1, "vf_clip_param": 5.0,
+    "vf_loss_coeff": 0.7, "entropy_coeff": 0.01, "kl_coeff": 0.3, "kl_target": 0.02, "grad_clip": 2.0, "explore": False,
+    "seed": 3, "clip_rewards": True, "clip_actions": True, "normalize_actions": False,
+    "metrics_num_episodes_for_smoothing": 7,
+    "model": {"fcnet_hiddens": [8, 4], "fcnet_activation": "tanh", "vf_share_layers": True},
+    "multiagent": {
+        "policies": {"p": PolicySpec()}, "policy_mapping_fn": None, "policies_to_train": ["p"],
+        "count_steps_by": "agent_steps",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", CLASSIC)
+def test_every_classic_key_is_read(key: str) -> None:
+    config = read_config(PPOConfig, {key: CLASSIC[key]})
+    value = getattr(config, "lambda_" if key == "lambda" else key)
+    if key == "model":
+        assert value == ModelConfig(fcnet_hiddens=(8, 4), fcnet_activation="tanh", vf_share_layers=True)
+    elif key == "multiagent":
+        assert value == MultiAgentConfig(**CLASSIC["multiagent"])
+    else:
+        assert value == CLASSIC[key]
+
+
+def test_the_classic_dict_and_the_dataclass_mean_the_same() -> None:
+    by_dict = read_config(PPOConfig, CLASSIC)
+    plain = {"lambda_" if key == "lambda" else key: value for key, value in CLASSIC.items()}
+    plain["model"] = ModelConfig(fcnet_hiddens=(8, 4), fcnet_activation="tanh", vf_share_layers=True)
+    plain["multiagent"] = MultiAgentConfig(**CLASSIC["multiagent"])
+    assert by_dict == PPOConfig(**plain)
+
+
+def test_every_field_of_the_dataclass_has_a_sentence_under_it() -> None:
+    import ast
+    import inspect
+
+    from menv.algorithms import ppo_settings
+    from menv.algorithms.config import algorithm_config, model_config, multi_agent_config
+
+    for module in (algorithm_config, model_config, multi_agent_config, ppo_settings):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+                if isinstance(field, ast.AnnAssign):
+                    assert isinstance(after, ast.Expr), f"{module.__name__}: {ast.unparse(field.target)}"
+
+
+def test_the_config_is_frozen_and_keyword_only() -> None:
+    config = PPOConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.lr = 1.0  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        PPOConfig("CartPole-v1")  # type: ignore[arg-type, call-arg]
+
+
+def test_the_callers_dicts_are_not_changed() -> None:
+    given: dict[str, Any] = {
+        "lambda": 0.9,
+        "model": {"fcnet_hiddens": [4]},
+        "multiagent": {"policies": ["p"]},
+    }
+    read_config(PPOConfig, given)
+    assert given == {"lambda": 0.9, "model": {"fcnet_hiddens": [4]}, "multiagent": {"policies": ["p"]}}
+
+
+def test_the_argument_env_goes_before_the_key() -> None:
+    assert read_config(PPOConfig, {"env": "one"}, "two").env == "two"
+    assert read_config(PPOConfig, PPOConfig(env="one"), "two").env == "two"
+    assert read_config(PPOConfig, PPOConfig(env="one")).env == "one"
+    assert read_config(PPOConfig, {"env": "one"}).env == "one"
+    assert read_config(PPOConfig, None, "two").env == "two"
+
+
+@pytest.mark.parametrize("key", ["framework", "num_gpus", "enable_connectors"])
+def test_a_classic_key_without_meaning_warns_once(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classic_keys, "_warned", set())
+    with pytest.warns(UserWarning, match=f"'{key}' has no meaning in menv and is ignored; leave it out"):
+        read_config(PPOConfig, {key: 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_config(PPOConfig, {key: 1}) == PPOConfig()
+
+
+def test_the_warning_points_at_the_line_that_builds_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classic_keys, "_warned", set())
+    with (
+        pytest.warns(UserWarning, match="framework") as caught,
+        PPO(env="CartPole-v1", config={"framework": "torch"}),
+    ):
+        pass
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("gama", "gamma"),
+        ("num_envs", "num_envs_per_worker"),
+        ("learning_rate", ""),
+        ("Lambda", "lambda"),
+        ("lamda", "lambda"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_one(key: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"config: unknown key '{key}'") as caught:
+        read_config(PPOConfig, {key: 1})
+    if near:
+        assert f"did you mean {near!r}?" in str(caught.value)
+
+
+def test_a_policys_own_settings_are_put_over_the_main_ones() -> None:
+    main = PPOConfig(gamma=0.9, lr=1e-3, model=ModelConfig(fcnet_hiddens=(8,), fcnet_activation="tanh"))
+    own = override(main, {"gamma": 0.85, "lambda": 0.5, "model": {"fcnet_hiddens": [16]}}, "p")
+    assert (own.gamma, own.lambda_, own.lr) == (0.85, 0.5, 1e-3)
+    assert own.model == ModelConfig(fcnet_hiddens=(16,), fcnet_activation="tanh")
+    assert override(main, None, "p") is main
+    assert override(main, {}, "p") is main
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({}, 4096),
+        ({"num_envs_per_worker": 64}, 64),
+        ({"train_batch_size": 10, "num_envs_per_worker": 3}, 4),
+        ({"train_batch_size": 1, "num_envs_per_worker": 3}, 1),
+        ({"rollout_fragment_length": 7}, 7),
+    ],
+)
+def test_the_automatic_fragment_length_makes_one_fragment_a_train_batch(
+    config: dict[str, Any], length: int
+) -> None:
+    assert read_config(PPOConfig, config).fragment_length == length
+
+
+def test_true_is_no_number_of_environments() -> None:
+    with pytest.raises(ConfigError, match="num_envs_per_worker: True, expected an integer"):
+        PPOConfig(num_envs_per_worker=True)
+
+
+def test_environment_settings_reach_every_copy_with_its_place_and_are_not_shared() -> None:
+    from tests.loop.reference_envs import Steady
+
+    contexts: list[Any] = []
+
+    def creator(context: Any) -> Any:
+        contexts.append(context)
+        context["list"].append(context.vector_index)
+        return Steady(context["length"])
+
+    settings: dict[str, Any] = {"length": 4, "list": []}
+    with PPO(env=creator, config={"env_config": settings, "num_envs_per_worker": 3}):
+        pass
+    assert [(one.vector_index, one.worker_index, one.num_workers, one.remote) for one in contexts] == [
+        (index, 0, 0, False) for index in range(3)
+    ]
+    assert [one["list"] for one in contexts] == [[0], [1], [2]]
+    assert settings == {"length": 4, "list": []}

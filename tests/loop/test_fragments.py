@@ -1,0 +1,160 @@
+"""How long a fragment is: numbers counted by hand, and those of the classic system's own tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv import RandomPolicy
+from menv.algorithms import PPO
+from menv.batch import MultiAgentBatch
+from menv.loop.cohort import OwnCohort
+from menv.loop.convert import to_base_env
+from menv.loop.quota import Quota
+from menv.loop.sampler import Sampler
+from menv.policy_map import PolicyMap
+from tests.contract.scripted import TOGETHER, ScriptedEnv, SixDicts
+from tests.loop.reference_envs import RoundRobin, Steady, Together
+
+
+def sampler(env: Any, make: Any, num_envs: int, length: int, **settings: Any) -> Sampler:
+    spaces = (env.observation_space, env.action_space)
+    mapping = PolicyMap(["p0", "p1"], lambda agent: f"p{agent % 2}" if isinstance(agent, int) else "p0")
+    cohort = OwnCohort(["p0", "p1"], [RandomPolicy(*spaces), RandomPolicy(*spaces)], *spaces)
+    return Sampler(to_base_env(env, make, num_envs), mapping, [cohort], Quota(length, **settings))
+
+
+def together(num_envs: int, length: int, *, agents: int = 5, episode: int = 25, **settings: Any) -> Sampler:
+    def make(index: int = 0) -> Together:
+        return Together(agents, episode)
+
+    return sampler(make(), make, num_envs, length, **settings)
+
+
+def rows(batch: MultiAgentBatch) -> dict[str, int]:
+    return {policy: part.count for policy, part in batch.policy_batches.items()}
+
+
+def test_five_agents_that_act_together_give_150_and_100_rows_in_50_env_steps() -> None:
+    batch = together(1, 50).sample()
+    assert batch.count == batch.env_steps() == 50
+    assert rows(batch) == {"p0": 150, "p1": 100}
+    assert batch.agent_steps() == 250
+    assert batch["p0"]["t"].tolist() == [*range(25)] * 6
+    assert batch["p0"]["terminateds"].sum() == 6
+    assert batch["p0"]["rewards"].sum() == 150.0
+
+
+def test_round_robin_agents_are_paid_with_their_next_turn() -> None:
+    loop = sampler(RoundRobin(), None, 1, 50)
+    loop.policy_map = PolicyMap(["p0", "p1"], lambda agent: "p0")
+    batch = loop.sample()
+    assert batch.count == 50
+    # The first episode takes 28 env steps and has 5 x 5 rows. In the 22 of the second one agents 0, 1 and 2
+    # have learnt what 4 actions earned, agents 3 and 4 what 3 did.
+    assert rows(batch) == {"p0": 25 + 3 * 4 + 2 * 3}
+    pieces = batch["p0"].split_by_episode()
+    first = [piece for piece in pieces if piece["terminateds"].any()]
+    assert sorted(piece["agent_index"][0] for piece in first) == [0, 1, 2, 3, 4]
+    for piece in first:
+        assert piece["obs"].argmax(1).tolist() == piece["t"].tolist() == [0, 1, 2, 3, 4]
+        assert piece["rewards"].tolist() == [100, 100, 100, 100, 0]
+        assert piece["terminateds"].tolist() == [False] * 4 + [True]
+        # The last agent never sees its end: its last observation is repeated, and marked.
+        last = 4 if piece.segments.final_missing[0] else 5
+        assert piece["new_obs"].argmax(1).tolist() == [1, 2, 3, 4, last]
+    assert sum(bool(piece.segments.final_missing[0]) for piece in first) == 1
+    second = sorted(piece["rewards"].tolist() for piece in pieces if not piece["terminateds"].any())
+    assert second == [[100] * 3] * 2 + [[100] * 4] * 3
+
+
+def test_held_rows_come_with_the_next_fragment() -> None:
+    loop = sampler(RoundRobin(), None, 1, 5)
+    counts = [loop.sample().agent_steps() for _ in range(4)]
+    # After 5 env steps only agent 0 has had a second turn; then one agent a step has.
+    assert counts == [1, 5, 5, 5]
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("length", [1, 6, 10])
+def test_a_fragment_holds_exactly_its_env_steps_of_every_sub_environment(num_envs: int, length: int) -> None:
+    loop = together(num_envs, length, agents=2, episode=4)
+    for _ in range(5):
+        assert loop.sample().env_steps() == num_envs * length
+    assert loop.base_env.poll().env_steps.tolist() == [5 * length] * num_envs
+    assert loop.env_steps == 5 * length * num_envs
+    assert loop.agent_steps == 2 * loop.env_steps
+
+
+def test_complete_episodes_run_on_to_the_end_of_an_episode() -> None:
+    loop = together(2, 6, agents=3, episode=4, batch_mode="complete_episodes")
+    for _ in range(3):
+        batch = loop.sample()
+        assert batch.env_steps() == 2 * 8
+        assert batch.agent_steps() == 2 * 8 * 3
+        assert batch["p0"]["t"].tolist() == [0, 1, 2, 3] * 8
+        assert batch["p0"]["terminateds"].sum() == 8
+    assert loop.held_rewards() == 0
+
+
+def test_complete_episodes_of_different_lengths_end_each_at_its_own_boundary() -> None:
+    lengths = [3, 5, 12]
+    loop = sampler(Steady(3), lambda index: Steady(lengths[index]), 3, 10, batch_mode="complete_episodes")
+    for _ in range(2):
+        # 4 episodes of 3, 2 of 5, 1 of 12.
+        batch = loop.sample()
+        assert batch.env_steps() == 12 + 10 + 12
+        assert sorted(batch["p0"].segments.lengths.tolist()) == [3, 3, 3, 3, 5, 5, 12]
+
+
+@pytest.mark.parametrize(("length", "steps"), [(5, 1), (6, 2), (10, 2), (11, 3)])
+def test_agent_steps_are_checked_after_each_env_step(length: int, steps: int) -> None:
+    loop = together(2, length, count_steps_by="agent_steps")
+    batch = loop.sample()
+    # 5 agents a step; what an action earned comes with the row after it, which the last poll has brought.
+    assert batch.env_steps() == 2 * steps
+    assert loop.agent_steps == 2 * steps * 5
+    assert batch.agent_steps() == 2 * (steps * 5)
+
+
+def test_agent_steps_and_complete_episodes_go_together() -> None:
+    loop = together(1, 21, episode=4, batch_mode="complete_episodes", count_steps_by="agent_steps")
+    assert loop.sample().env_steps() == 8
+
+
+def test_sub_environments_of_different_speed_get_equal_shares() -> None:
+    loop = sampler(Steady(3), lambda index: Steady(3 + index), 4, 10)
+    batch = loop.sample()
+    assert batch.env_steps() == 40
+    assert np.bincount(batch["p0"]["env_id"]).tolist() == [10] * 4
+
+
+def test_a_base_env_that_goes_on_under_new_env_ids_fills_its_fragments() -> None:
+    game = ScriptedEnv(TOGETHER)
+    env = SixDicts([game], "new id")
+    spaces = (env.observation_space, env.action_space)
+    cohort = OwnCohort(["p0"], [RandomPolicy(*spaces)], *spaces)
+    loop = Sampler(to_base_env(env), PolicyMap(["p0"]), [cohort], Quota(7))
+    for _ in range(3):
+        assert loop.sample().env_steps() >= 7
+
+
+@pytest.mark.parametrize(
+    ("fragment", "batch_size", "envs", "steps"),
+    [("auto", 100, 4, 100), ("auto", 10, 4, 12), (5, 100, 4, 100), (30, 100, 4, 120)],
+)
+def test_a_train_batch_is_made_of_whole_fragments(
+    fragment: Any, batch_size: int, envs: int, steps: int
+) -> None:
+    config = {
+        "rollout_fragment_length": fragment, "train_batch_size": batch_size, "num_envs_per_worker": envs,
+        "num_sgd_iter": 1
+    }  # fmt: skip
+    with PPO(env=lambda context: Steady(7), config=config) as algorithm:
+        result = algorithm.train()
+        assert result["num_env_steps_sampled_this_iter"] == result["num_env_steps_sampled"] == steps
+        assert result["num_env_steps_trained"] == steps
+        result = algorithm.train()
+        assert (result["num_env_steps_sampled"], result["training_iteration"]) == (2 * steps, 2)

@@ -1,0 +1,266 @@
+"""Who answers for whom while sampling: asked once, given what it needs, kept for the episode."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import Episode, PolicySpec, RandomPolicy, register_env
+from menv.algorithms import PPO
+from menv.base_env import ALL
+from menv.errors import ContractError
+from menv.multi_agent_env import AgentDict
+from menv.policy import Policy
+from tests.contract.scripted import Moment, ScriptedEnv, SixDicts
+from tests.loop.reference_envs import Steady, Together
+
+RETURNS = [
+    [
+        Moment("ab"),
+        Moment("a", terminated="b"),
+        Moment("ab"),
+        Moment("a"),
+        Moment("ab"),
+        Moment("ab", over="truncated"),
+    ]
+]
+
+
+def build(env: Any, mapping: Any, policies: Any = ("p", "q"), **config: Any) -> PPO:
+    sections = {"policies": policies, "policy_mapping_fn": mapping, **config.pop("multiagent", {})}
+    return PPO(env=env, config={"rollout_fragment_length": 10, "multiagent": sections, **config})
+
+
+def test_an_agent_is_mapped_once_an_episode_and_keeps_its_policy_through_pauses_and_returns() -> None:
+    asked: Counter[Any] = Counter()
+
+    def mapping(agent_id: Any, episode: Episode, worker: Any, **kwargs: Any) -> str:
+        asked[agent_id, episode.episode_id] += 1
+        return "p" if asked.total() % 2 else "q"
+
+    with build(
+        lambda context: ScriptedEnv(RETURNS, context.vector_index, "ab"), mapping, num_envs_per_worker=2
+    ) as algorithm:
+        asked.clear()
+        batch = algorithm.sample()
+    # The third episode of each has begun, and a third appearance of b has asked nobody.
+    assert set(asked.values()) == {1}
+    assert Counter(agent for agent, _ in asked) == {"a": 6, "b": 6}
+    policies: dict[Any, set[str]] = {}
+    for policy_id, part in batch.policy_batches.items():
+        for obs, eps in zip(part["obs"], part["eps_id"], strict=True):
+            policies.setdefault((int(eps), int(obs[2])), set()).add(policy_id)
+    assert {len(found) for found in policies.values()} == {1}
+
+
+def test_a_mapping_sees_the_sampler_and_the_episode() -> None:
+    seen: list[Any] = []
+
+    def mapping(agent_id: Any, episode: Episode, worker: Any, **kwargs: Any) -> str:
+        seen.append((episode, worker))
+        return "p"
+
+    with build(lambda context: Together(2), mapping, num_envs_per_worker=3) as algorithm:
+        dry = len(seen)
+        assert dry >= 4, "the dry run asks for each agent, in several episodes"
+        algorithm.sample()
+        base_env = algorithm.get_policy("p")
+    for episode, worker in seen:
+        assert isinstance(episode, Episode)
+        assert isinstance(episode.episode_id, int)
+        assert 0 <= episode.episode_id < 2**63
+        assert episode.env_id in range(8)
+        assert (worker.worker_index, worker.num_workers) == (0, 0)
+        assert set(worker.policy_map.specs) == {"p", "q"}
+        assert len(worker.base_env.get_sub_environments()) == 3
+        assert 0 <= episode.rng.random() < 1
+    assert {episode.episode_id % 2 for episode, _ in seen[:dry]} == {0, 1}
+    assert base_env is not None
+
+
+def test_matchmaking_by_episode_gives_both_sides_to_both_policies() -> None:
+    def mapping(agent_id: int, episode: Episode, **kwargs: Any) -> str:
+        return "p" if (episode.episode_id + agent_id) % 2 == 0 else "q"
+
+    with build(lambda context: Together(2, 3), mapping, num_envs_per_worker=8, seed=1) as algorithm:
+        batch = algorithm.sample()
+    for part in batch.policy_batches.values():
+        assert set(part["agent_index"].tolist()) == {0, 1}
+
+
+def test_lots_drawn_in_the_mapping_are_repeated_under_a_seed() -> None:
+    def mapping(agent_id: int, episode: Episode) -> str:
+        return "p" if episode.rng.random() < 0.5 else "q"
+
+    def shares() -> list[int]:
+        with build(lambda context: Together(2, 2), mapping, num_envs_per_worker=8, seed=4) as algorithm:
+            return [part.count for part in algorithm.sample().policy_batches.values()]
+
+    assert shares() == shares()
+    assert len(shares()) == 2
+
+
+class Steadfast(Policy):
+    """Always answers the same."""
+
+    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return [self.config["answer"]] * len(obs_batch), [], {}
+
+
+def test_policies_of_ones_own_play_beside_networks_and_never_learn() -> None:
+    policies = {
+        "net": PolicySpec(),
+        "one": PolicySpec(Steadfast, config={"answer": 1}),
+        "tuple": (Steadfast, None, None, {"answer": 0}),
+        "random": RandomPolicy,
+    }
+    names = list(policies)
+    with build(
+        lambda context: Together(4, 5),
+        lambda agent: names[agent],
+        policies,
+        train_batch_size=10,
+        num_sgd_iter=1,
+    ) as algorithm:
+        batch = algorithm.sample()
+        assert {name: part.count for name, part in batch.policy_batches.items()} == dict.fromkeys(names, 10)
+        assert set(batch["one"]["actions"]) == {1}
+        assert set(batch["tuple"]["actions"]) == {0}
+        assert set(batch["random"]["actions"]) == {0, 1}
+        assert "advantages" in batch["net"]
+        assert "advantages" not in batch["one"]
+        result = algorithm.train()
+        assert set(result["info"]) == {"net"}
+        assert result["policy_reward_mean"] == dict.fromkeys(names, 5.0)
+        assert isinstance(algorithm.get_policy("one"), Steadfast)
+        assert algorithm.compute_single_action(0, policy_id="one") == 1
+
+
+def test_a_policy_may_answer_with_any_space() -> None:
+    space = gym.spaces.Dict(
+        {"move": gym.spaces.Discrete(3), "say": gym.spaces.Tuple([gym.spaces.MultiBinary(2)])}
+    )
+    acted: list[Any] = []
+
+    class Rich(Together):
+        def __init__(self) -> None:
+            super().__init__(2, 5)
+            self.action_space = space
+            self.observation_space = gym.spaces.Text(8)
+
+        def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
+            return dict.fromkeys(super().reset()[0], "hello"), {}
+
+        def step(self, action_dict: AgentDict) -> Any:
+            acted.extend(action_dict.values())
+            obs, *rest = super().step(action_dict)
+            return dict.fromkeys(obs, "hello"), *rest
+
+    with build(lambda context: Rich(), None, {"p": RandomPolicy}) as algorithm:
+        batch = algorithm.sample()
+    assert len(acted) == 20
+    assert all(space.contains(action) for action in acted)
+    assert batch["p"]["actions"].dtype == object
+    assert batch["p"].count == 20
+
+
+def test_a_policy_that_answers_too_few_is_named() -> None:
+    class Lazy(Policy):
+        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            return [0], [], {}
+
+    with (
+        build(lambda context: Together(2), None, {"p": Lazy}) as algorithm,
+        pytest.raises(ContractError) as caught,
+    ):
+        algorithm.sample()
+    assert "policy 'p': answered 1 of 2 observations, expected one action each; " in str(caught.value)
+
+
+def test_agents_with_different_spaces_have_policies_of_different_shape() -> None:
+    class Uneven(Together):
+        def __init__(self) -> None:
+            super().__init__(2, 5)
+            self.observation_spaces = {
+                0: gym.spaces.Discrete(2),
+                1: gym.spaces.Box(-1.0, 1.0, (3,), np.float32),
+            }
+            self.action_spaces = {0: gym.spaces.Discrete(3), 1: gym.spaces.Box(-2.0, 2.0, (2,), np.float32)}
+
+        def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
+            super().reset()
+            return {0: 0, 1: np.zeros(3, np.float32)}, {}
+
+        def step(self, action_dict: AgentDict) -> Any:
+            assert self.action_spaces is not None
+            assert all(self.action_spaces[agent].contains(action) for agent, action in action_dict.items())
+            _, *rest = super().step(action_dict)
+            return {0: 0, 1: np.zeros(3, np.float32)}, *rest
+
+    with build(
+        lambda context: Uneven(), lambda agent: "pq"[agent], train_batch_size=10, num_sgd_iter=1
+    ) as algorithm:
+        batch = algorithm.sample()
+        assert batch["p"]["obs"].shape == (10, 2)
+        assert batch["q"]["obs"].shape == (10, 3)
+        assert batch["q"]["actions"].shape == (10, 2)
+        assert set(algorithm.train()["info"]) == {"p", "q"}
+
+
+def test_only_policies_to_train_change() -> None:
+    for to_train in (["p"], {"p"}, lambda policy_id, batch: policy_id == "p"):
+        settings = {"multiagent": {"policies_to_train": to_train}, "train_batch_size": 20, "num_sgd_iter": 1}
+        with build(lambda context: Together(2, 5), lambda agent: "pq"[agent], **settings) as algorithm:
+            before = algorithm.get_weights()
+            result = algorithm.train()
+            after = algorithm.get_weights()
+        assert set(result["info"]) == {"p"}
+        assert any((before["p"][name] != after["p"][name]).any() for name in before["p"])
+        assert all((before["q"][name] == after["q"][name]).all() for name in before["q"])
+
+
+def test_a_policy_no_agent_maps_to_gets_the_shared_spaces() -> None:
+    with build(lambda context: Together(2, 5), lambda agent: "p") as algorithm:
+        assert algorithm.get_policy("q").observation_space == gym.spaces.Discrete(2)
+
+
+def test_one_policy_is_the_default_policy_and_is_listed() -> None:
+    with PPO(env=lambda context: Steady(3), config={"train_batch_size": 12, "num_sgd_iter": 1}) as algorithm:
+        result = algorithm.train()
+    assert result["policy_reward_mean"] == {"default_policy": 3.0}
+    assert set(result["info"]) == {"default_policy"}
+
+
+def test_a_base_env_of_ones_own_is_trained_through_the_registry() -> None:
+    register_env("own_six_dicts", lambda context: SixDicts([ScriptedEnv(RETURNS, 0, "ab")], "now"))
+    with build(
+        "own_six_dicts", lambda agent: "p" if agent == "a" else "q", train_batch_size=20, num_sgd_iter=1
+    ) as algorithm:
+        assert set(algorithm.train()["info"]) == {"p", "q"}
+
+
+def test_an_agent_that_was_not_listed_is_mapped_when_it_appears() -> None:
+    class Grows(Together):
+        def step(self, action_dict: AgentDict) -> Any:
+            self.at += 1
+            agents = [*self.possible_agents, 7]
+            return (
+                dict.fromkeys(agents, 0),
+                dict.fromkeys(agents, 1.0),
+                {ALL: self.at % 5 == 0},
+                {ALL: False},
+                {},
+            )
+
+    with build(lambda context: Grows(1), lambda agent: "q" if agent == 7 else "p") as algorithm:
+        batch = algorithm.sample()
+    assert {name: part.count for name, part in batch.policy_batches.items()} == {"p": 10, "q": 8}
+    with (
+        build(lambda context: Grows(1), lambda agent: "x" if agent == 7 else "p") as algorithm,
+        pytest.raises(ContractError, match="returned 'x' for agent 7"),
+    ):
+        algorithm.sample()
