@@ -173,7 +173,7 @@ class GymEnvs(LocalEnvs):
         length: int,
     ) -> None:
         """Report the end of a copy's episode."""
-        number = float(self._as_numbers([reward], [index])[0])
+        number = finite(reward, f"env {index} step: the reward")
         self._report.ended.append(End(index, index, SINGLE_AGENT, number, *flags, own_copy(obs), info))
         self._report.episodes.append(EpisodeEnd(index, *flags, length, index))
 

@@ -46,6 +46,8 @@ def finite(reward: Any, whose: str) -> float:
     Raises:
         ContractError: It is no number, or not a finite one.
     """
+    if isinstance(reward, float) and math.isfinite(reward):
+        return float(reward)
     if np.size(reward) == 1 and reward is not None and not isinstance(reward, str):
         number = float(np.asarray(reward, np.float64).reshape(()))
         if math.isfinite(number):

@@ -7,6 +7,7 @@ environment and knows no policies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -315,6 +316,8 @@ class Roster:
 
     def _number(self, agent: AgentId, reward: Any) -> float:
         """Return a reward as a float."""
+        if type(reward) is float and math.isfinite(reward):
+            return reward
         where = f"env {self.env_id} step, env step {self.episode_steps} of the episode"
         return finite(reward, f"{where}: the reward of {agent!r}")
 
