@@ -34,7 +34,7 @@ def main() -> None:
     effort = Effort(repeats=args.repeats)
     if args.quick:
         effort = Effort(repeats=min(2, args.repeats), seconds=0.01, quick=True)
-    # Both libraries would otherwise take every processor, and share them with the environments.
+    # What PPO does by default; here already, so that the first line of the report tells.
     torch.set_num_threads(1)
     about = machine()
     table = sys.stderr if args.json else sys.stdout
