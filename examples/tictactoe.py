@@ -38,7 +38,7 @@ if __name__ == "__main__":
     seats = {"policies": POLICIES, "policy_mapping_fn": policy_for}
     config = {**SIZES, **LEARNING, "model": MODEL, "multiagent": seats, "seed": args.seed}
     algo, start = PPO(env="tictactoe", config=config), time.perf_counter()
-    while (seconds := time.perf_counter() - start) < args.seconds and least > 0:
+    while ((seconds := time.perf_counter() - start) < args.seconds and least > 0) or least == 10**9:
         steps, lines = algo.train()["timesteps_total"], losing_lines(choose).total
         if lines < least:
             least, weights = lines, algo.get_weights(SEATS.values())

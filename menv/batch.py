@@ -212,7 +212,19 @@ class MultiAgentBatch:
 
     def __getitem__(self, policy_id: str) -> SampleBatch:
         """Return the batch of one policy."""
+        if policy_id not in self.policy_batches:
+            raise KeyError(
+                f"MultiAgentBatch: no rows of {policy_id!r}, expected one of {list(self.policy_batches)}"
+            )
         return self.policy_batches[policy_id]
+
+    def __contains__(self, policy_id: object) -> bool:
+        """Return whether a policy has rows."""
+        return policy_id in self.policy_batches
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the ids of the policies that have rows."""
+        return iter(self.policy_batches)
 
     @property
     def count(self) -> int:

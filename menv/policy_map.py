@@ -45,6 +45,10 @@ class PolicyMap:
             ConfigError: An id, a spec or one of the two functions is not usable.
         """
         entries: Mapping[str, Any]
+        if isinstance(policies, str):
+            raise ConfigError(
+                f"policies: the string {policies!r}, expected a dict or a list of ids; write [{policies!r}]"
+            )
         if policies is None:
             entries = {DEFAULT_POLICY: None}
         elif isinstance(policies, Mapping):

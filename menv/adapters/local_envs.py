@@ -53,7 +53,13 @@ class LocalEnvs(BaseEnv):
         self._first_index = first_index
         self._envs: list[Any] = list(existing[:num_envs])
         while len(self._envs) < num_envs and make_env is not None:
-            self._envs.append(make_env(len(self._envs)))
+            env = make_env(len(self._envs))
+            if any(env is other for other in self._envs):
+                raise ConfigError(
+                    f"to_base_env: sub-environment {len(self._envs)} is the same object as an earlier one, expected "
+                    "a new environment for each vector_index; create it inside the function that you registered"
+                )
+            self._envs.append(env)
         self._env_steps = np.zeros(num_envs, np.int64)
         self._started = False
         self._stopped = False
@@ -94,6 +100,13 @@ class LocalEnvs(BaseEnv):
                 result = self._envs[index].reset()
             else:
                 result = self._envs[index].reset(seed=seed, options=options)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise ContractError(
+                    f"env {index} reset: {error}, expected reset(self, *, seed=None, options=None); "
+                    "declare both parameters"
+                ) from error
+            raise self.crash(index, "reset", error) from error
         except Exception as error:
             raise self.crash(index, "reset", error) from error
         if not isinstance(result, tuple) or len(result) != 2:

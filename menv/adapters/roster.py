@@ -226,8 +226,10 @@ class Roster:
                 )
             )
             self._maybe_release(agent)
-        elif reward:
-            report.unclaimed.append(Unclaimed(self.env_id, agent, reward, self.env_index))
+        else:
+            self._refuse_stranger(agent, "a done flag was set for")
+            if reward:
+                report.unclaimed.append(Unclaimed(self.env_id, agent, reward, self.env_index))
         self._dead.add(agent)
 
     def _finish(
@@ -241,7 +243,7 @@ class Roster:
             terminated, truncated = own if any(own) else everyone
             self._end(agent, terminated, truncated, obs.get(agent), infos.get(agent, _NO_INFO), report)
         for agent, reward in self._held.items():
-            self._refuse_stranger(agent, reward)
+            self._refuse_stranger(agent, f"a reward of {reward} was paid to")
             report.unclaimed.append(Unclaimed(self.env_id, agent, reward, self.env_index))
         terminated, truncated = everyone
         report.episodes.append(
@@ -254,13 +256,15 @@ class Roster:
         self._dead.clear()
         self.nobody_waits()
 
-    def _refuse_stranger(self, agent: AgentId, reward: float) -> None:
-        """Refuse a reward for an id that is not an agent of this environment."""
+    def _refuse_stranger(self, agent: AgentId, what: str) -> None:
+        """Refuse a reward or a flag for an id that is not an agent of this environment."""
         if self._possible is not None and agent not in self._possible and agent not in self._dead:
             raise self._wrong(
-                "step", f"a reward of {reward} was paid to {agent!r}, which never appeared in the episode",
-                f"one of possible_agents {sorted(map(repr, self._possible))[:8]}", "check the spelling of the agent id",
-            )  # fmt: skip
+                "step",
+                f"{what} {agent!r}, which never appeared in the episode",
+                f"one of possible_agents {', '.join(sorted(map(repr, self._possible))[:8])}",
+                "check the spelling of the agent id",
+            )
 
     def _await(self, obs: Any, infos: Any, report: Report) -> None:
         """Make the agents in `obs` wait, those who are new in this life with a join."""

@@ -9,15 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm as Algorithm
+    from menv.algorithms.config.model_config import ModelConfig as ModelConfig
+    from menv.algorithms.config.multi_agent_config import MultiAgentConfig as MultiAgentConfig
     from menv.algorithms.config.ppo_config import PPOConfig as PPOConfig
     from menv.algorithms.ppo import PPO as PPO
 
 _HOMES = {
     "Algorithm": "menv.algorithms.algorithm",
+    "ModelConfig": "menv.algorithms.config.model_config",
+    "MultiAgentConfig": "menv.algorithms.config.multi_agent_config",
     "PPO": "menv.algorithms.ppo",
     "PPOConfig": "menv.algorithms.config.ppo_config",
 }
-__all__ = ["PPO", "Algorithm", "PPOConfig"]
+__all__ = ["PPO", "Algorithm", "ModelConfig", "MultiAgentConfig", "PPOConfig"]
+
+
+def __dir__() -> list[str]:
+    """List the public names, for completion."""
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

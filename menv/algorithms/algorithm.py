@@ -68,7 +68,7 @@ class Algorithm(ABC):
         """
         self.config = read_config(self.config_class, config, env)
         multi = self.config.multiagent
-        self._seed = secrets.randbits(62) if self.config.seed is None else self.config.seed
+        self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         _set_torch_threads(self.config.torch_threads)
         self._policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
         envs = [self._make_env(0)]
@@ -246,7 +246,7 @@ class Algorithm(ABC):
 
     def _learn(self, batch: MultiAgentBatch) -> Iterable[tuple[str, dict[str, float]]]:
         """Let each policy that is to be trained learn from its own batch."""
-        self._env_steps_trained += batch.env_steps()
+        trained = self._agent_steps_trained
         for built in self._nets:
             for index, policy_id in enumerate(built.cohort.policy_ids):
                 own = batch.policy_batches.get(policy_id)
@@ -257,6 +257,8 @@ class Algorithm(ABC):
                 built.cohort.backend.set_weights(index, learner.weights())
                 self._agent_steps_trained += own.count
                 yield policy_id, stats
+        if self._agent_steps_trained > trained:
+            self._env_steps_trained += batch.env_steps()
 
     def _new_learner(self, built: Built, index: int, policy_id: str) -> Learner:
         """Create a policy's learner when it first learns."""

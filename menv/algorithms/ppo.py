@@ -57,6 +57,7 @@ def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, confi
     is_last[ends] = True
     if config.clip_rewards:
         batch[SampleBatch.REWARDS] = clip_reward(batch["rewards"], config.clip_rewards)
+        segments.prev_reward = clip_reward(segments.prev_reward, config.clip_rewards)
     own = values[:count]
     advantages = gae(batch["rewards"], own, after, is_last, config.gamma, config.lambda_)
     batch[SampleBatch.VF_PREDS] = own

@@ -7,9 +7,10 @@ torch, so that a process that only samples can hold it.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -55,8 +56,11 @@ class PPOSettings:
     def __post_init__(self) -> None:
         """Refuse sizes and schedules that cannot work."""
         for name in ("num_sgd_iter", "sgd_minibatch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"PPO: {name} is {getattr(self, name)}, expected at least 1; raise it")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"PPO: {name} is {value!r}, expected an integer of at least 1; raise it")
+        for name, (least, most) in _RANGES.items():
+            _check_range(name, getattr(self, name), least, most)
         for name in ("lr_schedule", "entropy_coeff_schedule"):
             _check_schedule(name, getattr(self, name))
 
@@ -67,6 +71,34 @@ class PPOSettings:
     def entropy_coeff_at(self, env_steps: int) -> float:
         """Return the weight of the entropy bonus after `env_steps` env steps in all."""
         return _value_at(self.entropy_coeff_schedule, self.entropy_coeff, env_steps)
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "lr": (0.0, math.inf),
+    "gamma": (0.0, 1.0),
+    "lambda_": (0.0, 1.0),
+    "clip_param": (0.0, math.inf),
+    "vf_clip_param": (0.0, math.inf),
+    "vf_loss_coeff": (0.0, math.inf),
+    "entropy_coeff": (-math.inf, math.inf),
+    "kl_coeff": (0.0, math.inf),
+    "kl_target": (0.0, math.inf),
+    "grad_clip": (0.0, math.inf),
+}
+_NONE_IS_OFF = ("vf_clip_param", "grad_clip")
+
+
+def _check_range(name: str, value: Any, least: float, most: float) -> None:
+    """Refuse a value that is no number within [least, most]."""
+    if value is None and name in _NONE_IS_OFF:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= most:
+        off = ", or None to switch it off" if name in _NONE_IS_OFF else ""
+        key = name.removesuffix("_")
+        raise ConfigError(
+            f"PPO: {key} is {value!r}, expected a number from {least:g} to {most:g}{off}; correct it"
+        )
 
 
 def _check_schedule(name: str, schedule: Schedule | None) -> None:

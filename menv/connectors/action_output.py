@@ -32,7 +32,7 @@ class ActionOutput:
         Args:
             space: Discrete, MultiDiscrete or a float Box.
             normalize: Read bounded Box dimensions of an action as [-1, 1] and scale them to the bounds.
-            clip: Clip Box actions into the bounds. Scaled ones are clipped anyhow.
+            clip: Clip Box actions into the bounds. With `normalize` they are clipped anyhow.
         """
         if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.Box):
             raise ConfigError(
@@ -51,9 +51,9 @@ class ActionOutput:
             self._centre = np.where(self._scaled, np.where(finite, self._low, 0) + self._half, 0).astype(
                 np.float32
             )
-            clipped = self._scaled | clip
-            self._least = np.where(clipped, self._low, -np.inf).astype(space.dtype)
-            self._most = np.where(clipped, self._high, np.inf).astype(space.dtype)
+            # A bound on one side cannot be scaled to, but it is still a bound.
+            self._least = self._low if normalize or clip else np.full_like(self._low, -np.inf)
+            self._most = self._high if normalize or clip else np.full_like(self._high, np.inf)
 
     def __call__(self, actions: Array) -> Sequence[Any]:
         """Return R env-ready actions."""

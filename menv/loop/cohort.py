@@ -25,7 +25,7 @@ from menv.ledger import Ledger, Rows
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
 from menv.policy import Policy, RowDraws
-from menv.spaces import OutsideSpaceError
+from menv.spaces import OutsideSpaceError, stack
 from menv.trajectories import Trajectories
 
 
@@ -216,13 +216,25 @@ class OwnCohort(Cohort):
                 )
             for place, action in zip(places.tolist(), chosen, strict=True):
                 answers[place] = action
-        self.ledger.answer(block.rows, self._as_column(answers))
+        self.ledger.answer(block.rows, self._as_column(answers, block))
         return answers
 
-    def _as_column(self, answers: list[Any]) -> Column:
-        """Return the actions as one array."""
+    def _as_column(self, answers: list[Any], block: Block) -> Column:
+        """Return the actions as one array.
+
+        Raises:
+            ContractError: A discrete action is outside the space.
+        """
+        if isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            try:
+                return stack(answers, self.action_space, "action")
+            except OutsideSpaceError as error:
+                index = block.which if isinstance(block.which, int) else int(block.which[error.row])
+                raise ContractError(
+                    f"policy {self.policy_ids[index]!r}: {error.why}; return actions of policy.action_space"
+                ) from error
         if self._plain:
-            return np.array(answers)
+            return np.array(answers, self.action_space.dtype)
         column = np.empty(len(answers), object)
         column[:] = answers
         return column

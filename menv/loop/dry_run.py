@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 
@@ -57,9 +57,8 @@ def resolve_specs(policy_map: PolicyMap, base_env: BaseEnv, env: Any) -> dict[st
     return {
         policy_id: replace(
             spec,
-            observation_space=spec.observation_space
-            or _common_space(policy_id, users[policy_id], env, "observation"),
-            action_space=spec.action_space or _common_space(policy_id, users[policy_id], env, "action"),
+            observation_space=_space(policy_id, spec.observation_space, users[policy_id], env, "observation"),
+            action_space=_space(policy_id, spec.action_space, users[policy_id], env, "action"),
         )
         for policy_id, spec in policy_map.specs.items()
     }
@@ -91,6 +90,20 @@ def _users(policy_map: PolicyMap, agents: list[AgentId], worker: Worker) -> dict
                 ) from error
             users[policy_id][agent] = None
     return {policy_id: list(found) for policy_id, found in users.items()}
+
+
+def _space(policy_id: str, given: Any, agents: list[AgentId], env: Any, kind: str) -> gym.Space[Any]:
+    """Return a policy's space: the one that its spec gives, if any, or that of its agents."""
+    if given is None:
+        return _common_space(policy_id, agents, env, kind)
+    for agent in agents:
+        own = _space_of(env, agent, kind)
+        if own != given:
+            raise ConfigError(
+                f"policies[{policy_id!r}].{kind}_space: {given}, expected that of its agent {agent!r}, {own}; "
+                "leave it out to take the agent's"
+            )
+    return cast("gym.Space[Any]", given)
 
 
 def _common_space(policy_id: str, agents: list[AgentId], env: Any, kind: str) -> gym.Space[Any]:

@@ -13,9 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import EpisodeEnd
+from menv.errors import ContractError
 
 Column = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
+
+# Env steps after which an episode is taken for endless.
+_LONGEST = 100_000
 
 
 class Quota:
@@ -65,8 +69,19 @@ class Quota:
             self._widen(env_steps)
         done: Flags = self._rows >= self.length if self._by_rows else env_steps >= self._target
         if self._complete:
+            self._check_endless(env_steps)
             done &= self._boundary
         return done if np.logical_or.reduce(done) else None
+
+    def _check_endless(self, env_steps: Column) -> None:
+        """Refuse to wait for ever for the end of an episode."""
+        beyond = env_steps - self._target
+        if len(beyond) and beyond.max() > _LONGEST + 10 * self.length:
+            raise ContractError(
+                f"sample: env {int(beyond.argmax())} took {int(beyond.max())} env steps beyond the fragment without "
+                'the end of an episode, expected one with batch_mode="complete_episodes"; truncate episodes in the '
+                'environment, or use "truncate_episodes"'
+            )
 
     def _widen(self, env_steps: Column) -> None:
         """Make room for sub-environments that appeared during the fragment."""

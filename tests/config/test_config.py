@@ -10,7 +10,7 @@ import pytest
 
 from menv import PolicySpec
 from menv.algorithms import PPO, PPOConfig
-from menv.algorithms.config import classic_keys
+from menv.algorithms.config import keys
 from menv.algorithms.config.classic_keys import override, read_config
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
@@ -95,7 +95,7 @@ def test_the_argument_env_goes_before_the_key() -> None:
 
 @pytest.mark.parametrize("key", ["framework", "num_gpus", "enable_connectors"])
 def test_a_classic_key_without_meaning_warns_once(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classic_keys, "_warned", set())
+    monkeypatch.setattr(keys, "_warned", set())
     with pytest.warns(UserWarning, match=f"'{key}' has no meaning in menv and is ignored; leave it out"):
         read_config(PPOConfig, {key: 1})
     with warnings.catch_warnings():
@@ -104,7 +104,7 @@ def test_a_classic_key_without_meaning_warns_once(key: str, monkeypatch: pytest.
 
 
 def test_the_warning_points_at_the_line_that_builds_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classic_keys, "_warned", set())
+    monkeypatch.setattr(keys, "_warned", set())
     with (
         pytest.warns(UserWarning, match="framework") as caught,
         PPO(env="CartPole-v1", config={"framework": "torch"}),

@@ -36,9 +36,9 @@ def test_without_scaling_actions_are_clipped_only_if_asked() -> None:
     np.testing.assert_allclose(box([0], [6], [8.8], normalize=False), [[8.8]])
 
 
-def test_unbounded_dimensions_are_left_alone() -> None:
+def test_unbounded_dimensions_are_left_alone_and_one_sided_bounds_hold() -> None:
     (out,) = box([-np.inf, 0, 0, -np.inf], [np.inf, np.inf, 6, 6], [9, -5, 0.5, 9])
-    assert out == [9, -5, 4.5, 9]
+    assert out == [9, 0, 4.5, 6]
     (out,) = box([-np.inf, 0, 0, -np.inf], [np.inf, np.inf, 6, 6], [9, -5, 0.5, 9], clip=True)
     assert out == [9, 0, 4.5, 6]
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
+from menv.algorithms.config.keys import section
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.errors import ConfigError
@@ -14,6 +17,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "batch_mode": ("truncate_episodes", "complete_episodes"),
     "inference": ("auto", "onnx", "torch"),
 }
+_FLAGS = ("explore", "clip_actions", "normalize_actions")
 _AT_LEAST_ONE = ("num_envs_per_worker", "train_batch_size", "metrics_num_episodes_for_smoothing")
 
 
@@ -57,13 +61,11 @@ class AlgorithmConfig:
     """Policies and their mapping."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        if not isinstance(self.env_config, Mapping):
-            raise ConfigError(
-                f"env_config: {type(self.env_config).__name__}, expected a dict; pass env_config={{...}}"
-            )
-        if self.seed is not None and (not isinstance(self.seed, int) or self.seed < 0):
-            raise ConfigError(f"seed: {self.seed!r}, expected an integer of at least 0, or None; choose one")
+        """Read sections given as dicts and refuse values that cannot work."""
+        object.__setattr__(self, "model", section(ModelConfig, self.model, "model"))
+        object.__setattr__(self, "multiagent", section(MultiAgentConfig, self.multiagent, "multiagent"))
+        for name in _FLAGS:
+            _check_choice(name, getattr(self, name), (True, False))
         for name in _AT_LEAST_ONE:
             _check_count(name, getattr(self, name))
         if self.rollout_fragment_length != "auto":
@@ -71,6 +73,20 @@ class AlgorithmConfig:
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
         _check_choice("count_steps_by", self.multiagent.count_steps_by, ("env_steps", "agent_steps"))
+        self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        """Refuse values of the wrong type."""
+        if not isinstance(self.clip_rewards, bool | int | float) or self.clip_rewards < 0:
+            raise ConfigError(
+                f"clip_rewards: {self.clip_rewards!r}, expected True (signs), False or a positive limit; choose one"
+            )
+        if not isinstance(self.env_config, Mapping):
+            raise ConfigError(
+                f"env_config: {type(self.env_config).__name__}, expected a dict; pass env_config={{...}}"
+            )
+        if self.seed is not None and (not isinstance(self.seed, int | np.integer) or self.seed < 0):
+            raise ConfigError(f"seed: {self.seed!r}, expected an integer of at least 0, or None; choose one")
         if self.num_workers != 0:
             raise ConfigError(
                 f"num_workers: {self.num_workers}, expected 0 in this version; raise num_envs_per_worker instead"

@@ -1,0 +1,108 @@
+"""Keys of config dicts: reading nested sections, refusing unknown keys, warning about those without meaning.
+
+`classic_keys` reads the whole dict with it, `algorithm_config` the sections that are given as dicts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from menv.errors import ConfigError
+
+S = TypeVar("S")
+
+RENAMED = {"lambda": "lambda_"}
+"""Classic keys that are no Python names, and the fields that they mean."""
+
+_WITHOUT_MEANING = frozenset(
+    {
+        "_disable_action_flattening",
+        "_disable_execution_plan_api",
+        "_disable_preprocessor_api",
+        "_enable_learner_api",
+        "_enable_new_api_stack",
+        "_enable_rl_module_api",
+        "_tf_policy_handles_more_than_one_loss",
+        "auto_wrap_old_gym_envs",
+        "compress_observations",
+        "create_env_on_driver",
+        "create_env_on_local_worker",
+        "custom_resources_per_worker",
+        "disable_env_checking",
+        "eager_max_retraces",
+        "eager_tracing",
+        "enable_connectors",
+        "framework",
+        "framework_str",
+        "local_tf_session_args",
+        "num_cpus_for_driver",
+        "num_cpus_for_local_worker",
+        "num_cpus_per_worker",
+        "num_gpus",
+        "num_gpus_per_worker",
+        "placement_strategy",
+        "preprocessor_pref",
+        "shuffle_sequences",
+        "simple_optimizer",
+        "synchronize_filters",
+        "tf_session_args",
+        "torch_compile_learner",
+        "torch_compile_worker",
+    }
+)
+_warned: set[str] = set()
+
+
+def section(section_class: type[S], value: Any, where: str) -> S:
+    """Return a nested section, an instance of `section_class` or a dict of its fields.
+
+    Raises:
+        ConfigError: It is neither, or has an unknown key.
+    """
+    return (
+        value
+        if isinstance(value, section_class)
+        else section_class(**section_values(section_class, value, where))
+    )
+
+
+def section_values(section_class: type[Any], value: Any, where: str) -> dict[str, Any]:
+    """Return the keyword arguments that the dict of a nested section means."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"config[{where!r}]: {type(value).__name__}, expected a dict; write {where}={{...}}"
+        )
+    known = {field.name for field in fields(section_class)}
+    for key in value:
+        if key not in known:
+            refuse_or_warn(key, known, f"config[{where!r}]: ")
+    return {key: entry for key, entry in value.items() if key in known}
+
+
+def refuse_or_warn(key: str, known: set[str], where: str) -> None:
+    """Warn once about a key without meaning; refuse any other unknown key."""
+    if key in _WITHOUT_MEANING:
+        if key not in _warned:
+            _warned.add(key)
+            warnings.warn(
+                f"{where}{key!r} has no meaning in menv and is ignored; leave it out",
+                stacklevel=_frames_of_menv(),
+            )
+        return
+    names = [*sorted(known - set(RENAMED.values())), *(old for old, new in RENAMED.items() if new in known)]
+    near = [name for name in names if name.startswith(key)] or difflib.get_close_matches(key, names, 1, 0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+    raise ConfigError(f"{where}unknown key {key!r}, expected a known one; {hint}")
+
+
+def _frames_of_menv() -> int:
+    """Return the `stacklevel` of the line outside menv that led here."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("menv."):
+        frame, level = frame.f_back, level + 1
+    return level

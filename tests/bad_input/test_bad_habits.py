@@ -1,0 +1,89 @@
+"""Habits that would give wrong results without a word are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv import Policy, PolicySpec
+from menv.algorithms import PPO, ModelConfig, MultiAgentConfig, PPOConfig
+from menv.errors import ConfigError, ContractError
+from menv.multi_agent_env import StepDicts
+from tests.bad_input.broken_envs import Faulty
+
+
+def test_one_environment_for_several_sub_environments_is_refused() -> None:
+    shared = Faulty()
+    with pytest.raises(ConfigError, match=r"sub-environment 1 is the same object .* inside the function"):
+        PPO(env=lambda context: shared, config={"num_envs_per_worker": 2})
+
+
+def test_a_flag_for_an_agent_that_never_appeared_is_refused() -> None:
+    class Misspelt(Faulty):
+        def step(self, action_dict: Any) -> StepDicts:
+            obs, rewards, terminateds, truncateds, infos = super().step(action_dict)
+            return obs, rewards, {**terminateds, "anna": True}, truncateds, infos
+
+    with pytest.raises(
+        ContractError, match=r"a done flag was set for 'anna', .*expected one of possible_agents 'ann'"
+    ):
+        PPO(env=Misspelt, config={"train_batch_size": 8}).train()
+
+
+def test_an_action_of_an_own_policy_outside_the_space_is_refused() -> None:
+    class Wild(Policy):
+        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            return [7.9] * len(obs_batch), [], {}
+
+    multiagent = {"policies": {"wild": PolicySpec(policy_class=Wild)}}
+    with pytest.raises(
+        ContractError, match=r"policy 'wild': action: expected an integer from 0 to 1, got float 7\.9"
+    ):
+        PPO(env=Faulty, config={"train_batch_size": 8, "multiagent": multiagent}).train()
+
+
+def test_a_reset_that_takes_no_seed_is_named() -> None:
+    class Seedless(Faulty):
+        def reset(self) -> Any:  # type: ignore[override]
+            return super().reset()
+
+    with pytest.raises(
+        ContractError, match=r"env 0 reset: .*expected reset\(self, \*, seed=None, options=None\)"
+    ):
+        PPO(env=Seedless, config={"train_batch_size": 8, "seed": 1}).train()
+
+
+def test_waiting_for_the_end_of_an_endless_episode_is_refused() -> None:
+    class Endless(Faulty):
+        def step(self, action_dict: Any) -> StepDicts:
+            self.at = 0
+            return super().step(action_dict)
+
+    config = {"train_batch_size": 8, "batch_mode": "complete_episodes", "inference": "onnx"}
+    with pytest.raises(ContractError, match=r"without the end of an episode.*truncate_episodes"):
+        PPO(env=Endless, config=config).train()
+
+
+def test_sections_of_a_config_object_may_be_dicts() -> None:
+    built = PPOConfig(env=Faulty, model={"fcnet_hiddens": [8]}, multiagent={"policies": ["p"]})  # type: ignore[arg-type]
+    assert built.model == ModelConfig(fcnet_hiddens=(8,))
+    assert isinstance(built.multiagent, MultiAgentConfig)
+
+
+def test_clipped_rewards_are_clipped_before_a_fragment_cut_too() -> None:
+    class Rich(Faulty):
+        def step(self, action_dict: Any) -> StepDicts:
+            obs, _, terminateds, truncateds, infos = super().step(action_dict)
+            return obs, dict.fromkeys(action_dict, 5.0), terminateds, truncateds, infos
+
+    algo = PPO(env=Rich, config={"train_batch_size": 3, "clip_rewards": True})
+    algo.sample()
+    batch = algo.sample()["default_policy"]
+    assert set(np.unique(batch["prev_rewards"])) <= {0.0, 1.0}
+
+
+def test_steps_that_nobody_learned_from_do_not_count_as_trained() -> None:
+    config = {"train_batch_size": 8, "multiagent": {"policies_to_train": []}}
+    assert PPO(env=Faulty, config=config).train()["num_env_steps_trained"] == 0
