@@ -49,8 +49,8 @@ class Ledger:
         self._starts: list[Start] = []
         self._agent_ids: list[Any] = []
         self._ends: list[End] = []
-        self._end_rows: list[int] = []
         self._unrolls = 0
+        self._end_rows: list[int] = []
         # Where unanswered rows were before the last close, and how many answered ones lie before them now.
         self._open_before = np.zeros(0, np.int64)
         self._held = 0
@@ -132,7 +132,7 @@ class Ledger:
         ends = np.array([end[3:6] for end in self._ends], np.float64).reshape(-1, 3)
         rewards = cut_rows.rewards(self._columns["income"][: self._n], owners.released == 0, ends[:, 0])
         sorted_columns = {
-            "rewards": rewards.astype(np.float32),
+            "rewards": rewards,
             "terminateds": cut_rows.flags(ends[:, 1]),
             "truncateds": cut_rows.flags(ends[:, 2]),
             "t": cut_rows.steps(owners.released),
@@ -202,6 +202,7 @@ class Ledger:
             next_obs[given] = prepare_finals(
                 [final for final in finals if final is not None], owners.take(given)
             )
+        # Unique in this ledger; the sampler numbers the pieces of all its ledgers.
         unrolls = np.arange(self._unrolls, self._unrolls + len(owners.slot))
         self._unrolls += len(unrolls)
         return Segments(

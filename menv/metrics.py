@@ -12,6 +12,8 @@ from typing import Any
 
 from menv.episode import Episode
 
+_MOST_NEW = 10_000
+
 
 class Metrics:
     """A window over the latest episodes.
@@ -23,19 +25,24 @@ class Metrics:
     def __init__(self, window: int = 100) -> None:
         self._window = window
         self._before: deque[Episode] = deque(maxlen=window)
-        self._new: list[Episode] = []
+        # Of this iteration; bounded, because nobody may ever ask for a summary.
+        self._new: deque[Episode] = deque(maxlen=max(window, _MOST_NEW))
+        self._new_count = 0
         self.unclaimed_rewards = 0.0
         self.episodes_total = 0
 
     def record(self, episode: Episode) -> None:
         """Take in an episode that ended."""
         self._new.append(episode)
+        self._new_count += 1
         self.episodes_total += 1
         self.unclaimed_rewards += episode.unclaimed_rewards
 
     def summary(self) -> dict[str, Any]:
         """Return the classic result keys and begin a new iteration."""
-        new, self._new = self._new, []
+        new, count = list(self._new), self._new_count
+        self._new.clear()
+        self._new_count = 0
         missing = max(0, self._window - len(new))
         episodes = [*list(self._before)[len(self._before) - min(missing, len(self._before)) :], *new]
         self._before.extend(new)
@@ -50,7 +57,7 @@ class Metrics:
             "episode_reward_min": min(returns, default=None),
             "episode_reward_max": max(returns, default=None),
             "episode_len_mean": _mean(lengths),
-            "episodes_this_iter": len(new),
+            "episodes_this_iter": count,
             "episodes_in_window": len(episodes),
             "episodes_total": self.episodes_total,
             "policy_reward_mean": {policy: _mean(values) for policy, values in by_policy.items()},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from menv.base_env import AgentId
@@ -158,14 +159,19 @@ def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
             f"policy_mapping_fn: its parameters are ({', '.join(p.name for p in parameters)}), expected "
             "(agent_id, episode, worker, **kwargs) or the first of these; give the others defaults"
         )
+    places = [p.name if p.name in ("episode", "worker") else None for p in positional[:3]]
     rest = {p.name for p in keywords} & {"episode", "worker"}
     if any(p.kind is kinds.VAR_KEYWORD for p in parameters):
-        rest |= {"episode", "worker"} - {("agent_id", "episode", "worker")[i] for i in range(count)}
-        rest -= {p.name for p in positional}
+        by_position = {
+            ("agent_id", "episode", "worker")[i] for i in range(count) if i >= len(places) or not places[i]
+        }
+        rest |= {"episode", "worker"} - by_position - set(places) - {p.name for p in positional}
 
     def mapping(agent_id: AgentId, episode: Episode, worker: Any) -> str:
         given = (agent_id, episode, worker)
-        named = {name: {"episode": episode, "worker": worker}[name] for name in rest}
-        return fn(*given[:count], **named)  # type: ignore[no-any-return]
+        by_name = {"episode": episode, "worker": worker}
+        # A parameter called "worker" is given the worker, wherever it stands.
+        args = [by_name[place] if place else value for place, value in zip_longest(places, given[:count])]
+        return fn(*args, **{name: by_name[name] for name in rest})  # type: ignore[no-any-return]
 
     return mapping

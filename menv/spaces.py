@@ -43,10 +43,10 @@ def stack(values: Sequence[Any] | Array, space: gym.Space[Any], path: str = "") 
     Raises:
         OutsideSpaceError: An element has the wrong type, shape or dtype. (Bounds are checked apart.)
     """
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        return _checked_array(values, space, path)
     if isinstance(space, gym.spaces.Discrete):
         return _stack_discrete(values, space, path)
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return _checked_array(values, space, path)
     dtype, shape = space.dtype, space.shape
     assert dtype is not None
     assert shape is not None

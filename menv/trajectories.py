@@ -77,7 +77,7 @@ class Trajectories:
             np.fromiter(agent_ids, object, count),
             np.zeros(count, np.int64),
             np.zeros((count, *actions.shape[1:]), actions.dtype),
-            np.zeros(count, np.float32),
+            np.zeros(count, np.float64),
         )
 
     def take(self, which: Column) -> Trajectories:

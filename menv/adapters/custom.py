@@ -62,8 +62,10 @@ class CustomEnvs(BaseEnv):
             self._answers = {}
             if answers:
                 self._call("send_actions", answers)
-            self._read(self._six_dicts())
-            if self._due or not self._silent:
+            parts = self._six_dicts()
+            self._read(parts)
+            # Nothing came at all: the inner environment is busy, and waiting is the caller's business.
+            if self._due or not self._silent or not any(parts[:4]):
                 return self._deliver()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -76,7 +78,9 @@ class CustomEnvs(BaseEnv):
                 env_id, agent = self._pool.seats[int(slot)]
                 by_env.setdefault(env_id, {})[agent] = action
         for env_id, answers in by_env.items():
-            agents = self._rosters[env_id].waiting.agents if env_id in self._waiting | self._due else []
+            agents = (
+                self._rosters[env_id].waiting.agents if env_id in self._waiting or env_id in self._due else []
+            )
             check_answers(env_id, agents, answers)
             self._answers[env_id] = answers
             self._rosters[env_id].answered = True
@@ -94,10 +98,12 @@ class CustomEnvs(BaseEnv):
         if (
             seed is None
             and options is None
-            and (env_id in fresh or (env_id is None and fresh == [*self._rosters]))
+            and (env_id in fresh or (env_id is None and len(fresh) == len(self._rosters) > 0))
         ):
             return self._first_rows(fresh if env_id is None else [env_id])
-        obs, infos = self.inner.try_reset(env_id, seed=seed, options=options)
+        # The classic signature is `try_reset(env_id)`: nothing is passed that was not asked for.
+        given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+        obs, infos = self._call("try_reset", env_id, **given)
         if isinstance(obs, dict):
             for key, by_agent in obs.items():
                 if isinstance(by_agent, dict):
@@ -130,7 +136,8 @@ class CustomEnvs(BaseEnv):
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that the inner environment lists and those seen so far."""
-        return set(self.possible_agents or ()).union(*(roster.known for roster in self._rosters.values()))
+        listed = self.possible_agents or self.inner.get_agent_ids()
+        return set(listed).union(*(roster.known for roster in self._rosters.values()))
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row."""
@@ -144,10 +151,10 @@ class CustomEnvs(BaseEnv):
         """Stop the inner environment."""
         self.inner.stop()
 
-    def _call(self, method: str, *args: Any) -> Any:
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call the inner environment; what it raises is chained."""
         try:
-            return getattr(self.inner, method)(*args)
+            return getattr(self.inner, method)(*args, **kwargs)
         except MenvError:
             raise
         except Exception as error:
@@ -181,10 +188,18 @@ class CustomEnvs(BaseEnv):
         obs, rewards, terminateds, truncateds, infos, _ = parts
         for env_id in dict.fromkeys([*obs, *rewards, *terminateds, *truncateds]):
             flags = [dict(part.get(env_id, {})) for part in (terminateds, truncateds)]
+            if not (
+                obs.get(env_id) or rewards.get(env_id) or any(flags[0].values()) or any(flags[1].values())
+            ) and (env_id in self._waiting or env_id in self._due):
+                # Others moved; in this one somebody still waits.
+                continue
             if env_id not in self._running:
-                self._begin(env_id, obs.get(env_id, {}), infos.get(env_id, {}), rewards.get(env_id, {}))
-                if not any(flags[0].values()) and not any(flags[1].values()):
+                gone = {agent for by_agent in flags for agent, flag in by_agent.items() if flag}
+                first = {a: value for a, value in obs.get(env_id, {}).items() if not gone & {a, ALL}}
+                self._begin(env_id, first, infos.get(env_id, {}), rewards.get(env_id, {}))
+                if ALL not in gone:
                     continue
+                obs, rewards = {**obs, env_id: {}}, {**rewards, env_id: {}}
             for by_agent in flags:
                 by_agent.setdefault(ALL, False)
             step = (dict(obs.get(env_id, {})), dict(rewards.get(env_id, {})), *flags, infos.get(env_id, {}))
@@ -238,7 +253,8 @@ class CustomEnvs(BaseEnv):
     def _new_roster(self, env_id: EnvId) -> Roster:
         """Seat a sub-environment that is seen for the first time."""
         if self._free_indices:
-            index = self._free_indices.pop()
+            index = min(self._free_indices)
+            self._free_indices.remove(index)
         else:
             index = len(self._env_steps)
             self._env_steps = np.append(self._env_steps, 0)

@@ -80,12 +80,14 @@ class GymEnvs(LocalEnvs):
         if actions is None:
             by_env: Mapping[EnvId, Mapping[AgentId, Any]] = slots
             indices = [self._only_agent(env_id, answers) for env_id, answers in by_env.items()]
-            self._answer(indices, [answers[SINGLE_AGENT] for answers in by_env.values()])
+            self._answer(
+                indices, [answers[SINGLE_AGENT] for answers in by_env.values()], self._waiting | self._due
+            )
         elif slots is self._all and self._waiting is self._everybody and len(actions) == len(slots):
             self._waiting = frozenset()
             self._answers = (self._order, actions)
         else:
-            self._answer([int(slot) for slot in slots], list(actions))
+            self._answer([int(slot) for slot in slots], list(actions), self._waiting)
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -133,12 +135,16 @@ class GymEnvs(LocalEnvs):
         if index in order:
             kept = [(i, action) for i, action in zip(order, actions, strict=True) if i != index]
             self._answers = ([i for i, _ in kept], [action for _, action in kept])
-        if self._fresh[index]:
-            self._report.joined = [join for join in self._report.joined if join.slot != index]
-        length = int(self._env_steps[index]) - self._episode_start[index]
-        self._end(index, self._obs[index], 0.0, (False, True), self._infos[index], length)
+        joined = [join for join in self._report.joined if join.slot != index]
+        if len(joined) < len(self._report.joined):
+            # Nobody was told of this episode: it never was.
+            self._report.joined = joined
+        else:
+            length = int(self._env_steps[index]) - self._episode_start[index]
+            self._end(index, self._obs[index], 0.0, (False, True), self._infos[index], length)
         self._begin(index, *self._reset_env(index, seed, options))
         self._due |= {index}
+        self._waiting = self._waiting.difference((index,))
 
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
         """Step the copies in `order`, reset those that finish, return their rewards."""
@@ -177,9 +183,8 @@ class GymEnvs(LocalEnvs):
         self._report.ended.append(End(index, index, SINGLE_AGENT, number, *flags, own_copy(obs), info))
         self._report.episodes.append(EpisodeEnd(index, *flags, length, index))
 
-    def _answer(self, indices: list[int], actions: list[Any]) -> None:
+    def _answer(self, indices: list[int], actions: list[Any], waiting: frozenset[int]) -> None:
         """Note the answers of some copies."""
-        waiting = self._waiting | self._due
         stray = [index for index in indices if index not in waiting]
         if stray or len(set(indices)) != len(indices):
             raise ContractError(

@@ -80,28 +80,44 @@ class MultiAgentEnvs(LocalEnvs):
         """Answer copies; see `BaseEnv.send_actions`."""
         if actions is None:
             for env_id, answers in slots.items():
-                self._answer(self._index(env_id), dict(answers))
+                known = self._index(env_id)
+                # After `try_reset` its rows may be answered before a poll has delivered them.
+                self._answer(known, dict(answers), known in self._waiting or known in self._due)
             return
-        layouts, indices, delivered = self._delivered
-        if slots is delivered and len(self._waiting) == len(indices):
-            start = 0
-            for index, layout in zip(indices, layouts, strict=True):
-                agents = layout.agents
-                if len(agents) == 1:
-                    self._answers[index] = {agents[0]: actions[start]}
-                    start += 1
-                    continue
-                stop = start + len(agents)
-                self._answers[index] = dict(zip(agents, actions[start:stop], strict=True))
-                start = stop
-            self._waiting.clear()
+        indices = self._delivered[1]
+        if (
+            slots is self._delivered[2]
+            and len(self._waiting) == len(indices)
+            and self._waiting.issuperset(indices)
+        ):
+            self._answer_all(actions)
             return
         by_env: dict[int, dict[AgentId, Any]] = {}
         for slot, action in zip(slots, actions, strict=True):
             env_id, agent = self._pool.seats[int(slot)]
             by_env.setdefault(self._index(env_id), {})[agent] = action
         for index, answers in by_env.items():
-            self._answer(index, answers)
+            self._answer(index, answers, index in self._waiting)
+
+    def _answer_all(self, actions: Sequence[Any]) -> None:
+        """Note the answers to all rows that the last poll delivered."""
+        layouts, indices, slots = self._delivered
+        if len(actions) != len(slots):
+            raise ContractError(
+                f"send_actions: got {len(actions)} actions for {len(slots)} slots, expected one for each; "
+                "keep them in the order of the slots"
+            )
+        start = 0
+        for index, layout in zip(indices, layouts, strict=True):
+            agents = layout.agents
+            if len(agents) == 1:
+                self._answers[index] = {agents[0]: actions[start]}
+                start += 1
+                continue
+            stop = start + len(agents)
+            self._answers[index] = dict(zip(agents, actions[start:stop], strict=True))
+            start = stop
+        self._waiting.clear()
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -111,7 +127,8 @@ class MultiAgentEnvs(LocalEnvs):
             self._start()
         indices = range(len(self._envs)) if env_id is None else [self._index(env_id)]
         for index in indices:
-            if self._rosters[index].answered or seed is not None or options is not None:
+            answered = self._rosters[index].answered or self._answers[index] is not None
+            if answered or seed is not None or options is not None:
                 self._abandon(index, seed, options)
         rosters = [(index, self._rosters[index]) for index in indices]
         obs: MultiEnvDict = {
@@ -197,11 +214,12 @@ class MultiAgentEnvs(LocalEnvs):
         """End the running episode as truncated and reset."""
         self._answers[index] = None
         self._rosters[index].abandon(self._report)
+        self._waiting.discard(index)
         self._begin(index, *self._reset_env(index, seed, options))
 
-    def _answer(self, index: int, answers: dict[AgentId, Any]) -> None:
+    def _answer(self, index: int, answers: dict[AgentId, Any], may: bool) -> None:
         """Note the answers for one copy once they are exactly for those who wait."""
-        agents = self._rosters[index].waiting.agents if index in self._waiting or index in self._due else []
+        agents = self._rosters[index].waiting.agents if may else []
         if set(answers) != set(agents):
             check_answers(index, agents, answers)
         self._answers[index] = {agent: answers[agent] for agent in agents}

@@ -138,6 +138,14 @@ class Roster:
 
     def abandon(self, report: Report) -> None:
         """End the running episode as truncated, for a reset from outside."""
+        told = [join for join in report.joined if join.env_index != self.env_index]
+        for join in report.joined:
+            # Nobody was told of these lives: they never were.
+            if join.env_index == self.env_index and join.agent_id in self._alive:
+                self._alive.remove(join.agent_id)
+                self._lives += 1
+                self._dead.add(join.agent_id)
+        report.joined = told
         self._finish({}, {}, {ALL: False}, {ALL: True}, {}, report)
 
     def release(self) -> None:
@@ -198,13 +206,13 @@ class Roster:
         self, obs: Any, terminateds: Any, truncateds: Any, infos: Any, report: Report
     ) -> dict[AgentId, Any]:
         """End the agents whose own flag is set; return the observations of the others."""
-        flagged = [agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag]
-        for agent in dict.fromkeys(flagged):
+        flagged = dict.fromkeys(
+            [agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag]
+        )
+        for agent in flagged:
             terminated, truncated = bool(terminateds.get(agent)), bool(truncateds.get(agent))
             self._end(agent, terminated, truncated, obs.get(agent), infos.get(agent, _NO_INFO), report)
-        return {
-            agent: value for agent, value in obs.items() if agent not in self._dead or agent not in flagged
-        }
+        return {agent: value for agent, value in obs.items() if agent not in flagged}
 
     def _end(
         self,

@@ -10,7 +10,7 @@ from menv.base_env import AgentId, EnvId
 
 
 class SlotPool:
-    """Gives out the lowest free slots first, so that arrays indexed by slot stay short.
+    """Gives out freed slots before new ones, so that arrays indexed by slot stay short.
 
     Attributes:
         seats: `seats[slot]` is the `(env_id, agent_id)` that has, or had last, the slot.

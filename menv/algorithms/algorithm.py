@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
@@ -28,6 +28,7 @@ from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
+from menv.policy_spec import PolicySpec
 from menv.registry import make_env
 
 
@@ -76,7 +77,7 @@ class Algorithm(ABC):
             envs[0], self._make_env, self.config.num_envs_per_worker, seed=self.config.seed
         )
         self._check_algorithms()
-        specs = resolve_specs(self._policy_map, self._base_env, envs[0])
+        specs = resolve_specs(self._policy_map, self._base_env, envs[0], self.config.num_workers)
         self._configs = {
             name: override(self.config, spec.config, name)
             for name, spec in specs.items()
@@ -90,7 +91,7 @@ class Algorithm(ABC):
             self._base_env, self._policy_map, cohorts, quota, metrics=self._metrics, seed=self._seed
         )
         self._sampler.explore = self.config.explore
-        self._policies = _policies_of(cohorts, self._configs, self._seed)
+        self._policies = _policies_of(cohorts, specs, self._seed)
         self._learners: dict[str, Learner] = {}
         self.inference = {name: built.inference for built in self._nets for name in built.cohort.policy_ids}
         self.iteration = 0
@@ -279,14 +280,13 @@ def _set_torch_threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
-def _policies_of(cohorts: Iterable[Any], configs: Mapping[str, Any], seed: int) -> dict[str, Policy]:
+def _policies_of(cohorts: Iterable[Any], specs: Mapping[str, PolicySpec], seed: int) -> dict[str, Policy]:
     """Return the policy objects by id."""
     found: dict[str, Policy] = {}
     for cohort in cohorts:
         for index, policy_id in enumerate(cohort.policy_ids):
             own: list[Policy] | None = getattr(cohort, "policies", None)
-            found[policy_id] = own[index] if own is not None else NetPolicy(cohort, index, None, seed)
-    return {policy_id: found[policy_id] for policy_id in configs}
-
-
-EnvFactory = Callable[[int], Any]
+            found[policy_id] = (
+                own[index] if own is not None else NetPolicy(cohort, index, specs[policy_id].config, seed)
+            )
+    return {policy_id: found[policy_id] for policy_id in specs}

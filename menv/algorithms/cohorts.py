@@ -111,18 +111,21 @@ def _net_cohort(members: Sequence[str], spec: PolicySpec, config: AlgorithmConfi
         init_weights(network, draws.key(seed, draws.stable_hash(name), draws.WEIGHTS) >> 1)
         for name in members
     ]
-    backend, inference = _backend(network, weights, config.inference, seed)
+    backend, inference = _backend(network, weights, config.inference, seed, preprocessor.mask_width > 0)
     output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
     cohort = NetCohort(members, spec.observation_space, spec.action_space, backend, output)
     return Built(cohort, network, inference)
 
 
 def _backend(
-    network: MlpSpec, weights: Sequence[Mapping[str, Any]], inference: str, seed: int
+    network: MlpSpec, weights: Sequence[Mapping[str, Any]], inference: str, seed: int, masked: bool
 ) -> tuple[ActingBackend, str]:
     """Return what runs the networks; "auto" falls back on torch where ONNX Runtime disagrees with it."""
     from menv.acting.onnx_acting import OnnxActing
     from menv.algorithms.networks.graphs import MlpGraphs
+
+    if inference == "onnx":
+        return OnnxActing(MlpGraphs(network, weights[0]), network.head, weights), "onnx"
     from menv.algorithms.networks.torch_mlp import TorchMlp
     from menv.algorithms.torch_acting import TorchActing, check_against
 
@@ -130,10 +133,8 @@ def _backend(
     if inference == "torch":
         return reference, "torch"
     onnx = OnnxActing(MlpGraphs(network, weights[0]), network.head, weights)
-    if inference == "onnx":
-        return onnx, "onnx"
     try:
-        check_against(onnx, reference, np.random.default_rng(seed))
+        check_against(onnx, reference, np.random.default_rng(seed), masked=masked)
     except ConfigError:
         return reference, "torch"
     return onnx, "onnx"

@@ -39,19 +39,22 @@ class Worker:
     policy_map: PolicyMap
 
 
-def resolve_specs(policy_map: PolicyMap, base_env: BaseEnv, env: Any) -> dict[str, PolicySpec]:
+def resolve_specs(
+    policy_map: PolicyMap, base_env: BaseEnv, env: Any, num_workers: int = 0
+) -> dict[str, PolicySpec]:
     """Return the policies' specs with both spaces filled in.
 
     Args:
         policy_map: The policies and the mapping.
         base_env: The environment in table form.
         env: One sub-environment, or the user's own BaseEnv, which knows the agents' spaces.
+        num_workers: How many workers there will be.
 
     Raises:
         ContractError: An agent maps to an unknown policy.
         ConfigError: Agents of one policy differ in their spaces, or a policy's spaces cannot be inferred.
     """
-    worker = Worker(0, 0, base_env, policy_map)
+    worker = Worker(0, num_workers, base_env, policy_map)
     agents = _agents(env, base_env)
     users = _users(policy_map, agents, worker)
     return {
@@ -76,9 +79,9 @@ def _users(policy_map: PolicyMap, agents: list[AgentId], worker: Worker) -> dict
     """Map every agent in several episodes and return who may use each policy."""
     users: dict[str, dict[AgentId, None]] = {policy_id: {} for policy_id in policy_map.specs}
     for number in range(_EPISODES):
+        # Small ids and large ones: both parities, and numbers as they occur in a run.
+        episode = Episode(number if number % 4 < 2 else number * 0x9E3779B97F4A7, number)
         for agent in agents:
-            # Small ids and large ones: both parities, and numbers as they occur in a run.
-            episode = Episode(number if number % 4 < 2 else number * 0x9E3779B97F4A7, number)
             try:
                 policy_id = policy_map.policy_for(agent, episode, worker)
             except (ContractError, ConfigError):
@@ -88,6 +91,7 @@ def _users(policy_map: PolicyMap, agents: list[AgentId], worker: Worker) -> dict
                     f"policy_mapping_fn: raised {type(error).__name__}: {error} for agent {agent!r} (dry run over "
                     f"possible_agents), expected a policy id of {sorted(policy_map.specs)}; mend the function"
                 ) from error
+            episode.bind(agent, policy_id)
             users[policy_id][agent] = None
     return {policy_id: list(found) for policy_id, found in users.items()}
 

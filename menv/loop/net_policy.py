@@ -48,25 +48,15 @@ class NetPolicy(Policy):
         Raises:
             ContractError: An observation is outside the policy's space.
         """
-        assert self._cohort.preprocess is not None
-        try:
-            obs, mask = self._cohort.preprocess(obs_batch)
-        except OutsideSpaceError as error:
-            raise self._outside(error.row, len(obs_batch), error.why) from error
-        bad = self._cohort.preprocess.why_bad_row(obs)
-        if bad is not None:
-            raise self._outside(bad[0], len(obs), bad[1])
-        backend = self._cohort.backend
-        if explore is False:
-            actions = backend.greedy(obs, mask, self._index)
-        else:
-            actions = backend.act(obs, mask, self._noise(len(obs)), self._index)
-        logp = backend.evaluate(self._index, obs, mask, actions).logp
+        obs, mask = self._rows(obs_batch)
+        actions = self._choose(obs, mask, explore is not False)
+        logp = self._cohort.backend.evaluate(self._index, obs, mask, actions).logp
         return self._cohort.output(actions), [], {"action_logp": logp}
 
     def act(self, obs: Any, *, explore: bool = False) -> Any:
         """Return the action for one observation, the most likely one unless `explore`."""
-        return self.compute_actions([obs], explore=explore)[0][0]
+        rows, mask = self._rows([obs])
+        return self._cohort.output(self._choose(rows, mask, explore))[0]
 
     def get_weights(self) -> dict[str, Any]:
         """Return copies of the weights by name."""
@@ -75,6 +65,24 @@ class NetPolicy(Policy):
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Copy weights in; names and shapes must be those of `get_weights`."""
         self._cohort.backend.set_weights(self._index, weights)
+
+    def _rows(self, obs_batch: Sequence[Any]) -> tuple[Any, Any]:
+        """Return the network's rows and masks for R observations."""
+        assert self._cohort.preprocess is not None
+        try:
+            obs, mask = self._cohort.preprocess(obs_batch)
+        except OutsideSpaceError as error:
+            raise self._outside(error.row, len(obs_batch), error.why) from error
+        bad = self._cohort.preprocess.why_bad_row(obs)
+        if bad is not None:
+            raise self._outside(bad[0], len(obs), bad[1])
+        return obs, mask
+
+    def _choose(self, obs: Any, mask: Any, explore: bool) -> Any:
+        """Return the network's actions."""
+        if explore:
+            return self._cohort.backend.act(obs, mask, self._noise(len(obs)), self._index)
+        return self._cohort.backend.greedy(obs, mask, self._index)
 
     def _outside(self, row: int, rows: int, why: str) -> ContractError:
         """Return the error for an observation outside the space."""

@@ -7,7 +7,7 @@ called from here and never calls back. It knows no losses and no learners.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -108,6 +108,7 @@ class Sampler:
         self._pending: list[tuple[int, Block]] = []
         self._pending_slots: Column | None = None
         self._polled = False
+        self._unrolls = 0
 
     def sample(self) -> MultiAgentBatch:
         """Return one fragment: full for every sub-environment, rows with complete rewards only.
@@ -119,8 +120,10 @@ class Sampler:
         if not self._polled:
             self._polled = True
             self._take(self.base_env.poll())
-        before = self._steps.copy()
-        self._quota.begin(self._steps)
+            begun = np.zeros_like(self._steps)
+        else:
+            begun = self._steps.copy()
+        self._quota.begin(begun)
         idle = 0
         while True:
             closed = self._quota.closed(self._steps)
@@ -132,7 +135,7 @@ class Sampler:
             if idle:
                 self._starve(idle)
             self._take(ready)
-        return self._close(int(self._steps.sum() - before.sum()))
+        return self._close(int(self._steps.sum() - begun.sum()))
 
     def held_rewards(self) -> float:
         """Return what was paid and still waits for its row, or for its row's action."""
@@ -317,6 +320,10 @@ class Sampler:
         batches: dict[str, SampleBatch] = {}
         for cohort in self._cohorts:
             batches.update(cohort.close())
+        for batch in batches.values():
+            pieces = len(batch.segments.lengths)
+            batch.segments.unroll_id = np.arange(self._unrolls, self._unrolls + pieces)
+            self._unrolls += pieces
         for number, block in self._pending:
             block.rows = self._cohorts[number].ledger.moved(block.rows)
         order = self.policy_map.specs
@@ -344,6 +351,3 @@ def _part(block: Block, chosen: npt.NDArray[np.bool_]) -> Block:
 def _copy(block: Block) -> Block:
     """Return a block with the same look-ups, to be given rows of its own."""
     return Block(block.slots, block.which, block.env_indices, block.rows, block.raw, block.places)
-
-
-Batches = Mapping[str, SampleBatch]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv import Policy, PolicySpec
+from menv import Episode, Policy, PolicySpec, to_base_env
 from menv.algorithms import PPO, ModelConfig, MultiAgentConfig, PPOConfig
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import StepDicts
@@ -87,3 +87,43 @@ def test_clipped_rewards_are_clipped_before_a_fragment_cut_too() -> None:
 def test_steps_that_nobody_learned_from_do_not_count_as_trained() -> None:
     config = {"train_batch_size": 8, "multiagent": {"policies_to_train": []}}
     assert PPO(env=Faulty, config=config).train()["num_env_steps_trained"] == 0
+
+
+def test_a_second_answer_to_the_same_rows_is_refused() -> None:
+    base_env = to_base_env(Faulty(), lambda index: Faulty(), 2)
+    base_env.poll()
+    base_env.send_actions({0: {"ann": 0, "bob": 0}})
+    ready = base_env.poll()
+    base_env.send_actions(ready.slots, [0, 0])
+    with pytest.raises(ContractError, match=r"send_actions: env 0 got actions for not waiting"):
+        base_env.send_actions(ready.slots, [1, 1])
+
+
+def test_a_sub_environment_reset_behind_the_sampler_is_named_and_corrupts_nothing() -> None:
+    algo = PPO(env=Faulty, config={"train_batch_size": 8})
+    algo.sample()
+    algo._base_env.try_reset(0, seed=1)
+    with pytest.raises(ContractError, match=r"expected exactly|not waiting"):
+        algo.sample()
+
+
+def test_the_dry_run_lets_a_mapping_look_at_the_agents_before() -> None:
+    def mapping(agent_id: str, episode: Episode) -> str:
+        return "p" if agent_id == "ann" else {"p": "q", "q": "p"}[episode.policy_for("ann")]
+
+    multiagent = {"policies": ["p", "q"], "policy_mapping_fn": mapping}
+    batch = PPO(env=Faulty, config={"train_batch_size": 8, "multiagent": multiagent}).sample()
+    assert set(batch) == {"p", "q"}
+    pieces = [set(batch[policy]["unroll_id"].tolist()) for policy in batch]
+    assert pieces[0].isdisjoint(pieces[1])
+
+
+def test_a_parameter_called_worker_is_given_the_worker() -> None:
+    seen: list[Any] = []
+
+    def mapping(agent_id: str, worker: Any) -> str:
+        seen.append(worker.worker_index)
+        return "p"
+
+    PPO(env=Faulty, config={"multiagent": {"policies": ["p"], "policy_mapping_fn": mapping}})
+    assert set(seen) == {0}
