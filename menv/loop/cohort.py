@@ -7,6 +7,7 @@ All rows of a cohort go through one preprocessor, one ledger and, as a rule, one
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class Block:
     places: Column | None = None
 
 
-class Cohort:
+class Cohort(ABC):
     """Policies that answer together.
 
     Attributes:
@@ -87,6 +88,7 @@ class Cohort:
         rows, mask = self.preprocess(obs)
         return self.ledger.add(slots, rows, mask, rewards)
 
+    @abstractmethod
     def answer(
         self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
     ) -> Sequence[Any]:
@@ -102,7 +104,6 @@ class Cohort:
         Returns:
             R env-ready actions.
         """
-        raise NotImplementedError
 
     def close(self) -> dict[str, SampleBatch]:
         """Close the fragment and return the batch of each policy that has rows.
