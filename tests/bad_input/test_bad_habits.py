@@ -127,3 +127,13 @@ def test_a_parameter_called_worker_is_given_the_worker() -> None:
 
     PPO(env=Faulty, config={"multiagent": {"policies": ["p"], "policy_mapping_fn": mapping}})
     assert set(seen) == {0}
+
+
+def test_classic_settings_that_say_what_holds_anyhow_are_taken_without_a_warning() -> None:
+    config = {
+        "remote_worker_envs": False,
+        "observation_filter": "NoFilter",
+        "use_gae": True,
+        "callbacks": None,
+    }
+    assert PPO(env=Faulty, config=config).config.env is Faulty

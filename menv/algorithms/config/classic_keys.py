@@ -75,8 +75,8 @@ def read_keys(
 ) -> dict[str, Any]:
     """Return keyword arguments for `config_class` from classic keys."""
     known = {field.name for field in fields(config_class)}
-    for key in config:
+    for key, value in config.items():
         if RENAMED.get(key, key) not in known:
-            refuse_or_warn(key, known, where)
+            refuse_or_warn(key, value, known, where)
     named = {RENAMED.get(key, key): value for key, value in config.items()}
     return {name: value for name, value in named.items() if name in known}

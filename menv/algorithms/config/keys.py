@@ -59,6 +59,16 @@ _WITHOUT_MEANING = frozenset(
         "torch_compile_worker",
     }
 )
+_NOT_YET: dict[str, Any] = {
+    "callbacks": None,
+    "evaluation_interval": None,
+    "observation_filter": "NoFilter",
+    "remote_env_batch_wait_ms": 0,
+    "remote_worker_envs": False,
+    "use_critic": True,
+    "use_gae": True,
+}
+"""Classic keys with the one value that they can have so far."""
 _warned: set[str] = set()
 
 
@@ -82,14 +92,20 @@ def section_values(section_class: type[Any], value: Any, where: str) -> dict[str
             f"config[{where!r}]: {type(value).__name__}, expected a dict; write {where}={{...}}"
         )
     known = {field.name for field in fields(section_class)}
-    for key in value:
+    for key, entry in value.items():
         if key not in known:
-            refuse_or_warn(key, known, f"config[{where!r}]: ")
+            refuse_or_warn(key, entry, known, f"config[{where!r}]: ")
     return {key: entry for key, entry in value.items() if key in known}
 
 
-def refuse_or_warn(key: str, known: set[str], where: str) -> None:
-    """Warn once about a key without meaning; refuse any other unknown key."""
+def refuse_or_warn(key: str, value: Any, known: set[str], where: str) -> None:
+    """Warn once about a key without meaning; refuse any other unknown key, unless it says what holds anyhow."""
+    if key in _NOT_YET:
+        if value != _NOT_YET[key]:
+            raise ConfigError(
+                f"{where}{key} is {value!r}, expected {_NOT_YET[key]!r} in this version; leave it out"
+            )
+        return
     if key in _WITHOUT_MEANING:
         if key not in _warned:
             _warned.add(key)
