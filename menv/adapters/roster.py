@@ -155,7 +155,7 @@ class Roster:
         self._slots.clear()
         self._layouts.clear()
 
-    def nobody_waits(self) -> None:
+    def _nobody_waits(self) -> None:
         """Forget the rows: their agents have been answered."""
         self.waiting = self._nobody
         self.obs, self.rewards, self.infos = [], [], []
@@ -262,7 +262,7 @@ class Roster:
         self._held.clear()
         self._forget_absent()
         self._dead.clear()
-        self.nobody_waits()
+        self._nobody_waits()
 
     def _refuse_stranger(self, agent: AgentId, what: str) -> None:
         """Refuse a reward or a flag for an id that is not an agent of this environment."""

@@ -136,8 +136,8 @@ class ObsPreprocessor:
                 return OutsideSpaceError(row, why)
         return error
 
-    def _flat_bounds(self) -> tuple[Rows, Rows] | None:
-        """Return the [F] bounds of all Box columns, None if nothing is bounded or checkable."""
+    def _flat_bounds(self) -> tuple[Rows, Rows]:
+        """Return the [F] bounds of all columns, infinite where there is no Box."""
         low = np.full(self.size, -np.inf, np.float32)
         high = np.full(self.size, np.inf, np.float32)
         for leaf in self.leaves:
@@ -148,7 +148,6 @@ class ObsPreprocessor:
 
     def why_bad_row(self, rows: Rows) -> tuple[int, str] | None:
         """Return the first row with a value outside its Box (NaN included) and why, or None."""
-        assert self._bounds is not None
         low, high = self._bounds
         # Two reductions over the whole block; only a failure is looked at closely.
         good = ((rows >= low) & (rows <= high)).all()
