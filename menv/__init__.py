@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from menv.base_env import BaseEnv as BaseEnv
     from menv.base_env import Ready as Ready
-    from menv.batch import MultiAgentBatch as MultiAgentBatch
-    from menv.batch import SampleBatch as SampleBatch
     from menv.env_context import EnvContext as EnvContext
     from menv.envs.independent_copies import make_multi_agent as make_multi_agent
     from menv.episode import Episode as Episode
@@ -20,19 +18,21 @@ if TYPE_CHECKING:
     from menv.errors import EnvCrashError as EnvCrashError
     from menv.errors import MenvError as MenvError
     from menv.loop.convert import to_base_env as to_base_env
+    from menv.multi_agent_batch import MultiAgentBatch as MultiAgentBatch
     from menv.multi_agent_env import MultiAgentEnv as MultiAgentEnv
     from menv.policy import Policy as Policy
     from menv.policy_spec import PolicySpec as PolicySpec
     from menv.random_policy import RandomPolicy as RandomPolicy
     from menv.registry import register_env as register_env
+    from menv.sample_batch import SampleBatch as SampleBatch
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "BaseEnv": "base_env",
     "Ready": "base_env",
-    "MultiAgentBatch": "batch",
-    "SampleBatch": "batch",
+    "MultiAgentBatch": "multi_agent_batch",
+    "SampleBatch": "sample_batch",
     "EnvContext": "env_context",
     "Episode": "episode",
     "ConfigError": "errors",

@@ -122,7 +122,7 @@ class Ready:
         ended: Trajectories that ended.
         episodes: Episodes that ended.
         unclaimed: Rewards that belong to no action, in the order in which they were paid.
-        infos: R info dicts, or None.
+        infos: R info dicts, or None; a list that is not changed after, because batches refer to it.
         taken: Actions that an external client chose itself, by slot.
         seats: `seats[slot]` is `(env_id, agent_id)` of every row.
     """

@@ -64,6 +64,17 @@ class Cut:
         earned[first] += came[first]
         return earned
 
+    def sources(self) -> Column:
+        """Return [N] what came after each row, in the sorted order: a row index, or N + the index of an end.
+
+        It is -1 for the last row of a trajectory that lives on.
+        """
+        after = np.empty_like(self.order)
+        after[:-1] = self.order[1:]
+        after[self.last] = -1
+        after[self.last[self.end_segments]] = len(self.order) + self.end_order
+        return after
+
     def flags(self, at_end: Column) -> Column:
         """Return [N] flags in the sorted order, False but at the ends, which have `at_end` [M]."""
         flags = np.zeros(len(self.order), np.bool_)

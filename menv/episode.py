@@ -26,6 +26,7 @@ class Episode:
         custom_metrics: Numbers of yours; they reach the results as `<name>_mean/min/max`.
         user_data: Anything of yours.
         hist_data: Lists of yours; they reach the results under `hist_stats`.
+        media: Anything of yours to look at, such as videos; it reaches one result, under `episode_media`.
     """
 
     __slots__ = (
@@ -38,6 +39,7 @@ class Episode:
         "episode_id",
         "hist_data",
         "length",
+        "media",
         "unclaimed_rewards",
         "user_data",
     )
@@ -52,6 +54,7 @@ class Episode:
         self.custom_metrics: dict[str, float] = {}
         self.user_data: dict[str, Any] = {}
         self.hist_data: dict[str, list[float]] = {}
+        self.media: dict[str, Any] = {}
         self._policies: dict[AgentId, str] = {}
         self._numbers: dict[AgentId, int] = {}
         self._rng: np.random.Generator | None = None

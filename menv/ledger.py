@@ -8,16 +8,18 @@ no environments, policies or networks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import End
-from menv.batch import Column, SampleBatch, Segments
 from menv.cut import Cut, cut
 from menv.errors import ContractError
+from menv.infos import InfoLog, Infos
+from menv.sample_batch import SampleBatch
+from menv.segments import Column, Segments
 from menv.trajectories import Start, Trajectories
 
 Rows = slice | npt.NDArray[np.int64]
@@ -51,6 +53,8 @@ class Ledger:
         self._ends: list[End] = []
         self._unrolls = 0
         self._end_rows: list[int] = []
+        # The first row of each poll, the info dicts that came in with it, and the rows' places among these.
+        self._info_polls: list[tuple[int, Sequence[Mapping[str, Any]], Column | None]] = []
         # Where unanswered rows were before the last close, and how many answered ones lie before them now.
         self._open_before = np.zeros(0, np.int64)
         self._held = 0
@@ -101,6 +105,18 @@ class Ledger:
         self._n = stop
         return rows
 
+    def inform(self, infos: Sequence[Mapping[str, Any]] | None, places: Column | None) -> None:
+        """Note the info dicts that came in with the rows of the last `add`; only a reference is kept.
+
+        Args:
+            infos: Those of a whole poll, a list that nobody changes any more.
+            places: [R] where the rows' own are among them, None if they are all.
+        """
+        # Empty dicts are let go at once: keeping thousands of them alive slows sampling by 2 %.
+        if infos and any(infos):
+            count = len(infos) if places is None else len(places)
+            self._info_polls.append((self._n - count, infos, places))
+
     def answer(self, rows: Rows, actions: Any) -> None:
         """Write down the actions of rows that were added before."""
         self._columns["actions"][rows] = actions
@@ -137,8 +153,9 @@ class Ledger:
             "truncateds": cut_rows.flags(ends[:, 2]),
             "t": cut_rows.steps(owners.released),
         }
+        infos = InfoLog(self._n, self._info_polls, [end.info for end in self._ends])
         batches = {
-            int(policy): self._batch(cut_rows, sorted_columns, segments, owners.policy == policy)
+            int(policy): self._batch(cut_rows, sorted_columns, segments, infos, owners.policy == policy)
             for policy in np.unique(owners.policy)
         }
         self._carry(cut_rows, rewards, owners)
@@ -211,7 +228,12 @@ class Ledger:
         )  # fmt: skip
 
     def _batch(
-        self, cut_rows: Cut, sorted_columns: dict[str, Column], segments: Segments, mine: Column
+        self,
+        cut_rows: Cut,
+        sorted_columns: dict[str, Column],
+        segments: Segments,
+        infos: InfoLog,
+        mine: Column,
     ) -> SampleBatch:
         """Return the released rows of the trajectories `mine` [S]."""
         chosen = cut_rows.released()
@@ -224,7 +246,8 @@ class Ledger:
             if name in ("obs", "actions", "action_mask")
         }
         columns.update({name: column[chosen] for name, column in sorted_columns.items()})
-        return SampleBatch(columns, segments.take(mine & (segments.lengths > 0)))
+        pieces = segments.take(mine & (segments.lengths > 0))
+        return SampleBatch(columns, pieces, Infos((infos,), cut_rows.sources()[chosen]))
 
     def _carry(self, cut_rows: Cut, rewards: Column, owners: Trajectories) -> None:
         """Begin the next fragment with the rows that are held, answered ones first."""
@@ -249,3 +272,4 @@ class Ledger:
         self._held = int(answered.sum())
         self._living = living
         self._starts, self._agent_ids, self._ends, self._end_rows = [], [], [], []
+        self._info_polls = []

@@ -28,6 +28,7 @@ class Metrics:
         # Of this iteration; bounded, because nobody may ever ask for a summary.
         self._new: deque[Episode] = deque(maxlen=max(window, _MOST_NEW))
         self._new_count = 0
+        self._new_faulty = 0
         self.unclaimed_rewards = 0.0
         self.episodes_total = 0
 
@@ -38,11 +39,15 @@ class Metrics:
         self.episodes_total += 1
         self.unclaimed_rewards += episode.unclaimed_rewards
 
+    def record_faulty(self) -> None:
+        """Count an episode that a fault of its environment broke off; it is in no mean."""
+        self._new_faulty += 1
+
     def summary(self) -> dict[str, Any]:
         """Return the classic result keys and begin a new iteration."""
-        new, count = list(self._new), self._new_count
+        new, count, faulty = list(self._new), self._new_count, self._new_faulty
         self._new.clear()
-        self._new_count = 0
+        self._new_count = self._new_faulty = 0
         missing = max(0, self._window - len(new))
         episodes = [*list(self._before)[len(self._before) - min(missing, len(self._before)) :], *new]
         self._before.extend(new)
@@ -64,7 +69,9 @@ class Metrics:
             "policy_reward_min": {policy: min(values) for policy, values in by_policy.items()},
             "policy_reward_max": {policy: max(values) for policy, values in by_policy.items()},
             "unclaimed_rewards": self.unclaimed_rewards,
+            "num_faulty_episodes": faulty,
             "custom_metrics": _custom(episodes),
+            "episode_media": _media(new),
             "hist_stats": {
                 "episode_reward": returns,
                 "episode_lengths": lengths,
@@ -88,6 +95,17 @@ def _custom(episodes: Sequence[Episode]) -> dict[str, float]:
     for name, values in found.items():
         out[f"{name}_mean"] = sum(values) / len(values)
         out[f"{name}_min"], out[f"{name}_max"] = min(values), max(values)
+    return out
+
+
+def _media(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
+    """Return what episodes left to look at under each name, and let go of it: it may be large."""
+    out: dict[str, list[Any]] = {}
+    for episode in episodes:
+        for name, value in episode.media.items():
+            out.setdefault(name, []).append(value)
+        if episode.media:
+            episode.media = {}
     return out
 
 

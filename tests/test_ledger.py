@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 from menv.base_env import End
-from menv.batch import SampleBatch
 from menv.errors import ContractError
 from menv.ledger import Ledger
+from menv.sample_batch import SampleBatch
 from menv.trajectories import Start
 
 
@@ -173,6 +174,72 @@ def test_rows_that_wait_for_an_answer_are_found_after_the_cut() -> None:
     assert column(batch, "obs") == [1, 2, 0]
     assert column(batch, "actions") == [7, 8, 100]
     assert column(batch, "rewards") == [0, 1, 2]
+
+
+def told(play: Play, slots: list[int], infos: list[dict[str, int]] | None) -> None:
+    """Write rows that came in with info dicts."""
+    play.rows(slots, [0.0] * len(slots))
+    play.ledger.inform(infos, None)
+
+
+def test_an_info_belongs_to_the_action_before_it() -> None:
+    play = Play()
+    for slot in (0, 1):
+        play.join(slot)
+    told(play, [0, 1], [{"reset": 0}, {"reset": 1}])
+    told(play, [1, 0], [{"step": 1}, {"step": 0}])
+    told(play, [0], None)
+    play.ledger.end(End(0, 3, "agent0", 0.0, True, False, None, {"end": 0}))
+    batch = play.only()
+    assert column(batch, "agent_index") == [0, 0, 0, 1]
+    assert batch["infos"].tolist() == [{"step": 0}, {}, {"end": 0}, {"step": 1}]
+
+
+def test_a_held_row_gets_the_info_that_comes_after_the_cut() -> None:
+    play = Play()
+    play.join(0)
+    told(play, [0], [{"at": 0}])
+    told(play, [0], [{"at": 1}])
+    first = play.only()
+    told(play, [0], [{"at": 2}])
+    second = play.only()
+    play.ledger.end(End(0, 3, "agent0", 0.0, True, False, None, {"at": 3}))
+    third = play.only()
+    assert [batch["infos"].tolist() for batch in (first, second, third)] == [
+        [{"at": 1}],
+        [{"at": 2}],
+        [{"at": 3}],
+    ]
+
+
+def test_rows_find_their_infos_among_those_of_a_whole_poll() -> None:
+    play = Play()
+    for slot in (0, 1):
+        play.join(slot)
+    play.rows([0, 1], [0, 0])
+    play.rows([1, 0], [0, 0])
+    play.ledger.inform([{"of": "another"}, {"of": 0}, {"of": 1}], np.array([2, 1]))
+    assert play.only()["infos"].tolist() == [{"of": 0}, {"of": 1}]
+
+
+def test_infos_live_as_long_as_a_batch_that_can_ask_for_them() -> None:
+    class Info(dict[str, int]):
+        """A dict that can be watched."""
+
+    play = Play()
+    play.join(0)
+    infos = [Info(at=step) for step in range(3)]
+    watched = [weakref.ref(info) for info in infos]
+    for info in infos:
+        told(play, [0], [info])
+    del infos, info
+    batch = play.only()
+    part = batch.slice(0, 1)
+    del batch
+    # The ledger has let go; the slice can still be asked.
+    assert part["infos"][0] is watched[1]() is not None
+    del part
+    assert [reference() for reference in watched] == [None] * 3
 
 
 def test_each_policy_gets_its_own_rows() -> None:

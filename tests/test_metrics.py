@@ -26,6 +26,7 @@ def test_a_window_without_an_episode_reports_none_and_a_count_of_zero() -> None:
     assert summary["episodes_this_iter"] == summary["episodes_total"] == summary["episodes_in_window"] == 0
     assert summary["policy_reward_mean"] == summary["policy_reward_min"] == summary["custom_metrics"] == {}
     assert summary["hist_stats"] == {"episode_reward": [], "episode_lengths": []}
+    assert (summary["episode_media"], summary["num_faulty_episodes"]) == ({}, 0)
 
 
 def test_means_minima_and_maxima_are_over_episodes_and_policies() -> None:
@@ -83,6 +84,31 @@ def test_own_numbers_and_lists_reach_the_result() -> None:
     summary = metrics.summary()
     assert summary["custom_metrics"] == {"speed_mean": 2.0, "speed_min": 1.0, "speed_max": 3.0}
     assert summary["hist_stats"]["stops"] == [1.0, 0.0, 3.0, 0.0]
+
+
+def test_media_reach_one_result_and_are_let_go() -> None:
+    metrics = Metrics()
+    episodes = [episode({("a", "p"): 0.0}) for _ in range(3)]
+    for one, media in zip(episodes, ({"video": "first"}, {}, {"video": "last", "map": "m"}), strict=True):
+        one.media.update(media)
+        metrics.record(one)
+    assert metrics.summary()["episode_media"] == {"video": ["first", "last"], "map": ["m"]}
+    assert metrics.summary()["episode_media"] == {}
+    assert [one.media for one in episodes] == [{}, {}, {}]
+
+
+def test_faulty_episodes_are_counted_in_their_iteration_and_in_no_mean() -> None:
+    metrics = Metrics()
+    metrics.record(episode({("a", "p"): 2.0}))
+    metrics.record_faulty()
+    metrics.record_faulty()
+    summary = metrics.summary()
+    assert (
+        summary["num_faulty_episodes"],
+        summary["episodes_this_iter"],
+        summary["episode_reward_mean"],
+    ) == (2, 1, 2.0)
+    assert metrics.summary()["num_faulty_episodes"] == 0
 
 
 def test_an_episode_tells_who_answers_for_whom() -> None:

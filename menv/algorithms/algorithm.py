@@ -17,7 +17,6 @@ from menv.acting.backend import ActingBackend
 from menv.algorithms.cohorts import Built, build_cohorts
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import override, read_config
-from menv.batch import MultiAgentBatch, SampleBatch
 from menv.env_context import EnvContext
 from menv.errors import CallOrderError, ConfigError
 from menv.loop.convert import to_base_env
@@ -26,10 +25,12 @@ from menv.loop.net_policy import NetPolicy
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
+from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 from menv.policy_spec import PolicySpec
 from menv.registry import make_env
+from menv.sample_batch import SampleBatch
 
 
 class Learner(Protocol):
@@ -129,19 +130,28 @@ class Algorithm(ABC):
         """Sample a train batch, learn from it and return the result.
 
         Returns:
-            The classic keys: `episode_reward_mean/min/max` and `episode_len_mean` (None without a
-            finished episode), `policy_reward_mean` by policy, `info` with each policy's learning
-            statistics, `num_env_steps_sampled` and more.
+            The classic keys:
+
+            - Of the latest episodes: `episode_reward_mean/min/max` and `episode_len_mean` (None without
+              a finished episode), `policy_reward_mean/min/max` by policy, `hist_stats`, `custom_metrics`.
+            - Of this iteration's: `episodes_this_iter`, `num_faulty_episodes` (broken off by a fault of
+              their environment), `episode_media` (a list for each name in `episode.media`).
+            - `sampler_results`: all of these again, and `sampler_perf`.
+            - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`.
+            - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.
         """
         began = time.perf_counter()
         batch = self._train_batch()
         sampled = time.perf_counter()
-        info = dict(self._learn(batch))
+        stats = dict(self._learn(batch))
         learned = time.perf_counter()
         self.iteration += 1
+        times = {"sample_time_s": sampled - began, "learn_time_s": learned - sampled}
+        sampler_results = {**self._metrics.summary(), "sampler_perf": times}
         return {
-            **self._metrics.summary(),
-            "info": info,
+            **sampler_results,
+            "sampler_results": sampler_results,
+            "info": _info(stats),
             "training_iteration": self.iteration,
             "num_env_steps_sampled": self._sampler.env_steps,
             "num_agent_steps_sampled": self._sampler.agent_steps,
@@ -153,7 +163,6 @@ class Algorithm(ABC):
             "inference": dict(self.inference),
             "time_this_iter_s": learned - began,
             "time_total_s": learned - self._started,
-            "sampler_perf": {"sample_time_s": sampled - began, "learn_time_s": learned - sampled},
         }
 
     def compute_single_action(
@@ -270,6 +279,13 @@ class Algorithm(ABC):
         )
         self._learners[policy_id] = learner
         return learner
+
+
+def _info(stats: Mapping[str, dict[str, float]]) -> dict[str, Any]:
+    """Return each policy's statistics at both places where the classic system has had them."""
+    learner = {policy_id: {"learner_stats": dict(own)} for policy_id, own in stats.items()}
+    # A policy may be called "learner" too; its own statistics stay beside the others.
+    return {**stats, "learner": {**stats.get("learner", {}), **learner}}
 
 
 def _set_torch_threads(count: int | None) -> None:

@@ -12,8 +12,8 @@ from menv.algorithms.algorithm import Algorithm, Learner
 from menv.algorithms.cohorts import Built
 from menv.algorithms.config.ppo_config import PPOConfig
 from menv.algorithms.returns import gae
-from menv.batch import SampleBatch
 from menv.connectors.clip_reward import clip_reward
+from menv.sample_batch import SampleBatch
 
 
 class PPO(Algorithm):

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from menv import draws
 from menv.acting.backend import ActingBackend
-from menv.batch import Column, SampleBatch
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
@@ -26,6 +25,8 @@ from menv.ledger import Ledger, Rows
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
 from menv.policy import Policy, RowDraws
+from menv.sample_batch import SampleBatch
+from menv.segments import Column
 from menv.spaces import OutsideSpaceError, stack
 from menv.trajectories import Trajectories
 

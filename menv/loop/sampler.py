@@ -17,14 +17,16 @@ import numpy.typing as npt
 
 from menv import draws
 from menv.base_env import AgentId, BaseEnv, EnvId, Join, Ready, Unclaimed
-from menv.batch import Column, MultiAgentBatch, SampleBatch
 from menv.episode import Episode
 from menv.errors import ContractError
 from menv.loop.cohort import Block, Cohort, OwnCohort, outside
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics
+from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy_map import PolicyMap
+from menv.sample_batch import SampleBatch
+from menv.segments import Column
 from menv.spaces import OutsideSpaceError
 from menv.trajectories import Start
 
@@ -227,6 +229,7 @@ class Sampler:
             )
         try:
             block.rows = self._cohorts[number].write(block.slots, obs, rewards)
+            self._cohorts[number].ledger.inform(ready.infos, block.places)
         except OutsideSpaceError as error:
             env_id, agent_id = ready.seats[int(block.slots[error.row])]
             step = int(self._steps[block.env_indices[error.row]])

@@ -46,6 +46,31 @@ def test_a_result_has_the_classic_keys() -> None:
     assert 0 < info["entropy"] <= np.log(2) + 1e-6
 
 
+def test_sampler_keys_and_learner_statistics_are_found_at_both_classic_places() -> None:
+    with PPO(env="CartPole-v1", config=tiny()) as algorithm:
+        result = algorithm.train()
+    again = result["sampler_results"]
+    assert {
+        "episode_reward_mean",
+        "policy_reward_mean",
+        "hist_stats",
+        "episode_media",
+        "sampler_perf",
+    } <= set(again)
+    assert all(result[key] == value for key, value in again.items())
+    assert (again["num_faulty_episodes"], again["episode_media"]) == (0, {})
+    stats = result["info"]["learner"]["default_policy"]["learner_stats"]
+    assert stats == result["info"]["default_policy"]
+    assert np.isfinite(stats["policy_loss"])
+
+
+def test_a_policy_may_be_called_learner() -> None:
+    config = tiny(multiagent={"policies": ["learner"], "policy_mapping_fn": lambda agent: "learner"})
+    with PPO(env="CartPole-v1", config=config) as algorithm:
+        info = algorithm.train()["info"]
+    assert info["learner"]["kl"] == info["learner"]["learner"]["learner_stats"]["kl"]
+
+
 def test_an_iteration_without_a_finished_episode_reports_none_and_zero() -> None:
     with PPO(env=lambda context: Steady(1000), config=TINY) as algorithm:
         result = algorithm.train()
@@ -64,7 +89,7 @@ def test_sampling_learns_nothing_and_its_columns_are_ready_to_learn_from() -> No
     assert (batch.env_steps(), batch.agent_steps()) == (64, batch["default_policy"].count)
     part = batch["default_policy"]
     columns = """obs new_obs actions rewards terminateds truncateds t eps_id unroll_id agent_index env_id prev_actions
-        prev_rewards action_logp action_dist_inputs vf_preds advantages value_targets"""
+        prev_rewards action_logp action_dist_inputs vf_preds advantages value_targets infos action_prob"""
     for name in columns.split():
         assert len(part[name]) == part.count, name
     np.testing.assert_allclose(part["value_targets"], part["advantages"] + part["vf_preds"], rtol=1e-5)

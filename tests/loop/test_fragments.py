@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from menv import RandomPolicy
 from menv.algorithms import PPO
-from menv.batch import MultiAgentBatch
 from menv.loop.cohort import OwnCohort
 from menv.loop.convert import to_base_env
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
+from menv.multi_agent_batch import MultiAgentBatch
+from menv.multi_agent_env import AgentDict, StepDicts
 from menv.policy_map import PolicyMap
-from tests.contract.scripted import TOGETHER, ScriptedEnv, SixDicts
+from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SixDicts, SoloGym, seen
 from tests.loop.reference_envs import RoundRobin, Steady, Together
 
 
@@ -75,6 +77,35 @@ def test_held_rows_come_with_the_next_fragment() -> None:
     counts = [loop.sample().agent_steps() for _ in range(4)]
     # After 5 env steps only agent 0 has had a second turn; then one agent a step has.
     assert counts == [1, 5, 5, 5]
+
+
+class Telling(Together):
+    """Says in each info whose it is and after how many steps."""
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        obs, rewards, terminateds, truncateds, _ = super().step(action_dict)
+        infos = {agent: {"of": agent, "at": self.at} for agent in self.possible_agents}
+        return obs, rewards, terminateds, truncateds, infos
+
+
+def test_each_row_has_the_info_of_its_own_agent_and_step() -> None:
+    env = Telling(5, 7)
+    spaces = (gym.spaces.Discrete(2), gym.spaces.Discrete(2))
+    cohorts = [OwnCohort([name], [RandomPolicy(*spaces)], *spaces) for name in ("p0", "p1")]
+    mapping = PolicyMap(["p0", "p1"], lambda agent: f"p{agent % 2}")
+    loop = Sampler(to_base_env(env, lambda _: Telling(5, 7), 2), mapping, cohorts, Quota(5))
+    for _ in range(4):
+        for part in loop.sample().policy_batches.values():
+            told = [(info["of"], info["at"]) for info in part["infos"]]
+            assert told == list(zip(part["agent_index"].tolist(), (part["t"] + 1).tolist(), strict=True))
+
+
+def test_rows_of_a_gymnasium_environment_have_the_info_of_their_step() -> None:
+    env = SoloGym(SOLO)
+    loop = sampler(env, lambda world: SoloGym(SOLO, world), 3, 4)
+    for _ in range(3):
+        part = loop.sample()["p0"]
+        assert [info["at"] for info in part["infos"]] == [seen(obs).step for obs in part["new_obs"]]
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])

@@ -134,7 +134,7 @@ def test_policies_of_ones_own_play_beside_networks_and_never_learn() -> None:
         assert "advantages" in batch["net"]
         assert "advantages" not in batch["one"]
         result = algorithm.train()
-        assert set(result["info"]) == {"net"}
+        assert set(result["info"]["learner"]) == {"net"}
         assert result["policy_reward_mean"] == dict.fromkeys(names, 5.0)
         assert isinstance(algorithm.get_policy("one"), Steadfast)
         assert algorithm.compute_single_action(0, policy_id="one") == 1
@@ -208,7 +208,7 @@ def test_agents_with_different_spaces_have_policies_of_different_shape() -> None
         assert batch["p"]["obs"].shape == (10, 2)
         assert batch["q"]["obs"].shape == (10, 3)
         assert batch["q"]["actions"].shape == (10, 2)
-        assert set(algorithm.train()["info"]) == {"p", "q"}
+        assert set(algorithm.train()["info"]["learner"]) == {"p", "q"}
 
 
 def test_only_policies_to_train_change() -> None:
@@ -218,7 +218,7 @@ def test_only_policies_to_train_change() -> None:
             before = algorithm.get_weights()
             result = algorithm.train()
             after = algorithm.get_weights()
-        assert set(result["info"]) == {"p"}
+        assert set(result["info"]["learner"]) == {"p"}
         assert any((before["p"][name] != after["p"][name]).any() for name in before["p"])
         assert all((before["q"][name] == after["q"][name]).all() for name in before["q"])
 
@@ -232,7 +232,7 @@ def test_one_policy_is_the_default_policy_and_is_listed() -> None:
     with PPO(env=lambda context: Steady(3), config={"train_batch_size": 12, "num_sgd_iter": 1}) as algorithm:
         result = algorithm.train()
     assert result["policy_reward_mean"] == {"default_policy": 3.0}
-    assert set(result["info"]) == {"default_policy"}
+    assert set(result["info"]["learner"]) == {"default_policy"}
 
 
 def test_a_base_env_of_ones_own_is_trained_through_the_registry() -> None:
@@ -240,7 +240,7 @@ def test_a_base_env_of_ones_own_is_trained_through_the_registry() -> None:
     with build(
         "own_six_dicts", lambda agent: "p" if agent == "a" else "q", train_batch_size=20, num_sgd_iter=1
     ) as algorithm:
-        assert set(algorithm.train()["info"]) == {"p", "q"}
+        assert set(algorithm.train()["info"]["learner"]) == {"p", "q"}
 
 
 def test_an_agent_that_was_not_listed_is_mapped_when_it_appears() -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from menv.algorithms.cohorts import build_cohorts
 from menv.algorithms.config.ppo_config import PPOConfig
 from menv.base_env import BaseEnv, Ready
-from menv.batch import MultiAgentBatch
 from menv.connectors.action_output import ActionOutput
 from menv.loop.cohort import Cohort, NetCohort, OwnCohort
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
+from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
@@ -163,6 +163,11 @@ def check_piece(policy_id: str, piece: Any) -> None:
     np.testing.assert_array_equal(piece["new_obs"][:-1], piece["obs"][1:])
     np.testing.assert_array_equal(piece["prev_actions"][1:], piece["actions"][:-1])
     np.testing.assert_array_equal(piece["prev_rewards"][1:], piece["rewards"][:-1])
+    # What the environment says of the step that an action caused names the step of the observation after it.
+    after = [{"at": seen(obs).step} for obs in piece["new_obs"]]
+    if piece.segments.final_missing[0]:
+        after[-1] = {}
+    assert piece["infos"].tolist() == after
     assert not piece["terminateds"][:-1].any()
     assert not piece["truncateds"][:-1].any()
 
