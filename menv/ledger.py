@@ -109,11 +109,12 @@ class Ledger:
         """Note the info dicts that came in with the rows of the last `add`; only a reference is kept.
 
         Args:
-            infos: Those of a whole poll, a list that nobody changes any more.
+            infos: Those of a whole poll, a sequence that nobody changes any more.
             places: [R] where the rows' own are among them, None if they are all.
         """
-        # Empty dicts are let go at once: keeping thousands of them alive slows sampling by 2 %.
-        if infos and any(infos):
+        # Empty dicts are let go at once: keeping thousands of them alive slows sampling by 2 %. A sequence that
+        # makes its dicts when it is read is left unread.
+        if infos and (not isinstance(infos, list) or any(infos)):
             count = len(infos) if places is None else len(places)
             self._info_polls.append((self._n - count, infos, places))
 

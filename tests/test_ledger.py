@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,34 @@ def test_rows_find_their_infos_among_those_of_a_whole_poll() -> None:
     play.rows([1, 0], [0, 0])
     play.ledger.inform([{"of": "another"}, {"of": 0}, {"of": 1}], np.array([2, 1]))
     assert play.only()["infos"].tolist() == [{"of": 0}, {"of": 1}]
+
+
+def test_a_sequence_of_infos_is_read_when_somebody_asks_and_once() -> None:
+    class Made(Sequence[dict[str, int]]):
+        """Makes its dicts when it is read."""
+
+        reads = 0
+
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, place: Any) -> Any:
+            if place:
+                raise IndexError
+            self.reads += 1
+            return {"made": self.reads}
+
+    made = Made()
+    play = Play()
+    play.join(0)
+    play.rows([0], [0.0])
+    play.rows([0], [0.0])
+    play.ledger.inform(made, None)
+    batch = play.only()
+    other = batch.copy()
+    assert made.reads == 0
+    assert batch["infos"].tolist() == other["infos"].tolist() == [{"made": 1}]
+    assert made.reads == 1
 
 
 def test_infos_live_as_long_as_a_batch_that_can_ask_for_them() -> None:
