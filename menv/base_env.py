@@ -193,6 +193,10 @@ class BaseEnv(abc.ABC):
     action_space: Any = None
     returns_table: bool = False
     """True if `poll` returns a `Ready`; False if it returns the six nested dicts."""
+    lockstep: bool = False
+    """True if all sub-environments step at once, so that none can wait while others go on."""
+    num_envs: int = 0
+    """E, how many sub-environments there are, 0 where that is not known before the first poll."""
 
     @abc.abstractmethod
     def poll(self, timeout: float | None = None) -> Any:

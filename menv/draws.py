@@ -57,6 +57,17 @@ def key(seed: int, *parts: int) -> int:
     return word
 
 
+def keys(seeds: Keys, parts: npt.NDArray[np.int64]) -> Keys:
+    """Return `key(seed, part)` for each pair of two arrays of equal length."""
+    mixed = seeds * _LANE + parts.astype(np.uint64) + _GAMMA
+    return _mix(mixed)
+
+
+def reset_seed(seed: int, env_index: int, env_steps: int) -> int:
+    """Return the seed, of 31 bits, of a reset after so many env steps of a sub-environment."""
+    return key(seed, env_index, env_steps, RESET) >> 33
+
+
 def words(keys: Keys, steps: npt.NDArray[np.int64], width: int = 1) -> Keys:
     """Return [..., width] random 64-bit words.
 

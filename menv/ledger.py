@@ -9,6 +9,7 @@ no environments, policies or networks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,29 @@ Rows = slice | npt.NDArray[np.int64]
 PrepareFinals = Callable[[list[Any], Trajectories], npt.NDArray[np.float32]]
 
 _FIRST_ROWS = 256
+
+
+@dataclass(slots=True)
+class _Ends:
+    """Trajectories that ended, in the order in which they did; lists of numbers leave the collector alone.
+
+    Attributes:
+        slots: The slots that they had.
+        rewards: Earned since their last rows.
+        terminated: Flags.
+        truncated: Flags.
+        obs: Final observations, None where the environment gave none.
+        infos: The info dicts that came with the ends.
+        rows: Rows that had been written then.
+    """
+
+    slots: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    terminated: list[bool] = field(default_factory=list)
+    truncated: list[bool] = field(default_factory=list)
+    obs: list[Any] = field(default_factory=list)
+    infos: list[Mapping[str, Any]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
 
 
 class Ledger:
@@ -48,11 +72,10 @@ class Ledger:
             self._columns["action_mask"] = np.empty((_FIRST_ROWS, mask_width), np.bool_)
         # Trajectories that lived on over the last close, and those that began since.
         self._living = Trajectories.begun((), (), self._columns["actions"])
-        self._starts: list[Start] = []
+        self._starts: list[int] = []
         self._agent_ids: list[Any] = []
-        self._ends: list[End] = []
+        self._ends = _Ends()
         self._unrolls = 0
-        self._end_rows: list[int] = []
         # The first row of each poll, the info dicts that came in with it, and the rows' places among these.
         self._info_polls: list[tuple[int, Sequence[Mapping[str, Any]], Column | None]] = []
         # Where unanswered rows were before the last close, and how many answered ones lie before them now.
@@ -76,7 +99,7 @@ class Ledger:
 
     def start(self, start: Start, agent_id: Any) -> None:
         """Begin a trajectory; its first row must follow in the same poll."""
-        self._starts.append(start)
+        self._starts.extend(start)
         self._agent_ids.append(agent_id)
 
     def add(self, slots: Column, obs: Column, mask: Column | None, rewards: Column) -> slice:
@@ -125,8 +148,14 @@ class Ledger:
 
     def end(self, end: End) -> None:
         """End the trajectory that has the slot of `end`."""
-        self._ends.append(end)
-        self._end_rows.append(self._n)
+        ends = self._ends
+        ends.slots.append(end.slot)
+        ends.rewards.append(end.reward)
+        ends.terminated.append(end.terminated)
+        ends.truncated.append(end.truncated)
+        ends.obs.append(end.obs)
+        ends.infos.append(end.info)
+        ends.rows.append(self._n)
 
     def held_rewards(self) -> float:
         """Return what came in with first rows that are still here after `close`."""
@@ -146,15 +175,16 @@ class Ledger:
         owners = self._trajectories()
         self._check_answered(cut_rows, owners)
         segments = self._segments(cut_rows, owners, prepare_finals)
-        ends = np.array([end[3:6] for end in self._ends], np.float64).reshape(-1, 3)
-        rewards = cut_rows.rewards(self._columns["income"][: self._n], owners.released == 0, ends[:, 0])
+        ends = self._ends
+        income = self._columns["income"][: self._n]
+        rewards = cut_rows.rewards(income, owners.released == 0, np.array(ends.rewards, np.float64))
         sorted_columns = {
             "rewards": rewards,
-            "terminateds": cut_rows.flags(ends[:, 1]),
-            "truncateds": cut_rows.flags(ends[:, 2]),
+            "terminateds": cut_rows.flags(np.array(ends.terminated, np.bool_)),
+            "truncateds": cut_rows.flags(np.array(ends.truncated, np.bool_)),
             "t": cut_rows.steps(owners.released),
         }
-        infos = InfoLog(self._n, self._info_polls, [end.info for end in self._ends])
+        infos = self._info_log()
         batches = {
             int(policy): self._batch(cut_rows, sorted_columns, segments, infos, owners.policy == policy)
             for policy in np.unique(owners.policy)
@@ -181,8 +211,8 @@ class Ledger:
 
     def _cut(self) -> Cut:
         """Sort all rows into trajectories."""
-        end_slots = np.array([end.slot for end in self._ends], np.int64)
-        return cut(self._columns["slots"][: self._n], end_slots, np.array(self._end_rows, np.int64))
+        end_slots, end_rows = np.array(self._ends.slots, np.int64), np.array(self._ends.rows, np.int64)
+        return cut(self._columns["slots"][: self._n], end_slots, end_rows)
 
     def _trajectories(self) -> Trajectories:
         """Return all trajectories that have rows here, in the order of a cut."""
@@ -212,21 +242,32 @@ class Ledger:
         """Describe the piece of each trajectory, held rows left out."""
         next_obs = self._columns["obs"][cut_rows.order[cut_rows.last]]
         missing = np.zeros(len(owners.slot), np.bool_)
-        finals = [self._ends[index].obs for index in cut_rows.end_order.tolist()]
+        finals = [self._ends.obs[index] for index in cut_rows.end_order.tolist()]
         absent = np.fromiter((final is None for final in finals), np.bool_, len(finals))
         missing[cut_rows.end_segments[absent]] = True
         if not absent.all():
             given = cut_rows.end_segments[~absent]
-            next_obs[given] = prepare_finals(
-                [final for final in finals if final is not None], owners.take(given)
-            )
+            shown = [final for final in finals if final is not None]
+            next_obs[given] = self._prepared(shown, owners.take(given), prepare_finals)
         # Unique in this ledger; the sampler numbers the pieces of all its ledgers.
         unrolls = np.arange(self._unrolls, self._unrolls + len(owners.slot))
         self._unrolls += len(unrolls)
+        # A trajectory may begin with a row that is no step; it counts as number -1 and never leaves.
+        lengths = cut_rows.lengths - cut_rows.held - (owners.released < 0)
         return Segments(
-            cut_rows.lengths - cut_rows.held, next_obs, missing, owners.released, owners.eps_id,
+            lengths, next_obs, missing, np.maximum(owners.released, 0), owners.eps_id,
             owners.agent_index, owners.env_index, unrolls, owners.prev_action, owners.prev_reward,
         )  # fmt: skip
+
+    def _info_log(self) -> InfoLog:
+        """Return what came in with the rows and with the ends."""
+        return InfoLog(self._n, self._info_polls, self._ends.infos)
+
+    def _prepared(
+        self, finals: list[Any], owners: Trajectories, prepare_finals: PrepareFinals
+    ) -> npt.NDArray[np.float32]:
+        """Return the last observations of some trajectories as rows [*, F]."""
+        return prepare_finals(finals, owners)
 
     def _batch(
         self,
@@ -237,7 +278,7 @@ class Ledger:
         mine: Column,
     ) -> SampleBatch:
         """Return the released rows of the trajectories `mine` [S]."""
-        chosen = cut_rows.released()
+        chosen = cut_rows.released() & (sorted_columns["t"] >= 0)
         if not mine.all():
             chosen &= np.repeat(mine, cut_rows.lengths)
         rows = cut_rows.order[chosen]
@@ -256,13 +297,13 @@ class Ledger:
         last = cut_rows.last[held]
         kept = cut_rows.order[last]
         living = owners.take(held)
-        more = cut_rows.lengths[held] > 1
+        living.released += cut_rows.lengths[held] - 1
+        more = (cut_rows.lengths[held] > 1) & (living.released > 0)
         before = last[more] - 1
         living.prev_action[more] = self._columns["actions"][cut_rows.order[before]]
         living.prev_reward[more] = rewards[before]
-        living.released += cut_rows.lengths[held] - 1
         # What came in with a later row has been booked to the row before it.
-        self._columns["income"][kept[living.released > 0]] = 0.0
+        self._columns["income"][kept[living.released != 0]] = 0.0
         answered = self._columns["answered"][kept]
         self._open_before = np.sort(kept[~answered])
         rows = np.concatenate((np.sort(kept[answered]), self._open_before))
@@ -272,5 +313,5 @@ class Ledger:
         self._n = len(rows)
         self._held = int(answered.sum())
         self._living = living
-        self._starts, self._agent_ids, self._ends, self._end_rows = [], [], [], []
+        self._starts, self._agent_ids, self._ends = [], [], _Ends()
         self._info_polls = []

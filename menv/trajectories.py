@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,12 +61,16 @@ class Trajectories:
     prev_reward: Column
 
     @classmethod
-    def begun(cls, starts: Sequence[Start], agent_ids: Sequence[Any], actions: Column) -> Trajectories:
-        """Return trajectories of which nothing has left; `actions` shows shape and dtype of an action."""
-        count = len(starts)
-        slot, policy, eps_id, agent_index, env_index = (
-            np.fromiter(chain.from_iterable(starts), np.int64, 5 * count).reshape(count, 5).T
-        )
+    def begun(cls, starts: Sequence[int] | Column, agent_ids: Sequence[Any], actions: Column) -> Trajectories:
+        """Return trajectories of which nothing has left.
+
+        Args:
+            starts: The fields of one `Start` after the other.
+            agent_ids: [S].
+            actions: Shows shape and dtype of an action.
+        """
+        count = len(agent_ids)
+        slot, policy, eps_id, agent_index, env_index = np.array(starts, np.int64).reshape(count, 5).T
         return cls(
             slot,
             policy,
@@ -80,7 +83,7 @@ class Trajectories:
             np.zeros(count, np.float64),
         )
 
-    def take(self, which: Column) -> Trajectories:
+    def take(self, which: Column | slice) -> Trajectories:
         """Return the trajectories selected by a mask or by indices."""
         return Trajectories(*(getattr(self, part.name)[which] for part in fields(self)))
 

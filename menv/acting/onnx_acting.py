@@ -42,6 +42,9 @@ _BOUND_NUMBERS = 16_384
 _BOUND_RUNNERS = 256
 _NEWCOMERS = 8
 
+# So many rows at a time: the layers' outputs of 65,536 rows leave the caches, which costs half as much again.
+_ROWS_AT_ONCE = 4096
+
 
 class OnnxActing:
     """The `ActingBackend` that runs ONNX graphs on the CPU, one thread.
@@ -113,6 +116,12 @@ class OnnxActing:
             twice = None if mask is None else _twice(mask)
             inputs, logp = self.evaluate(policy, _twice(obs), twice, _twice(actions))
             return Evaluation(inputs[:1], logp[:1])
+        if rows > _ROWS_AT_ONCE:
+            parts = [
+                self.evaluate(policy, obs[part], None if mask is None else mask[part], actions[part])
+                for part in _slices(rows)
+            ]
+            return Evaluation(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
         runner = self._runner("evaluate", policy, mask is not None)
         runner.feed["obs"] = obs
         runner.feed["actions"] = actions
@@ -124,6 +133,8 @@ class OnnxActing:
         """Return the [N] state values of one policy's critic."""
         if len(obs) == 0:
             return np.empty(0, np.float32)
+        if len(obs) > _ROWS_AT_ONCE:
+            return np.concatenate([self.values(policy, obs[part]) for part in _slices(len(obs))])
         runner = self._runner("values", policy, False)
         runner.feed["obs"] = obs if len(obs) > 1 else _twice(obs)
         values: Floats = runner.run()[0]
@@ -283,6 +294,10 @@ def open_session(model: bytes) -> ort.InferenceSession:
     return ort.InferenceSession(
         model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatMulAddFusion"]
     )
+
+
+def _slices(rows: int) -> list[slice]:
+    return [slice(start, start + _ROWS_AT_ONCE) for start in range(0, rows, _ROWS_AT_ONCE)]
 
 
 def _twice(row: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -60,6 +60,7 @@ class LocalEnvs(BaseEnv):
                     "a new environment for each vector_index; create it inside the function that you registered"
                 )
             self._envs.append(env)
+        self.num_envs = num_envs
         self._env_steps = np.zeros(num_envs, np.int64)
         self._started = False
         self._stopped = False
@@ -93,8 +94,7 @@ class LocalEnvs(BaseEnv):
     ) -> tuple[Any, Any]:
         """Reset one sub-environment with a seed of its own and return `(obs, info)`."""
         if seed is None and self._seed is not None:
-            word = draws.key(self._seed, self._first_index + index, int(self._env_steps[index]), draws.RESET)
-            seed = word >> 33
+            seed = draws.reset_seed(self._seed, self._first_index + index, int(self._env_steps[index]))
         try:
             if seed is None and options is None:
                 result = self._envs[index].reset()
@@ -104,7 +104,7 @@ class LocalEnvs(BaseEnv):
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                 raise ContractError(
                     f"env {index} reset: {error}, expected reset(self, *, seed=None, options=None); "
-                    "declare both parameters"
+                    "declare both parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
                 ) from error
             raise self.crash(index, "reset", error) from error
         except Exception as error:
@@ -112,7 +112,7 @@ class LocalEnvs(BaseEnv):
         if not isinstance(result, tuple) or len(result) != 2:
             raise ContractError(
                 f"env {index} reset: returned {_count(result)}, expected (obs, info); "
-                "return both from reset, as gymnasium 0.26 and later do"
+                "return both from reset, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
             )
         return result
 

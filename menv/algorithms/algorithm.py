@@ -87,7 +87,13 @@ class Algorithm(ABC):
         self._configs.update({name: self.config for name in specs if name not in self._configs})
         cohorts, self._nets = build_cohorts(specs, self._configs, self._seed)
         self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
-        quota = Quota(self.config.fragment_length, self.config.batch_mode, multi.count_steps_by)
+        num_envs = self._base_env.num_envs or self.config.num_envs_per_worker
+        quota = Quota(
+            self.config.fragment_length(num_envs),
+            self.config.batch_mode,
+            multi.count_steps_by,
+            lockstep=self._base_env.lockstep,
+        )
         self._sampler = Sampler(
             self._base_env, self._policy_map, cohorts, quota, metrics=self._metrics, seed=self._seed
         )

@@ -22,8 +22,8 @@ Array = npt.NDArray[Any]
 class ActionOutput:
     """Turns [R, ...] network actions into R elements of the action space.
 
-    Discrete actions come out as numpy integers, as `space.sample()` gives them (gymnasium's own checks
-    take longer over a Python int), the others as read-only arrays.
+    Discrete actions come out as an array of numpy integers, as `space.sample()` gives them (gymnasium's
+    own checks take longer over a Python int), the others as read-only arrays.
     """
 
     def __init__(self, space: gym.Space[Any], *, normalize: bool = True, clip: bool = False) -> None:
@@ -55,14 +55,14 @@ class ActionOutput:
             self._least = self._low if normalize or clip else np.full_like(self._low, -np.inf)
             self._most = self._high if normalize or clip else np.full_like(self._high, np.inf)
 
-    def __call__(self, actions: Array) -> Sequence[Any]:
+    def __call__(self, actions: Array) -> Sequence[Any] | Array:
         """Return R env-ready actions."""
         if isinstance(self.space, gym.spaces.Discrete):
-            return list(actions + self._start if self._start else actions)
+            return actions + self._start if self._start else actions
         if isinstance(self.space, gym.spaces.Box):
             scaled = actions * self._half + self._centre
             out = np.minimum(np.maximum(scaled, self._least), self._most).reshape(-1, *self.space.shape)
         else:
             out = (actions + self.space.start).astype(self.space.dtype, copy=False)
         out.flags.writeable = False
-        return list(out) if out.ndim > 1 else [np.asarray(row) for row in out]
+        return out if out.ndim > 1 else [np.asarray(row) for row in out]

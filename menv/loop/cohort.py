@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +21,7 @@ from menv.acting.backend import ActingBackend
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
+from menv.frame_ledger import FrameLedger, NewIds
 from menv.ledger import Ledger, Rows
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
@@ -29,6 +30,8 @@ from menv.sample_batch import SampleBatch
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError, stack
 from menv.trajectories import Trajectories
+
+Answers: TypeAlias = Sequence[Any] | npt.NDArray[Any]
 
 
 @dataclass(slots=True)
@@ -72,7 +75,8 @@ class Cohort(ABC):
         self.observation_space = observation_space
         self.preprocess = self._preprocessor(observation_space)
         size, width = (self.preprocess.size, self.preprocess.mask_width) if self.preprocess else (0, 0)
-        self.ledger = Ledger(size, width, action_shape, action_dtype)
+        self._columns = (size, width, action_shape, np.dtype(action_dtype))
+        self.ledger = Ledger(*self._columns)
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
         """Return what turns observations into rows."""
@@ -92,7 +96,7 @@ class Cohort(ABC):
     @abstractmethod
     def answer(
         self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
-    ) -> Sequence[Any]:
+    ) -> Answers:
         """Decide for the rows of a block and write the actions down.
 
         Args:
@@ -153,9 +157,15 @@ class NetCohort(Cohort):
         self.output = output
         self.noise = Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width)
 
+    def take_frames(self, policy: int, num_envs: int, new_ids: NewIds) -> FrameLedger:
+        """Write frames down from now on; see `FrameLedger`. There must be no rows yet."""
+        frames = FrameLedger(*self._columns, policy=policy, num_envs=num_envs, new_ids=new_ids)
+        self.ledger = frames
+        return frames
+
     def answer(
         self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
-    ) -> Sequence[Any]:
+    ) -> Answers:
         """Run the networks; see `Cohort.answer`."""
         ledger = self.ledger
         obs = ledger.obs[block.rows]
@@ -196,7 +206,7 @@ class OwnCohort(Cohort):
 
     def answer(
         self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
-    ) -> Sequence[Any]:
+    ) -> Answers:
         """Ask each policy for its rows; see `Cohort.answer`."""
         count = len(block.slots)
         if isinstance(block.which, int):

@@ -12,10 +12,13 @@ import gymnasium as gym
 
 from menv.adapters.custom import CustomEnvs
 from menv.adapters.gym import GymEnvs
+from menv.adapters.gym_vector import GymVectorEnvs
 from menv.adapters.multi_agent import MultiAgentEnvs
+from menv.adapters.vector import VectorEnvs
 from menv.base_env import BaseEnv
 from menv.errors import ConfigError
 from menv.multi_agent_env import MultiAgentEnv
+from menv.vector_env import VectorEnv
 
 
 def to_base_env(
@@ -30,7 +33,8 @@ def to_base_env(
     """Return `env` and its copies as one `BaseEnv`.
 
     Args:
-        env: A BaseEnv, MultiAgentEnv or gymnasium.Env; it becomes sub-environment 0.
+        env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which brings its sub-environments along, or
+            a MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0.
         make_env: Creates sub-environment number `vector_index`, for the others.
         num_envs: How many sub-environments there shall be.
         remote_envs: True would put each into a process of its own; not in this version.
@@ -38,18 +42,34 @@ def to_base_env(
         first_index: Index of sub-environment 0 among those of all workers.
 
     Raises:
-        ConfigError: `env` is of another kind, `make_env` is missing, or `remote_envs` is asked for.
+        ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is
+            missing, or `remote_envs` is asked for.
     """
     if remote_envs:
         raise ConfigError("to_base_env: remote_envs=True, expected False in this version; leave it out")
     if isinstance(env, BaseEnv):
         return env if env.returns_table else CustomEnvs(env)
+    if isinstance(env, VectorEnv | gym.vector.VectorEnv):
+        _check_number(env, num_envs)
+        if isinstance(env, VectorEnv):
+            return VectorEnvs(env, seed=seed, first_index=first_index)
+        return GymVectorEnvs(env, seed=seed, first_index=first_index)
     # A class may be both; its agents are lost if it is taken for a single-agent one.
     if isinstance(env, MultiAgentEnv):
         return MultiAgentEnvs(make_env, num_envs, [env], seed=seed, first_index=first_index)
     if isinstance(env, gym.Env):
         return GymEnvs(make_env, num_envs, [env], seed=seed, first_index=first_index)
     raise ConfigError(
-        f"to_base_env: cannot use {type(env).__name__} as an environment, expected a gymnasium.Env, "
-        "a menv.MultiAgentEnv or a menv.BaseEnv; subclass one of them or wrap the object in one"
+        f"to_base_env: cannot use {type(env).__name__} as an environment, expected a gymnasium.Env, a "
+        "gymnasium.vector.VectorEnv, a menv.MultiAgentEnv, a menv.VectorEnv or a menv.BaseEnv; subclass one of them, "
+        "or wrap the object in one"
     )
+
+
+def _check_number(env: Any, num_envs: int) -> None:
+    """Refuse to make copies of an environment that brings its sub-environments along."""
+    if num_envs not in (1, env.num_envs):
+        raise ConfigError(
+            f"to_base_env: num_envs={num_envs} for a {type(env).__name__} of {env.num_envs} sub-environments, expected "
+            "its own number; leave num_envs (num_envs_per_worker) out, or set it to that"
+        )

@@ -54,6 +54,9 @@ def resolve_specs(
         ContractError: An agent maps to an unknown policy.
         ConfigError: Agents of one policy differ in their spaces, or a policy's spaces cannot be inferred.
     """
+    if base_env.lockstep:
+        # The object that steps them all has the spaces of a batch; the table has those of one agent.
+        env = base_env
     worker = Worker(0, num_workers, base_env, policy_map)
     agents = _agents(env, base_env)
     users = _users(policy_map, agents, worker)

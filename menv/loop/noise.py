@@ -16,7 +16,8 @@ from menv import draws
 from menv.loop.slot_table import SlotTable
 
 Column = npt.NDArray[Any]
-Draw = Callable[[draws.Keys, Column, int], npt.NDArray[np.float32]]
+Drawn = npt.NDArray[np.float32]
+Draw = Callable[[draws.Keys, Column, int], Drawn]
 
 _AHEAD = 64
 # Slots of agents that do not wait are drawn for as well; with more of them drawing ahead does not pay.
@@ -39,7 +40,7 @@ class Noise:
         self._block = np.zeros((0, 0, width), np.float32)
         self._misses = 0
 
-    def rows(self, slots: Column, table: SlotTable, env_steps: Column) -> npt.NDArray[np.float32]:
+    def rows(self, slots: Column, table: SlotTable, env_steps: Column) -> Drawn:
         """Return the numbers of the rows at `slots` [R].
 
         Args:
@@ -47,23 +48,27 @@ class Noise:
             table: Keys and sub-environments by slot.
             env_steps: [E] env steps since each sub-environment's start.
         """
-        ahead = self._ahead(table, env_steps)
-        if ahead is None:
-            self._misses += 1
-            if self._misses == 1 or table.used > _SLOTS_PER_ROW * len(slots):
-                return self.draw(table.keys[slots], env_steps[table.env_indices[slots]], self.width)
-            self._draw_block(table, env_steps)
-            ahead = 0
-        drawn: npt.NDArray[np.float32] = self._block[ahead].take(slots, axis=0)
-        return drawn
+        if self._version == table.version and len(env_steps) == len(self._first):
+            drawn = self._drawn_ahead(slots, table, env_steps - self._first)
+            if drawn is not None:
+                return drawn
+        self._misses += 1
+        if self._misses == 1 or table.used > _SLOTS_PER_ROW * len(slots):
+            return self.draw(table.keys[slots], env_steps[table.env_indices[slots]], self.width)
+        self._draw_block(table, env_steps)
+        first: Drawn = self._block[0].take(slots, axis=0)
+        return first
 
-    def _ahead(self, table: SlotTable, env_steps: Column) -> int | None:
-        """Return the block's row for this env step; None if it has none for every sub-environment."""
-        if self._version != table.version or len(env_steps) != len(self._first):
+    def _drawn_ahead(self, slots: Column, table: SlotTable, ahead: Column) -> Drawn | None:
+        """Return what the block holds for env steps [E] after its first; None if that is not in it."""
+        first, last = int(np.minimum.reduce(ahead)), int(np.maximum.reduce(ahead))
+        if first < 0 or last >= _AHEAD:
             return None
-        passed = env_steps - self._first
-        ahead = int(passed[0])
-        return ahead if 0 <= ahead < _AHEAD and np.logical_and.reduce(passed == ahead) else None
+        if first == last:
+            drawn: Drawn = self._block[first].take(slots, axis=0)
+            return drawn
+        drawn = self._block[ahead[table.env_indices[slots]], slots]
+        return drawn
 
     def _draw_block(self, table: SlotTable, env_steps: Column) -> None:
         """Draw for all slots in use, for this env step and the following ones."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import EpisodeEnd
-from menv.errors import ContractError
+from menv.errors import ConfigError, ContractError
 
 Column = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
@@ -29,6 +29,11 @@ class Quota:
         length: Steps a sub-environment.
         batch_mode: "truncate_episodes" stops there, "complete_episodes" at the next episode end.
         count_steps_by: "env_steps" or "agent_steps" (answered rows; checked after each env step).
+        lockstep: The sub-environments step at once: the share counts for all of them together, so that
+            one whose resets take env steps of the others does not hold them up.
+
+    Raises:
+        ConfigError: Complete episodes are asked for where sub-environments cannot wait for each other.
     """
 
     def __init__(
@@ -36,9 +41,18 @@ class Quota:
         length: int,
         batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes",
         count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps",
+        *,
+        lockstep: bool = False,
     ) -> None:
         self.length = length
+        self._lockstep = lockstep
         self._complete = batch_mode == "complete_episodes"
+        if lockstep and self._complete:
+            raise ConfigError(
+                'batch_mode="complete_episodes": a vectorised environment steps all its sub-environments at once, so '
+                'none can wait at the end of an episode, expected "truncate_episodes"; or use num_envs_per_worker '
+                "with the single environment"
+            )
         self._by_rows = count_steps_by == "agent_steps"
         self._target: Column = np.zeros(0, np.int64)
         self._rows: Column = np.zeros(0, np.int64)
@@ -67,6 +81,10 @@ class Quota:
         """Return [E] True where a sub-environment's share is full, None if there is none."""
         if len(env_steps) != len(self._target):
             self._widen(env_steps)
+        if self._lockstep:
+            steps = self._rows.sum() if self._by_rows else (env_steps - self._target).sum()
+            goal = self.length * len(env_steps) if self._by_rows else 0
+            return np.ones(len(env_steps), np.bool_) if steps >= goal else None
         done: Flags = self._rows >= self.length if self._by_rows else env_steps >= self._target
         if self._complete:
             self._check_endless(env_steps)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from menv import draws
-from menv.base_env import AgentId, BaseEnv, EnvId, Join, Ready, Unclaimed
-from menv.episode import Episode
+from menv.base_env import BaseEnv, Ready
 from menv.errors import ContractError
-from menv.loop.cohort import Block, Cohort, OwnCohort, outside
+from menv.loop.cohort import Answers, Block, Cohort, OwnCohort, outside
+from menv.loop.episode_book import EpisodeBook
+from menv.loop.frame_loop import FrameLoop, frame_loop
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics
@@ -28,10 +28,8 @@ from menv.policy_map import PolicyMap
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError
-from menv.trajectories import Start
 
 _EMPTY_POLLS = 10_000
-_KEPT_KEYS = 65_536
 
 
 @dataclass(slots=True)
@@ -91,25 +89,18 @@ class Sampler:
         self.agent_steps = 0
         self._cohorts = list(cohorts)
         self._own = any(isinstance(cohort, OwnCohort) for cohort in cohorts)
-        self._where = {
-            policy_id: (number, index)
-            for number, cohort in enumerate(cohorts)
-            for index, policy_id in enumerate(cohort.policy_ids)
-        }
         self._quota = quota
-        self._seed = seed
-        self._first_index = first_index
         self._table = SlotTable()
-        self._episodes: dict[EnvId, Episode] = {}
-        self._keys: dict[tuple[int, AgentId], int] = {}
-        # By sub-environment: the key of its episodes and how many have begun.
-        self._env_keys: dict[int, tuple[int, int]] = {}
+        self._book = EpisodeBook(
+            self._cohorts, self._table, self.metrics, seed=seed, first_index=first_index, worker=self
+        )
         self._layout: _Layout | None = None
         self._steps: Column = np.zeros(0, np.int64)
         # Rows that wait, by cohort number, and the slots array if they are all rows of one poll.
         self._pending: list[tuple[int, Block]] = []
         self._pending_slots: Column | None = None
         self._polled = False
+        self._frames: FrameLoop | None = None
         self._unrolls = 0
 
     def sample(self) -> MultiAgentBatch:
@@ -119,6 +110,12 @@ class Sampler:
             ContractError: The environment or a policy broke its interface.
             EnvCrashError: The environment raised.
         """
+        if not self._polled:
+            self._frames = frame_loop(
+                self.base_env, self._cohorts, self.policy_map.only, self._table, self._book
+            )
+        if self._frames is not None:
+            return self._sample_frames(self._frames)
         if not self._polled:
             self._polled = True
             self._take(self.base_env.poll())
@@ -138,6 +135,15 @@ class Sampler:
                 self._starve(idle)
             self._take(ready)
         return self._close(int(self._steps.sum() - begun.sum()))
+
+    def _sample_frames(self, frames: FrameLoop) -> MultiAgentBatch:
+        """Return one fragment, the short way round."""
+        self._polled = True
+        env_steps = frames.sample(self._quota.length * self.base_env.num_envs, self.explore)
+        self.agent_steps += env_steps
+        batch = self._close(env_steps)
+        frames.record(self.metrics)
+        return batch
 
     def held_rewards(self) -> float:
         """Return what was paid and still waits for its row, or for its row's action."""
@@ -160,19 +166,17 @@ class Sampler:
             self._send(blocks, answers, slots)
         return True
 
-    def _decide(self, number: int, block: Block) -> Sequence[Any]:
+    def _decide(self, number: int, block: Block) -> Answers:
         """Ask a cohort for the actions of a block."""
         cohort = self._cohorts[number]
         episodes: Sequence[Any] = ()
         if self._own and isinstance(cohort, OwnCohort):
             seats = self._seats
-            episodes = [self._episodes[seats[slot][0]] for slot in block.slots.tolist()]
+            episodes = [self._book.running[seats[slot][0]] for slot in block.slots.tolist()]
         self._quota.count(block.env_indices)
         return cohort.answer(block, self._table, self._steps, self.explore, episodes)
 
-    def _send(
-        self, blocks: list[tuple[int, Block]], answers: list[Sequence[Any]], slots: Column | None
-    ) -> None:
+    def _send(self, blocks: list[tuple[int, Block]], answers: list[Answers], slots: Column | None) -> None:
         """Send the answers of several blocks, in the order of the poll's rows where that is known."""
         flat = [action for part in answers for action in part]
         if slots is None:
@@ -199,10 +203,9 @@ class Sampler:
         """Take in a poll: ends, episodes, joins, rows."""
         self._steps = ready.env_steps
         self._seats = ready.seats
-        if ready.ended or ready.unclaimed or ready.episodes:
-            self._take_ends(ready)
-        for join in ready.joined:
-            self._join(join)
+        if ready.ended or ready.joined or ready.unclaimed or ready.episodes:
+            self._book.take(ready)
+            self._quota.note_ends(ready.episodes)
         if not len(ready.slots):
             return
         table = self._table
@@ -258,64 +261,6 @@ class Sampler:
         only = len(self._cohorts[number].policy_ids) == 1
         which = 0 if only else table.policies[mine]
         return Block(mine, which, table.env_indices[mine], slice(0, 0), places=places)
-
-    def _take_ends(self, ready: Ready) -> None:
-        """Take in trajectories and episodes that ended."""
-        table = self._table
-        for end in ready.ended:
-            self._episodes[end.env_id].credit(end.agent_id, float(table.returns[end.slot]) + end.reward)
-            self._cohorts[table.seat(end.slot).cohort].ledger.end(end)
-        booked = 0
-        for finished in ready.episodes:
-            self._book(ready.unclaimed[booked : finished.unclaimed])
-            booked = finished.unclaimed
-            # An episode in which nobody acted is begun here, to be recorded too.
-            episode = self._episode(finished.env_id, finished.env_index)
-            del self._episodes[finished.env_id]
-            episode.length = finished.env_steps
-            self.metrics.record(episode)
-        self._book(ready.unclaimed[booked:])
-        self._quota.note_ends(ready.episodes)
-
-    def _book(self, unclaimed: Sequence[Unclaimed]) -> None:
-        """Book rewards that no action can own to the running episodes."""
-        for entry in unclaimed:
-            self._episode(entry.env_id, entry.env_index).unclaimed_rewards += entry.reward
-
-    def _join(self, join: Join) -> None:
-        """Bind an agent to a policy and begin its trajectory."""
-        episode = self._episodes.get(join.env_id) or self._episode(join.env_id, join.env_index)
-        policy_id = episode.known_policy(join.agent_id)
-        if policy_id is None:
-            policy_id = self.policy_map.only or self.policy_map.policy_for(join.agent_id, episode, self)
-            episode.bind(join.agent_id, policy_id)
-        number, index = self._where[policy_id]
-        key = self._keys.get((join.env_index, join.agent_id))
-        self._table.sit(join.slot, number, index, join.env_index, key or self._new_key(join))
-        start = Start(join.slot, index, episode.episode_id, episode.number_of(join.agent_id), join.env_index)
-        self._cohorts[number].ledger.start(start, join.agent_id)
-
-    def _new_key(self, join: Join) -> int:
-        """Return the key of an agent's draws; a hash of its id, never Python's own."""
-        if len(self._keys) >= _KEPT_KEYS:
-            self._keys.clear()
-        env = self._first_index + join.env_index
-        key = draws.key(self._seed, env, draws.stable_hash(join.agent_id), draws.ACTION)
-        self._keys[join.env_index, join.agent_id] = key
-        return key
-
-    def _episode(self, env_id: EnvId, env_index: int) -> Episode:
-        """Return the running episode of a sub-environment, begun if need be."""
-        episode = self._episodes.get(env_id)
-        if episode is None:
-            key, number = self._env_keys.get(env_index) or (self._new_env_key(env_index), 0)
-            self._env_keys[env_index] = (key, number + 1)
-            episode = self._episodes[env_id] = Episode(draws.key(key, number) >> 5, env_id)
-        return episode
-
-    def _new_env_key(self, env_index: int) -> int:
-        """Return the key of a sub-environment's episodes."""
-        return draws.key(self._seed, self._first_index + env_index, draws.MAPPING)
 
     def _close(self, env_steps: int) -> MultiAgentBatch:
         """Close every cohort's fragment and point the rows that still wait to their new places."""

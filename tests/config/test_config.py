@@ -152,7 +152,8 @@ def test_a_policys_own_settings_are_put_over_the_main_ones() -> None:
 def test_the_automatic_fragment_length_makes_one_fragment_a_train_batch(
     config: dict[str, Any], length: int
 ) -> None:
-    assert read_config(PPOConfig, config).fragment_length == length
+    read = read_config(PPOConfig, config)
+    assert read.fragment_length(read.num_envs_per_worker) == length
 
 
 def test_true_is_no_number_of_environments() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import SyncVectorEnv
 
 from menv.base_env import BaseEnv, Ready
 from menv.loop.convert import to_base_env
+from menv.vector_env import VectorEnv
 from tests.contract.scripted import (
     IRREGULAR,
     SOLO,
@@ -40,12 +43,31 @@ class Adapter:
     script: Script
     kind: str
 
+    @property
+    def lockstep(self) -> bool:
+        """Whether one object steps all sub-environments at once."""
+        return self.kind in ("vector", "NextStep", "SameStep", "Disabled")
+
+    @property
+    def solo(self) -> bool:
+        """Whether each sub-environment has one agent, which has no id of its own."""
+        return self.kind == "gym" or self.lockstep
+
     def build(self, num_envs: int = 3, seed: int | None = None) -> tuple[BaseEnv, list[ScriptedEnv]]:
         """Return the environment in table form, and the games that it plays."""
         scripts = [rotated(self.script, world) for world in range(num_envs)]
         if self.kind == "gym":
             made = [SoloGym(script, world) for world, script in enumerate(scripts)]
             return to_base_env(made[0], made.__getitem__, num_envs, seed=seed), [one.game for one in made]
+        if self.lockstep:
+            # gymnasium keeps a reference to the last observation while it resets with SAME_STEP.
+            copies = self.kind == "SameStep"
+            made = [SoloGym(script, world, copies=copies) for world, script in enumerate(scripts)]
+            env: Any = VectorEnv.vectorize_gym_envs(existing_envs=made, num_envs=num_envs)
+            if self.kind != "vector":
+                makers = [partial(made.__getitem__, world) for world in range(num_envs)]
+                env = SyncVectorEnv(makers, copy=False, autoreset_mode=self.kind)
+            return to_base_env(env, seed=seed), [one.game for one in made]
         games = [ScriptedEnv(script, world) for world, script in enumerate(scripts)]
         if self.kind == "agents":
             return to_base_env(games[0], games.__getitem__, num_envs, seed=seed), games
@@ -55,6 +77,7 @@ class Adapter:
 _WORLDS = {"turns": TURNS, "together": TOGETHER, "irregular": IRREGULAR}
 ALL_ADAPTERS = [
     Adapter("gym", SOLO, "gym"),
+    *[Adapter(kind, SOLO, kind) for kind in ("vector", "NextStep", "SameStep", "Disabled")],
     *[
         Adapter(f"{kind}-{world}", script, kind)
         for kind in ("agents", "now", "later", "new id")

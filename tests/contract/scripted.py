@@ -164,8 +164,9 @@ class ScriptedEnv(MultiAgentEnv):
 class SoloGym(gym.Env[Any, Any]):
     """A `ScriptedEnv` in which "a" is alone, as a gymnasium environment."""
 
-    def __init__(self, script: Script, world: int = 0, salt: bool = False) -> None:
+    def __init__(self, script: Script, world: int = 0, salt: bool = False, copies: bool = False) -> None:
         self.game = ScriptedEnv(script, world, "a", salt)
+        self.copies = copies
         self.observation_space = OBS
         self.action_space = ACTIONS
 
@@ -175,7 +176,8 @@ class SoloGym(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, rewards, terminateds, truncateds, infos = self.game.step({"a": action})
-        return obs["a"], rewards.get("a", 0.0), terminateds[ALL], truncateds[ALL], infos["a"]
+        last = obs["a"].copy() if self.copies else obs["a"]
+        return last, rewards.get("a", 0.0), terminateds[ALL], truncateds[ALL], infos["a"]
 
     def close(self) -> None:
         self.game.close()

@@ -157,7 +157,7 @@ def test_a_partial_answer_is_an_error_that_names_who_is_missing(adapter: Adapter
             break
         answer_all(base_env, ready)
     else:
-        assert adapter.kind == "gym" or "turns" in adapter.name, "two agents never waited together"
+        assert adapter.solo or "turns" in adapter.name, "two agents never waited together"
         return
     agents = [ready.seats[slot][1] for slot in ready.slots.tolist()]
     with pytest.raises(
@@ -184,7 +184,20 @@ def test_answering_somebody_who_does_not_wait_is_an_error_that_names_them(adapte
         base_env.send_actions({env_id: stranger})
 
 
-@every_adapter
+@pytest.mark.parametrize("adapter", [one for one in ALL_ADAPTERS if one.lockstep], ids=name_of)
+def test_what_steps_together_is_answered_together(adapter: Adapter) -> None:
+    base_env, games = adapter.build(3)
+    ready = base_env.poll()
+    base_env.send_actions(ready.slots[:1], [1])
+    with pytest.raises(ContractError, match=r"poll: 1 of 3 .*none for env \[1, 2\], expected all"):
+        base_env.poll()
+    base_env.send_actions(ready.slots[1:], [1, 1])
+    assert base_env.poll().env_steps.tolist() == [1, 1, 1]
+    # The third game's first episode has one step.
+    assert [game.step_count for game in games[:2]] == [1, 1]
+
+
+@pytest.mark.parametrize("adapter", [one for one in ALL_ADAPTERS if not one.lockstep], ids=name_of)
 def test_sub_environments_may_be_answered_one_at_a_time(adapter: Adapter) -> None:
     base_env, games = adapter.build(2)
     ready = base_env.poll()
@@ -253,7 +266,7 @@ def test_stop_closes_everything_and_may_be_called_twice(adapter: Adapter) -> Non
     base_env.poll()
     base_env.stop()
     base_env.stop()
-    if adapter.kind in ("gym", "agents"):
+    if adapter.kind in ("gym", "agents") or adapter.lockstep:
         assert [game.closed for game in games] == [1, 1, 1]
 
 
@@ -264,7 +277,7 @@ def test_sub_environments_and_agents_are_told(adapter: Adapter) -> None:
     found = base_env.get_sub_environments()
     assert [getattr(env, "game", env) for env in found] == games
     assert list(base_env.get_sub_environments(as_dict=True)) == [0, 1]
-    assert base_env.get_agent_ids() == ({"agent0"} if adapter.kind == "gym" else set("abcd"))
+    assert base_env.get_agent_ids() == ({"agent0"} if adapter.solo else set("abcd"))
 
 
 @every_adapter

@@ -92,11 +92,10 @@ class AlgorithmConfig:
                 f"num_workers: {self.num_workers}, expected 0 in this version; raise num_envs_per_worker instead"
             )
 
-    @property
-    def fragment_length(self) -> int:
-        """Steps of each sub-environment in one fragment."""
+    def fragment_length(self, num_envs: int) -> int:
+        """Return the steps of each of `num_envs` sub-environments in one fragment."""
         if self.rollout_fragment_length == "auto":
-            return max(1, -(-self.train_batch_size // self.num_envs_per_worker))
+            return max(1, -(-self.train_batch_size // num_envs))
         return self.rollout_fragment_length
 
 

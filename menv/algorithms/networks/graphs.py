@@ -191,6 +191,8 @@ class _Choices:
         # Inverse CDF. Scaling the draw by the sum as computed, not by 1, keeps it below the last step
         # of the CDF, so that rounding can never pick a choice of probability 0.
         graph, head = self.graph, self.head
+        if head.sizes == (2,):
+            return self._sample_of_two()
         chances = graph.add("Softmax", self.by_component(), axis=-1)
         steps = graph.add("CumSum", chances, graph.constant(2 if self.several else 1))
         axis = 2 if self.several else 1
@@ -200,6 +202,15 @@ class _Choices:
             draws = graph.add("Unsqueeze", draws, graph.constant([2]))
         beyond = graph.add("Greater", steps, graph.add("Mul", draws, total))
         return self._first_highest(graph.add("Cast", beyond, to=TensorProto.UINT8))
+
+    def _sample_of_two(self) -> str:
+        # A softmax of two numbers takes as long as the layer before it. The draw is below 1 and may be 0, so
+        # a choice of probability 0 is never taken.
+        graph = self.graph
+        pair = [graph.add("Gather", self.logits, graph.constant([place]), axis=1) for place in (0, 1)]
+        chance = graph.add("Sigmoid", graph.add("Sub", *pair))
+        second = graph.add("GreaterOrEqual", graph.given("noise", TensorProto.FLOAT, ["R", 1]), chance)
+        return graph.add("Squeeze", graph.add("Cast", second, to=TensorProto.INT64), graph.constant([-1]))
 
     def mode(self) -> str:
         return self._first_highest(self.by_component())

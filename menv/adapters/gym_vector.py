@@ -1,0 +1,212 @@
+"""A `gymnasium.vector.VectorEnv` as a `BaseEnv`: arrays in, arrays out, no object per sub-environment.
+
+Each of gymnasium's autoreset modes gives the same rows: with NEXT_STEP a finished sub-environment has
+no row in the poll in which the others step on, because its reset takes that step; with SAME_STEP and
+DISABLED its first row comes in the poll in which it ended. `menv.loop.convert` creates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+from menv import draws
+from menv.adapters.lockstep import LockstepEnvs, as_rewards
+from menv.adapters.report import own_copy
+from menv.adapters.vector_infos import VectorInfos, info_of
+from menv.base_env import EnvId, IntArray
+from menv.errors import ConfigError, ContractError
+from menv.frame import Flags, Frame
+
+NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
+_NO_INFO: Mapping[str, Any] = {}
+
+
+class GymVectorEnvs(LockstepEnvs):
+    """Steps one vectorised gymnasium environment."""
+
+    def __init__(
+        self, env: gym.vector.VectorEnv[Any, Any, Any], *, seed: int | None = None, first_index: int = 0
+    ) -> None:
+        """Take over `env`.
+
+        Args:
+            env: It is not touched before the first poll.
+            seed: Of the first reset; later ones draw from the environment's own generators.
+            first_index: Index of sub-environment 0 among those of all workers.
+
+        Raises:
+            ConfigError: The environment does not say how it resets itself.
+        """
+        super().__init__(env.num_envs)
+        self.env = env
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
+        self._mode = autoreset_mode(env)
+        self._seed = None if seed is None else draws.reset_seed(seed, first_index, 0)
+        self._batch_actions = env.action_space
+        # Sub-environments that the next step resets.
+        self._due: Flags | None = None
+        self._last_actions: npt.NDArray[Any] | None = None
+
+    def get_sub_environments(self, as_dict: bool = False) -> Any:
+        """Return the sub-environments where they are objects of this process."""
+        found = list(getattr(self.env.unwrapped, "envs", ()))
+        return dict(enumerate(found)) if as_dict else found
+
+    def try_render(self, env_id: EnvId | None = None) -> Any:
+        """Render one sub-environment, the first by default."""
+        frames = self.env.render()
+        return frames if frames is None else frames[self._index(env_id or 0)]
+
+    def try_restart(self, env_id: EnvId | None = None) -> None:
+        """Refuse: the sub-environments belong to `env`."""
+        raise ConfigError(
+            f"try_restart: {type(self.env).__name__} makes its own sub-environments, expected one that menv makes; "
+            "use num_envs_per_worker with the single environment instead"
+        )
+
+    def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
+        """Reset everything; see `LockstepEnvs`."""
+        seed, self._seed = self._seed if seed is None else seed, None
+        try:
+            result = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._crash(f"{type(self.env).__name__}.reset", error) from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._wrong("reset", result, "(obs, infos)")
+        obs, infos = result
+        self._due = None
+        return self._rows(obs), self._infos_of(infos)
+
+    def _step_all(self, actions: Any, slots: IntArray | None) -> Frame:
+        """Step everything and see to what is done; see `LockstepEnvs`."""
+        try:
+            result = self.env.step(self._all_actions(actions, slots))
+        except Exception as error:
+            raise self._crash(f"{type(self.env).__name__}.step", error) from error
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise self._wrong("step", result, "(obs, rewards, terminations, truncations, infos)")
+        obs, paid, terminated, truncated, infos = result
+        rewards = as_rewards(paid, self.num_envs, f"{type(self.env).__name__}.step")
+        done: Flags = np.logical_or(terminated, truncated)
+        begun, self._due = self._due, None
+        frame = Frame(self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun)
+        if np.logical_or.reduce(done):
+            frame.done = done
+            self._see_to_ends(frame, infos)
+        return frame
+
+    def _see_to_ends(self, frame: Frame, infos: Mapping[str, Any]) -> None:
+        """Add what is known of the ends to a frame, as the environment's mode says."""
+        done = frame.done
+        assert done is not None
+        if self._mode == NEXT_STEP:
+            self._due = done
+            return
+        which = np.flatnonzero(done).tolist()
+        if self._mode == SAME_STEP:
+            frame.finals, frame.final_infos = self._finals_in(infos, which)
+            return
+        frame.finals = [own_copy(frame.obs[index]) for index in which]
+        frame.final_infos = [info_of(infos, index) for index in which]
+        # The reset may write into the arrays that the step returned.
+        frame.rewards, frame.terminated, frame.truncated = (
+            np.array(part) for part in (frame.rewards, frame.terminated, frame.truncated)
+        )
+        frame.obs, reset_infos = self._reset_some(done)
+        frame.infos = VectorInfos(infos, self._everybody, (reset_infos, done))
+
+    def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Leave a sub-environment alone that the next step resets, or that has just been reset."""
+        if self._due is None or not self._due[index] or seed is not None or options is not None:
+            super()._reset_one(index, seed, options)
+
+    def _reset_some(self, done: Flags) -> tuple[Any, Mapping[str, Any]]:
+        """Reset those that are done, in the mode in which nothing resets itself."""
+        try:
+            obs, infos = self.env.reset(options={"reset_mask": done})
+        except Exception as error:
+            raise self._crash(f"{type(self.env).__name__}.reset with a reset_mask", error) from error
+        return self._rows(obs), infos
+
+    def _finals_in(
+        self, infos: Mapping[str, Any], which: Sequence[int]
+    ) -> tuple[list[Any], list[Mapping[str, Any]]]:
+        """Return the last observations that SAME_STEP leaves in the infos."""
+        if "final_obs" not in infos:
+            raise ContractError(
+                f"{type(self.env).__name__}.step: env {which[0]} is done and infos has no 'final_obs', expected one "
+                "with AutoresetMode.SAME_STEP; put the last observation there"
+            )
+        details: Mapping[str, Any] = infos.get("final_info", _NO_INFO)
+        return (
+            [own_copy(infos["final_obs"][index]) for index in which],
+            [info_of(details, index) for index in which],
+        )
+
+    def _rows(self, obs: Any) -> Any:
+        """Return E observations: the array itself where there is one, or a list."""
+        if isinstance(obs, np.ndarray):
+            return obs
+        return list(iterate(self.env.observation_space, obs))
+
+    def _infos_of(self, infos: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Return E info dicts, or nothing if they are all empty."""
+        return VectorInfos(infos, self._everybody) if infos else ()
+
+    def _all_actions(self, actions: Any, slots: IntArray | None) -> Any:
+        """Return the actions in the form of the batched space, anything valid for who is reset."""
+        space = self._batch_actions
+        if not isinstance(space, gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+            return self._nested_actions(actions, self._everybody if slots is None else slots)
+        if slots is None or len(slots) == self.num_envs:
+            self._last_actions = np.asarray(actions, space.dtype)
+            return self._last_actions
+        full = np.zeros(space.shape, space.dtype) if self._last_actions is None else self._last_actions.copy()
+        if len(slots):
+            full[slots] = actions
+        return full
+
+    def _nested_actions(self, actions: Any, slots: IntArray) -> Any:
+        """Return the actions of a Dict, Tuple or other nested space."""
+        spare = self.action_space.sample() if len(slots) < self.num_envs else None
+        by_env = [spare] * self.num_envs
+        for slot, action in zip(slots.tolist(), actions, strict=True):
+            by_env[slot] = action
+        empty: Any = create_empty_array(self.action_space, self.num_envs)
+        return concatenate(self.action_space, by_env, empty)
+
+    def _close(self) -> None:
+        self.env.close()
+
+    def _wrong(self, method: str, got: Any, expected: str) -> ContractError:
+        """Return the error for a return value of the wrong form."""
+        count = f"{len(got)} values" if isinstance(got, tuple | list) else f"a single {type(got).__name__}"
+        return ContractError(
+            f"{type(self.env).__name__}.{method}: returned {count}, expected {expected}; mend its return value"
+        )
+
+
+def autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> str:
+    """Return which of the three modes an environment is in.
+
+    Raises:
+        ConfigError: It does not say.
+    """
+    mode = env.metadata.get("autoreset_mode")
+    if mode is None and not hasattr(gym.vector, "AutoresetMode"):
+        # gymnasium 1.0 knew this one only, and had no name for it.
+        return NEXT_STEP
+    name = getattr(mode, "value", mode)
+    if name not in (NEXT_STEP, SAME_STEP, DISABLED):
+        raise ConfigError(
+            f"{type(env).__name__}: metadata['autoreset_mode'] is {mode!r}, expected an AutoresetMode; set it to "
+            "what the environment does with a sub-environment that is done"
+        )
+    return str(name)

@@ -1,0 +1,381 @@
+"""Sub-environments that one object steps all at once: one agent each, slot = env id = index.
+
+What `vector` (lists) and `gym_vector` (arrays) have in common: who waits, who was answered, ends and
+joins. Nobody can be left behind, so the sub-environments step when the last of them has been
+answered. `poll` gives rows like any other adapter; a sampler that takes frames instead asks
+`poll_frame`, which costs nothing per sub-environment.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from menv.adapters.report import Report, finite, own_copy
+from menv.adapters.vector_infos import VectorInfos
+from menv.base_env import (
+    SINGLE_AGENT,
+    AgentId,
+    BaseEnv,
+    End,
+    EnvId,
+    EpisodeEnd,
+    FloatArray,
+    IntArray,
+    Join,
+    MultiEnvDict,
+    Ready,
+)
+from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, MenvError
+from menv.frame import Flags, Frame
+
+
+class LockstepEnvs(BaseEnv):
+    """Bookkeeping of E sub-environments that step together."""
+
+    returns_table = True
+    lockstep = True
+
+    def __init__(self, num_envs: int) -> None:
+        """Nothing is reset before the first poll."""
+        self.num_envs = num_envs
+        self._everybody = np.arange(num_envs)
+        self._no_infos: list[Mapping[str, Any]] = [{}] * num_envs
+        self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
+        self._env_steps = np.zeros(num_envs, np.int64)
+        self._episode_start = np.zeros(num_envs, np.int64)
+        # The rows of the last step: whose they are and what they hold.
+        self._slots: IntArray = self._everybody
+        self._obs: Any = []
+        self._rewards: FloatArray = np.zeros(num_envs)
+        self._infos: Sequence[Mapping[str, Any]] = ()
+        # Whether a poll has delivered them, and the actions that came for them.
+        self._delivered = False
+        self._actions: Any = None
+        self._some: dict[int, Any] = {}
+        # Sub-environments in which nobody has acted since their reset.
+        self._fresh: Flags = np.ones(num_envs, np.bool_)
+        self._report = Report()
+        # The last frame, if a sampler takes frames.
+        self._frames: Frame | None = None
+        self._started = False
+        self._stopped = False
+
+    @abstractmethod
+    def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
+        """Reset everything and return E observations and E info dicts."""
+
+    @abstractmethod
+    def _step_all(self, actions: Any, slots: IntArray | None) -> Frame:
+        """Step everything.
+
+        Args:
+            actions: E actions, or those of the rows at `slots`; the others' go nowhere.
+            slots: [R], None for everybody.
+        """
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the environment."""
+
+    def poll(self, timeout: float | None = None) -> Ready:
+        """Step once everybody has been answered and return the rows; never waits.
+
+        Raises:
+            ContractError: Some were answered and others were not.
+        """
+        self._refuse_frames()
+        if not self._started:
+            self._start(None, None)
+        if self._some:
+            missing = [index for index in self._slots.tolist() if index not in self._some]
+            raise ContractError(
+                f"poll: {len(self._some)} of {len(self._slots)} sub-environments were answered, none for env "
+                f"{missing[:16]}, expected all: they step together; answer every row that poll returned"
+            )
+        if self._actions is not None:
+            self._step()
+        if self._delivered:
+            slots, obs, rewards, infos = (
+                self._everybody[:0],
+                self._obs[:0],
+                self._rewards[:0],
+                self._infos[:0],
+            )
+        else:
+            slots, obs, rewards, infos = self._slots, self._obs, self._rewards, self._infos
+        self._delivered = True
+        report, self._report = self._report, Report()
+        return Ready(
+            slots, obs, rewards, self._env_steps,
+            report.joined, report.ended, report.episodes, report.unclaimed, infos, {}, self._seats,
+        )  # fmt: skip
+
+    def poll_frame(self) -> Frame:
+        """Reset everything, the first time, or step with the actions of `answer_frame`; never waits.
+
+        Raises:
+            CallOrderError: There are no actions, or rows have been polled before.
+        """
+        if self._started and (self._frames is None or self._actions is None):
+            raise CallOrderError("poll_frame: call answer_frame first, and do not mix it with poll")
+        if not self._started:
+            self._started = True
+            obs, infos = self._reset_all(None, None)
+            nobody = np.zeros(self.num_envs, np.bool_)
+            self._frames = Frame(obs, np.zeros(self.num_envs), nobody, nobody, infos, None, ~nobody)
+        else:
+            self._frames = self._step_all(self._actions, None)
+            self._count(self._frames)
+        self._actions = None
+        return self._frames
+
+    def answer_frame(self, actions: Any) -> None:
+        """Give E actions, for the last frame; those of sub-environments that are done go nowhere."""
+        self._actions = actions
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        """Answer rows, all of them before the next poll; see `BaseEnv.send_actions`."""
+        if slots is self._slots and self._delivered and self._actions is None and not self._some:
+            self._check_count(len(slots), len(actions))
+            self._actions = actions
+        elif actions is None:
+            self._answer({self._only_agent(env_id, by): by[SINGLE_AGENT] for env_id, by in slots.items()})
+        else:
+            self._check_count(len(slots), len(actions))
+            indices = [int(slot) for slot in slots]
+            if len(set(indices)) != len(indices):
+                raise self._stray(indices)
+            self._answer(dict(zip(indices, actions, strict=True)))
+
+    def try_reset(
+        self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Any]:
+        """Reset one or all; see `BaseEnv.try_reset`."""
+        self._refuse_frames()
+        if not self._started:
+            self._start(seed, options)
+        elif env_id is not None:
+            self._reset_one(self._index(env_id), seed, options)
+        elif seed is not None or options is not None or not self._fresh.all():
+            self._abandon(self._everybody)
+            self._take_reset(*self._reset_all(seed, options))
+        wanted = range(self.num_envs) if env_id is None else [self._index(env_id)]
+        places = {slot: place for place, slot in enumerate(self._slots.tolist())}
+        obs: MultiEnvDict = {}
+        infos: MultiEnvDict = {}
+        for index in wanted:
+            if index not in places:
+                # Done, and reset by the step that the others take: the row comes with a later poll.
+                marker: Any = "async_reset_return"
+                obs[index] = infos[index] = marker
+                continue
+            obs[index] = {SINGLE_AGENT: self._obs[places[index]]}
+            infos[index] = {SINGLE_AGENT: dict(self._infos[places[index]])}
+        return obs, infos
+
+    @property
+    def env_steps(self) -> IntArray:
+        """[E] env steps of each sub-environment since its start."""
+        return self._env_steps
+
+    def get_agent_ids(self) -> set[AgentId]:
+        """Return the one agent id."""
+        return {SINGLE_AGENT}
+
+    def stop(self) -> None:
+        """Close the environment; may be called more than once."""
+        if not self._stopped:
+            self._stopped = True
+            self._close()
+
+    def _refuse_frames(self) -> None:
+        """Refuse to hand out rows while a sampler takes frames."""
+        if self._frames is not None:
+            raise CallOrderError(
+                "poll, try_reset: a sampler is driving this environment, expected one driver; make another one for "
+                "calls of your own"
+            )
+
+    def _count(self, frame: Frame) -> None:
+        """Count an env step of everybody but those that were reset."""
+        self._env_steps += 1 if frame.begun is None else ~frame.begun
+
+    def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Reset a sub-environment that has moved since its reset; refused where that cannot be."""
+        if self._fresh[index] and seed is None and options is None:
+            return
+        raise ConfigError(
+            f"try_reset: env {index} cannot be reset apart from the others, expected try_reset() for all of them; "
+            "leave the env id out"
+        )
+
+    def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Reset everything for the first time."""
+        self._started = True
+        self._take_reset(*self._reset_all(seed, options))
+
+    def _take_reset(self, obs: Any, infos: Sequence[Any]) -> None:
+        """Note the first rows of everybody's episode."""
+        self._begin(self._everybody)
+        self._slots, self._obs, self._infos = self._everybody, obs, infos or self._no_infos
+        self._rewards = np.zeros(self.num_envs)
+        self._delivered, self._actions = False, None
+        self._some.clear()
+
+    def _begin(self, indices: IntArray) -> None:
+        """Report that new episodes begin."""
+        self._fresh[indices] = True
+        self._episode_start[indices] = self._env_steps[indices]
+        self._report.joined += [Join(index, index, SINGLE_AGENT, index) for index in indices.tolist()]
+
+    def _abandon(self, indices: IntArray) -> None:
+        """End the running episodes of some sub-environments as truncated."""
+        report = self._report
+        untold = {join.slot for join in report.joined}
+        report.joined = [join for join in report.joined if join.slot not in set(indices.tolist())]
+        waiting = {slot: place for place, slot in enumerate(self._slots.tolist())}
+        for index in indices.tolist():
+            # An episode that nobody was told of never was, and one that is over has been reported.
+            if index not in untold and index in waiting:
+                place = waiting[index]
+                length = int(self._env_steps[index] - self._episode_start[index])
+                final, info = np.copy(self._obs[place]), self._infos[place]
+                report.ended.append(End(index, index, SINGLE_AGENT, 0.0, False, True, final, info))
+                report.episodes.append(EpisodeEnd(index, False, True, length, index))
+
+    def _step(self) -> None:
+        """Step until somebody waits."""
+        slots, actions = self._slots, self._actions
+        self._actions = None
+        self._fresh[:] = False
+        while True:
+            self._take(self._step_all(actions, slots))
+            if len(self._slots):
+                self._delivered = False
+                return
+            slots, actions = self._slots, []
+
+    def _take(self, frame: Frame) -> None:
+        """Take an env step of everybody apart into rows, joins and ends."""
+        self._count(frame)
+        rewards, begun, absent = frame.rewards, frame.begun, None
+        if frame.done is not None:
+            rewards = np.where(frame.done, 0.0, rewards)
+            self._end(np.flatnonzero(frame.done), frame)
+            if frame.finals is None:
+                absent = frame.done
+            else:
+                begun = frame.done
+        if begun is not None:
+            self._begin(np.flatnonzero(begun))
+        self._slots, self._rewards = self._everybody, rewards
+        self._obs, self._infos = frame.obs, frame.infos or self._no_infos
+        if absent is not None:
+            present = self._slots = np.flatnonzero(~absent)
+            self._rewards = rewards[present]
+            self._obs, self._infos = _taken(frame.obs, present), _taken(self._infos, present)
+
+    def _end(self, done: IntArray, frame: Frame) -> None:
+        """Report the ends of episodes."""
+        indices = done.tolist()
+        finals, infos = frame.finals, frame.final_infos
+        if finals is None:
+            finals, infos = (
+                [own_copy(frame.obs[i]) for i in indices],
+                [(frame.infos or self._no_infos)[i] for i in indices],
+            )
+        lengths = (self._env_steps[done] - self._episode_start[done]).tolist()
+        for place, index in enumerate(indices):
+            flags = bool(frame.terminated[index]), bool(frame.truncated[index])
+            reward = float(frame.rewards[index])
+            end = End(index, index, SINGLE_AGENT, reward, *flags, finals[place], infos[place])
+            self._report.ended.append(end)
+            self._report.episodes.append(EpisodeEnd(index, *flags, lengths[place], index))
+
+    def _answer(self, answers: Mapping[int, Any]) -> None:
+        """Note the answers of some rows."""
+        waiting = set(self._slots.tolist()) if self._started and self._actions is None else set()
+        stray = [index for index in answers if index not in waiting or index in self._some]
+        if stray:
+            raise self._stray(stray)
+        self._some.update(answers)
+        if len(self._some) == len(self._slots):
+            self._actions = [self._some[index] for index in self._slots.tolist()]
+            self._some = {}
+            self._delivered = True
+
+    def _stray(self, indices: Sequence[int]) -> ContractError:
+        """Return the error for answers that nobody waits for."""
+        waiting = [] if self._actions is not None else self._slots.tolist()
+        return ContractError(
+            f"send_actions: got an action for env {list(indices)[:16]}, expected each of the waiting "
+            f"{waiting[:16]} at most once; poll first, then answer the rows it returned"
+        )
+
+    def _check_count(self, rows: int, actions: int) -> None:
+        """Refuse another number of actions than rows."""
+        if rows != actions:
+            raise ContractError(
+                f"send_actions: got {actions} actions for {rows} slots, expected one for each; "
+                "keep them in the order of the slots"
+            )
+
+    def _only_agent(self, env_id: EnvId, answers: Mapping[AgentId, Any]) -> int:
+        """Return the index of a sub-environment whose only agent is answered."""
+        if set(answers) != {SINGLE_AGENT}:
+            raise ContractError(
+                f"send_actions: env {env_id} got actions for {sorted(map(repr, answers))}, expected {SINGLE_AGENT!r}; "
+                "a single-agent environment has this one agent"
+            )
+        return self._index(env_id)
+
+    def _index(self, env_id: Any) -> int:
+        """Return the index of a sub-environment."""
+        if not isinstance(env_id, int | np.integer) or not 0 <= env_id < self.num_envs:
+            raise ConfigError(
+                f"env id {env_id!r}: expected an integer from 0 to {self.num_envs - 1}; use the ids that poll returned"
+            )
+        return int(env_id)
+
+    def _crash(self, where: str, error: Exception) -> MenvError:
+        """Return the error for an exception that the environment raised."""
+        if isinstance(error, MenvError):
+            return error
+        return EnvCrashError(
+            f"{where}, env step {int(self._env_steps.max())}: raised {type(error).__name__}: {error}; "
+            "the environment's own traceback is above"
+        )
+
+
+def as_rewards(rewards: Any, num_envs: int, where: str) -> FloatArray:
+    """Return [E] float64 rewards.
+
+    Raises:
+        ContractError: There are not E of them, or one is not a finite number; it names whose.
+    """
+    try:
+        numbers = np.asarray(rewards, np.float64)
+    except (TypeError, ValueError):
+        numbers = np.zeros((0, 0))
+    # The sum is finite if each is: one reduction instead of a look at every reward.
+    if numbers.shape == (num_envs,) and np.isfinite(np.add.reduce(numbers)):
+        return numbers
+    if len(rewards) != num_envs:
+        raise ContractError(
+            f"{where}: returned {len(rewards)} rewards, expected {num_envs}, one for each sub-environment; "
+            "return all of them"
+        )
+    return np.array(
+        [finite(reward, f"{where}: the reward of env {index}") for index, reward in enumerate(rewards)]
+    )
+
+
+def _taken(values: Any, places: IntArray) -> Any:
+    """Return the values at some places, of an array or of any other sequence."""
+    if isinstance(values, VectorInfos):
+        return values.at(places)
+    return values[places] if isinstance(values, np.ndarray) else [values[place] for place in places.tolist()]

@@ -1,0 +1,139 @@
+"""A `VectorEnv`, which steps all its sub-environments with lists, as a `BaseEnv`.
+
+A finished sub-environment is reset by `reset_at` in the same poll. `menv.loop.convert` creates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from menv import draws
+from menv.adapters.lockstep import LockstepEnvs, as_rewards
+from menv.adapters.report import own_copy
+from menv.base_env import EnvId, IntArray
+from menv.errors import ContractError
+from menv.frame import Frame
+from menv.vector_env import VectorEnv
+
+_FIVE = ("obs", "rewards", "terminateds", "truncateds", "infos")
+
+
+class VectorEnvs(LockstepEnvs):
+    """Steps one `VectorEnv`."""
+
+    def __init__(self, env: VectorEnv, *, seed: int | None = None, first_index: int = 0) -> None:
+        """Take over `env`.
+
+        Args:
+            env: It is not touched before the first poll.
+            seed: Gives every reset its own seed; None leaves the environments alone.
+            first_index: Index of sub-environment 0 among those of all workers.
+        """
+        super().__init__(env.num_envs)
+        self.env = env
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
+        self._seed = seed
+        self._first_index = first_index
+
+    def get_sub_environments(self, as_dict: bool = False) -> Any:
+        """Return the sub-environments where they are objects of their own."""
+        found = self.env.get_sub_environments()
+        return dict(enumerate(found)) if as_dict else list(found)
+
+    def try_render(self, env_id: EnvId | None = None) -> Any:
+        """Render one sub-environment, the first by default."""
+        return self.env.try_render_at(self._index(env_id or 0))
+
+    def try_restart(self, env_id: EnvId | None = None) -> None:
+        """Put new sub-environments in the place of one or all; their next rows begin a new episode."""
+        for index in range(self.num_envs) if env_id is None else [self._index(env_id)]:
+            self._call("restart_at", index)
+            if self._started:
+                self._reset_one(index, None, {})
+
+    def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Reset one sub-environment, unless nothing has happened in it since its reset."""
+        if self._fresh[index] and seed is None and options is None:
+            return
+        self._abandon(np.array([index]))
+        obs, info = self._reset_at(index, seed, options or None)
+        self._obs, self._infos = list(self._obs), list(self._infos)
+        self._obs[index], self._infos[index] = obs, info
+        self._rewards[index] = 0.0
+        self._begin(np.array([index]))
+        # All rows come again: the others still wait with theirs, for they step together.
+        self._delivered, self._actions = False, None
+
+    def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
+        """Reset everything; see `LockstepEnvs`."""
+        seeds = None
+        if seed is not None or self._seed is not None:
+            seeds = [self._seed_of(index) if seed is None else seed + index for index in range(self.num_envs)]
+        if seeds is None and options is None:
+            result = self._call("vector_reset")
+        else:
+            result = self._call("vector_reset", seeds=seeds, options=options and [options] * self.num_envs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._wrong("vector_reset", result, "two lists (obs, infos)")
+        for part in result:
+            if len(part) != self.num_envs:
+                raise self._wrong("vector_reset", part, f"{self.num_envs} values in each list")
+        return list(result[0]), list(result[1])
+
+    def _step_all(self, actions: Any, slots: IntArray | None) -> Frame:
+        """Step everything and reset what is done; see `LockstepEnvs`."""
+        result = self._call("vector_step", list(actions))
+        if not isinstance(result, tuple | list) or len(result) != 5:
+            raise self._wrong("vector_step", result, f"five lists ({', '.join(_FIVE)})")
+        for part in result:
+            if len(part) != self.num_envs:
+                raise self._wrong("vector_step", part, f"{self.num_envs} values in each list")
+        obs, paid, terminateds, truncateds, infos = result
+        rewards = as_rewards(paid, self.num_envs, "vector_step")
+        terminated, truncated = (np.array(flags, np.bool_) for flags in (terminateds, truncateds))
+        over = terminated | truncated
+        done = np.flatnonzero(over).tolist()
+        obs, infos = list(obs), list(infos)
+        finals, final_infos = [own_copy(obs[index]) for index in done], [infos[index] for index in done]
+        for index in done:
+            # The step that has just been taken counts for the seed, as it does where each copy steps alone.
+            seed = None if self._seed is None else self._seed_of(index, 1)
+            obs[index], infos[index] = self._reset_at(index, seed, None)
+        flags = over if done else None
+        return Frame(obs, rewards, terminated, truncated, infos, flags, None, finals, final_infos)
+
+    def _close(self) -> None:
+        self.env.close()
+
+    def _reset_at(self, index: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
+        """Reset one sub-environment and return its `(obs, info)`."""
+        if seed is None and options is None:
+            result = self._call("reset_at", index)
+        else:
+            result = self._call("reset_at", index, seed=seed, options=options)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._wrong("reset_at", result, "(obs, info)")
+        return result
+
+    def _seed_of(self, index: int, more: int = 0) -> int:
+        """Return the seed of a reset of one sub-environment."""
+        assert self._seed is not None
+        return draws.reset_seed(self._seed, self._first_index + index, int(self._env_steps[index]) + more)
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the environment; what it raises is chained."""
+        try:
+            return getattr(self.env, method)(*args, **kwargs)
+        except Exception as error:
+            raise self._crash(f"{type(self.env).__name__}.{method}", error) from error
+
+    def _wrong(self, method: str, got: Any, expected: str) -> ContractError:
+        """Return the error for a return value of the wrong form."""
+        count = f"{len(got)} values" if isinstance(got, tuple | list) else f"a single {type(got).__name__}"
+        return ContractError(
+            f"{type(self.env).__name__}.{method}: returned {count}, expected {expected}; mend its return value"
+        )

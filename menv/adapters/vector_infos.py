@@ -1,0 +1,72 @@
+"""The infos of a vectorised gymnasium environment, a dict of arrays, as one info dict for each row.
+
+`menv.adapters.gym_vector` makes them; they are taken apart when somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.base_env import IntArray
+
+
+class VectorInfos(Sequence[Mapping[str, Any]]):
+    """The info dicts of some sub-environments.
+
+    Args:
+        infos: As gymnasium gives them, with a mask under `_<key>` for each key.
+        indices: [R] whose they are.
+        resets: What a later reset of some sub-environments said, and [E] True for these.
+    """
+
+    __slots__ = ("_indices", "_infos", "_resets")
+
+    def __init__(
+        self,
+        infos: Mapping[str, Any],
+        indices: IntArray,
+        resets: tuple[Mapping[str, Any], npt.NDArray[np.bool_]] | None = None,
+    ) -> None:
+        self._infos = infos
+        self._indices = indices
+        self._resets = resets
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, place: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> VectorInfos: ...
+
+    def __getitem__(self, place: int | slice) -> Mapping[str, Any] | VectorInfos:
+        if isinstance(place, slice):
+            return VectorInfos(self._infos, self._indices[place], self._resets)
+        return self._of(int(self._indices[place]))
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return map(self._of, self._indices.tolist())
+
+    def at(self, places: IntArray) -> VectorInfos:
+        """Return those at some places."""
+        return VectorInfos(self._infos, self._indices[places], self._resets)
+
+    def _of(self, index: int) -> Mapping[str, Any]:
+        if self._resets is not None and self._resets[1][index]:
+            return info_of(self._resets[0], index)
+        return info_of(self._infos, index)
+
+
+def info_of(infos: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    """Return what a dict of arrays says about one sub-environment."""
+    found: dict[str, Any] = {}
+    for name, values in infos.items():
+        mask = infos.get(f"_{name}")
+        if mask is not None and mask[index]:
+            found[name] = info_of(values, index) if isinstance(values, dict) else values[index]
+    return found

@@ -1,0 +1,195 @@
+"""The ledger of sub-environments that step together: a frame is written down as it comes.
+
+What a `Ledger` is told when it happens (this trajectory ends, that one begins) is read here from two
+columns of flags when a fragment closes, for all rows at once. `menv.loop.frame_loop` writes it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.base_env import SINGLE_AGENT
+from menv.cut import Cut
+from menv.frame import Frame
+from menv.infos import InfoLog
+from menv.ledger import Ledger, PrepareFinals
+from menv.segments import Column
+from menv.trajectories import Trajectories
+
+NewIds = Callable[[Column], Column]
+_FLAGS = ("terminated", "truncated")
+
+
+class Finished(NamedTuple):
+    """Episodes that ended in a fragment, in this order.
+
+    Attributes:
+        returns: [K] sums of their rewards.
+        lengths: [K] env steps.
+    """
+
+    returns: npt.NDArray[np.float64]
+    lengths: npt.NDArray[np.int64]
+
+
+class FrameLedger(Ledger):
+    """Rows of E sub-environments, E at a time; slot = env index.
+
+    Where the last observation of an episode comes as a row of its own, because the next step resets,
+    that row is kept as the first of the next trajectory: its action goes nowhere and it never leaves.
+
+    Args:
+        obs_size: See `Ledger`; so are the next three.
+        mask_width: M.
+        action_shape: Of one action.
+        action_dtype: Of actions.
+        policy: Index of the policy that answers for everybody.
+        num_envs: E.
+        new_ids: Gives each of the sub-environments [K] the id of its next episode.
+
+    Attributes:
+        finished: The episodes that the last `close` found to have ended.
+    """
+
+    def __init__(
+        self,
+        obs_size: int,
+        mask_width: int,
+        action_shape: tuple[int, ...],
+        action_dtype: npt.DTypeLike,
+        *,
+        policy: int,
+        num_envs: int,
+        new_ids: NewIds,
+    ) -> None:
+        super().__init__(obs_size, mask_width, action_shape, action_dtype)
+        for name in _FLAGS:
+            self._columns[name] = np.zeros(len(self._columns["slots"]), np.bool_)
+        self.finished = Finished(np.zeros(0), np.zeros(0, np.int64))
+        self._policy = policy
+        self._everybody = np.arange(num_envs)
+        self._new_ids = new_ids
+        self._living = self._begun_at(self._everybody, 0)
+        self._begun = self._begun_at(self._everybody[:0], 0)
+        # [E] what the running episodes have earned with rows that have left.
+        self._earned = np.zeros(num_envs)
+        # Rows up to here have been looked through for ends.
+        self._read = 0
+        # Last observations that came beside the rows, and whether they are rows themselves.
+        self._finals: list[Any] = []
+        self._as_rows = False
+
+    def add_frame(self, frame: Frame, obs: Column, mask: Column | None) -> slice:
+        """Write a frame down.
+
+        Args:
+            frame: Its rewards and flags.
+            obs: [E, F] its observations as rows.
+            mask: [E, M] or None.
+
+        Returns:
+            Where the rows are.
+        """
+        rows = self.add(self._everybody, obs, mask, frame.rewards)
+        self.inform(frame.infos, None)
+        terminated, truncated = self._columns["terminated"], self._columns["truncated"]
+        if frame.done is None:
+            terminated[rows] = False
+            truncated[rows] = False
+            return rows
+        terminated[rows] = frame.terminated
+        truncated[rows] = frame.truncated
+        if frame.finals is None:
+            self._as_rows = True
+        else:
+            self._finals.extend(frame.finals)
+            self._ends.infos.extend(frame.final_infos)
+        return rows
+
+    def close(self, prepare_finals: PrepareFinals) -> dict[int, Any]:
+        """Cut the rows into trajectories; see `Ledger.close`."""
+        self._read_flags()
+        return super().close(prepare_finals)
+
+    def locate(self, row: int) -> tuple[int, Any, int]:
+        """Return whose a row is; see `Ledger.locate`."""
+        self._read_flags()
+        return super().locate(row)
+
+    def _read_flags(self) -> None:
+        """Find the ends, and the trajectories that begin after them."""
+        flags = [self._columns[name][self._read : self._n] for name in _FLAGS]
+        rows = np.flatnonzero(flags[0] | flags[1])
+        ends, slots = self._ends, self._columns["slots"][self._read : self._n][rows]
+        ends.slots += slots.tolist()
+        ends.terminated += flags[0][rows].tolist()
+        ends.truncated += flags[1][rows].tolist()
+        rows += self._read
+        ends.rows += rows.tolist()
+        # What came in with these rows was the last of the trajectory before.
+        ends.rewards += self._columns["income"][rows].tolist()
+        self._columns["income"][rows] = 0.0
+        ends.obs.extend(self._columns["obs"][rows] if self._as_rows else self._finals)
+        self._finals = []
+        begun = self._begun_at(slots, -1 if self._as_rows else 0)
+        self._begun = self._begun.and_then(begun) if len(self._begun.slot) else begun
+        self._read = self._n
+
+    def _begun_at(self, slots: Column, released: int) -> Trajectories:
+        """Return trajectories that begin, in this order."""
+        count = len(slots)
+        starts = np.zeros((count, 5), np.int64)
+        starts[:, 0] = starts[:, 4] = slots
+        starts[:, 1] = self._policy
+        starts[:, 2] = self._new_ids(slots)
+        begun = Trajectories.begun(starts, [SINGLE_AGENT] * count, self._columns["actions"])
+        begun.released[:] = released
+        return begun
+
+    def _trajectories(self) -> Trajectories:
+        """Return all trajectories that have rows here, in the order of a cut."""
+        return self._living.and_then(self._begun)
+
+    def _info_log(self) -> InfoLog:
+        """Return what came in with the rows and with the ends."""
+        ends = self._ends
+        if self._as_rows:
+            ends.infos = (
+                [self._info_at(row) for row in ends.rows] if self._info_polls else [{}] * len(ends.rows)
+            )
+        return super()._info_log()
+
+    def _info_at(self, row: int) -> Mapping[str, Any]:
+        """Return the info dict that came in with a row."""
+        place = bisect_right(self._info_polls, row, key=itemgetter(0)) - 1
+        start, infos, _ = self._info_polls[place]
+        return infos[row - start] if place >= 0 and row - start < len(infos) else {}
+
+    def _prepared(
+        self, finals: list[Any], owners: Trajectories, prepare_finals: PrepareFinals
+    ) -> npt.NDArray[np.float32]:
+        """Return last observations as rows; those that came as rows are."""
+        if self._as_rows:
+            return np.array(finals, np.float32).reshape(len(finals), -1)
+        return super()._prepared(finals, owners, prepare_finals)
+
+    def _carry(self, cut_rows: Cut, rewards: Column, owners: Trajectories) -> None:
+        """Note what ended and begin the next fragment; see `Ledger`."""
+        total = np.add.reduceat(rewards, cut_rows.starts)
+        # Of each sub-environment's trajectories the first one goes on from the last fragment.
+        total[np.searchsorted(owners.slot, self._everybody)] += self._earned
+        ended = cut_rows.end_segments
+        returns, lengths = np.empty(len(ended)), np.empty(len(ended), np.int64)
+        returns[cut_rows.end_order] = total[ended]
+        lengths[cut_rows.end_order] = owners.released[ended] + cut_rows.lengths[ended]
+        self.finished = Finished(returns, lengths)
+        self._earned = total[cut_rows.held]
+        super()._carry(cut_rows, rewards, owners)
+        self._begun = self._begun.take(slice(0, 0))
+        self._read = self._n

@@ -1,0 +1,162 @@
+"""Who lives: what begins and what ends, booked to ledgers, slot table, episodes and metrics.
+
+`menv.loop.sampler` hands it each poll's joins and ends before it looks at the rows. It maps agents to
+policies when they first appear, and knows no actions and no learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from menv import draws
+from menv.base_env import AgentId, EnvId, Join, Ready, Unclaimed
+from menv.episode import Episode
+from menv.loop.cohort import Cohort
+from menv.loop.slot_table import SlotTable
+from menv.metrics import Metrics
+from menv.segments import Column
+from menv.trajectories import Start
+
+_KEPT_KEYS = 65_536
+
+
+class EpisodeBook:
+    """The running episodes of one sampler.
+
+    Attributes:
+        running: The running episodes by env id.
+    """
+
+    def __init__(
+        self,
+        cohorts: Sequence[Cohort],
+        table: SlotTable,
+        metrics: Metrics,
+        *,
+        seed: int,
+        first_index: int,
+        worker: Any,
+    ) -> None:
+        """Begin without episodes.
+
+        Args:
+            cohorts: Who answers; each policy is in exactly one.
+            table: Written when an agent joins.
+            metrics: Where episodes are recorded.
+            seed: Key of every random draw.
+            first_index: Index of this process's first sub-environment among all.
+            worker: What mapping functions see as `worker`; its `policy_map` maps to the policies of `cohorts`.
+        """
+        self.running: dict[EnvId, Episode] = {}
+        self._cohorts = cohorts
+        self._table = table
+        self._metrics = metrics
+        self._seed = seed
+        self._first_index = first_index
+        self._worker = worker
+        self._where = {
+            policy_id: (number, index)
+            for number, cohort in enumerate(cohorts)
+            for index, policy_id in enumerate(cohort.policy_ids)
+        }
+        self._agent_keys: dict[tuple[int, AgentId], int] = {}
+        # [E] the key of each sub-environment's episodes and how many have begun.
+        self._episode_keys: draws.Keys = np.zeros(0, np.uint64)
+        self._begun: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def take(self, ready: Ready) -> None:
+        """Take in a poll's ends, episodes and joins, in this order."""
+        if len(ready.env_steps) > len(self._begun):
+            self._widen(len(ready.env_steps))
+        if ready.ended or ready.unclaimed or ready.episodes:
+            self._take_ends(ready)
+        for join in ready.joined:
+            self._join(join)
+
+    def new_ids(self, env_indices: Column) -> Column:
+        """Number the next episodes of sub-environments [K], one after the other where one comes twice.
+
+        Returns:
+            [K] episode ids.
+        """
+        if len(env_indices) and env_indices.max() >= len(self._begun):
+            self._widen(int(env_indices.max()) + 1)
+        order = np.argsort(env_indices, kind="stable")
+        sorted_indices = env_indices[order]
+        rank = np.arange(len(order)) - np.searchsorted(sorted_indices, sorted_indices)
+        numbers = np.empty_like(env_indices)
+        numbers[order] = self._begun[sorted_indices] + rank
+        np.add.at(self._begun, env_indices, 1)
+        return (draws.keys(self._episode_keys[env_indices], numbers) >> np.uint64(5)).astype(np.int64)
+
+    def agent_key(self, env_index: int, agent_id: AgentId) -> int:
+        """Return the key of an agent's draws; a hash of its id, never Python's own."""
+        if len(self._agent_keys) >= _KEPT_KEYS:
+            self._agent_keys.clear()
+        env = self._first_index + env_index
+        key = draws.key(self._seed, env, draws.stable_hash(agent_id), draws.ACTION)
+        self._agent_keys[env_index, agent_id] = key
+        return key
+
+    def _take_ends(self, ready: Ready) -> None:
+        """Take in trajectories and episodes that ended."""
+        table, running = self._table, self.running
+        returns, cohorts = table.returns, self._cohorts
+        for end in ready.ended:
+            episode = running[end.env_id]
+            episode.credit(end.agent_id, float(returns[end.slot]) + end.reward)
+            cohorts[table.seat(end.slot).cohort].ledger.end(end)
+        booked = 0
+        for finished in ready.episodes:
+            if finished.unclaimed > booked:
+                self._book(ready.unclaimed[booked : finished.unclaimed])
+                booked = finished.unclaimed
+            # An episode in which nobody acted is begun here, to be recorded too.
+            episode = running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
+            del running[finished.env_id]
+            episode.length = finished.env_steps
+            self._metrics.record(episode)
+        self._book(ready.unclaimed[booked:])
+
+    def _book(self, unclaimed: Sequence[Unclaimed]) -> None:
+        """Book rewards that no action can own to the running episodes."""
+        for entry in unclaimed:
+            episode = self.running.get(entry.env_id) or self._begin(entry.env_id, entry.env_index)
+            episode.unclaimed_rewards += entry.reward
+
+    def _join(self, join: Join) -> None:
+        """Bind an agent to a policy and begin its trajectory."""
+        slot, env_id, agent_id, env_index = join
+        episode = self.running.get(env_id) or self._begin(env_id, env_index)
+        policy_id = episode.known_policy(agent_id)
+        if policy_id is None:
+            policy_map = self._worker.policy_map
+            policy_id = policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
+            episode.bind(agent_id, policy_id)
+        number, index = self._where[policy_id]
+        key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)
+        self._table.sit(slot, number, index, env_index, key)
+        start = Start(slot, index, episode.episode_id, episode.number_of(agent_id), env_index)
+        self._cohorts[number].ledger.start(start, agent_id)
+
+    def _begin(self, env_id: EnvId, env_index: int) -> Episode:
+        """Begin an episode of a sub-environment."""
+        number = int(self._begun[env_index])
+        self._begun[env_index] = number + 1
+        episode_id = draws.key(int(self._episode_keys[env_index]), number) >> 5
+        episode = self.running[env_id] = Episode(episode_id, env_id)
+        return episode
+
+    def _widen(self, num_envs: int) -> None:
+        """Make room for sub-environments that appear."""
+        before = len(self._begun)
+        new = [
+            draws.key(self._seed, self._first_index + index, draws.MAPPING)
+            for index in range(before, num_envs)
+        ]
+        self._episode_keys = np.append(self._episode_keys, np.array(new, np.uint64))
+        self._begun = np.append(self._begun, np.zeros(num_envs - before, np.int64))

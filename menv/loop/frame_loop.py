@@ -1,0 +1,102 @@
+"""The short way round for sub-environments that step together and share one network.
+
+Nothing is looked up and no object is made for a sub-environment: whole frames go from the adapter to the
+ledger, through the network and back. `menv.loop.sampler` takes this way where it leads to the same
+batches as the long one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from menv.adapters.lockstep import LockstepEnvs
+from menv.base_env import SINGLE_AGENT, BaseEnv
+from menv.frame import Frame
+from menv.loop.cohort import Cohort, NetCohort, outside
+from menv.loop.episode_book import EpisodeBook
+from menv.loop.slot_table import SlotTable
+from menv.metrics import Metrics
+from menv.spaces import OutsideSpaceError
+
+
+class FrameLoop:
+    """Collects fragments from one lockstep environment with one policy."""
+
+    def __init__(
+        self, env: LockstepEnvs, cohort: NetCohort, policy: int, table: SlotTable, book: EpisodeBook
+    ) -> None:
+        """Seat everybody.
+
+        Args:
+            env: It has not been polled.
+            cohort: Whose network answers.
+            policy: Index of the policy in it.
+            table: The keys of the draws are written there.
+            book: Numbers the episodes.
+        """
+        self._env = env
+        self._cohort = cohort
+        self._policy = policy
+        self._table = table
+        self._everybody = np.arange(env.num_envs)
+        self._ledger = cohort.take_frames(policy, env.num_envs, book.new_ids)
+        self._rows = slice(0, 0)
+        for index in range(env.num_envs):
+            table.sit(index, 0, policy, index, book.agent_key(index, SINGLE_AGENT))
+
+    def sample(self, env_steps: int, explore: bool) -> int:
+        """Take at least so many env steps of all sub-environments together; return how many."""
+        env, num_envs = self._env, self._env.num_envs
+        taken = 0
+        if not self._ledger.rows:
+            self._write(env.poll_frame())
+        while taken < env_steps:
+            env.answer_frame(self._answer(explore))
+            frame = env.poll_frame()
+            taken += num_envs if frame.begun is None else num_envs - int(np.count_nonzero(frame.begun))
+            self._write(frame)
+        return taken
+
+    def record(self, metrics: Metrics) -> None:
+        """Record the episodes that the last fragment ended; to be called when it has been closed."""
+        finished = self._ledger.finished
+        policy_id = self._cohort.policy_ids[self._policy]
+        metrics.record_many(policy_id, finished.returns.tolist(), finished.lengths.tolist())
+        self._rows = slice(0, self._env.num_envs)
+
+    def _answer(self, explore: bool) -> Any:
+        """Return the actions for the last frame, and write them down."""
+        ledger, cohort, rows = self._ledger, self._cohort, self._rows
+        obs, masks = ledger.obs[rows], ledger.masks
+        mask = None if masks is None else masks[rows]
+        if explore:
+            noise = cohort.noise.rows(self._everybody, self._table, self._env.env_steps)
+            actions = cohort.backend.act(obs, mask, noise, self._policy)
+        else:
+            actions = cohort.backend.greedy(obs, mask, self._policy)
+        ledger.answer(rows, actions)
+        return cohort.output(actions)
+
+    def _write(self, frame: Frame) -> None:
+        """Write a frame down."""
+        assert self._cohort.preprocess is not None
+        try:
+            obs, mask = self._cohort.preprocess(frame.obs)
+        except OutsideSpaceError as error:
+            step = int(self._env.env_steps[error.row])
+            raise outside(error.row, SINGLE_AGENT, f"env step {step}", error.why) from error
+        self._rows = self._ledger.add_frame(frame, obs, mask)
+
+
+def frame_loop(
+    env: BaseEnv, cohorts: list[Cohort], only: str | None, table: SlotTable, book: EpisodeBook
+) -> FrameLoop | None:
+    """Return the short way round, None where there are several policies or one without a network."""
+    if only is None or not isinstance(env, LockstepEnvs) or len(cohorts) != 1:
+        return None
+    cohort = cohorts[0]
+    if not isinstance(cohort, NetCohort):
+        return None
+    return FrameLoop(env, cohort, cohort.policy_ids.index(only), table, book)

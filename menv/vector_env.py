@@ -1,0 +1,241 @@
+"""Many single-agent sub-environments that one object steps at once, written by hand.
+
+For simulators that hold n worlds and step them together, with lists instead of one Python object a
+world. `menv.adapters.vector` turns a `VectorEnv` into rows. Who has arrays rather than lists writes a
+`gymnasium.vector.VectorEnv`, which is taken too, without a Python object per world and step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import gymnasium as gym
+
+from menv.base_env import BaseEnv
+from menv.errors import ConfigError, ContractError
+
+VectorStep = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
+
+
+class VectorEnv:
+    """Write `vector_reset`, `reset_at` and `vector_step`; declare the spaces of one sub-environment.
+
+    A sub-environment that is done is not stepped again before `reset_at`, which the adapter calls in
+    the same poll: nothing here resets itself.
+
+    Attributes:
+        observation_space: Of each sub-environment.
+        action_space: Of each sub-environment.
+        num_envs: E, how many there are.
+    """
+
+    def __init__(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], num_envs: int
+    ) -> None:
+        """Note the spaces of one sub-environment and how many there are."""
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+            raise ConfigError(
+                f"VectorEnv: num_envs={num_envs!r}, expected an integer of at least 1; pass one"
+            )
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.num_envs = num_envs
+
+    @staticmethod
+    def vectorize_gym_envs(
+        make_env: Callable[[int], Any] | None = None,
+        existing_envs: Sequence[Any] | None = None,
+        num_envs: int = 1,
+        action_space: gym.Space[Any] | None = None,
+        observation_space: gym.Space[Any] | None = None,
+    ) -> VectorEnv:
+        """Return `num_envs` gymnasium environments as one VectorEnv.
+
+        Args:
+            make_env: Makes the sub-environment of a given index.
+            existing_envs: The first of them, if they exist already; the sequence is left as it is.
+            num_envs: How many there shall be.
+            action_space: That of sub-environment 0 by default.
+            observation_space: That of sub-environment 0 by default.
+
+        Raises:
+            ConfigError: More environments are given than `num_envs`, or some are missing and there is
+                no `make_env`.
+        """
+        return _GymEnvs(make_env, existing_envs or (), num_envs, action_space, observation_space)
+
+    @classmethod
+    def wrap(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse the classic name.
+
+        Raises:
+            ConfigError: Always; it names the method to call instead.
+        """
+        raise ConfigError(
+            "VectorEnv.wrap: this name is gone, expected VectorEnv.vectorize_gym_envs(make_env, existing_envs, "
+            "num_envs, action_space, observation_space); call that with the same arguments"
+        )
+
+    def vector_reset(
+        self, *, seeds: Sequence[int | None] | None = None, options: Sequence[Any] | None = None
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Reset all sub-environments.
+
+        Args:
+            seeds: [E] seeds, None where a sub-environment's randomness is to be left alone.
+            options: [E] whatever each sub-environment understands, or None.
+
+        Returns:
+            E observations and E info dicts.
+        """
+        raise ContractError(_not_written(self, "vector_reset", "(list of obs, list of infos)"))
+
+    def reset_at(
+        self, index: int | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Any]:
+        """Reset one sub-environment, number 0 by default, and return its `(obs, info)`."""
+        raise ContractError(_not_written(self, "reset_at", "(obs, info)"))
+
+    def restart_at(self, index: int | None = None) -> None:
+        """Put a new sub-environment in the place of one; it is reset afterwards."""
+        raise ContractError(_not_written(self, "restart_at", "nothing"))
+
+    def vector_step(self, actions: Sequence[Any]) -> VectorStep:
+        """Step all sub-environments.
+
+        Args:
+            actions: E actions.
+
+        Returns:
+            `(obs, rewards, terminateds, truncateds, infos)`, E values each; the observation of a
+            sub-environment that is done is its last one.
+        """
+        five = "(obs, rewards, terminateds, truncateds, infos), a list of num_envs values each"
+        raise ContractError(_not_written(self, "vector_step", five))
+
+    def get_sub_environments(self) -> list[Any]:
+        """Return the sub-environments where they are objects of their own."""
+        return []
+
+    def try_render_at(self, index: int | None = None) -> Any:
+        """Return a picture of one sub-environment, number 0 by default; None if there is none."""
+        return None
+
+    def close(self) -> None:
+        """Free what the environment holds; may be called more than once."""
+
+    def to_base_env(
+        self,
+        make_env: Callable[[int], Any] | None = None,
+        num_envs: int = 1,
+        remote_envs: bool = False,
+        remote_env_batch_wait_ms: int = 0,
+        restart_failed_sub_environments: bool = False,
+    ) -> BaseEnv:
+        """Return the sub-environments as a `BaseEnv`; `num_envs`, if given, must be their number."""
+        from menv.loop.convert import to_base_env
+
+        return to_base_env(self, make_env, num_envs, remote_envs=remote_envs)
+
+
+class _GymEnvs(VectorEnv):
+    """gymnasium environments that are stepped one after another."""
+
+    def __init__(
+        self,
+        make_env: Callable[[int], Any] | None,
+        existing_envs: Sequence[Any],
+        num_envs: int,
+        action_space: gym.Space[Any] | None,
+        observation_space: gym.Space[Any] | None,
+    ) -> None:
+        if len(existing_envs) > num_envs:
+            raise ConfigError(
+                f"vectorize_gym_envs: {len(existing_envs)} existing_envs, expected at most num_envs={num_envs}; "
+                "raise num_envs or pass fewer"
+            )
+        if make_env is None and len(existing_envs) < num_envs:
+            raise ConfigError(
+                f"vectorize_gym_envs: num_envs={num_envs} but {len(existing_envs)} existing_envs and no make_env, "
+                "expected one that makes the others; pass make_env=lambda index: YourEnv(...)"
+            )
+        self.envs = list(existing_envs)
+        self._make_env = make_env
+        while len(self.envs) < num_envs and make_env is not None:
+            self.envs.append(make_env(len(self.envs)))
+        first: Any = self.envs[0] if self.envs else None
+        super().__init__(
+            first.observation_space if observation_space is None else observation_space,
+            first.action_space if action_space is None else action_space,
+            num_envs,
+        )
+
+    def vector_reset(
+        self, *, seeds: Sequence[int | None] | None = None, options: Sequence[Any] | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        given_seeds = self._one_each("seeds", seeds)
+        given_options = self._one_each("options", options)
+        results = [
+            self.reset_at(index, seed=seed, options=chosen)
+            for index, (seed, chosen) in enumerate(zip(given_seeds, given_options, strict=True))
+        ]
+        return [obs for obs, _ in results], [info for _, info in results]
+
+    def reset_at(
+        self, index: int | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Any]:
+        env = self.envs[index or 0]
+        if seed is None and options is None:
+            obs, info = env.reset()
+        else:
+            obs, info = env.reset(seed=seed, options=options)
+        return obs, info
+
+    def restart_at(self, index: int | None = None) -> None:
+        number = index or 0
+        if self._make_env is None:
+            raise ConfigError(
+                f"restart_at: env {number} was given as an instance, expected make_env; pass it to vectorize_gym_envs"
+            )
+        self.envs[number].close()
+        self.envs[number] = self._make_env(number)
+
+    def vector_step(self, actions: Sequence[Any]) -> VectorStep:
+        steps = [
+            env.step(action)
+            for env, action in zip(self.envs, self._one_each("actions", actions), strict=True)
+        ]
+        return (
+            [step[0] for step in steps],
+            [step[1] for step in steps],
+            [step[2] for step in steps],
+            [step[3] for step in steps],
+            [step[4] for step in steps],
+        )
+
+    def get_sub_environments(self) -> list[Any]:
+        return list(self.envs)
+
+    def try_render_at(self, index: int | None = None) -> Any:
+        return self.envs[index or 0].render()
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+    def _one_each(self, name: str, values: Sequence[Any] | None) -> Sequence[Any]:
+        """Return one value for each sub-environment."""
+        if values is None:
+            return [None] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ConfigError(
+                f"VectorEnv: got {len(values)} {name} for {self.num_envs} sub-environments, expected one for each; "
+                "pass None where one has no use for it"
+            )
+        return values
+
+
+def _not_written(env: VectorEnv, method: str, returned: str) -> str:
+    name = type(env).__name__
+    return f"{name}.{method}: the method is missing, expected one that returns {returned}; write `{method}` in {name}"
