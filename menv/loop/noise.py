@@ -65,10 +65,10 @@ class Noise:
         if first < 0 or last >= _AHEAD:
             return None
         if first == last:
-            drawn: Drawn = self._block[first].take(slots, axis=0)
-            return drawn
-        drawn = self._block[ahead[table.env_indices[slots]], slots]
-        return drawn
+            together: Drawn = self._block[first].take(slots, axis=0)
+            return together
+        scattered: Drawn = self._block[ahead[table.env_indices[slots]], slots]
+        return scattered
 
     def _draw_block(self, table: SlotTable, env_steps: Column) -> None:
         """Draw for all slots in use, for this env step and the following ones."""
