@@ -32,8 +32,9 @@ class GymEnvs(LocalEnvs):
     ) -> None:
         """Create the missing copies; arguments as in `LocalEnvs`."""
         super().__init__(make_env, num_envs, existing, seed=seed, first_index=first_index)
-        self.observation_space = self._envs[0].observation_space
-        self.action_space = self._envs[0].action_space
+        # An environment that is built in its first reset may not have them yet.
+        self.observation_space = getattr(self._envs[0], "observation_space", None)
+        self.action_space = getattr(self._envs[0], "action_space", None)
         self._all = np.arange(num_envs)
         self._order = range(num_envs)
         self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
@@ -231,7 +232,8 @@ class GymEnvs(LocalEnvs):
         if isinstance(error, ValueError | TypeError) and here is not None and here.tb_next is None:
             return ContractError(
                 f"env {index} step: could not unpack what step returned ({error}), expected "
-                "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated"
+                "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "
+                "wrap the environment in menv.wrappers.LegacyGym"
             )
         crash = self.crash(index, "step", error)
         return crash if isinstance(crash, EnvCrashError | ContractError) else error

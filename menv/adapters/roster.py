@@ -166,7 +166,8 @@ class Roster:
             count = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
             raise self._wrong(
                 "step", f"returned {count}", "(obs, rewards, terminateds, truncateds, infos)",
-                "split the old `dones` into terminateds and truncateds",
+                "split the old `dones` into terminateds and truncateds, or wrap the environment in "
+                "menv.wrappers.LegacyGym",
             )  # fmt: skip
         obs, rewards, terminateds, truncateds, infos = result
         for name, part in zip(("obs", "rewards", "terminateds", "truncateds", "infos"), result, strict=True):

@@ -20,7 +20,7 @@ from menv.algorithms.config.classic_keys import override, read_config
 from menv.env_context import EnvContext
 from menv.errors import CallOrderError, ConfigError
 from menv.loop.convert import to_base_env
-from menv.loop.dry_run import resolve_specs
+from menv.loop.dry_run import GivenSpaces, resolve_specs
 from menv.loop.net_policy import NetPolicy
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
@@ -78,7 +78,10 @@ class Algorithm(ABC):
             envs[0], self._make_env, self.config.num_envs_per_worker, seed=self.config.seed
         )
         self._check_algorithms()
-        specs = resolve_specs(self._policy_map, self._base_env, envs[0], self.config.num_workers)
+        given = GivenSpaces(
+            self.config.observation_space, self.config.action_space, multi.observation_fn is not None
+        )
+        specs = resolve_specs(self._policy_map, self._base_env, envs[0], given, self.config.num_workers)
         self._configs = {
             name: override(self.config, spec.config, name)
             for name, spec in specs.items()
@@ -95,10 +98,11 @@ class Algorithm(ABC):
             lockstep=self._base_env.lockstep,
         )
         self._sampler = Sampler(
-            self._base_env, self._policy_map, cohorts, quota, metrics=self._metrics, seed=self._seed
-        )
+            self._base_env, self._policy_map, cohorts, quota, metrics=self._metrics, seed=self._seed,
+            observation_fn=multi.observation_fn,
+        )  # fmt: skip
         self._sampler.explore = self.config.explore
-        self._policies = _policies_of(cohorts, specs, self._seed)
+        self._policies = self._sampler.policies = _policies_of(cohorts, specs, self._seed)
         self._learners: dict[str, Learner] = {}
         self.inference = {name: built.inference for built in self._nets for name in built.cohort.policy_ids}
         self.iteration = 0

@@ -6,15 +6,16 @@ with different spaces, are named then. It gives each policy its spaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 
 from menv.base_env import SINGLE_AGENT, AgentId, BaseEnv
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError
+from menv.loop.agent_spaces import AgentSpaces
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
@@ -39,8 +40,23 @@ class Worker:
     policy_map: PolicyMap
 
 
+@dataclass(frozen=True, slots=True)
+class GivenSpaces:
+    """What the config says of spaces.
+
+    Attributes:
+        observation: Of every agent, or by agent id; None leaves it to the environment.
+        action: Likewise.
+        reshaped: Whether an `observation_fn` makes other observations of the environment's.
+    """
+
+    observation: Any = None
+    action: Any = None
+    reshaped: bool = False
+
+
 def resolve_specs(
-    policy_map: PolicyMap, base_env: BaseEnv, env: Any, num_workers: int = 0
+    policy_map: PolicyMap, base_env: BaseEnv, env: Any, given: GivenSpaces, num_workers: int = 0
 ) -> dict[str, PolicySpec]:
     """Return the policies' specs with both spaces filled in.
 
@@ -48,6 +64,7 @@ def resolve_specs(
         policy_map: The policies and the mapping.
         base_env: The environment in table form.
         env: One sub-environment, or the user's own BaseEnv, which knows the agents' spaces.
+        given: What the config says of spaces.
         num_workers: How many workers there will be.
 
     Raises:
@@ -60,11 +77,13 @@ def resolve_specs(
     worker = Worker(0, num_workers, base_env, policy_map)
     agents = _agents(env, base_env)
     users = _users(policy_map, agents, worker)
+    observations = AgentSpaces(env, "observation", given.observation, reshaped=given.reshaped)
+    actions = AgentSpaces(env, "action", given.action)
     return {
         policy_id: replace(
             spec,
-            observation_space=_space(policy_id, spec.observation_space, users[policy_id], env, "observation"),
-            action_space=_space(policy_id, spec.action_space, users[policy_id], env, "action"),
+            observation_space=observations.of_policy(policy_id, spec.observation_space, users[policy_id]),
+            action_space=actions.of_policy(policy_id, spec.action_space, users[policy_id]),
         )
         for policy_id, spec in policy_map.specs.items()
     }
@@ -97,64 +116,3 @@ def _users(policy_map: PolicyMap, agents: list[AgentId], worker: Worker) -> dict
             episode.bind(agent, policy_id)
             users[policy_id][agent] = None
     return {policy_id: list(found) for policy_id, found in users.items()}
-
-
-def _space(policy_id: str, given: Any, agents: list[AgentId], env: Any, kind: str) -> gym.Space[Any]:
-    """Return a policy's space: the one that its spec gives, if any, or that of its agents."""
-    if given is None:
-        return _common_space(policy_id, agents, env, kind)
-    for agent in agents:
-        own = _space_of(env, agent, kind)
-        if own != given:
-            raise ConfigError(
-                f"policies[{policy_id!r}].{kind}_space: {given}, expected that of its agent {agent!r}, {own}; "
-                "leave it out to take the agent's"
-            )
-    return cast("gym.Space[Any]", given)
-
-
-def _common_space(policy_id: str, agents: list[AgentId], env: Any, kind: str) -> gym.Space[Any]:
-    """Return the space that all agents of a policy share."""
-    if not agents:
-        return _shared_space(policy_id, env, kind)
-    spaces = [(agent, _space_of(env, agent, kind)) for agent in agents]
-    first, space = spaces[0]
-    for agent, other in spaces[1:]:
-        if other != space:
-            raise ConfigError(
-                f"policy {policy_id!r}: agents {first!r} and {agent!r} differ in their {kind} space ({space} and "
-                f"{other}), expected one for all its agents; map them to different policies"
-            )
-    return space
-
-
-def _space_of(env: Any, agent: AgentId, kind: str) -> gym.Space[Any]:
-    """Return one agent's space."""
-    lookup: Callable[[AgentId], gym.Space[Any]] | None = getattr(env, f"get_{kind}_space", None)
-    if lookup is not None:
-        return lookup(agent)
-    space = getattr(env, f"{kind}_space", None)
-    by_agent: Mapping[Any, Any] = getattr(env, f"{kind}_spaces", None) or (
-        space.spaces if isinstance(space, gym.spaces.Dict) else {}
-    )
-    space = by_agent.get(agent, space)
-    if not isinstance(space, gym.Space):
-        raise ConfigError(
-            f"agent {agent!r}: the environment declares no {kind} space ({type(space).__name__}), expected a "
-            f"gymnasium Space; set {kind}_space or {kind}_spaces in its __init__"
-        )
-    return space
-
-
-def _shared_space(policy_id: str, env: Any, kind: str) -> gym.Space[Any]:
-    """Return the only space of an environment, for a policy that no listed agent maps to."""
-    shared = getattr(env, f"{kind}_space", None)
-    by_agent = getattr(env, f"{kind}_spaces", None) or {}
-    found = list(by_agent.values()) or ([shared] if isinstance(shared, gym.Space) else [])
-    if found and all(space == found[0] for space in found[1:]):
-        only: gym.Space[Any] = found[0]
-        return only
-    raise ConfigError(
-        f"policy {policy_id!r}: no possible agent maps to it and the environment has {len(found)} {kind} spaces, so "
-        f"its own is unknown; give it with PolicySpec({kind}_space=...) or map an agent to it"
-    )

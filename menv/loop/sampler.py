@@ -7,7 +7,7 @@ called from here and never calls back. It knows no losses and no learners.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -20,10 +20,12 @@ from menv.errors import ContractError
 from menv.loop.cohort import Answers, Block, Cohort, OwnCohort, outside
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
+from menv.loop.observation_fn import Fn, ObservationFn
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
+from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
@@ -51,6 +53,7 @@ class Sampler:
         num_workers: How many workers there are.
         metrics: The episodes that ended.
         explore: False acts greedily.
+        policies: The policy objects by id, for an `observation_fn`.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Sampler:
         worker_index: int = 0,
         num_workers: int = 0,
         first_index: int = 0,
+        observation_fn: Fn | None = None,
     ) -> None:
         """Take over an environment that has not been polled.
 
@@ -78,6 +82,7 @@ class Sampler:
             worker_index: This process.
             num_workers: How many workers there are.
             first_index: Index of this process's first sub-environment among all.
+            observation_fn: See `ObservationFn`.
         """
         self.base_env = base_env
         self.policy_map = policy_map
@@ -85,6 +90,7 @@ class Sampler:
         self.num_workers = num_workers
         self.metrics = metrics or Metrics()
         self.explore = True
+        self.policies: Mapping[str, Policy] = {}
         self.env_steps = 0
         self.agent_steps = 0
         self._cohorts = list(cohorts)
@@ -93,6 +99,9 @@ class Sampler:
         self._table = SlotTable()
         self._book = EpisodeBook(
             self._cohorts, self._table, self.metrics, seed=seed, first_index=first_index, worker=self
+        )
+        self._observation_fn = (
+            None if observation_fn is None else ObservationFn(observation_fn, self, self._book.running)
         )
         self._layout: _Layout | None = None
         self._steps: Column = np.zeros(0, np.int64)
@@ -110,7 +119,7 @@ class Sampler:
             ContractError: The environment or a policy broke its interface.
             EnvCrashError: The environment raised.
         """
-        if not self._polled:
+        if not self._polled and self._observation_fn is None:
             self._frames = frame_loop(
                 self.base_env, self._cohorts, self.policy_map.only, self._table, self._book
             )
@@ -203,11 +212,16 @@ class Sampler:
         """Take in a poll: ends, episodes, joins, rows."""
         self._steps = ready.env_steps
         self._seats = ready.seats
+        before = ready
+        if self._observation_fn is not None:
+            ready = self._observation_fn.finals(ready)
         if ready.ended or ready.joined or ready.unclaimed or ready.episodes:
             self._book.take(ready)
             self._quota.note_ends(ready.episodes)
         if not len(ready.slots):
             return
+        if self._observation_fn is not None:
+            ready = self._observation_fn.rows(ready, before)
         table = self._table
         table.returns[ready.slots] += ready.rewards
         layout = self._layout
@@ -236,7 +250,8 @@ class Sampler:
         except OutsideSpaceError as error:
             env_id, agent_id = ready.seats[int(block.slots[error.row])]
             step = int(self._steps[block.env_indices[error.row]])
-            raise outside(env_id, agent_id, f"env step {step}", error.why) from error
+            origin = "" if self._observation_fn is None else "observation_fn, "
+            raise outside(env_id, agent_id, f"{origin}env step {step}", error.why) from error
         block.raw = obs if self._own else None
 
     def _look_up(self, slots: Column) -> _Layout:

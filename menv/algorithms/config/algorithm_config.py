@@ -29,6 +29,10 @@ class AlgorithmConfig:
     """A registered name, a class, a function of the context, a gymnasium id, or "package.module:Class"."""
     env_config: Mapping[str, Any] = field(default_factory=dict)
     """Items of the `EnvContext` that the environment is created with."""
+    observation_space: Any = None
+    """Of every agent, or a dict of spaces by agent id, where the environment declares none before its first reset."""
+    action_space: Any = None
+    """Likewise."""
     num_workers: int = 0
     """Processes that sample; 0 samples in this one, the only choice in this version."""
     num_envs_per_worker: int = 1

@@ -17,5 +17,8 @@ class MultiAgentConfig:
     """`(agent_id, episode, worker, **kwargs) -> policy id`, asked when an agent first appears in an episode."""
     policies_to_train: Iterable[str] | Callable[..., bool] | None = None
     """Ids, or `(policy_id, batch) -> bool`; None trains every policy that can learn."""
+    observation_fn: Callable[..., Mapping[Any, Any]] | None = None
+    """`(agent_obs, worker, base_env, policies, episode, **kw) -> {agent_id: new obs}`, asked on every env step;
+    the policies' `observation_space` says what the new observations look like."""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     """What fragment lengths and the train batch size count."""

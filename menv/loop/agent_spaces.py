@@ -1,0 +1,135 @@
+"""Which space a policy has: its own, that of its agents, or the one that the config gives.
+
+`menv.loop.dry_run` asks, once the mapping has been tried out. It reads spaces and calls no environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import gymnasium as gym
+
+from menv.base_env import AgentId
+from menv.errors import ConfigError
+
+Space = gym.Space[Any]
+
+
+class AgentSpaces:
+    """The observation or the action spaces of one environment's agents.
+
+    Args:
+        env: A sub-environment, or whoever else knows the agents' spaces.
+        kind: Which of the two.
+        given: The config's space of every agent, or spaces by agent id, for an environment that
+            declares none before its first reset.
+        reshaped: Whether the policies see something else than the environment declares.
+    """
+
+    def __init__(
+        self, env: Any, kind: Literal["observation", "action"], given: Any = None, *, reshaped: bool = False
+    ) -> None:
+        self._env = env
+        self._kind = kind
+        self._given = given
+        self._reshaped = reshaped
+
+    def of_policy(self, policy_id: str, own: Space | None, agents: Sequence[AgentId]) -> Space:
+        """Return a policy's space.
+
+        Args:
+            policy_id: The policy, for messages.
+            own: What its spec says.
+            agents: Who may use it.
+
+        Raises:
+            ConfigError: Its agents differ, it contradicts them, or it cannot be found.
+            ContractError: The environment declares spaces, but not that of an agent.
+        """
+        if own is not None:
+            for agent in agents:
+                self._compare(f"policies[{policy_id!r}].{self._kind}_space", own, agent)
+            return own
+        if not agents:
+            return self._shared(policy_id)
+        spaces = [(agent, self._of_agent(agent)) for agent in agents]
+        first, space = spaces[0]
+        for agent, other in spaces[1:]:
+            if other != space:
+                raise ConfigError(
+                    f"policy {policy_id!r}: agents {first!r} and {agent!r} differ in their {self._kind} space "
+                    f"({space} and {other}), expected one for all its agents; map them to different policies"
+                )
+        return space
+
+    def _of_agent(self, agent: AgentId) -> Space:
+        """Return one agent's space."""
+        given = self._given_to(agent)
+        if given is not None:
+            self._compare(f"{self._kind}_space", given, agent)
+            return given
+        declared = self._declared(agent)
+        if declared is None:
+            raise ConfigError(
+                f"agent {agent!r}: the environment declares no {self._kind} space, expected a gymnasium Space; set "
+                f"{self._kind}_space in its __init__, or give it in the config or with PolicySpec"
+            )
+        return declared
+
+    def _compare(self, where: str, chosen: Space, agent: AgentId) -> None:
+        """Refuse a space that contradicts what the environment declares."""
+        declared = None if self._reshaped else self._declared(agent)
+        if declared is not None and declared != chosen:
+            raise ConfigError(
+                f"{where}: {chosen}, expected that of its agent {agent!r}, {declared}; leave it out to take the agent's"
+            )
+
+    def _given_to(self, agent: AgentId) -> Space | None:
+        """Return the space that the config gives an agent."""
+        given: Any = self._given
+        if isinstance(given, gym.spaces.Dict):
+            by_agent: Any = given.spaces
+            space: Space = by_agent.get(agent, given)
+            return space
+        if isinstance(given, Mapping) and not isinstance(given, gym.Space):
+            given = given.get(agent)
+        if given is None or isinstance(given, gym.Space):
+            return given
+        raise ConfigError(
+            f"{self._kind}_space: {type(given).__name__}, expected a gymnasium Space, or a dict of them by agent id; "
+            "give the space of one agent"
+        )
+
+    def _declared(self, agent: AgentId) -> Space | None:
+        """Return what the environment says of an agent's space, None if it says nothing of any."""
+        env, kind = self._env, self._kind
+        shared, by_agent = getattr(env, f"{kind}_space", None), getattr(env, f"{kind}_spaces", None)
+        if shared is None and not by_agent:
+            return None
+        lookup: Callable[[AgentId], Space] | None = getattr(env, f"get_{kind}_space", None)
+        if lookup is not None:
+            return lookup(agent)
+        inner: Any = shared.spaces if isinstance(shared, gym.spaces.Dict) else {}
+        found = (by_agent or inner).get(agent, shared)
+        if isinstance(found, gym.Space):
+            return found
+        raise ConfigError(
+            f"agent {agent!r}: the environment's {kind} space is {type(found).__name__}, expected a gymnasium Space; "
+            f"set {kind}_space or {kind}_spaces in its __init__"
+        )
+
+    def _shared(self, policy_id: str) -> Space:
+        """Return the only space of an environment, for a policy that no listed agent maps to."""
+        kind = self._kind
+        if isinstance(self._given, gym.Space):
+            return self._given
+        shared = getattr(self._env, f"{kind}_space", None)
+        by_agent = getattr(self._env, f"{kind}_spaces", None) or {}
+        found: list[Space] = list(by_agent.values()) or ([shared] if isinstance(shared, gym.Space) else [])
+        if found and all(space == found[0] for space in found[1:]):
+            return found[0]
+        raise ConfigError(
+            f"policy {policy_id!r}: no possible agent maps to it and the environment has {len(found)} {kind} spaces, "
+            f"so its own is unknown; give it with PolicySpec({kind}_space=...) or map an agent to it"
+        )

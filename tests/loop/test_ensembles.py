@@ -1,0 +1,113 @@
+"""One name, many tasks: an environment picks its own by where it stands among all sub-environments.
+
+    class Gravities(gym.Env):
+        def __init__(self, context):
+            planet = PLANETS[context.vector_index % len(PLANETS)]
+            self.env = gym.make("Pendulum-v1", g=planet)
+            self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
+
+        def reset(self, *, seed=None, options=None):
+            return self.env.reset(seed=seed, options=options)
+
+        def step(self, action):
+            return self.env.step(action)
+
+    PPO(env=Gravities, config={"num_envs_per_worker": len(PLANETS)})
+
+`context.worker_index` tells the process in the same way, 0 for the driver's own.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import EnvContext
+from menv.algorithms import PPO
+from menv.envs import RockPaperScissors, TwoStepGame
+from menv.multi_agent_env import MultiAgentEnv
+
+PLANETS = (9.8, 3.7, 24.8)
+
+
+class Counting(gym.Env[Any, Any]):
+    """Pays the number of its task at every step, five a time."""
+
+    observation_space = gym.spaces.Box(0.0, 99.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, context: EnvContext) -> None:
+        self.task = 10 * context.worker_index + context.vector_index
+        self.context = context
+        self.at = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.at = 0
+        return np.full(1, self.task, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.at += 1
+        return np.full(1, self.task, np.float32), float(self.task), self.at == 5, False, {}
+
+
+def test_each_sub_environment_picks_its_task_by_its_place() -> None:
+    with PPO(env=Counting, config={"num_envs_per_worker": 4, "train_batch_size": 80}) as algo:
+        tasks = [env.task for env in algo._base_env.get_sub_environments()]
+        batch = algo.sample()["default_policy"]
+        returns = algo.train()["hist_stats"]["episode_reward"]
+    assert tasks == [0, 1, 2, 3]
+    assert set(batch["rewards"].tolist()) == {0.0, 1.0, 2.0, 3.0}
+    assert set(returns) == {0.0, 5.0, 10.0, 15.0}
+
+
+def test_a_restarted_sub_environment_has_its_task_again() -> None:
+    with PPO(env=Counting, config={"num_envs_per_worker": 3}) as algo:
+        first = algo._base_env.get_sub_environments()
+        algo._base_env.try_restart(2)
+        again = algo._base_env.get_sub_environments()
+    assert again[2] is not first[2]
+    assert again[2].task == 2
+
+
+def test_settings_are_the_same_for_all_and_nobody_shares_them() -> None:
+    config = {"num_envs_per_worker": 2, "env_config": {"nested": [1]}}
+    with PPO(env=Counting, config=config) as algo:
+        first, second = (env.context for env in algo._base_env.get_sub_environments())
+    first["nested"].append(2)
+    assert second["nested"] == [1]
+    assert (first.num_workers, first.remote) == (0, False)
+
+
+def test_the_example_above_runs() -> None:
+    assert __doc__ is not None
+    code = textwrap.dedent(__doc__.partition("\n\n")[2].rpartition("\n\n`context")[0])
+    scope: dict[str, Any] = {"gym": gym, "PLANETS": PLANETS, "PPO": PPO}
+    exec(code.replace("PPO(env", "algo = PPO(env"), scope)
+    gravities = [env.env.unwrapped.g for env in scope["algo"]._base_env.get_sub_environments()]
+    assert gravities == list(PLANETS)
+    assert scope["algo"].sample().env_steps() >= 3
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_an_ensemble_may_mix_kinds_of_many_agents(seed: int | None) -> None:
+    def make(context: EnvContext) -> MultiAgentEnv:
+        return TwoStepGame() if context.vector_index else RockPaperScissors({"rounds": 2})
+
+    config = {
+        "num_envs_per_worker": 2,
+        "train_batch_size": 8,
+        "seed": seed,
+        "multiagent": {
+            "policies": {
+                "player": (None, gym.spaces.Discrete(4), gym.spaces.Discrete(3), {}),
+                "agent": (None, TwoStepGame().observation_space, gym.spaces.Discrete(2), {}),
+            },
+            "policy_mapping_fn": lambda agent_id: "player" if agent_id.startswith("player") else "agent",
+        },
+    }
+    with PPO(env=make, config=config) as algo:
+        assert set(algo.sample()) == {"player", "agent"}

@@ -1,0 +1,133 @@
+"""Agents that are shown more of the world than their own observation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import PolicySpec
+from menv.algorithms import PPO
+from menv.base_env import ALL
+from menv.errors import ContractError, MenvError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from tests.bad_input.broken_envs import SMALL, checked
+
+OWN = gym.spaces.Box(-100.0, 100.0, (1,), np.float32)
+BOTH = gym.spaces.Box(-100.0, 100.0, (2,), np.float32)
+LENGTH = 6
+
+
+class Pair(MultiAgentEnv):
+    """Each sees the step, "b" negated; "b" leaves after `leaves` steps, the episode ends after `LENGTH`."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.observation_space, self.action_space = OWN, gym.spaces.Discrete(2)
+        self.leaves = (config or {}).get("leaves", LENGTH)
+
+    def observe(self) -> AgentDict:
+        obs = {"a": np.array([self.at], np.float32)}
+        return obs | ({"b": np.array([-self.at], np.float32)} if self.at <= self.leaves else {})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
+        self.at = 0
+        return self.observe(), {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        self.at += 1
+        gone = {"b": True} if self.at == self.leaves < LENGTH else {}
+        return self.observe(), {"a": 1.0}, {ALL: False, **gone}, {ALL: self.at == LENGTH}, {}
+
+
+def beside(
+    agent_obs: AgentDict, worker: Any, base_env: Any, policies: Any, episode: Any, **kw: Any
+) -> AgentDict:
+    """Show each agent the other's observation, 50 where there is none."""
+    nobody = np.array([50.0], np.float32)
+    other = {"a": "b", "b": "a"}
+    return {
+        agent: np.concatenate((obs, agent_obs.get(other[agent], nobody))) for agent, obs in agent_obs.items()
+    }
+
+
+def config(fn: Any = beside, space: Any = BOTH, **more: Any) -> dict[str, Any]:
+    specs = {"a": PolicySpec(observation_space=space), "b": PolicySpec(observation_space=space)}
+    multiagent = {"policies": specs, "policy_mapping_fn": lambda agent: agent, "observation_fn": fn}
+    return {**SMALL, "rollout_fragment_length": 13, "multiagent": multiagent, **more}
+
+
+@pytest.mark.parametrize("leaves", [LENGTH, 3])
+def test_rows_and_last_observations_hold_what_the_function_shows(leaves: int) -> None:
+    with PPO(env=Pair, config=config(env_config={"leaves": leaves}, seed=1)) as algo:
+        for _ in range(3):
+            batch = algo.sample()
+            for agent, sign in (("a", 1.0), ("b", -1.0)):
+                part = batch[agent]
+                at = sign * part["obs"][:, 0]
+                there = (at <= leaves) | (agent == "b")
+                np.testing.assert_array_equal(part["obs"][:, 1], np.where(there, -sign * at, 50.0))
+                after = sign * part["new_obs"][:, 0]
+                np.testing.assert_array_equal(after, at + 1)
+                # The step in which "b" leaves shows it once more, to both.
+                there = (after <= leaves) | (agent == "b")
+                np.testing.assert_array_equal(part["new_obs"][:, 1], np.where(there, -sign * after, 50.0))
+
+
+def test_the_function_is_given_the_episode_the_environments_and_the_policies() -> None:
+    calls: list[dict[str, Any]] = []
+
+    def spy(agent_obs: AgentDict, **kw: Any) -> AgentDict:
+        calls.append(kw)
+        return beside(agent_obs, None, None, None, None)
+
+    with PPO(env=Pair, config=config(spy)) as algo:
+        algo.train()
+        assert {len(call["policies"]) for call in calls} == {2}
+        assert calls[0]["policies"]["a"] is algo.get_policy("a")
+    assert {set(call) == {"worker", "base_env", "policies", "episode"} for call in calls} == {True}
+    assert len({call["episode"].episode_id for call in calls}) == -(-13 // LENGTH)
+    assert calls[0]["episode"].policy_for("b") == "b"
+    assert calls[0]["worker"].base_env is calls[0]["base_env"]
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_a_single_agent_may_be_shown_more_too(vectorised: bool) -> None:
+    def make(context: Any) -> Any:
+        return gym.make_vec("CartPole-v1", 3) if vectorised else gym.make("CartPole-v1")
+
+    wide = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
+    settings = {"multiagent": {"observation_fn": lambda agent_obs, **kw: {
+        agent: np.append(obs, np.float32(7)) for agent, obs in agent_obs.items()
+    }}}  # fmt: skip
+    with PPO(env=make, config={**SMALL, **settings, "observation_space": wide}) as algo:
+        batch = algo.sample()["default_policy"]
+        assert (batch["obs"][:, 4] == 7).all()
+        assert (batch["new_obs"][:, 4] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda agent_obs, **kw: list(agent_obs), "observation_fn, env 0: returned list, expected a dict"),
+        (lambda agent_obs, **kw: {"a": np.zeros(2, np.float32)}, r"no observation for agents \[\"'b'\"\]"),
+        (lambda agent_obs, **kw: 1 / 0, "observation_fn, env 0: raised ZeroDivisionError: division by zero"),
+        (lambda agent_obs, **kw: agent_obs, r"agent 'a', observation_fn, env step 0: .*shape \(2,\)"),
+        (lambda: {}, "observation_fn, env 0: raised TypeError"),
+    ],
+    ids=["no dict", "an agent left out", "a crash", "another space", "a wrong signature"],
+)
+def test_a_function_that_cannot_work_is_named(fn: Any, message: str) -> None:
+    with pytest.raises(ContractError, match=message) as caught:
+        PPO(env=Pair, config=config(fn)).train()
+    checked(str(caught.value))
+
+
+def test_a_space_that_contradicts_the_environment_needs_a_function_that_makes_it() -> None:
+    with pytest.raises(
+        MenvError, match=r"policies\['a'\].observation_space: .*expected that of its agent 'a'"
+    ):
+        PPO(env=Pair, config=config(None))
