@@ -175,3 +175,95 @@ def draw_actions(space: gym.Space[Any], count: int, seed: int) -> list[Any]:
         return list(rng.uniform(space.low, space.high, (count, *space.shape)).astype(space.dtype))
     space.seed(seed)
     return [space.sample() for _ in range(count)]
+
+
+def bare_vector(
+    make_env: Callable[[], gym.vector.VectorEnv[Any, Any, Any]], rounds: int, seed: int = 0
+) -> float:
+    """Step a vectorised gymnasium environment and return transitions per second; resets are none.
+
+    Args:
+        make_env: Makes it, in the mode in which a reset takes a step.
+        rounds: Calls of `step`.
+        seed: Of the actions and the first reset.
+    """
+    env = make_env()
+    env.reset(seed=seed)
+    length = min(rounds, BLOCK // 16)
+    highest: Any = env.single_action_space
+    actions = np.random.default_rng(seed).integers(0, highest.n, (length, env.num_envs))
+    resets = 0
+    start = time.perf_counter()
+    for round_ in range(rounds):
+        _, _, terminated, truncated, _ = env.step(actions[round_ % length])
+        resets += int(np.count_nonzero(terminated | truncated))
+    seconds = time.perf_counter() - start
+    env.close()
+    return (rounds * env.num_envs - resets) / seconds
+
+
+def bare_parallel(make_env: Callable[[], Any], num_envs: int, env_steps: int, seed: int = 0) -> float:
+    """Step PettingZoo environments whose agents act at once, in turn, and return env steps per second.
+
+    Args:
+        make_env: Makes one, with discrete actions.
+        num_envs: Environments that are stepped one after another.
+        env_steps: Of all environments together.
+        seed: Of the actions and the first resets.
+    """
+    envs = [make_env() for _ in range(num_envs)]
+    for index, env in enumerate(envs):
+        env.reset(seed=seed + index)
+    rounds = max(1, env_steps // num_envs)
+    length = min(rounds, BLOCK // 16)
+    agents = list(envs[0].possible_agents)
+    drawn = {agent: draw_actions(envs[0].action_space(agent), length * num_envs, seed) for agent in agents}
+    actions = [{agent: drawn[agent][at] for agent in agents} for at in range(length * num_envs)]
+    at = 0
+    start = time.perf_counter()
+    for _ in range(rounds):
+        for env in envs:
+            env.step(actions[at])
+            at += 1
+            if not env.agents:
+                env.reset()
+        at %= len(actions)
+    seconds = time.perf_counter() - start
+    for env in envs:
+        env.close()
+    return rounds * num_envs / seconds
+
+
+def bare_aec(make_env: Callable[[], Any], num_envs: int, moves: int, seed: int = 0) -> float:
+    """Play turn-based PettingZoo games in turn, with random legal moves, and return moves per second.
+
+    Args:
+        make_env: Makes one, with an `"action_mask"` in the observations.
+        num_envs: Games that are played one after another, a move each.
+        moves: Of all games together.
+        seed: Of the moves and the first resets.
+    """
+    envs = [make_env() for _ in range(num_envs)]
+    for index, env in enumerate(envs):
+        env.reset(seed=seed + index)
+    rounds = max(1, moves // num_envs)
+    uniforms = np.random.default_rng(seed).random((min(rounds, BLOCK), num_envs)).tolist()
+    start = time.perf_counter()
+    for round_ in range(rounds):
+        draws = uniforms[round_ % len(uniforms)]
+        for index, env in enumerate(envs):
+            seen = _next_turn(env)
+            legal = seen["action_mask"].nonzero()[0]
+            env.step(legal[int(draws[index] * len(legal))])
+    return rounds * num_envs / (time.perf_counter() - start)
+
+
+def _next_turn(env: Any) -> Any:
+    """Return what the agent sees whose turn it is, after the turns of dead ones and the reset of a finished game."""
+    while True:
+        seen, _, terminated, truncated, _ = env.last()
+        if not (terminated or truncated):
+            return seen
+        env.step(None)
+        if not env.agents:
+            env.reset()

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable
 
 from benchmarks import floors, processes
+from benchmarks.other_kinds import ROWS as OTHER_KINDS
 from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
 from benchmarks.sampling import fragments, two_policies
 from menv.envs import NullEnv, TicTacToe, make_multi_agent
@@ -250,4 +251,5 @@ ROWS = (
         aim=1.0,
         measure=tictactoe_unbeatable,
     ),
+    *OTHER_KINDS,
 )

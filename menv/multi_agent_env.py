@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias
 
 import gymnasium as gym
@@ -156,6 +156,29 @@ class MultiAgentEnv:
         """Return a random action for each of `agent_ids`, by default for all known agents."""
         ids = _known_agents(self) if agent_ids is None else agent_ids
         return {agent_id: self.get_action_space(agent_id).sample() for agent_id in ids}
+
+    def with_agent_groups(
+        self,
+        groups: Mapping[Any, Sequence[Any]],
+        obs_space: Mapping[Any, gym.Space[Any]] | gym.Space[Any] | None = None,
+        act_space: Mapping[Any, gym.Space[Any]] | gym.Space[Any] | None = None,
+    ) -> MultiAgentEnv:
+        """Return this environment with each group of agents seen as one agent.
+
+        `menv.wrappers.GroupAgentsWrapper` tells what a group observes, does, earns and when it ends.
+
+        Args:
+            groups: Member ids by group id, such as `{"team": ["agent_1", "agent_2"]}`.
+            obs_space: Tuple space of all groups, or by group; None takes the members' own.
+            act_space: Likewise.
+
+        Raises:
+            ConfigError: The groups or spaces do not fit the environment.
+            ContractError: A member declares no space.
+        """
+        from menv.wrappers.group_agents import GroupAgentsWrapper
+
+        return GroupAgentsWrapper(self, groups, obs_space, act_space)
 
     def to_base_env(
         self,

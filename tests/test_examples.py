@@ -84,6 +84,21 @@ def test_the_corridor_written_from_scratch_is_solved() -> None:
     assert outcome["mean_steps"] <= 13
 
 
+def test_levels_of_agents_train_side_by_side() -> None:
+    outcome, printed = outcome_of("hierarchical")
+    for name in ("flat", "two_levels", "three_levels"):
+        assert outcome[name]["solved"] is False
+        assert outcome[name]["env_steps"] >= 4096
+        assert -2.01 < outcome[name]["return"] < 0.5
+        assert name in printed
+
+
+@pytest.mark.slow
+def test_levels_of_agents_learn_what_their_example_says() -> None:
+    outcome, _ = outcome_of("hierarchical", seconds="60")
+    assert all(outcome[name]["solved"] for name in ("flat", "two_levels", "three_levels"))
+
+
 def test_every_example_is_tested_here() -> None:
     names = {path.stem for path in python_files(ROOT, ("examples",))}
-    assert names == {"tictactoe", "traffic", "cartpole", "policy_mapping", "custom_env"}
+    assert names == {"tictactoe", "traffic", "cartpole", "policy_mapping", "custom_env", "hierarchical"}

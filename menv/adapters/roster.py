@@ -236,7 +236,8 @@ class Roster:
             )
             self._maybe_release(agent)
         else:
-            self._refuse_stranger(agent, "a done flag was set for")
+            if obs is None:
+                self._refuse_stranger(agent, "a done flag was set for")
             if reward:
                 report.unclaimed.append(Unclaimed(self.env_id, agent, reward, self.env_index))
         self._dead.add(agent)

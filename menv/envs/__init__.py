@@ -9,28 +9,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from menv.envs.hierarchical_maze import HierarchicalWindyMaze
     from menv.envs.independent_copies import make_multi_agent
     from menv.envs.null import NullEnv
     from menv.envs.rock_paper_scissors import RockPaperScissors
+    from menv.envs.three_level_maze import ThreeLevelMaze
     from menv.envs.tictactoe import TicTacToe
     from menv.envs.traffic import MultiAgentTrafficEnv
     from menv.envs.two_step_game import TwoStepGame
+    from menv.envs.windy_maze import WindyMaze
 
 __all__ = [
+    "HierarchicalWindyMaze",
     "MultiAgentTrafficEnv",
     "NullEnv",
     "RockPaperScissors",
+    "ThreeLevelMaze",
     "TicTacToe",
     "TwoStepGame",
+    "WindyMaze",
     "make_multi_agent",
 ]
 
 _HOMES = {
+    "HierarchicalWindyMaze": "hierarchical_maze",
     "MultiAgentTrafficEnv": "traffic",
     "NullEnv": "null",
     "RockPaperScissors": "rock_paper_scissors",
+    "ThreeLevelMaze": "three_level_maze",
     "TicTacToe": "tictactoe",
     "TwoStepGame": "two_step_game",
+    "WindyMaze": "windy_maze",
     "make_multi_agent": "independent_copies",
 }
 

@@ -12,6 +12,7 @@ import gymnasium as gym
 
 from menv.base_env import AgentId
 from menv.errors import ConfigError
+from menv.multi_agent_env import MultiAgentEnv
 
 Space = gym.Space[Any]
 
@@ -105,9 +106,12 @@ class AgentSpaces:
         """Return what the environment says of an agent's space, None if it says nothing of any."""
         env, kind = self._env, self._kind
         shared, by_agent = getattr(env, f"{kind}_space", None), getattr(env, f"{kind}_spaces", None)
-        if shared is None and not by_agent:
-            return None
         lookup: Callable[[AgentId], Space] | None = getattr(env, f"get_{kind}_space", None)
+        # Somebody's own way of answering needs no spaces beside it.
+        inherited = getattr(MultiAgentEnv, f"get_{kind}_space")
+        own = lookup is not None and getattr(type(env), f"get_{kind}_space", None) is not inherited
+        if shared is None and not by_agent and not own:
+            return None
         if lookup is not None:
             return lookup(agent)
         inner: Any = shared.spaces if isinstance(shared, gym.spaces.Dict) else {}

@@ -62,7 +62,7 @@ def to_base_env(
     raise ConfigError(
         f"to_base_env: cannot use {type(env).__name__} as an environment, expected a gymnasium.Env, a "
         "gymnasium.vector.VectorEnv, a menv.MultiAgentEnv, a menv.VectorEnv or a menv.BaseEnv; subclass one of them, "
-        "or wrap the object in one"
+        "wrap the object in one, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
     )
 
 

@@ -1,8 +1,37 @@
 """Environment in, environment out: what stands between a user's environment and its adapter.
 
-Imported as `menv.wrappers` only. Nothing here knows adapters, policies or the loop.
+Imported as `menv.wrappers` only; each name is imported when it is asked for. Nothing here knows adapters,
+policies or the loop.
 """
 
 from menv._root_link_guard import refuse_root_import
 
 refuse_root_import(__name__)
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from menv.wrappers.group_agents import GroupAgentsWrapper
+    from menv.wrappers.legacy_gym import LegacyGym
+    from menv.wrappers.parallel_pettingzoo_env import ParallelPettingZooEnv
+    from menv.wrappers.pettingzoo_env import PettingZooEnv
+
+__all__ = ["GroupAgentsWrapper", "LegacyGym", "ParallelPettingZooEnv", "PettingZooEnv"]
+
+_HOMES = {
+    "GroupAgentsWrapper": "group_agents",
+    "LegacyGym": "legacy_gym",
+    "ParallelPettingZooEnv": "parallel_pettingzoo_env",
+    "PettingZooEnv": "pettingzoo_env",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

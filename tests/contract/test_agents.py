@@ -284,3 +284,22 @@ def test_six_flat_dicts_are_told_how_to_be_keyed() -> None:
         ContractError, match=r"expected \{env_id: \{agent_id: value\}\}; key by sub-environment first"
     ):
         to_base_env(Flat([ScriptedEnv([[Moment("a")]])], "now")).poll()
+
+
+@by_both
+def test_a_stranger_that_appears_with_its_last_observation_never_acts_and_its_reward_is_unclaimed(
+    own: bool,
+) -> None:
+    script = [
+        Moment("a"),
+        Moment("a", {"a": 1, "d": 5}, terminated="d", final="d"),
+        Moment("", over="terminated"),
+    ]
+    game = ScriptedEnv([script], agents="abc")
+    base_env = to_base_env(SixDicts([game], "now") if own else game)
+    polls = [base_env.poll()]
+    while not polls[-1].episodes:
+        answer_all(base_env, polls[-1])
+        polls.append(base_env.poll())
+    assert unclaimed(polls) == [("d", 5.0)]
+    assert set(ends(polls[-1])) == {"a"}

@@ -264,3 +264,17 @@ def test_an_agent_that_was_not_listed_is_mapped_when_it_appears() -> None:
         pytest.raises(ContractError, match="returned 'x' for agent 7"),
     ):
         algorithm.sample()
+
+
+def test_an_environment_may_answer_for_its_agents_spaces_by_a_method_alone() -> None:
+    class Answers(Together):
+        def __init__(self, context: Any) -> None:
+            super().__init__()
+            self.observation_space = self.action_space = None
+
+        def get_observation_space(self, agent_id: Any) -> Any:
+            return gym.spaces.Discrete(2)
+
+        get_action_space = get_observation_space
+
+    assert PPO(env=Answers, config={"train_batch_size": 8}).train()["num_env_steps_sampled"] == 8

@@ -1,0 +1,122 @@
+"""A maze in which the wind blows: one walker, four directions, a long way to the only reward.
+
+`menv.envs.hierarchical_maze` and `menv.envs.three_level_maze` put levels of agents on top of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv.errors import CallOrderError, ConfigError, ContractError
+
+UP, RIGHT, DOWN, LEFT = range(4)
+MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
+
+MAZE = (
+    "S...#...",
+    "###.#.#.",
+    "G.#...#.",
+    "#.#####.",
+    "#.......",
+)
+"""Rows of the default maze: S start, G goal, # wall, everything else can be walked on."""
+
+
+class WindyMaze(gym.Env[Any, Any]):
+    """A walker looks for the goal of a maze; nobody gets anywhere against the wind.
+
+    - Observation: Dict of `"position"`, MultiDiscrete (row, column), and `"wind"`, Discrete(4), the
+      direction into which it blows; with several goals also `"goal"`, the one that counts.
+    - Action: Discrete(4), up, right, down, left. A step into a wall or against the wind stays in place.
+    - Wind: before each move it turns into a random direction with probability 1/4, seen by the walker.
+    - Reward: 1.0 at the goal, -0.01 for each move.
+    - End: terminated at the goal, truncated after `max_steps` moves.
+
+    Args:
+        config: `"maze"`, rows of the map (default `MAZE`); a map with several G has one drawn for each
+            episode. `"max_steps"` (default 200).
+
+    Raises:
+        ConfigError: The map has rows of different lengths, not exactly one S, or no G.
+    """
+
+    observation_space: gym.spaces.Dict
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        settings = config or {}
+        self.maze = tuple(settings.get("maze", MAZE))
+        self.max_steps = int(settings.get("max_steps", 200))
+        if len({len(row) for row in self.maze}) != 1 or not self._find("G") or len(self._find("S")) != 1:
+            raise ConfigError(
+                "WindyMaze: the maze has ragged rows, no goal, or not exactly one start, expected equally long rows "
+                "with one S and a G or more; mend config['maze']"
+            )
+        self.start, self.goals = self._find("S")[0], self._find("G")
+        spaces: dict[str, gym.Space[Any]] = {
+            "position": gym.spaces.MultiDiscrete([len(self.maze), len(self.maze[0])]),
+            "wind": gym.spaces.Discrete(4),
+        }
+        if len(self.goals) > 1:
+            spaces["goal"] = gym.spaces.Discrete(len(self.goals))
+        self.observation_space = gym.spaces.Dict(spaces)
+        self.action_space = gym.spaces.Discrete(4)
+        self.position, self.goal, self.wind = self.start, 0, UP
+        self._moves_left = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Put the walker back to the start."""
+        super().reset(seed=seed)
+        self.position = self.start
+        self.goal = int(self.np_random.integers(len(self.goals)))
+        self.wind = int(self.np_random.integers(4))
+        self._moves_left = self.max_steps
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Walk one cell.
+
+        Raises:
+            CallOrderError: The episode has ended, or never began.
+            ContractError: The action is none of the four directions.
+        """
+        if not self._moves_left:
+            raise CallOrderError("WindyMaze.step: no episode is running, expected reset first; call reset")
+        if action not in range(4):
+            raise ContractError(
+                f"WindyMaze.step: got {action!s:.40}, expected 0 to 3 (up, right, down, left); answer with one"
+            )
+        down, right = MOVES[int(action)]
+        there = (self.position[0] + down, self.position[1] + right)
+        if int(action) != (self.wind + 2) % 4 and self._is_free(*there):
+            self.position = there
+        if self.np_random.random() < 0.25:
+            self.wind = int(self.np_random.integers(4))
+        self._moves_left -= 1
+        solved = self.position == self.goals[self.goal]
+        late = not solved and not self._moves_left
+        if solved:
+            self._moves_left = 0
+        return self.observe(), float(solved) - 0.01, solved, late, {}
+
+    def observe(self) -> dict[str, Any]:
+        """Return what the walker sees."""
+        seen: dict[str, Any] = {"position": np.array(self.position), "wind": self.wind}
+        return {**seen, "goal": self.goal} if len(self.goals) > 1 else seen
+
+    def distance(self, goal: int) -> int:
+        """Return how many rows and columns lie between the walker and a goal."""
+        return sum(abs(here - there) for here, there in zip(self.position, self.goals[goal], strict=True))
+
+    def _find(self, mark: str) -> list[tuple[int, int]]:
+        cells = [(row, column) for row, line in enumerate(self.maze) for column in range(len(line))]
+        return [cell for cell in cells if self.maze[cell[0]][cell[1]] == mark]
+
+    def _is_free(self, row: int, column: int) -> bool:
+        inside = 0 <= row < len(self.maze) and 0 <= column < len(self.maze[0])
+        return inside and self.maze[row][column] != "#"

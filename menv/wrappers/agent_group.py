@@ -1,0 +1,227 @@
+"""One group of agents in a running episode: its tuple of observations, its sum of rewards, its end.
+
+`menv.wrappers.group_agents` holds one for each group and hands it the dicts of every step. It knows
+its members alone; ungrouped agents, spaces of the whole and the environment are the wrapper's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv.base_env import ALL, AgentId
+from menv.errors import ContractError
+from menv.multi_agent_env import AgentDict, StepDicts
+
+MASK_KEY = "action_mask"
+
+
+class AgentGroup:
+    """Several agents that are seen as one.
+
+    Attributes:
+        group_id: The agent id of the group.
+        members: Ids of the members, in the order of all tuples.
+        space: The Tuple space of the observations.
+        acting: The members that wait for an action.
+        alive: Whether a life of the group has been shown and has not ended.
+    """
+
+    def __init__(self, group_id: AgentId, members: Sequence[AgentId], space: gym.spaces.Tuple[Any]) -> None:
+        """Prepare a group for its first episode."""
+        self.group_id = group_id
+        self.members = tuple(members)
+        self.space = space
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the episode before."""
+        self.acting: list[AgentId] = []
+        self.alive = False
+        # Whether a life has ended and none has begun since.
+        self._over = False
+        self._last: AgentDict = {}
+        # The members that have ended, with True where the end was a truncation.
+        self._ended: dict[AgentId, bool] = {}
+        self._earned: dict[AgentId, float] = {}
+        self._told: AgentDict = {}
+
+    def unpack(self, actions: Any) -> AgentDict:
+        """Return `{member: action}` for the members that wait.
+
+        Args:
+            actions: A sequence of one action a member, in their order; those of others are not read.
+
+        Raises:
+            ContractError: The group does not wait, or the number of actions is wrong.
+        """
+        if not self.acting:
+            raise ContractError(
+                f"GroupAgentsWrapper.step: got actions for group {self.group_id!r}, which does not wait, expected "
+                "none for it; answer the agents and groups of the last obs"
+            )
+        if not isinstance(actions, Sequence | np.ndarray) or len(actions) != len(self.members):
+            count = f"{len(actions)} of them" if hasattr(actions, "__len__") else type(actions).__name__
+            raise ContractError(
+                f"GroupAgentsWrapper.step: the actions of group {self.group_id!r} are {count}, expected "
+                f"{len(self.members)}, one for each of {_names(self.members)}; return an element of its action space"
+            )
+        by_member = dict(zip(self.members, actions, strict=True))
+        return {member: by_member[member] for member in self.acting}
+
+    def take(self, result: StepDicts, out: StepDicts) -> None:
+        """Take in what the environment returned and add what the group returns to `out`.
+
+        Raises:
+            ContractError: Some living members must act and others need not; a reward is no number.
+        """
+        obs, rewards, terminateds, truncateds, infos = result
+        over = bool(terminateds[ALL] or truncateds[ALL])
+        seen = [member for member in self.members if member in obs]
+        self._see(seen, obs, terminateds, truncateds)
+        self.acting = [] if over else [member for member in seen if member not in self._ended]
+        self._check_together()
+        self._pay(rewards, out[1])
+        if infos:
+            self._told.update({member: infos[member] for member in self.members if member in infos})
+        gone = len(self._ended) == len(self.members)
+        # A life that ends on the step on which it would begin is told as well.
+        ends = (self.alive and (over or gone)) or (gone and bool(seen))
+        if self.acting or (ends and seen):
+            self._show(obs, out)
+        if ends:
+            self._end(bool(truncateds[ALL]) and not terminateds[ALL], out)
+
+    def _see(
+        self, seen: Sequence[AgentId], obs: AgentDict, terminateds: AgentDict, truncateds: AgentDict
+    ) -> None:
+        """Keep the last observations, and who has ended."""
+        for member in seen:
+            self._last[member] = _own_copy(obs[member])
+            # Who is observed again lives again, unless its flag says otherwise.
+            self._ended.pop(member, None)
+        if len(terminateds) > 1 or len(truncateds) > 1:
+            for member in self.members:
+                if terminateds.get(member) or truncateds.get(member):
+                    self._ended.setdefault(member, not terminateds.get(member))
+
+    def _check_together(self) -> None:
+        """Refuse that some living members act while others do not."""
+        idle = [member for member in self._last if member not in self._ended and member not in self.acting]
+        if self.acting and idle:
+            raise ContractError(
+                f"GroupAgentsWrapper: group {self.group_id!r} has observations for {_names(self.acting)} and none for "
+                f"{_names(idle)}, which still live, expected all living members at the same time; group only agents "
+                "that act at the same time"
+            )
+
+    def _pay(self, rewards: AgentDict, out: AgentDict) -> None:
+        """Pass the sum of the members' rewards on at once, and remember who earned what."""
+        paid = {member: self._number(member, rewards[member]) for member in self.members if member in rewards}
+        if not paid:
+            return
+        out[self.group_id] = math.fsum(paid.values())
+        # What is paid between two lives of the group belongs to neither.
+        if self.acting or not self._over:
+            for member, reward in paid.items():
+                self._earned[member] = self._earned.get(member, 0.0) + reward
+
+    def _note(self, infos: AgentDict) -> None:
+        """Keep the members' infos until the group is shown."""
+        if infos:
+            self._told.update({member: infos[member] for member in self.members if member in infos})
+
+    def _show(self, obs: AgentDict, out: StepDicts) -> None:
+        """Give the group its observation, and with it what happened since the one before."""
+        self.alive, self._over = True, False
+        out[0][self.group_id] = tuple(
+            obs[member] if member in obs else self._stand_in(place)
+            for place, member in enumerate(self.members)
+        )
+        out[4][self.group_id] = {
+            "individual_rewards": self._earned,
+            "individual_infos": self._told,
+            "acting": list(self.acting),
+        }
+        self._earned, self._told = {}, {}
+
+    def _end(self, truncated: bool, out: StepDicts) -> None:
+        """End the group's life."""
+        truncations = [self._ended.get(member, truncated) for member in self.members]
+        out[2][self.group_id], out[3][self.group_id] = not any(truncations), any(truncations)
+        self.alive, self._over = False, True
+        # How members ended says nothing about a later life of the group.
+        self._ended = dict.fromkeys(self._ended, False)
+        self._earned, self._told = {}, {}
+
+    def _stand_in(self, place: int) -> Any:
+        """Return what is shown for a member without an observation."""
+        member = self.members[place]
+        if member in self._last:
+            return self._last[member]
+        return blank(self.space.spaces[place], f"group {self.group_id!r}, member {member!r}")
+
+    def _number(self, member: AgentId, reward: Any) -> float:
+        """Return a member's reward as a float."""
+        if type(reward) is float and math.isfinite(reward):
+            return reward
+        kind = type(reward).__name__
+        if np.ndim(reward) == 0 and isinstance(reward, int | float | np.number | np.ndarray):
+            if math.isfinite(number := float(reward)):
+                return number
+            kind = str(number)
+        raise ContractError(
+            f"GroupAgentsWrapper.step: the reward of {member!r} in group {self.group_id!r} is {kind}, expected a "
+            "finite number; return a float"
+        )
+
+
+def blank(space: gym.Space[Any], where: str) -> Any:
+    """Return the element of `space` that stands for nobody: zeros, or what comes nearest to them.
+
+    An entry `"action_mask"` of a Dict allows everything.
+
+    Raises:
+        ContractError: The space has no such element.
+    """
+    spaces = gym.spaces
+    if isinstance(space, spaces.Dict):
+        return {
+            key: np.ones(part.shape or (), part.dtype)
+            if key == MASK_KEY
+            else blank(part, f"{where}[{key!r}]")
+            for key, part in space.spaces.items()
+        }
+    if isinstance(space, spaces.Tuple):
+        return tuple(blank(part, f"{where}[{i}]") for i, part in enumerate(space.spaces))
+    if isinstance(space, spaces.Box):
+        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
+    if isinstance(space, spaces.Discrete):
+        return space.start
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start.copy()
+    if isinstance(space, spaces.MultiBinary):
+        return np.zeros(space.shape, space.dtype)
+    raise ContractError(
+        f"{where}: has not appeared yet and {space} has no blank element, expected Box, Discrete, MultiDiscrete, "
+        "MultiBinary, Dict or Tuple; let all members of a group appear at the same time"
+    )
+
+
+def _names(members: Sequence[AgentId]) -> str:
+    return ", ".join(map(repr, members[:8])) + (", ..." if len(members) > 8 else "")
+
+
+def _own_copy(element: Any) -> Any:
+    """Return an observation that its environment cannot change any more."""
+    if isinstance(element, np.ndarray):
+        return element.copy()
+    if isinstance(element, dict):
+        return {key: _own_copy(value) for key, value in element.items()}
+    if isinstance(element, tuple | list):
+        return type(element)(_own_copy(value) for value in element)
+    return element

@@ -1,0 +1,255 @@
+"""Environments of the old gym API, for one agent or for many, in the present one.
+
+    register_env("old", lambda context: LegacyGym(OldEnv(context)))
+
+In the old API `reset()` returns the observation alone, `step` returns `(obs, reward, done, info)`, and
+`seed(number)` is a method. Users call it; the adapters name it when they meet such an environment.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+
+from menv.base_env import ALL
+from menv.errors import ConfigError, ContractError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.wrappers.legacy_spaces import to_gymnasium
+
+TRUNCATED_KEY = "TimeLimit.truncated"
+"""In an info dict: whether it was a limit that ended the episode, and no rule of the environment."""
+
+
+class LegacyGym(gym.Env[Any, Any]):
+    """An old environment as a `gymnasium.Env`; one for many agents becomes a `LegacyMultiAgent`.
+
+    - `done` is a truncation if `info["TimeLimit.truncated"]` says so, else a termination.
+    - `reset(seed=...)` hands the seed to the environment's `reset` if that takes one, else to its
+      `seed` method; an environment with neither keeps its own randomness.
+    - Spaces of the old `gym` package become gymnasium spaces; the package need not be installed.
+    - What is in the present form already (an info from `reset`, five values from `step`) passes through.
+
+    An environment is one for many agents if it is a `menv.MultiAgentEnv` or has one of the members by
+    which those of its time are known: `_agent_ids`, `get_agent_ids`, `possible_agents`, `with_agent_groups`.
+
+    Attributes:
+        env: The old environment.
+    """
+
+    def __new__(cls, env: Any, *, multi_agent: bool | None = None, render_mode: str | None = None) -> Any:
+        """Return an instance, or a `LegacyMultiAgent` for an environment of many agents."""
+        _check_steps(env)
+        if _has_many_agents(env) if multi_agent is None else multi_agent:
+            return LegacyMultiAgent(env, render_mode=render_mode)
+        return super().__new__(cls)
+
+    def __init__(self, env: Any, *, multi_agent: bool | None = None, render_mode: str | None = None) -> None:
+        """Wrap `env`.
+
+        Args:
+            env: An environment of the old API.
+            multi_agent: Whether its dicts are keyed by agent; None decides by what it has.
+            render_mode: Handed to its `render` as `mode`; None calls `render()`.
+
+        Raises:
+            ConfigError: `env` is no environment, or has no spaces that gymnasium knows.
+        """
+        self.env = env
+        self.observation_space = _space(env, "observation_space")
+        self.action_space = _space(env, "action_space")
+        self.metadata = _metadata(env)
+        self.render_mode = render_mode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start a new episode and return `(obs, info)`; `options` reach a `reset` that takes them."""
+        result = _reset(self.env, seed, options)
+        is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        # An observation may itself be such a pair.
+        if is_pair and not isinstance(self.observation_space, gym.spaces.Tuple):
+            return result[0], result[1]
+        return result, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take one step and return `(obs, reward, terminated, truncated, info)`.
+
+        Raises:
+            ContractError: The environment returned something else than four or five values.
+        """
+        result = _values(self.env, self.env.step(action), "obs, reward, done, info")
+        if len(result) == 5:
+            present: tuple[Any, Any, bool, bool, dict[str, Any]] = result
+            return present
+        obs, reward, done, info = result
+        cut = bool(done) and bool(info.get(TRUNCATED_KEY))
+        return obs, reward, bool(done) and not cut, cut, info
+
+    def render(self) -> Any:
+        """Return what the environment renders."""
+        return _render(self.env, self.render_mode)
+
+    def close(self) -> None:
+        """Close the environment, if it can be."""
+        getattr(self.env, "close", _nothing)()
+
+
+class LegacyMultiAgent(MultiAgentEnv):
+    """An old environment of many agents as a `MultiAgentEnv`; `LegacyGym` creates it.
+
+    Its `reset` returns `{agent: obs}`, its `step` four dicts, with `dones["__all__"]`. An agent's `done` is
+    a truncation if its own `info["TimeLimit.truncated"]` says so; `"__all__"` is one if any agent's does.
+
+    Attributes:
+        env: The old environment.
+    """
+
+    def __init__(self, env: Any, *, render_mode: str | None = None) -> None:
+        """Wrap `env`; see `LegacyGym`."""
+        super().__init__()
+        _check_steps(env)
+        self.env = env
+        self.possible_agents = _listed_agents(env)
+        for name in ("observation_space", "action_space"):
+            if getattr(env, name, None) is not None:
+                setattr(self, name, _space(env, name))
+            by_agent = getattr(env, f"{name}s", None)
+            if by_agent is not None:
+                spaces = {
+                    agent: to_gymnasium(space, f"{name}s[{agent!r}]") for agent, space in by_agent.items()
+                }
+                setattr(self, f"{name}s", spaces)
+        self.metadata = _metadata(env)  # type: ignore[misc]
+        self.render_mode = render_mode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[AgentDict, AgentDict]:
+        """Start a new episode and return `(obs, infos)`; `options` reach a `reset` that takes them."""
+        result = _reset(self.env, seed, options)
+        obs, infos = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        self.agents = list(obs) if isinstance(obs, dict) else []
+        return obs, infos
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        """Take one step and return the five dicts.
+
+        Raises:
+            ContractError: The environment returned something else than four or five values, or dones
+                that are no dict.
+        """
+        result = _values(self.env, self.env.step(action_dict), "obs, rewards, dones, infos")
+        if len(result) == 5:
+            present: StepDicts = result
+            return present
+        obs, rewards, dones, infos = result
+        if not isinstance(dones, dict) or not isinstance(infos, dict):
+            raise ContractError(
+                f"{type(self.env).__name__}.step: dones are {type(dones).__name__} and infos {type(infos).__name__}, "
+                "expected dicts keyed by agent id; use LegacyGym(env, multi_agent=False) if there is one agent only"
+            )
+        cut = {agent: _is_cut(infos.get(agent)) for agent in {*dones, *infos} - {ALL}}
+        cut[ALL] = any(cut.values())
+        terminateds = {agent: bool(done) and not cut[agent] for agent, done in dones.items()}
+        truncateds = {agent: bool(done) and cut[agent] for agent, done in dones.items()}
+        gone = {agent for agent, done in dones.items() if done}
+        self.agents = [] if ALL in gone else [a for a in dict.fromkeys([*self.agents, *obs]) if a not in gone]
+        return obs, rewards, terminateds, truncateds, infos
+
+    def render(self) -> Any:
+        """Return what the environment renders."""
+        return _render(self.env, self.render_mode)
+
+    def close(self) -> None:
+        """Close the environment, if it can be."""
+        getattr(self.env, "close", _nothing)()
+
+
+def _check_steps(env: Any) -> None:
+    if (
+        isinstance(env, type)
+        or not callable(getattr(env, "reset", None))
+        or not callable(getattr(env, "step", None))
+    ):
+        got = f"the class {env.__name__}" if isinstance(env, type) else f"a {type(env).__name__}"
+        raise ConfigError(
+            f"LegacyGym: got {got}, expected an environment with reset and step; write LegacyGym(YourEnv(...))"
+        )
+
+
+def _has_many_agents(env: Any) -> bool:
+    signs = ("_agent_ids", "get_agent_ids", "possible_agents", "with_agent_groups")
+    return isinstance(env, MultiAgentEnv) or any(hasattr(env, sign) for sign in signs)
+
+
+def _listed_agents(env: Any) -> list[Any]:
+    """Return the agents that the environment lists, in a stable order."""
+    for name in ("possible_agents", "_agent_ids", "agents"):
+        listed = getattr(env, name, None)
+        if listed:
+            return list(listed) if isinstance(listed, list | tuple) else sorted(listed, key=repr)
+    try:
+        return sorted(env.get_agent_ids(), key=repr)
+    except AttributeError:
+        return []
+
+
+def _space(env: Any, name: str) -> gym.Space[Any]:
+    return to_gymnasium(getattr(env, name, None), f"{type(env).__name__}.{name}")
+
+
+def _metadata(env: Any) -> dict[str, Any]:
+    old: Mapping[str, Any] = getattr(env, "metadata", None) or {}
+    modes = old.get("render_modes", old.get("render.modes", []))
+    return {
+        **{key: value for key, value in old.items() if key != "render.modes"},
+        "render_modes": list(modes),
+    }
+
+
+def _reset(env: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
+    """Reset `env` with whatever its `reset` takes."""
+    given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+    if not given:
+        return env.reset()
+    # The old wrappers take any keyword and hand it to an environment that may take none.
+    ways = [_keywords(env.reset), _keywords(getattr(env, "unwrapped", env).reset)]
+    taken = {name: value for name, value in given.items() if all(way is None or name in way for way in ways)}
+    if seed is not None and "seed" not in taken:
+        getattr(env, "seed", _nothing)(seed)
+    return env.reset(**taken)
+
+
+def _keywords(reset: Any) -> set[str] | None:
+    """Return the keywords that a `reset` takes, None if it takes any."""
+    try:
+        parameters = inspect.signature(reset).parameters
+    except (TypeError, ValueError):  # some built-in callables do not tell
+        return set()
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return None if takes_any else set(parameters)
+
+
+def _values(env: Any, result: Any, four: str) -> Any:
+    if not isinstance(result, tuple | list) or len(result) not in (4, 5):
+        count = f"{len(result)} values" if isinstance(result, tuple | list) else f"a {type(result).__name__}"
+        raise ContractError(
+            f"{type(env).__name__}.step: returned {count}, expected the four of the old API ({four}) or the five of "
+            "the present one; mend its step"
+        )
+    return tuple(result)
+
+
+def _is_cut(info: Any) -> bool:
+    return isinstance(info, dict) and bool(info.get(TRUNCATED_KEY))
+
+
+def _render(env: Any, mode: str | None) -> Any:
+    return env.render() if mode is None else env.render(mode=mode)
+
+
+def _nothing(*args: Any) -> None:
+    """Stand in for a `close` or `seed` that an environment does not have."""

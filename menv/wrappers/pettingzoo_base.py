@@ -1,0 +1,199 @@
+"""What both wrappers of PettingZoo environments share: the game itself, its spaces and its masks.
+
+`menv.wrappers.pettingzoo_env` and `menv.wrappers.parallel_pettingzoo_env` build on it. It goes by what the
+game can do and never imports PettingZoo; how an episode runs is for its subclasses to know.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+
+from menv.base_env import AgentId
+from menv.errors import ContractError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv
+from menv.wrappers.pettingzoo_kind import check_kind
+
+MASK = "action_mask"
+OBSERVATION = "observation"
+
+
+class PettingZooBase(MultiAgentEnv):
+    """A PettingZoo environment as a `MultiAgentEnv`; its subclasses know how it is stepped.
+
+    Attributes:
+        env: The PettingZoo environment.
+    """
+
+    interface: ClassVar[str]
+    """Which of PettingZoo's two interfaces the subclass speaks: "AEC" or "parallel"."""
+
+    def __init__(self, env: Any, action_mask_from_infos: bool | None = None) -> None:
+        check_kind(env, type(self).__name__, self.interface)
+        super().__init__()
+        self.env = env
+        self.possible_agents = list(getattr(env, "possible_agents", None) or ())
+        self.render_mode = getattr(env, "render_mode", None)
+        # The class's own dict is for all environments; what this one says is for it alone.
+        vars(self)["metadata"] = dict(getattr(env, "metadata", None) or self.metadata)
+        # What the caller said, and what holds: None until the first reset tells.
+        self._told = action_mask_from_infos
+        self._masked = action_mask_from_infos
+        self._closed = False
+        self._spaces: dict[AgentId, tuple[gym.Space[Any], gym.spaces.Dict]] = {}
+
+    @property
+    def observation_spaces(self) -> Mapping[Any, gym.Space[Any]]:  # type: ignore[override]
+        """Observation spaces of the possible agents, or of those alive if the game does not name any."""
+        return {agent: self.get_observation_space(agent) for agent in self.possible_agents or self.agents}
+
+    @property
+    def action_spaces(self) -> Mapping[Any, gym.Space[Any]]:  # type: ignore[override]
+        """Action spaces of the same agents."""
+        return {agent: self.get_action_space(agent) for agent in self.possible_agents or self.agents}
+
+    def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
+        """Return the observation space of one agent.
+
+        If the game tells its masks in `infos`, it is a Dict of `"observation"` and `"action_mask"`. To find
+        out, a game with Discrete actions that was never reset is reset once.
+
+        Raises:
+            ContractError: The game has no space for this agent.
+        """
+        space = self._declared("observation", agent_id)
+        if isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
+            return space
+        action_space = self._declared("action", agent_id)
+        if not isinstance(action_space, gym.spaces.Discrete):
+            return space
+        if self._masked is None:
+            self.reset()
+        return self._with_mask_space(agent_id, space, action_space) if self._masked else space
+
+    def get_action_space(self, agent_id: AgentId) -> gym.Space[Any]:
+        """Return the action space of one agent.
+
+        Raises:
+            ContractError: The game has no space for this agent.
+        """
+        return self._declared("action", agent_id)
+
+    def get_sub_environments(self, as_dict: bool = False) -> Any:
+        """Return the PettingZoo environment in a list, or as `{0: env}`."""
+        return {0: self.env} if as_dict else [self.env]
+
+    def render(self) -> Any:
+        """Return what the PettingZoo environment renders."""
+        return self.env.render()
+
+    def state(self) -> Any:
+        """Return the view of the whole game that PettingZoo's `state` gives, for centralised training."""
+        return self.env.state()
+
+    def close(self) -> None:
+        """Close the PettingZoo environment, once."""
+        if not self._closed:
+            self._closed = True
+            self.env.close()
+
+    def _reset_game(self, seed: int | None, options: dict[str, Any] | None) -> Any:
+        """Reset the PettingZoo environment and return what it returned."""
+        given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+        try:
+            return self.env.reset(**given)
+        except TypeError as error:
+            if "keyword argument" in str(error) and any(repr(name) in str(error) for name in given):
+                raise ContractError(
+                    f"{type(self).__name__}.reset: {error}, expected reset(self, seed=None, options=None); declare "
+                    f"both in {self._game}"
+                ) from error
+            raise
+
+    def _look_for_masks(self, infos: Iterable[Any]) -> None:
+        """Decide at the first reset whether the game tells its masks in `infos`."""
+        if self._masked is None:
+            self._masked = any(MASK in info for info in infos if info)
+
+    def _masked_obs(self, agent: AgentId, obs: Any, info: Mapping[str, Any]) -> Any:
+        """Return an observation with the mask of `info` beside it, unless it holds one or none is wanted.
+
+        Raises:
+            ContractError: There is a mask where none can be used, or where none was to be expected.
+        """
+        if self._told is False or (isinstance(obs, dict) and MASK in obs):
+            return obs
+        space = self._declared("action", agent)
+        if not isinstance(space, gym.spaces.Discrete):
+            if MASK not in info:
+                return obs
+            raise ContractError(
+                f"{type(self).__name__}: infos[{agent!r}] hold an {MASK!r} for {space}, expected one for Discrete "
+                "actions only; put it into the observation, or pass action_mask_from_infos=False"
+            )
+        if not self._masked:
+            raise ContractError(
+                f"{type(self).__name__}: infos[{agent!r}] hold an {MASK!r} and those of the first reset held none, "
+                "expected masks from the start; pass action_mask_from_infos=True (False leaves them in infos)"
+            )
+        mask = info[MASK] if MASK in info else np.ones(int(space.n), np.int8)
+        return {OBSERVATION: obs, MASK: np.asarray(mask, np.int8)}
+
+    def _with_mask_space(
+        self, agent: AgentId, space: gym.Space[Any], actions: gym.spaces.Discrete
+    ) -> gym.spaces.Dict:
+        """Return `space` with a mask beside it, the same object as long as the game's own stays the same."""
+        known = self._spaces.get(agent)
+        if known is None or known[0] is not space:
+            mask = gym.spaces.Box(0, 1, (int(actions.n),), np.int8)
+            known = self._spaces[agent] = (space, gym.spaces.Dict({OBSERVATION: space, MASK: mask}))
+        return known[1]
+
+    def _declared(self, kind: str, agent: AgentId) -> gym.Space[Any]:
+        """Return a space as the game declares it: by its method, else in its dict."""
+        space = None
+        try:
+            with warnings.catch_warnings():
+                # A game that only has the dicts is a good game; PettingZoo's own methods warn of it.
+                warnings.filterwarnings("ignore", "Your environment should override")
+                space = getattr(self.env, f"{kind}_space")(agent)
+        except (AttributeError, KeyError, TypeError, NotImplementedError):
+            space = (getattr(self.env, f"{kind}_spaces", None) or {}).get(agent)
+        if isinstance(space, gym.Space):
+            return space
+        raise ContractError(
+            f"{type(self).__name__}.get_{kind}_space: {self._game} has no {kind} space for agent {agent!r}, expected "
+            f"one from {kind}_space(agent) or {kind}_spaces; known agents: {_some(self.possible_agents)}"
+        )
+
+    @property
+    def _game(self) -> str:
+        """The PettingZoo environment's name, for messages."""
+        return game_name(self.env)
+
+
+def game_name(env: Any) -> str:
+    """Return the name that a PettingZoo environment gives itself, for messages."""
+    metadata = getattr(env, "metadata", None)
+    named = metadata.get("name") if isinstance(metadata, Mapping) else None
+    return str(named or type(env).__name__)
+
+
+def check_answers(where: str, asked: Iterable[AgentId], answers: AgentDict) -> None:
+    """Raise if the answered agents are not exactly those asked."""
+    asked = list(asked)
+    missing = sorted(repr(agent) for agent in asked if agent not in answers)
+    extra = sorted(repr(agent) for agent in answers if agent not in asked)
+    if missing or extra:
+        raise ContractError(
+            f"{where}: actions missing for {missing[:8]} and not expected from {extra[:8]}, expected exactly "
+            f"{sorted(map(repr, asked))[:16]}; answer the agents that the last obs named"
+        )
+
+
+def _some(agents: list[Any]) -> str:
+    return ", ".join(map(repr, agents[:8])) or "none before the game is reset"

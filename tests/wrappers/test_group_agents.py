@@ -1,0 +1,224 @@
+"""What a group of agents observes, does and earns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import Policy, RandomPolicy
+from menv.algorithms import PPO
+from menv.base_env import ALL
+from menv.envs import TwoStepGame
+from menv.errors import ContractError
+from menv.loop.convert import to_base_env
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.wrappers.group_agents import GroupAgentsWrapper
+from tests.bad_input.broken_envs import checked
+from tests.contract.scripted import ACTIONS, OBS, Moment, Script, ScriptedEnv, seen
+from tests.wrappers.groups import BOTH, DEATH, playing
+
+
+def returns(env: GroupAgentsWrapper, result: Any) -> None:
+    def step(action_dict: AgentDict) -> Any:
+        return result
+
+    env.env.step = step  # type: ignore[method-assign]
+
+
+def test_observations_and_actions_follow_the_order_of_the_list() -> None:
+    game = ScriptedEnv([[Moment("abc"), Moment("abc")]], agents="abc")
+    env = game.with_agent_groups({"team": ["c", "a"]})
+    obs, _ = env.reset()
+    assert [seen(part).agent for part in obs["team"]] == ["c", "a"]
+    assert seen(obs["b"]).agent == "b"
+    sent: list[AgentDict] = []
+    play = game.step
+
+    def step(action_dict: AgentDict) -> StepDicts:
+        sent.append(action_dict)
+        return play(action_dict)
+
+    game.step = step  # type: ignore[method-assign]
+    env.step({"team": (3, 1), "b": 2})
+    assert sent == [{"c": 3, "a": 1, "b": 2}]
+
+
+def test_spaces_are_tuples_of_the_members_spaces() -> None:
+    env = playing(Moment("abc"), groups={"team": ["c", "a"]})
+    assert env.possible_agents == ["team", "b"]
+    assert env.get_observation_space("team") == gym.spaces.Tuple([OBS, OBS])
+    assert env.get_action_space("team") == gym.spaces.Tuple([ACTIONS, ACTIONS])
+    assert env.get_observation_space("b") == OBS
+    assert env.get_agent_ids() == {"team", "b"}
+    obs, _ = env.reset()
+    assert env.observation_space_contains(obs)
+
+
+def test_rewards_are_summed_and_told_apart_in_the_info() -> None:
+    env = playing(Moment("ab"), Moment("ab", {"a": 1.5, "b": 2}))
+    env.reset()
+    _, rewards, _, _, infos = env.step({"ab": (0, 0)})
+    assert rewards == {"ab": 3.5}
+    assert infos["ab"]["individual_rewards"] == {"a": 1.5, "b": 2.0}
+    assert infos["ab"]["individual_infos"] == {"a": {"at": 1}, "b": {"at": 1}}
+
+
+def test_rewards_of_steps_without_a_group_observation_add_up_to_that_of_the_row() -> None:
+    env = playing(
+        Moment("abc"),
+        Moment("c", {"a": 1}),
+        Moment("c", {"a": 2, "b": 4}),
+        Moment("ab", {"b": 8}),
+        Moment("ab"),
+    )
+    base_env = to_base_env(env)
+    base_env.poll()
+    base_env.send_actions({0: {"ab": (0, 0), "c": 0}})
+    for _ in range(2):
+        base_env.poll()
+        base_env.send_actions({0: {"c": 0}})
+    ready = base_env.poll()
+    assert [ready.seats[slot][1] for slot in ready.slots] == ["ab"]
+    assert ready.rewards.tolist() == [15.0]
+    assert ready.infos is not None
+    assert ready.infos[0]["individual_rewards"] == {"a": 3.0, "b": 12.0}
+    base_env.send_actions({0: {"ab": (0, 0)}})
+    ready = base_env.poll()
+    assert ready.infos is not None
+    assert ready.infos[0]["individual_rewards"] == {}
+
+
+def test_agents_in_no_group_are_left_as_they_are() -> None:
+    class Odd(MultiAgentEnv):
+        possible_agents = ["a", "b", "c"]  # noqa: RUF012
+        observation_space = OBS
+        action_space = ACTIONS
+
+        def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
+            return dict.fromkeys("abc", np.zeros(6, np.float32)), {"__common__": 5}
+
+        def step(self, action_dict: AgentDict) -> StepDicts:
+            obs = dict.fromkeys("abc", np.zeros(6, np.float32))
+            flags = {"c": True, ALL: False}
+            return obs, {"a": 1, "b": 1, "c": [1, 2]}, flags, {ALL: False}, {"c": {"x": 1}, "__common__": 6}
+
+    env = Odd().with_agent_groups(BOTH)
+    assert env.reset()[1]["__common__"] == 5
+    _, rewards, terminateds, truncateds, infos = env.step({"ab": (0, 0), "c": 0})
+    assert rewards == {"ab": 2.0, "c": [1, 2]}
+    assert terminateds == {"c": True, ALL: False}
+    assert truncateds == {ALL: False}
+    assert infos["c"] == {"x": 1}
+    assert infos["__common__"] == 6
+
+
+def test_living_members_that_do_not_act_together_are_named() -> None:
+    env = playing(Moment("ab"), Moment("a"))
+    env.reset()
+    with pytest.raises(ContractError) as caught:
+        env.step({"ab": (0, 0)})
+    message = checked(str(caught.value))
+    assert "group 'ab' has observations for 'a' and none for 'b'" in message
+
+
+@pytest.mark.parametrize("actions", [(0,), (0, 0, 0), 5, {"a": 0, "b": 1}, None])
+def test_a_wrong_number_of_actions_is_named(actions: Any) -> None:
+    env = playing(Moment("ab"), Moment("ab"))
+    env.reset()
+    with pytest.raises(
+        ContractError, match=r"actions of group 'ab' are .*expected 2, one for each of 'a', 'b'"
+    ):
+        env.step({"ab": actions})
+
+
+def test_actions_that_nobody_asked_for_are_named() -> None:
+    env = playing(Moment("c"), Moment("ab"))
+    env.reset()
+    with pytest.raises(ContractError, match=r"group 'ab', which does not wait"):
+        env.step({"ab": (0, 0)})
+    with pytest.raises(ContractError, match=r"an action for 'a', expected one for its group 'ab'"):
+        env.step({"a": 0})
+
+
+@pytest.mark.parametrize("reward", ["much", None, float("nan"), [1.0, 2.0], np.ones(3)])
+def test_the_member_whose_reward_is_no_number_is_named(reward: Any) -> None:
+    env = playing(Moment("ab"), Moment("ab", {"b": 1}))
+    env.reset()
+    returns(env, ({}, {"b": reward}, {ALL: False}, {ALL: False}, {}))
+    with pytest.raises(ContractError, match=r"the reward of 'b' in group 'ab' is .*expected a finite number"):
+        env.step({"ab": (0, 0)})
+
+
+@pytest.mark.parametrize("result", [
+    ({}, {}, {}, {ALL: False}, {}), ({}, {}, {ALL: False}, {}), None, ([], {}, {ALL: False}, {ALL: False}, {}),
+])  # fmt: skip
+def test_what_breaks_the_contract_is_left_to_the_adapter_to_name(result: Any) -> None:
+    env = playing(Moment("ab"), Moment("ab"))
+    returns(env, result)
+    base_env = to_base_env(env)
+    base_env.poll()
+    base_env.send_actions({0: {"ab": (0, 0)}})
+    with pytest.raises(ContractError, match=r"env 0 step, env step 0 of the episode: .*expected"):
+        base_env.poll()
+
+
+def test_a_group_can_be_a_member_of_a_group() -> None:
+    script: Script = [[Moment("abcd"), Moment("abcd", {"a": 1, "b": 2, "c": 4, "d": 8})]]
+    inner = ScriptedEnv(script).with_agent_groups({"ab": ["a", "b"], "cd": ["c", "d"]})
+    env = inner.with_agent_groups({"all": ["cd", "ab"]})
+    obs, _ = env.reset()
+    assert [[seen(part).agent for part in pair] for pair in obs["all"]] == [["c", "d"], ["a", "b"]]
+    _, rewards, _, _, infos = env.step({"all": ((0, 1), (2, 3))})
+    assert rewards == {"all": 15.0}
+    inner_info = infos["all"]["individual_infos"]["cd"]
+    assert inner_info["individual_rewards"] == {"c": 4.0, "d": 8.0}
+    assert env.get_action_space("all")[0] == gym.spaces.Tuple([ACTIONS, ACTIONS])  # type: ignore[index]
+
+
+def test_groups_go_through_the_sampler_and_nothing_that_was_paid_is_lost() -> None:
+    games: list[ScriptedEnv] = []
+
+    def make(context: Any) -> MultiAgentEnv:
+        games.append(ScriptedEnv([[*DEATH[:4], Moment("", {"a": 16}, over="truncated")]], agents="ab"))
+        return games[-1].with_agent_groups(BOTH)
+
+    config = {
+        "multiagent": {"policies": {"random": RandomPolicy}},
+        "num_envs_per_worker": 3,
+        "batch_mode": "complete_episodes",
+        "rollout_fragment_length": 40,
+    }
+    with PPO(env=make, config=config) as algo:
+        batch = algo.sample()["random"]
+        unclaimed = algo.train()["unclaimed_rewards"]
+    episodes = sum(len(game.resets) - 1 for game in games)
+    assert batch.count == 3 * 3 * 10
+    assert batch["rewards"].sum() == 15 * 3 * 10
+    assert unclaimed == 16.0 * episodes
+    assert all(game.complaints == [] for game in games)
+
+
+def test_a_grouped_team_reports_the_payoff_of_the_game() -> None:
+    def make(context: Any) -> MultiAgentEnv:
+        return TwoStepGame().with_agent_groups({"team": ["agent_1", "agent_2"]})
+
+    class Daring(Policy):
+        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            assert all(self.observation_space.contains(obs) for obs in obs_batch)
+            return [(1, 1)] * len(obs_batch), [], {}
+
+    config = {"multiagent": {"policies": {"team": Daring}}, "train_batch_size": 20}
+    with PPO(env=make, config=config) as algo:
+        assert algo.train()["episode_reward_mean"] == 8.0
+
+
+def test_observations_with_masks_and_states_inside_stay_as_they_are() -> None:
+    shown = {"observation": np.zeros(2, np.float32), "action_mask": np.ones(4, np.int8), "state": [1, 2]}
+    game = ScriptedEnv([[Moment("ab")]], agents="ab")
+    game.reset = lambda **kwargs: ({"a": shown, "b": shown}, {})  # type: ignore[method-assign]
+    obs, _ = game.with_agent_groups(BOTH).reset()
+    assert obs["ab"][0] is shown
+    assert obs["ab"][1] is shown

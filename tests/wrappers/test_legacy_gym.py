@@ -1,0 +1,347 @@
+"""Environments of the old gym API, wrapped and not wrapped."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import RandomPolicy
+from menv.algorithms import PPO
+from menv.base_env import ALL
+from menv.errors import ConfigError, ContractError
+from menv.loop.convert import to_base_env
+from menv.multi_agent_env import AgentDict, MultiAgentEnv
+from menv.wrappers.legacy_gym import LegacyGym, LegacyMultiAgent
+from menv.wrappers.legacy_spaces import to_gymnasium
+from tests.bad_input.broken_envs import SMALL, checked, refusal
+
+BOX = gym.spaces.Box(0.0, 9.0, (1,), np.float32)
+
+
+class OldCorridor:
+    """Walks to cell `length`; the old API, without a base class."""
+
+    metadata = {"render.modes": ["ansi"], "video.frames_per_second": 5}  # noqa: RUF012
+
+    def __init__(self, length: int = 4, limit: int = 99) -> None:
+        self.observation_space: Any = BOX
+        self.action_space: Any = gym.spaces.Discrete(2)
+        self.length, self.limit = length, limit
+        self.cell = self.steps = 0
+
+    def reset(self) -> Any:
+        self.cell = self.steps = 0
+        return np.zeros(1, np.float32)
+
+    def step(self, action: int) -> Any:
+        self.cell, self.steps = max(0, self.cell + (1 if action else -1)), self.steps + 1
+        out, late = self.cell == self.length, self.steps == self.limit
+        info = {"TimeLimit.truncated": not out} if late else {}
+        return np.array([self.cell], np.float32), float(out), np.bool_(out or late), info
+
+    def render(self, mode: str = "human") -> str:
+        return f"{mode} {self.cell}"
+
+
+class Seeded(OldCorridor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds: list[int] = []
+
+    def seed(self, seed: int | None = None) -> list[Any]:
+        self.seeds.append(seed or 0)
+        return [seed]
+
+
+class OldTeam:
+    """Two agents; agent b is done first. The old multi-agent API, without a base class."""
+
+    observation_space = BOX
+    action_space = gym.spaces.Discrete(2)
+    _agent_ids = {"b", "a"}  # noqa: RUF012
+    cut_by_limit = False
+
+    def reset(self) -> AgentDict:
+        self.steps = 0
+        return {"a": np.zeros(1, np.float32), "b": np.zeros(1, np.float32)}
+
+    def step(self, action_dict: AgentDict) -> Any:
+        self.steps += 1
+        obs = {agent: np.full(1, self.steps, np.float32) for agent in action_dict}
+        over = self.steps == 3
+        infos = {"a": {"TimeLimit.truncated": over and self.cut_by_limit}} if "a" in obs else {}
+        return obs, dict.fromkeys(obs, 1.0), {"b": self.steps == 2, ALL: over}, infos
+
+
+def test_an_old_environment_becomes_a_gymnasium_environment() -> None:
+    env = LegacyGym(OldCorridor(length=2))
+    assert isinstance(env, gym.Env)
+    obs, info = env.reset()
+    assert (obs.tolist(), info) == ([0.0], {})
+    assert env.step(1)[1:] == (0.0, False, False, {})
+    obs, reward, terminated, truncated, _ = env.step(1)
+    assert (obs.tolist(), reward, terminated, truncated) == ([2.0], 1.0, True, False)
+    assert type(terminated) is bool
+
+
+@pytest.mark.parametrize(("action", "flags"), [(0, (False, True)), (1, (True, False))])
+def test_done_by_a_time_limit_is_a_truncation_unless_the_rules_ended_it_too(
+    action: int, flags: tuple[bool, bool]
+) -> None:
+    env = LegacyGym(OldCorridor(length=3, limit=3))
+    env.reset()
+    outcomes = [env.step(action) for _ in range(3)]
+    assert outcomes[1][2:4] == (False, False)
+    assert outcomes[2][2:4] == flags
+
+
+def test_seeds_reach_the_seed_method_before_the_reset() -> None:
+    old = Seeded()
+    env = LegacyGym(old)
+    env.reset(seed=5)
+    env.reset()
+    env.reset(seed=7, options={"unknown": 1})
+    assert old.seeds == [5, 7]
+
+
+def test_seeds_and_options_reach_a_reset_that_takes_them() -> None:
+    class Later(Seeded):
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            self.given = (seed, options)
+            return super().reset()
+
+    old = Later()
+    LegacyGym(old).reset(seed=5, options={"x": 1})
+    assert old.given == (5, {"x": 1})
+    assert old.seeds == []
+
+
+def test_seeds_do_not_reach_a_reset_behind_an_old_wrapper_that_takes_none() -> None:
+    class OldWrapper(Seeded):
+        unwrapped = OldCorridor()
+
+        def reset(self, **kwargs: Any) -> Any:
+            return self.unwrapped.reset(**kwargs)
+
+    old = OldWrapper()
+    LegacyGym(old).reset(seed=5, options={"x": 1})
+    assert old.seeds == [5]
+
+
+def test_an_environment_without_seeds_is_left_alone() -> None:
+    assert LegacyGym(OldCorridor()).reset(seed=3)[0].tolist() == [0.0]
+
+
+def test_an_old_environment_trains_with_a_seed_for_every_reset() -> None:
+    made: list[Seeded] = []
+
+    def make(context: Any) -> Any:
+        made.append(Seeded())
+        return LegacyGym(made[-1])
+
+    with PPO(
+        env=make, config={**SMALL, "num_envs_per_worker": 2, "train_batch_size": 100, "seed": 1}
+    ) as algo:
+        result = algo.train()
+    assert result["episode_reward_mean"] == 1.0
+    seeds = [*made[0].seeds, *made[1].seeds]
+    assert len(set(seeds)) == len(seeds) > 2
+
+
+def test_what_is_in_the_present_form_passes_through() -> None:
+    class Half(OldCorridor):
+        def reset(self) -> Any:
+            return super().reset(), {"cell": 0}
+
+        def step(self, action: int) -> Any:
+            obs, reward, done, info = super().step(action)
+            return obs, reward, False, done, info
+
+    env = LegacyGym(Half(length=1))
+    assert env.reset()[1] == {"cell": 0}
+    assert env.step(1)[2:4] == (False, True)
+
+
+def test_an_observation_that_is_a_pair_is_not_taken_for_an_observation_with_its_info() -> None:
+    class Pair(OldCorridor):
+        def reset(self) -> Any:
+            return super().reset(), {"hint": 1}
+
+    old = Pair()
+    old.observation_space = gym.spaces.Tuple([BOX, gym.spaces.Dict({"hint": gym.spaces.Discrete(2)})])
+    obs, info = LegacyGym(old).reset()
+    assert obs[1] == {"hint": 1}
+    assert info == {}
+
+
+def test_rendering_knows_the_old_mode() -> None:
+    env = LegacyGym(OldCorridor(), render_mode="ansi")
+    assert (env.render(), LegacyGym(OldCorridor()).render()) == ("ansi 0", "human 0")
+    assert env.metadata == {"render_modes": ["ansi"], "video.frames_per_second": 5}
+    env.close()
+
+
+def test_an_old_environment_of_many_agents_becomes_a_multi_agent_environment() -> None:
+    env = LegacyGym(OldTeam())
+    assert isinstance(env, MultiAgentEnv)
+    assert not isinstance(env, gym.Env)
+    assert env.possible_agents == ["a", "b"]
+    assert env.get_observation_space("a") == BOX
+    obs, infos = env.reset(seed=1)
+    assert (set(obs), infos) == ({"a", "b"}, {})
+    env.step({"a": 0, "b": 0})
+    _, _, terminateds, truncateds, _ = env.step({"a": 0, "b": 0})
+    assert terminateds == {"b": True, ALL: False}
+    assert truncateds == {"b": False, ALL: False}
+    assert env.agents == ["a"]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_end_for_all_agents_is_a_truncation_if_a_time_limit_came_first(cut: bool) -> None:
+    old = OldTeam()
+    old.cut_by_limit = cut
+    env: Any = LegacyGym(old)
+    env.reset()
+    for _ in range(2):
+        env.step({"a": 0, "b": 0})
+    _, _, terminateds, truncateds, _ = env.step({"a": 0})
+    assert (terminateds[ALL], truncateds[ALL]) == (not cut, cut)
+
+
+def test_an_old_team_goes_through_the_sampler() -> None:
+    config = {"multiagent": {"policies": {"p": RandomPolicy}}, "train_batch_size": 30, "seed": 4}
+    with PPO(env=lambda context: LegacyGym(OldTeam()), config=config) as algo:
+        assert algo.train()["episode_reward_mean"] == 5.0
+
+
+def test_a_caller_may_say_whether_there_are_many_agents() -> None:
+    class Unmarked(OldTeam):
+        _agent_ids: Any = None
+
+    assert isinstance(
+        LegacyGym(types.SimpleNamespace(**dict.fromkeys(("reset", "step"), len)), multi_agent=True),
+        LegacyMultiAgent,
+    )
+    assert isinstance(LegacyGym(OldTeam(), multi_agent=False), gym.Env)
+    assert isinstance(LegacyGym(Unmarked(), multi_agent=True), MultiAgentEnv)
+
+
+class OldGymEnv(gym.Env[Any, Any]):
+    observation_space = BOX
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, context: Any = None) -> None:
+        self.old = OldCorridor(limit=10)
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return self.old.reset()
+
+    def step(self, action: Any) -> Any:
+        return self.old.step(action)
+
+
+class OldResetMany(MultiAgentEnv):
+    possible_agents = ["a", "b"]  # noqa: RUF012
+    observation_space = BOX
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, context: Any = None) -> None:
+        self.old = OldTeam()
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.old.reset()
+
+    def step(self, action_dict: AgentDict) -> Any:
+        return self.old.step(action_dict)
+
+
+class OldStepMany(OldResetMany):
+    def reset(self, **kwargs: Any) -> Any:
+        return self.old.reset(), {}
+
+
+class OldStepGym(OldGymEnv):
+    def reset(self, **kwargs: Any) -> Any:
+        return self.old.reset(), {}
+
+
+@pytest.mark.parametrize("env", [OldGymEnv, OldStepGym, OldResetMany, OldStepMany])
+def test_an_old_environment_without_the_wrapper_is_told_about_it(env: Any) -> None:
+    assert "menv.wrappers.LegacyGym" in refusal(env, error=ContractError)
+    with PPO(env=lambda context: LegacyGym(env()), config={**SMALL, "train_batch_size": 40}) as algo:
+        assert algo.train()["episodes_total"] > 0
+
+
+def test_an_old_reset_that_takes_no_seed_is_told_about_the_wrapper() -> None:
+    assert "menv.wrappers.LegacyGym" in refusal(OldGymEnv, {"seed": 1}, error=ContractError)
+
+
+@pytest.mark.parametrize(("env", "told"), [
+    (OldCorridor, r"got the class OldCorridor.*LegacyGym\(YourEnv\(\.\.\.\)\)"),
+    (5, r"got a int, expected an environment with reset and step"),
+    (types.SimpleNamespace(reset=len, step=len), r"SimpleNamespace.observation_space is NoneType, expected Box"),
+])  # fmt: skip
+def test_what_is_no_old_environment_is_refused(env: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        LegacyGym(env)
+    checked(str(caught.value))
+
+
+@pytest.mark.parametrize("result", [(1, 2, 3), None, tuple(range(6))])
+def test_a_step_of_neither_form_is_named(result: Any) -> None:
+    old = types.SimpleNamespace(
+        reset=len, step=lambda action: result, observation_space=BOX, action_space=BOX, agents=["a"]
+    )
+    with pytest.raises(ContractError, match=r"step: returned .*expected the four of the old API") as caught:
+        LegacyGym(old).step(0)
+    checked(str(caught.value))
+    with pytest.raises(ContractError, match=r"obs, rewards, dones, infos"):
+        LegacyGym(old, multi_agent=True).step({})
+
+
+def test_a_team_whose_dones_are_no_dict_is_named() -> None:
+    env = LegacyMultiAgent(OldCorridor())
+    env.reset()
+    with pytest.raises(ContractError, match=r"dones are bool.*expected dicts keyed by agent id"):
+        env.step(1)  # type: ignore[arg-type]
+
+
+def old(kind: str, **attributes: Any) -> Any:
+    """Return what looks like a space of the old package."""
+    return type(kind, (), attributes)()
+
+
+@pytest.mark.parametrize(("space", "expected"), [
+    (old("Discrete", n=3), gym.spaces.Discrete(3)),
+    (old("Discrete", n=np.int64(3), shape=(), start=2), gym.spaces.Discrete(3, start=2)),
+    (old("MultiBinary", n=3), gym.spaces.MultiBinary(3)),
+    (old("MultiBinary", n=(2, 2), shape=(2, 2)), gym.spaces.MultiBinary((2, 2))),
+    (old("MultiDiscrete", nvec=[2, 3], shape=(2,)), gym.spaces.MultiDiscrete([2, 3])),
+    (old("Box", low=np.zeros(2), high=np.full(2, 1e300)), gym.spaces.Box(0.0, np.inf, (2,), np.float32)),
+    (old("Box", low=np.zeros(2, np.uint8), high=np.full(2, 255), dtype=np.dtype("uint8")),
+     gym.spaces.Box(0, 255, (2,), np.uint8)),
+    (old("Dict", spaces={"x": old("Discrete", n=2)}), gym.spaces.Dict({"x": gym.spaces.Discrete(2)})),
+    (old("Tuple", spaces=(old("Discrete", n=2), BOX)), gym.spaces.Tuple([gym.spaces.Discrete(2), BOX])),
+])  # fmt: skip
+def test_old_spaces_become_gymnasium_spaces_with_the_same_elements(space: Any, expected: Any) -> None:
+    assert to_gymnasium(space) == expected
+
+
+def test_the_place_of_an_unknown_space_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"the space\['x'\]\[1\] is Graph, expected Box") as caught:
+        to_gymnasium(old("Dict", spaces={"x": old("Tuple", spaces=[BOX, old("Graph")])}))
+    checked(str(caught.value))
+
+
+def test_an_old_environment_goes_through_an_adapter_in_old_spaces() -> None:
+    corridor = OldCorridor()
+    corridor.observation_space = old("Box", low=np.zeros(1), high=np.full(1, 9.0))
+    corridor.action_space = old("Discrete", n=2)
+    base_env = to_base_env(LegacyGym(corridor))
+    ready = base_env.poll()
+    base_env.send_actions(ready.slots, [1])
+    assert base_env.poll().obs[0].tolist() == [1.0]

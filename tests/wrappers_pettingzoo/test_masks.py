@@ -1,0 +1,117 @@
+"""Masks of PettingZoo games: in the observation, in infos, late, and left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.algorithms import PPO
+from menv.errors import ContractError
+from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
+from tests.wrappers_pettingzoo.small_games import ACTIONS, OBS, Together, Turns
+
+# PettingZoo 1.27 asks for its new `make`, which older versions do not have; the modules are what people use.
+pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+
+PLAN = {"a": (6, "terminated"), "b": (6, "terminated")}
+MASKED = gym.spaces.Dict({"observation": OBS, "action_mask": gym.spaces.Box(0, 1, (3,), np.int8)})
+
+
+def wrapped(interface: Any, masks: str, from_infos: bool | None = None) -> Any:
+    if interface is Turns:
+        return PettingZooEnv(Turns(PLAN, masks=masks), action_mask_from_infos=from_infos)
+    return ParallelPettingZooEnv(Together(PLAN, masks=masks), action_mask_from_infos=from_infos)
+
+
+both = pytest.mark.parametrize("interface", [Turns, Together])
+
+
+def two_steps(env: Any) -> list[dict[str, Any]]:
+    """Return all observations of a reset and the two steps after it."""
+    shown = [env.reset()[0]]
+    for _ in range(2):
+        shown.append(env.step(dict.fromkeys(shown[-1], 0))[0])
+    return shown
+
+
+@both
+@pytest.mark.parametrize("from_infos", [None, True])
+def test_masks_in_infos_are_put_beside_the_observation(interface: Any, from_infos: bool | None) -> None:
+    env = wrapped(interface, "always", from_infos)
+    assert env.get_observation_space("a") == env.get_observation_space("b") == MASKED
+    assert env.get_observation_space("a") is env.get_observation_space("a")
+    for obs in two_steps(env):
+        for agent, value in obs.items():
+            assert MASKED.contains(value)
+            # Only "a" is told a mask; who is told none may do anything.
+            assert value["action_mask"].tolist() == ([1, 0, 1] if agent == "a" else [1, 1, 1])
+
+
+@both
+def test_without_masks_the_observation_is_left_as_it_is(interface: Any) -> None:
+    env = wrapped(interface, "")
+    assert env.get_observation_space("a") is OBS
+    assert env.get_action_space("a") is ACTIONS
+    assert all(OBS.contains(value) for obs in two_steps(env) for value in obs.values())
+
+
+@both
+def test_a_mask_that_turns_up_late_is_refused_by_name(interface: Any) -> None:
+    with pytest.raises(
+        ContractError, match=r"infos\['a'\] hold an 'action_mask'.*action_mask_from_infos=True"
+    ):
+        two_steps(wrapped(interface, "late"))
+
+
+@both
+def test_a_late_mask_is_used_when_it_was_announced(interface: Any) -> None:
+    env = wrapped(interface, "late", True)
+    masks = [obs["a"]["action_mask"].tolist() for obs in two_steps(env) if "a" in obs]
+    assert masks[0] == [1, 1, 1]
+    assert set(map(tuple, masks[1:])) == {(1, 0, 1)}
+
+
+@both
+def test_masks_can_be_left_in_infos(interface: Any) -> None:
+    env = wrapped(interface, "always", False)
+    assert env.get_observation_space("a") is OBS
+    obs, infos = env.reset()
+    assert OBS.contains(obs["a"])
+    assert infos["a"]["action_mask"].tolist() == [1, 0, 1]
+
+
+def test_a_mask_in_the_observation_stays_where_it_is() -> None:
+    from pettingzoo.classic import tictactoe_v3
+
+    game = tictactoe_v3.env()
+    env = PettingZooEnv(game)
+    assert env.get_observation_space("player_1") is game.observation_space("player_1")
+    env.reset()
+    obs = env.step({"player_1": 4})[0]["player_2"]
+    assert obs["action_mask"].tolist() == [1, 1, 1, 1, 0, 1, 1, 1, 1]
+    assert sorted(obs) == ["action_mask", "observation"]
+
+
+def test_asking_for_a_space_resets_a_game_at_most_once() -> None:
+    game = Turns(PLAN, masks="always")
+    env = PettingZooEnv(game)
+    assert game.seeds == []
+    for agent in env.possible_agents:
+        env.get_observation_space(agent)
+    assert len(game.seeds) == 1
+    env.reset(seed=5)
+    assert game.seeds[1:] == [5]
+
+
+@both
+def test_a_policy_never_takes_a_move_that_the_mask_in_infos_forbids(interface: Any) -> None:
+    config: dict[str, Any] = {"num_envs_per_worker": 2, "rollout_fragment_length": 40, "seed": 0}
+    with PPO(env=lambda context: wrapped(interface, "always"), config=config) as algo:
+        rows = algo.sample()["default_policy"]
+    acted = np.bincount(rows["actions"][rows["agent_index"] == 0], minlength=3)
+    assert acted[1] == 0
+    assert acted.sum() >= 40
+    assert 1 in rows["actions"][rows["agent_index"] == 1]

@@ -1,0 +1,258 @@
+"""What is no PettingZoo environment, or none of the right kind, and games that break the rules: one clear line."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from pettingzoo.utils.wrappers import OrderEnforcingWrapper
+
+from menv.envs import RockPaperScissors
+from menv.errors import CallOrderError, ConfigError, ContractError, MenvError, MissingExtraError
+from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
+from tests.house.sources import ROOT
+from tests.wrappers_pettingzoo import small_games
+from tests.wrappers_pettingzoo.small_games import OBS, Together, Turns
+
+PLAN = {"a": (6, "terminated"), "b": (6, "terminated")}
+WRAPPERS = [PettingZooEnv, ParallelPettingZooEnv]
+
+
+def line(error: pytest.ExceptionInfo[MenvError]) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    assert "expected" in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "given", "says"),
+    [
+        (PettingZooEnv, lambda: Together(PLAN), "use ParallelPettingZooEnv"),
+        (ParallelPettingZooEnv, lambda: Turns(PLAN), "use PettingZooEnv"),
+        (PettingZooEnv, lambda: small_games, r"got the module .*pass small_games.env\(\)"),
+        (ParallelPettingZooEnv, lambda: small_games, r"pass small_games.parallel_env\(\)"),
+        (PettingZooEnv, lambda: Turns, r"got Turns itself.*pass Turns\(\)"),
+        (ParallelPettingZooEnv, lambda: Together, r"pass Together\(\)"),
+        *[(wrapper, RockPaperScissors, "is a MultiAgentEnv.*use it as it is") for wrapper in WRAPPERS],
+        *[(wrapper, lambda: gym.make("CartPole-v1"), "is a gymnasium.Env") for wrapper in WRAPPERS],
+        *[(wrapper, lambda: "tictactoe_v3", "str is no PettingZoo environment") for wrapper in WRAPPERS],
+        *[(wrapper, lambda: gym.make_vec("CartPole-v1"), "is no PettingZoo") for wrapper in WRAPPERS],
+    ],
+)
+def test_what_cannot_be_wrapped_is_named_with_what_to_do(wrapper: Any, given: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        wrapper(given())
+    assert re.search(says, line(error))
+
+
+def test_without_pettingzoo_the_message_holds_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError) as error:
+        PettingZooEnv(None)
+    assert 'pip install "menv[pettingzoo]"' in line(error)
+
+
+DUCK = """
+import sys
+sys.modules["pettingzoo"] = None  # importing it fails
+import gymnasium as gym
+from menv.loop.convert import to_base_env
+from menv.wrappers import ParallelPettingZooEnv
+
+class Duck:
+    possible_agents = ["a"]
+    def observation_space(self, agent): return gym.spaces.Discrete(5)
+    action_space = observation_space
+    def reset(self, seed=None, options=None):
+        self.agents, self.at = ["a"], 0
+        return {"a": 0}, {"a": {}}
+    def step(self, actions):
+        self.at += 1
+        if self.at == 4: self.agents = []
+        return {"a": self.at}, {"a": 1.0}, {"a": self.at == 4}, {"a": False}, {"a": {}}
+
+base_env = to_base_env(ParallelPettingZooEnv(Duck()))
+for _ in range(9):
+    ready = base_env.poll()
+    if ready.ended: print(ready.ended[0].obs, ready.ended[0].terminated)
+    base_env.send_actions(ready.slots, [0] * len(ready.slots))
+"""
+
+
+def test_a_game_that_only_looks_like_pettingzoos_needs_no_pettingzoo() -> None:
+    done = subprocess.run([sys.executable, "-c", DUCK], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["4", "True", "4", "True"], done.stderr
+
+
+@pytest.mark.parametrize("actions", [{}, {"b": 0}, {"a": 0, "b": 0}, {"c": 0}])
+def test_only_the_selected_agent_may_be_answered(actions: dict[str, int]) -> None:
+    env = PettingZooEnv(Turns(PLAN))
+    env.reset()
+    with pytest.raises(ContractError) as error:
+        env.step(actions)
+    assert "PettingZooEnv.step: actions missing for" in line(error)
+    assert "expected exactly [\"'a'\"]" in line(error)
+
+
+@pytest.mark.parametrize("actions", [{}, {"a": 0}, {"a": 0, "b": 0, "c": 0}])
+def test_all_living_agents_of_a_parallel_game_have_to_be_answered(actions: dict[str, int]) -> None:
+    env = ParallelPettingZooEnv(Together(PLAN))
+    env.reset()
+    with pytest.raises(ContractError) as error:
+        env.step(actions)
+    assert "expected exactly [\"'a'\", \"'b'\"]" in line(error)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [PettingZooEnv(Turns({"a": (1, "truncated")})), ParallelPettingZooEnv(Together({"a": (1, "truncated")}))],
+)
+def test_a_step_before_the_reset_or_after_the_end_is_refused(env: Any) -> None:
+    with pytest.raises(CallOrderError, match="call reset"):
+        env.step({"a": 0})
+    env.reset()
+    env.step({"a": 0})
+    with pytest.raises(CallOrderError, match="call reset"):
+        env.step({})
+
+
+class SeedlessTurns(Turns):
+    def reset(self) -> None:  # type: ignore[override]
+        super().reset()
+
+
+class SeedlessTogether(Together):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PettingZooEnv(SeedlessTurns(PLAN)),
+        lambda: PettingZooEnv(OrderEnforcingWrapper(SeedlessTurns(PLAN))),
+        lambda: ParallelPettingZooEnv(SeedlessTogether(PLAN)),
+    ],
+)
+def test_a_game_that_takes_no_seed_is_named_when_one_is_given(make: Any) -> None:
+    with pytest.raises(ContractError) as error:
+        make().reset(seed=3)
+    assert "unexpected keyword argument 'seed'" in line(error)
+    assert "seed=None, options=None" in line(error)
+
+
+def test_a_game_that_takes_no_seed_works_without_one() -> None:
+    assert list(PettingZooEnv(SeedlessTurns(PLAN)).reset()[0]) == ["a"]
+    assert list(ParallelPettingZooEnv(SeedlessTogether(PLAN)).reset()[0]) == ["a", "b"]
+
+
+class Old(Together):
+    """A parallel game of a PettingZoo before 1.22: `reset` returns observations, `step` has `dones`."""
+
+    old_reset = True
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        obs, infos = super().reset(seed, options)
+        return obs if self.old_reset else (obs, infos)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        obs, rewards, dones, _, infos = super().step(actions)
+        return obs, rewards, dones, infos
+
+
+class NoDicts(Together):
+    def step(self, actions: dict[str, Any]) -> Any:
+        obs, rewards, _, _, infos = super().step(actions)
+        return obs, rewards, False, False, infos
+
+
+class OldTurns(Turns):
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        super().reset(seed, options)
+        del self.terminations
+
+
+def test_games_of_an_older_pettingzoo_are_named() -> None:
+    with pytest.raises(ContractError) as error:
+        ParallelPettingZooEnv(Old(PLAN)).reset()
+    assert "together returned a dict, expected (obs, infos)" in line(error)
+    game = Old(PLAN)
+    game.old_reset = False
+    env = ParallelPettingZooEnv(game)
+    env.reset()
+    with pytest.raises(ContractError) as error:
+        env.step({"a": 0, "b": 0})
+    assert "together returned 4 values, expected five dicts" in line(error)
+    with pytest.raises(ContractError) as error:
+        PettingZooEnv(OldTurns(PLAN)).reset()
+    assert "turns has no `terminations`" in line(error)
+
+
+def test_flags_that_are_no_dicts_are_named() -> None:
+    env = ParallelPettingZooEnv(NoDicts(PLAN))
+    env.reset()
+    with pytest.raises(ContractError) as error:
+        env.step({"a": 0, "b": 0})
+    assert "terminations is bool" in line(error)
+
+
+@pytest.mark.parametrize(("wrapper", "game"), [(PettingZooEnv, Turns), (ParallelPettingZooEnv, Together)])
+def test_an_agent_without_a_space_is_named(wrapper: Any, game: Any) -> None:
+    with pytest.raises(ContractError) as error:
+        wrapper(spaceless(game, PLAN)).get_action_space("a")
+    assert "no action space for agent 'a'" in line(error)
+
+
+def spaceless(game: Any, plan: Any) -> Any:
+    """Return a game without spaces of any kind."""
+    made = type(
+        "Spaceless", (game,), {"action_space": None, "observation_space": None, "observation_spaces": {}}
+    )
+    return made(plan)
+
+
+@pytest.mark.parametrize(("wrapper", "game"), [(PettingZooEnv, Turns), (ParallelPettingZooEnv, Together)])
+def test_a_game_with_only_the_dicts_of_spaces_works(wrapper: Any, game: Any) -> None:
+    base = game.__mro__[1]
+    only_dicts = {
+        "observation_space": base.observation_space,
+        "action_space": base.action_space,
+        "observation_spaces": {"a": OBS},
+        "action_spaces": {"a": gym.spaces.Discrete(2)},
+    }
+    env = wrapper(type("OnlyDicts", (game,), only_dicts)({"a": (3, "terminated")}))
+    assert env.get_observation_space("a") is OBS
+    assert env.get_action_space("a") == gym.spaces.Discrete(2)
+
+
+class LostTurn(Turns):
+    def step(self, action: Any) -> None:
+        super().step(action)
+        self.agent_selection = "nobody"
+
+
+def test_a_game_that_selects_an_unknown_agent_is_named() -> None:
+    env = PettingZooEnv(LostTurn(PLAN))
+    env.reset()
+    with pytest.raises(ContractError) as error:
+        env.step({"a": 0})
+    assert "turns selected 'nobody', of which it has no record" in line(error)
+
+
+class Stuck(Turns):
+    def _dead_step(self, agent: str) -> None:
+        pass
+
+
+def test_a_game_that_never_leaves_a_dead_agent_is_named() -> None:
+    env = PettingZooEnv(Stuck({"a": (1, "terminated"), "b": (6, "terminated")}))
+    env.reset()
+    with pytest.raises(ContractError) as error:
+        env.step({"a": 0})
+    assert "only dead agents were selected" in line(error)
