@@ -18,12 +18,15 @@ import numpy.typing as npt
 
 from menv.errors import ConfigError
 
-Kind: TypeAlias = Literal["categorical", "multi_categorical", "gaussian"]
-KINDS: tuple[Kind, ...] = ("categorical", "multi_categorical", "gaussian")
+Kind: TypeAlias = Literal["categorical", "multi_categorical", "gaussian", "q_values"]
+KINDS: tuple[Kind, ...] = ("categorical", "multi_categorical", "gaussian", "q_values")
 
 ILLEGAL = -1e9
 """The distribution input of a masked action: finite, so that KL terms stay numbers, and so low that
 its probability is exactly 0 in float32."""
+
+LEAST_CHANCE = 1e-30
+"""What an epsilon-greedy choice of probability 0 counts as in logarithms, so that those stay numbers."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class ActionHead:
 
     Attributes:
         kind: "categorical" and "multi_categorical" hold logits; "gaussian" holds means, then log
-            standard deviations.
+            standard deviations; "q_values" the worth of each choice, of which the highest is taken but for
+            a share epsilon (a weight of the network) of uniformly drawn ones.
         sizes: Number of choices of each component; for "gaussian" the one number k of dimensions.
     """
 
@@ -84,7 +88,9 @@ class ActionHead:
 
     @cached_property
     def noise_width(self) -> int:
-        """Random numbers a row: one a component."""
+        """Random numbers a row: one a component; of "q_values" one for whether to explore, one for what."""
+        if self.kind == "q_values":
+            return 2
         return self.sizes[0] if self.kind == "gaussian" else len(self.sizes)
 
     @cached_property
@@ -95,7 +101,7 @@ class ActionHead:
     @cached_property
     def action_shape(self) -> tuple[int, ...]:
         """Shape of one row's action: (), (components,) or (k,)."""
-        return () if self.kind == "categorical" else (self.noise_width,)
+        return () if self.kind in ("categorical", "q_values") else (self.noise_width,)
 
     @cached_property
     def action_dtype(self) -> np.dtype[Any]:

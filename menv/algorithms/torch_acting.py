@@ -16,7 +16,8 @@ from torch import Tensor
 
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend, Actions, Evaluation, Flags, Floats, Weights, Which
-from menv.algorithms import distributions
+from menv.algorithms import distributions, epsilon_greedy
+from menv.algorithms.networks.mlp import EPSILON
 from menv.algorithms.networks.torch_network import TorchNetwork
 from menv.errors import ConfigError
 
@@ -80,8 +81,12 @@ class TorchActing:
     @torch.inference_mode()
     def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
         """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
-        inputs = self._network(policy).dist_inputs(_tensor(obs), None if mask is None else _tensor(mask))
-        logp = distributions.logp(self._head, inputs, _tensor(actions))
+        allowed = None if mask is None else _tensor(mask)
+        inputs = self._network(policy).dist_inputs(_tensor(obs), allowed)
+        if self._head.kind == "q_values":
+            logp = epsilon_greedy.logp(inputs, allowed, self._params[policy][EPSILON], _tensor(actions))
+        else:
+            logp = distributions.logp(self._head, inputs, _tensor(actions))
         return Evaluation(inputs.numpy(), logp.numpy())
 
     @torch.inference_mode()
@@ -143,8 +148,13 @@ class TorchActing:
 
     def _choose(self, policy: int, obs: Floats, mask: Flags | None, noise: Floats | None) -> Tensor:
         head = self._head
-        inputs = self._network(policy).dist_inputs(_tensor(obs), None if mask is None else _tensor(mask))
+        allowed = None if mask is None else _tensor(mask)
+        inputs = self._network(policy).dist_inputs(_tensor(obs), allowed)
         draws = None if noise is None else _tensor(noise)
+        if head.kind == "q_values":
+            if draws is None:
+                return inputs.argmax(-1)
+            return epsilon_greedy.draw(inputs, allowed, self._params[policy][EPSILON], draws)
         if head.kind == "gaussian":
             mean, log_std = inputs.chunk(2, -1)
             return mean if draws is None else mean + log_std.exp() * draws

@@ -17,6 +17,15 @@ def test_a_discrete_space_needs_one_logit_and_one_flag_a_choice_and_one_uniform_
     assert head.action_dtype == np.int64
 
 
+def test_q_values_need_one_flag_a_choice_and_two_uniforms_a_row() -> None:
+    head = ActionHead("q_values", (4,))
+    assert (head.inputs, head.outputs, head.mask_width, head.noise_width) == (4, 4, 4, 2)
+    assert (head.noise, head.action_shape) == ("uniform", ())
+    assert head.action_dtype == np.int64
+    with pytest.raises(ConfigError, match="exactly one unless multi_categorical"):
+        ActionHead("q_values", (4, 2))
+
+
 def test_a_multi_discrete_space_needs_one_uniform_a_component() -> None:
     head = ActionHead.for_space(gym.spaces.MultiDiscrete([3, 2, 4]))
     assert (head.kind, head.sizes, head.inputs, head.mask_width) == ("multi_categorical", (3, 2, 4), 9, 9)
@@ -45,7 +54,10 @@ def test_a_space_without_a_head_is_refused_by_name(space: gym.Space[object]) -> 
         ActionHead.for_space(space)
 
 
-@pytest.mark.parametrize("head", [ActionHead("multi_categorical", (3, 2)), ActionHead("gaussian", (2,))])
+@pytest.mark.parametrize(
+    "head",
+    [ActionHead("multi_categorical", (3, 2)), ActionHead("gaussian", (2,)), ActionHead("q_values", (3,))],
+)
 def test_a_head_survives_the_way_through_json(head: ActionHead) -> None:
     assert ActionHead.from_json(json.loads(json.dumps(head.to_json()))) == head
 

@@ -19,18 +19,29 @@ HEADS = [
     ActionHead("multi_categorical", (2, 2)),
     ActionHead("gaussian", (3,)),
     ActionHead("gaussian", (1,)),
+    ActionHead("q_values", (2,)),
+    ActionHead("q_values", (5,)),
 ]
 ALMOST_ONE = np.float32(1.0 - 2.0**-23)
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None, npt.NDArray[np.float32]]
+
+
+def spec_of(obs_size: int, head: ActionHead, hiddens: tuple[int, ...] = (64, 64)) -> MlpSpec:
+    """Q-values of more than two choices are dueling, so that both ways are met."""
+    dueling = head.kind == "q_values" and head.sizes[0] > 2
+    return MlpSpec(obs_size, head, hiddens, dueling=dueling)
 
 
 def lively_weights(spec: MlpSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
     """First weights are nearly the same for every row; these are not."""
     rng = np.random.default_rng(seed)
     shaken = init_weights(spec, seed)
-    return {
+    weights = {
         name: value + 0.3 * rng.standard_normal(value.shape, np.float32) for name, value in shaken.items()
     }
+    if "epsilon" in weights:
+        weights["epsilon"][:] = 0.2 + 0.2 * (seed % 4)
+    return weights
 
 
 def backend(spec: MlpSpec, policies: int = 1) -> OnnxActing:
@@ -88,10 +99,10 @@ def test_a_continuous_action_is_the_mean_plus_the_scaled_draw() -> None:
     np.testing.assert_allclose(logp, [-1.0 - np.log(2.0 * np.pi)], rtol=1e-6)
 
 
-@pytest.mark.parametrize("head", HEADS[:3])
+@pytest.mark.parametrize("head", [*HEADS[:3], *HEADS[5:]])
 @pytest.mark.parametrize("draw", [0.0, 2.0**-23, 0.5, ALMOST_ONE])
 def test_a_masked_choice_is_never_drawn_nor_greedy(head: ActionHead, draw: float) -> None:
-    spec = MlpSpec(4, head)
+    spec = spec_of(4, head)
     acting = backend(spec, policies=2)
     obs, mask, _ = random_rows(spec, 60)
     assert mask is not None
@@ -153,7 +164,7 @@ def outputs_of(acting: OnnxActing, spec: MlpSpec, rows: Rows) -> list[npt.NDArra
 def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(
     head: ActionHead, hiddens: tuple[int, ...]
 ) -> None:
-    spec = MlpSpec(5, head, hiddens)
+    spec = spec_of(5, head, hiddens)
     acting = backend(spec)
     whole = random_rows(spec, 257)
     expected = outputs_of(acting, spec, whole)
@@ -170,7 +181,7 @@ def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(
 def test_many_policies_in_one_batch_answer_as_each_alone_to_the_last_bit(
     head: ActionHead, obs_size: int, hiddens: tuple[int, ...]
 ) -> None:
-    spec = MlpSpec(obs_size, head, hiddens)
+    spec = spec_of(obs_size, head, hiddens)
     acting = backend(spec, policies=3)
     # Both the stacked and the grouped path are met: 5 and 20 rows are stacked, 400 are not.
     for rows in (1, 2, 5, 20, 400):
@@ -185,7 +196,7 @@ def test_many_policies_in_one_batch_answer_as_each_alone_to_the_last_bit(
 
 @pytest.mark.parametrize("head", HEADS)
 def test_no_rows_are_answered_with_no_actions(head: ActionHead) -> None:
-    spec = MlpSpec(4, head)
+    spec = spec_of(4, head)
     acting = backend(spec, policies=2)
     obs, mask, noise = random_rows(spec, 0)
     for which in (None, 1, np.empty(0, np.int64)):
@@ -294,7 +305,7 @@ def test_large_batches_of_the_wrong_width_or_type_are_an_error_of_the_runtime() 
 def test_the_actions_of_an_earlier_call_are_not_overwritten_by_a_later_one(
     head: ActionHead, rows: int
 ) -> None:
-    spec = MlpSpec(4, head)
+    spec = spec_of(4, head)
     acting = backend(spec, policies=2)
     for which in (0, np.arange(rows) % 2):
         for seed in range(3):

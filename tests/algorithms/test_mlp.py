@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
+from menv.acting.acting_graphs import GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.onnx_acting import open_session
 from menv.algorithms.networks.graphs import MlpGraphs
@@ -39,6 +40,27 @@ def test_shared_layers_appear_once_and_a_gaussian_head_has_a_free_log_std() -> N
     ]
     assert shapes["policy.out.weight"] == (8, 2)
     assert shapes["policy.log_std"] == (2,)
+
+
+def test_q_values_have_an_epsilon_of_1_and_a_value_head_only_if_they_duel() -> None:
+    head = ActionHead("q_values", (3,))
+    assert list(MlpSpec(4, head, (8,)).weight_shapes()) == [
+        "policy.0.weight",
+        "policy.0.bias",
+        "policy.out.weight",
+        "policy.out.bias",
+        "epsilon",
+    ]
+    dueling = MlpSpec(4, head, (8,), dueling=True)
+    assert [name for name in dueling.weight_shapes() if not name.endswith("bias")] == [
+        "shared.0.weight",
+        "policy.out.weight",
+        "value.out.weight",
+        "epsilon",
+    ]
+    assert init_weights(dueling, 0)["epsilon"].tolist() == [1.0]
+    with pytest.raises(ConfigError, match="dueling with a head of kind 'categorical', expected 'q_values'"):
+        MlpSpec(4, HEAD, dueling=True)
 
 
 def test_first_weights_are_orthogonal_with_their_gains_and_biases_zero() -> None:
@@ -77,13 +99,21 @@ def test_sizes_that_are_not_positive_are_refused() -> None:
 @pytest.mark.parametrize("kind", ["act", "greedy", "evaluate", "values"])
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize(
-    "head", [HEAD, ActionHead("multi_categorical", (3, 2)), ActionHead("gaussian", (2,))]
+    "head",
+    [
+        HEAD,
+        ActionHead("multi_categorical", (3, 2)),
+        ActionHead("gaussian", (2,)),
+        ActionHead("q_values", (3,)),
+    ],
 )
-def test_every_graph_is_valid_onnx(kind: str, share: bool, head: ActionHead) -> None:
-    spec = MlpSpec(4, head, vf_share_layers=share)
-    model = onnx.load_from_string(MlpGraphs(spec).build(kind))  # type: ignore[arg-type]
-    onnx.checker.check_model(model, full_check=True)
-    assert model.ir_version >= 4
+def test_every_graph_is_valid_onnx(kind: GraphKind, share: bool, head: ActionHead) -> None:
+    spec = MlpSpec(4, head, vf_share_layers=share, dueling=share and head.kind == "q_values")
+    for masked in {False, head.mask_width > 0 and kind != "values"}:
+        for stacked in {False, kind in ("act", "greedy")}:
+            model = onnx.load_from_string(MlpGraphs(spec).build(kind, stacked, masked))
+            onnx.checker.check_model(model, full_check=True)
+            assert model.ir_version >= 4
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "elu", "linear"])

@@ -22,14 +22,26 @@ HEADS = [
     ActionHead("multi_categorical", (2, 2)),
     ActionHead("gaussian", (3,)),
     ActionHead("gaussian", (1,)),
+    ActionHead("q_values", (2,)),
+    ActionHead("q_values", (5,)),
 ]
 ALMOST_ONE = np.float32(1.0 - 2.0**-23)
+
+
+def spec_of(obs_size: int, head: ActionHead, **settings: Any) -> MlpSpec:
+    """Q-values of more than two choices are dueling, so that both ways are met."""
+    return MlpSpec(obs_size, head, dueling=head.kind == "q_values" and head.sizes[0] > 2, **settings)
 
 
 def lively_weights(spec: MlpSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
     rng = np.random.default_rng(seed)
     first = init_weights(spec, seed)
-    return {name: value + 0.3 * rng.standard_normal(value.shape, np.float32) for name, value in first.items()}
+    weights = {
+        name: value + 0.3 * rng.standard_normal(value.shape, np.float32) for name, value in first.items()
+    }
+    if "epsilon" in weights:
+        weights["epsilon"][:] = 0.2 + 0.2 * (seed % 4)
+    return weights
 
 
 def both_backends(spec: MlpSpec, policies: int = 1) -> tuple[OnnxActing, TorchActing]:
@@ -55,7 +67,7 @@ def random_rows(spec: MlpSpec, rows: int) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "elu", "linear"])
 @pytest.mark.parametrize("share", [False, True])
 def test_torch_and_onnx_agree_on_everything(head: ActionHead, activation: Activation, share: bool) -> None:
-    spec = MlpSpec(6, head, (32, 24), activation, share)
+    spec = spec_of(6, head, hiddens=(32, 24), activation=activation, vf_share_layers=share)
     onnx, torch = both_backends(spec)
     obs, mask, noise = random_rows(spec, 100)
     for allowed in (mask, None):
@@ -75,7 +87,7 @@ def test_torch_and_onnx_agree_on_everything(head: ActionHead, activation: Activa
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("rows", [0, 1, 40])
 def test_rows_of_several_policies_are_answered_by_their_own(head: ActionHead, rows: int) -> None:
-    spec = MlpSpec(6, head)
+    spec = spec_of(6, head)
     onnx, torch = both_backends(spec, policies=3)
     obs, mask, noise = random_rows(spec, rows)
     which = np.random.default_rng(0).integers(0, 3, rows)
@@ -88,12 +100,13 @@ def test_rows_of_several_policies_are_answered_by_their_own(head: ActionHead, ro
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("head", [HEADS[0], *HEADS[5:]])
 @pytest.mark.parametrize("draw", [0.0, 0.5, ALMOST_ONE])
-def test_a_masked_choice_is_never_drawn(draw: float) -> None:
-    spec = MlpSpec(6, HEADS[0])
+def test_a_masked_choice_is_never_drawn(head: ActionHead, draw: float) -> None:
+    spec = spec_of(6, head)
     _, torch = both_backends(spec)
     obs, mask, _ = random_rows(spec, 80)
-    drawn = torch.act(obs, mask, np.full((80, 1), draw, np.float32))
+    drawn = torch.act(obs, mask, np.full((80, head.noise_width), draw, np.float32))
     assert mask[np.arange(80), drawn].all()
 
 
@@ -125,7 +138,7 @@ def test_unknown_policies_and_foreign_weights_are_refused() -> None:
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_check_passes_for_equal_backends_and_first_weights(head: ActionHead, masked: bool) -> None:
-    spec = MlpSpec(6, head)
+    spec = spec_of(6, head)
     onnx, torch = both_backends(spec, policies=2)
     check_against(onnx, torch, np.random.default_rng(0), masked)
     for backend in (onnx, torch):

@@ -17,8 +17,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from menv.acting.acting_graphs import GraphKind
-from menv.acting.action_head import ILLEGAL, ActionHead
-from menv.algorithms.networks.mlp import LOG_STD, Activation, Layer, MlpSpec, Role
+from menv.acting.action_head import ILLEGAL, LEAST_CHANCE, ActionHead
+from menv.algorithms.networks.mlp import EPSILON, LOG_STD, Activation, Layer, MlpSpec, Role
 
 OPSET = 17
 IR_VERSION = 9
@@ -55,7 +55,7 @@ class MlpGraphs:
 
     def _add_policy(self, graph: _Graph, kind: GraphKind, masked: bool) -> None:
         head = self.spec.head
-        tail = (_Gaussian if head.kind == "gaussian" else _Choices)(graph, head)
+        tail = _TAILS.get(head.kind, _Choices)(graph, head)
         outputs = tail.dist_inputs(masked)
         if kind == "evaluate":
             actions = graph.given("actions", *_action_type(head))
@@ -103,7 +103,7 @@ class _Graph:
     def weight(self, name: str, shape: tuple[int, ...]) -> str:
         if not self.stacked:
             return self.given(name, TensorProto.FLOAT, shape)
-        row_vector = len(shape) == 1 and name != LOG_STD
+        row_vector = len(shape) == 1 and name not in (LOG_STD, EPSILON)
         return self.given(name, TensorProto.FLOAT, ["P", *((1,) if row_vector else ()), *shape])
 
     def affine(self, layer: Layer, x: str) -> str:
@@ -127,21 +127,42 @@ class _Graph:
             return self.add("Mul", x, self.add("Sigmoid", x))
         return self.add(_OPS[self.spec.activation], x)
 
-    def network(self, role: Role) -> str:
+    def features(self, role: Role) -> str:
         x = "obs"
         for layer in self.spec.hidden_layers(role):
             x = self.activated(self.affine(layer, x))
-        return self.affine(self.spec.out_layer(role), x)
+        return x
 
-    def policy_outputs(self) -> str:
-        x = self.network("policy")
+    def outputs_of(self, role: Role, features: str) -> str:
+        layer = self.spec.out_layer(role)
+        x = self.affine(layer, features)
         if not self.stacked:
             return x
-        rows = self.add("Reshape", x, self.constant([-1, self.spec.head.outputs]))
+        rows = self.add("Reshape", x, self.constant([-1, layer.outputs]))
         return self.add("Gather", rows, self.given("pick", TensorProto.INT64, ["R"]), axis=0)
 
+    def policy_outputs(self) -> str:
+        features = self.features("policy")
+        outputs = self.outputs_of("policy", features)
+        if not self.spec.dueling:
+            return outputs
+        # ReduceMean rounds differently for other numbers of rows, and so does a product with one column.
+        choices = self.spec.head.outputs
+        averaging = self.constant(np.full((choices, 2), 1.0 / choices), np.float32)
+        mean = self.add("Gather", self.add("MatMul", outputs, averaging), self.constant([0]), axis=-1)
+        return self.add("Add", self.add("Sub", outputs, mean), self.outputs_of("value", features))
+
     def values(self) -> str:
-        return self.add("Squeeze", self.network("value"), self.constant([1]))
+        if self.spec.head.kind == "q_values":
+            return self.add("ReduceMax", self.policy_outputs(), axes=[1], keepdims=0)
+        return self.add("Squeeze", self.outputs_of("value", self.features("value")), self.constant([1]))
+
+    def of_each_row(self, name: str, shape: tuple[int, ...]) -> str:
+        """Return a weight that is no layer's: broadcastable to rows if alone, [R, ...] if stacked."""
+        weight = self.weight(name, shape)
+        if not self.stacked:
+            return weight
+        return self.add("Gather", weight, self.given("which", TensorProto.INT64, ["R"]), axis=0)
 
     def serialised(self, name: str, defaults: Mapping[str, npt.NDArray[np.float32]]) -> bytes:
         held = [numpy_helper.from_array(defaults[key], key) for key in self.inputs if key in defaults]
@@ -250,9 +271,7 @@ class _Gaussian:
 
     def sample(self) -> str:
         graph = self.graph
-        log_std = graph.weight(LOG_STD, (self.head.outputs,))
-        if graph.stacked:
-            log_std = graph.add("Gather", log_std, graph.given("which", TensorProto.INT64, ["R"]), axis=0)
+        log_std = graph.of_each_row(LOG_STD, (self.head.outputs,))
         draws = graph.given("noise", TensorProto.FLOAT, ["R", self.head.noise_width])
         return graph.add("Add", self.means, graph.add("Mul", graph.add("Exp", log_std), draws))
 
@@ -266,3 +285,72 @@ class _Gaussian:
         terms = graph.add("Sub", terms, self.log_std)
         terms = graph.add("Sub", terms, graph.constant(0.5 * np.log(2.0 * np.pi), np.float32))
         return graph.add("ReduceSum", terms, graph.constant([-1]), keepdims=0)
+
+
+class _QValues:
+    """The tail of one choice by its worth: the best one, or by a chance of epsilon any legal one."""
+
+    def __init__(self, graph: _Graph, head: ActionHead) -> None:
+        self.graph = graph
+        self.head = head
+        self.worth = ""
+        self.mask = ""
+
+    def dist_inputs(self, masked: bool) -> str:
+        graph = self.graph
+        self.worth = graph.policy_outputs()
+        if masked:
+            self.mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
+            self.worth = graph.add("Where", self.mask, self.worth, graph.constant(ILLEGAL, np.float32))
+        return self.worth
+
+    def mode(self) -> str:
+        return self.graph.add("ArgMax", self.worth, axis=-1, keepdims=0)
+
+    def sample(self) -> str:
+        graph = self.graph
+        draws = graph.given("noise", TensorProto.FLOAT, ["R", self.head.noise_width])
+        whether, what = (graph.add("Gather", draws, graph.constant([place]), axis=1) for place in (0, 1))
+        explores = graph.add("Less", whether, graph.of_each_row(EPSILON, (1,)))
+        explores = graph.add("Squeeze", explores, graph.constant([1]))
+        return graph.add("Where", explores, self._any_legal(what), self.mode())
+
+    def _any_legal(self, draw: str) -> str:
+        # A draw of at most 1 - 2**-23 times a count stays below the count in float32, so that the first choice
+        # whose number among the legal ones exceeds the product exists, and is legal.
+        graph, count = self.graph, self.head.sizes[0]
+        if not self.mask:
+            number = graph.add("Mul", draw, graph.constant(count, np.float32))
+            number = graph.add("Cast", number, to=TensorProto.INT64)
+            return graph.add("Squeeze", number, graph.constant([1]))
+        numbers = graph.add("CumSum", self._legal(), graph.constant(1))
+        total = graph.add("Gather", numbers, graph.constant([count - 1]), axis=1)
+        beyond = graph.add("Greater", numbers, graph.add("Mul", draw, total))
+        return graph.add("ArgMax", graph.add("Cast", beyond, to=TensorProto.UINT8), axis=-1, keepdims=0)
+
+    def _legal(self) -> str:
+        return self.graph.add("Cast", self.mask, to=TensorProto.FLOAT)
+
+    def logp(self, dist_inputs: str, actions: str) -> str:
+        graph, last = self.graph, self.graph.constant([-1])
+        epsilon = graph.weight(EPSILON, (1,))
+        one = graph.constant(1.0, np.float32)
+        share = graph.add("Mul", epsilon, graph.constant(1.0 / self.head.sizes[0], np.float32))
+        if self.mask:
+            legal = self._legal()
+            own = graph.add("GatherElements", legal, graph.add("Unsqueeze", actions, last), axis=1)
+            total = graph.add("ReduceSum", legal, last, keepdims=1)
+            # A mask of a row that nobody asked may allow nothing.
+            shares = graph.add("Div", own, graph.add("Max", total, one))
+            share = graph.add("Squeeze", graph.add("Mul", epsilon, shares), last)
+        best = graph.add("Cast", graph.add("Equal", actions, self.mode()), to=TensorProto.FLOAT)
+        chance = graph.add("Add", share, graph.add("Mul", best, graph.add("Sub", one, epsilon)))
+        chance = graph.add("Max", chance, graph.constant(LEAST_CHANCE, np.float32))
+        # Log rounds the numbers that fill no vector register differently: each row gets registers of its own.
+        wide = graph.add("Mul", graph.add("Unsqueeze", chance, last), graph.constant([1.0] * 16, np.float32))
+        return graph.add(
+            "Squeeze", graph.add("Gather", graph.add("Log", wide), graph.constant([0]), axis=1), last
+        )
+
+
+_TAILS: dict[str, type[_Gaussian] | type[_QValues]] = {"gaussian": _Gaussian, "q_values": _QValues}

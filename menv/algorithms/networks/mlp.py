@@ -1,4 +1,4 @@
-"""The multi-layer perceptron with a policy and a value head: its description and first weights.
+"""The multi-layer perceptron with a policy and a value head, or with Q-values: description, first weights.
 
 `torch_mlp` and `graphs` build the same network from an `MlpSpec`; the learner and the acting
 back-ends share its weights by name. Weights are [in, out] (`x @ W + b`). Needs neither torch nor
@@ -23,6 +23,8 @@ ACTIVATIONS: tuple[Activation, ...] = ("tanh", "relu", "silu", "elu", "linear")
 Role: TypeAlias = Literal["policy", "value"]
 ROLES: tuple[Role, ...] = ("policy", "value")
 LOG_STD = "policy.log_std"
+EPSILON = "epsilon"
+"""The share of random actions of a network of Q-values: published with its weights, never learned."""
 
 _HIDDEN_GAIN = math.sqrt(2.0)
 _POLICY_GAIN = 0.01
@@ -48,6 +50,8 @@ class MlpSpec:
         hiddens: Width of each hidden layer; may be empty.
         activation: Non-linearity after each hidden layer.
         vf_share_layers: True if both heads stand on the same hidden layers.
+        dueling: Of Q-values: True computes them as V + A - mean A (Wang et al. 2016, eq. 9), both on the
+            same hidden layers; otherwise there is no value head.
     """
 
     obs_size: int
@@ -55,6 +59,7 @@ class MlpSpec:
     hiddens: tuple[int, ...] = (64, 64)
     activation: Activation = "tanh"
     vf_share_layers: bool = False
+    dueling: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes and activations that describe no network."""
@@ -68,10 +73,19 @@ class MlpSpec:
                 f"MlpSpec: obs_size {self.obs_size} and hiddens {self.hiddens}, expected positive numbers; "
                 "check the observation space and model.fcnet_hiddens"
             )
+        if self.dueling and self.head.kind != "q_values":
+            raise ConfigError(
+                f"MlpSpec: dueling with a head of kind {self.head.kind!r}, expected 'q_values'; leave dueling out"
+            )
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The heads that there are."""
+        return ROLES if self.head.kind != "q_values" or self.dueling else ("policy",)
 
     def hidden_layers(self, role: Role) -> tuple[Layer, ...]:
         """Return the hidden layers below the policy or the value head, first to last."""
-        trunk = "shared" if self.vf_share_layers else role
+        trunk = "shared" if self.vf_share_layers or self.dueling else role
         widths = (self.obs_size, *self.hiddens)
         return tuple(
             Layer(f"{trunk}.{i}", widths[i], widths[i + 1], _HIDDEN_GAIN) for i in range(len(self.hiddens))
@@ -86,7 +100,7 @@ class MlpSpec:
 
     def layers(self) -> tuple[Layer, ...]:
         """Return every layer once: policy, then value."""
-        both = [layer for role in ROLES for layer in (*self.hidden_layers(role), self.out_layer(role))]
+        both = [layer for role in self.roles for layer in (*self.hidden_layers(role), self.out_layer(role))]
         return tuple(dict.fromkeys(both))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -97,16 +111,20 @@ class MlpSpec:
             shapes[f"{layer.name}.bias"] = (layer.outputs,)
         if self.head.kind == "gaussian":
             shapes[LOG_STD] = (self.head.outputs,)
+        if self.head.kind == "q_values":
+            shapes[EPSILON] = (1,)
         return shapes
 
 
 def init_weights(spec: MlpSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Return first weights: orthogonal matrices (Saxe et al. 2014), zero biases and log_std.
+    """Return first weights: orthogonal matrices (Saxe et al. 2014), zero biases and log_std, epsilon 1.
 
     Gains are sqrt(2) for hidden layers, 0.01 for the last policy layer (so that the first policy is
     close to uniform) and 1 for the value layer. The same seed gives the same weights.
     """
     weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    if EPSILON in weights:
+        weights[EPSILON][:] = 1.0
     for layer, matrix in zip(spec.layers(), _matrices(spec, seed), strict=True):
         weights[f"{layer.name}.weight"] = (layer.gain * matrix).astype(np.float32)
     return weights

@@ -39,10 +39,12 @@ class TorchMlp:
         self._activation = _ACTIVATIONS.get(spec.activation)
         self._hidden = {
             role: [_weight_and_bias(params, layer.name) for layer in spec.hidden_layers(role)]
-            for role in ("policy", "value")
+            for role in spec.roles
         }
         self._policy_out = _weight_and_bias(params, "policy.out")
-        self._value_out = _weight_and_bias(params, "value.out")
+        self._value_out = _weight_and_bias(params, "value.out") if "value" in spec.roles else None
+        self._dueling = spec.dueling
+        self._of_q_values = spec.head.kind == "q_values"
         self._log_std = params.get(LOG_STD)
 
     def dist_inputs(self, obs: Tensor, mask: Tensor | None) -> Tensor:
@@ -50,11 +52,16 @@ class TorchMlp:
         return self._policy_head(self._features("policy", obs), mask)
 
     def values(self, obs: Tensor) -> Tensor:
-        """Return [N] state values."""
+        """Return [N] state values; of Q-values the highest of each row."""
+        if self._of_q_values:
+            return self.dist_inputs(obs, None).amax(-1)
         return self._value_head(self._features("value", obs))
 
     def both(self, obs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return distribution inputs and values; shared layers are computed once."""
+        if self._of_q_values:
+            q_values = self.dist_inputs(obs, None)
+            return q_values if mask is None else torch.where(mask, q_values, ILLEGAL), q_values.amax(-1)
         features = self._features("policy", obs)
         value_features = features if self._shared else self._features("value", obs)
         return self._policy_head(features, mask), self._value_head(value_features)
@@ -71,9 +78,12 @@ class TorchMlp:
         outputs = torch.addmm(bias, features, weight)
         if self._log_std is not None:
             return torch.cat((outputs, self._log_std.expand_as(outputs)), 1)
+        if self._dueling:
+            outputs = outputs - outputs.mean(-1, keepdim=True) + self._value_head(features)[:, None]
         return outputs if mask is None else torch.where(mask, outputs, ILLEGAL)
 
     def _value_head(self, features: Tensor) -> Tensor:
+        assert self._value_out is not None, "Q-values without dueling have no value head"
         weight, bias = self._value_out
         return torch.addmm(bias, features, weight)[:, 0]
 

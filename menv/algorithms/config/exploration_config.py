@@ -1,0 +1,41 @@
+"""How often a policy acts at random while it learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from menv.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplorationConfig:
+    """The `exploration_config` section: epsilon falls on a straight line, then stays."""
+
+    type: str = "EpsilonGreedy"
+    """The only kind in this version."""
+    initial_epsilon: float = 1.0
+    """Share of random actions at the start of a run."""
+    final_epsilon: float = 0.04
+    """Share of random actions from `epsilon_timesteps` on."""
+    epsilon_timesteps: int = 8_000
+    """Env steps of the run until then."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        if self.type != "EpsilonGreedy":
+            raise ConfigError(
+                f"exploration_config: type is {self.type!r}, expected 'EpsilonGreedy' in this version; leave it out"
+            )
+        for name, most in (("initial_epsilon", 1.0), ("final_epsilon", 1.0), ("epsilon_timesteps", np.inf)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+                raise ConfigError(
+                    f"exploration_config: {name} is {value!r}, expected a number from 0 to {most:g}; correct it"
+                )
+
+    def epsilon_at(self, env_steps: int) -> float:
+        """Return epsilon after `env_steps` env steps of the run."""
+        ends = (self.initial_epsilon, self.final_epsilon)
+        return float(np.interp(env_steps, (0, max(1, self.epsilon_timesteps)), ends))

@@ -1,0 +1,58 @@
+"""What a learner keeps of its experience, and how it draws from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from menv.errors import ConfigError
+
+_KINDS = {
+    "ReplayBuffer": False,
+    "MultiAgentReplayBuffer": False,
+    "PrioritizedReplayBuffer": True,
+    "MultiAgentPrioritizedReplayBuffer": True,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayBufferConfig:
+    """The `replay_buffer_config` section; every policy has a buffer of its own."""
+
+    type: str | None = None
+    """A classic name, which decides `prioritized_replay`; None leaves that to the field itself."""
+    capacity: int = 50_000
+    """Rows; the oldest ones make room."""
+    prioritized_replay: bool = False
+    """Whether rows with larger errors are drawn more often."""
+    prioritized_replay_alpha: float = 0.6
+    """How much errors count for that; 0 draws uniformly."""
+    prioritized_replay_beta: float = 0.4
+    """How much of the bias of uneven chances is corrected; 1 is all of it."""
+    prioritized_replay_eps: float = 1e-6
+    """Added to every error, so that no row is never drawn."""
+
+    def __post_init__(self) -> None:
+        """Let `type` decide, and refuse values that cannot work."""
+        if self.type is not None:
+            if self.type not in _KINDS:
+                raise ConfigError(
+                    f"replay_buffer_config: type is {self.type!r}, expected one of {', '.join(_KINDS)}; leave it out"
+                )
+            object.__setattr__(self, "prioritized_replay", _KINDS[self.type])
+        if not isinstance(self.capacity, int) or isinstance(self.capacity, bool) or self.capacity < 1:
+            raise ConfigError(
+                f"replay_buffer_config: capacity is {self.capacity!r}, expected an integer of at least 1; raise it"
+            )
+        if not isinstance(self.prioritized_replay, bool):
+            raise ConfigError(
+                f"replay_buffer_config: prioritized_replay is {self.prioritized_replay!r}, expected True or False; "
+                "choose one"
+            )
+        for name in ("alpha", "beta", "eps"):
+            value = getattr(self, f"prioritized_replay_{name}")
+            least = 1e-12 if name == "eps" else 0.0
+            if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= 1.0:
+                raise ConfigError(
+                    f"replay_buffer_config: prioritized_replay_{name} is {value!r}, expected a number from {least:g} "
+                    "to 1; correct it"
+                )

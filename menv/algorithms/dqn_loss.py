@@ -1,0 +1,59 @@
+"""The loss of Q-learning: how far the worth of what was done is from what came of it.
+
+`dqn_learner` calls it with Q-values in which illegal choices hold a very low number already. It knows neither
+networks nor where rows came from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class DQNTerms(NamedTuple):
+    """The loss and what it was made of.
+
+    Attributes:
+        loss: [] weighted mean of the rows' losses.
+        q_taken: [B] worth of the actions that were taken.
+        td_errors: [B] `q_taken` minus its target, without a gradient.
+    """
+
+    loss: Tensor
+    q_taken: Tensor
+    td_errors: Tensor
+
+
+def td_targets(returns: Tensor, discounts: Tensor, target_next: Tensor, online_next: Tensor | None) -> Tensor:
+    """Return the [B] targets.
+
+    Args:
+        returns: [B] discounted rewards up to the next observation.
+        discounts: [B] of what follows; 0 where nothing does.
+        target_next: [B, n] Q-values of the next observation by the target network, masked.
+        online_next: [B, n] by the network that learns, masked: its best choice is the one that counts (van
+            Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", eq. 4); None takes the
+            best of `target_next` (Mnih et al. 2015).
+    """
+    if online_next is None:
+        worth = target_next.amax(-1)
+    else:
+        worth = target_next.gather(1, online_next.argmax(-1, keepdim=True))[:, 0]
+    return returns + discounts * worth
+
+
+def dqn_loss(q_values: Tensor, actions: Tensor, targets: Tensor, weights: Tensor | None) -> DQNTerms:
+    """Return the Huber loss with its knee at 1, as in Mnih et al. 2015.
+
+    Args:
+        q_values: [B, n].
+        actions: [B] int64 choices that were taken, by whomever.
+        targets: [B], without a gradient.
+        weights: [B] importance of the rows; None weighs all alike.
+    """
+    q_taken = q_values.gather(1, actions[:, None])[:, 0]
+    losses = torch.nn.functional.smooth_l1_loss(q_taken, targets, reduction="none")
+    loss = losses.mean() if weights is None else (weights * losses).mean()
+    return DQNTerms(loss, q_taken.detach(), q_taken.detach() - targets)

@@ -1,0 +1,101 @@
+"""The numbers that DQN's loss and learner read.
+
+`DQNConfig` makes one for each policy; `dqn_learner` reads it. Needs no torch, so that a process that only
+samples can hold it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from menv.algorithms.config.exploration_config import ExplorationConfig
+from menv.algorithms.config.keys import section
+from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
+from menv.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNSettings:
+    """Settings of one DQN policy."""
+
+    lr: float = 1e-3
+    """Learning rate of Adam."""
+    gamma: float = 0.99
+    """Discount of one step."""
+    train_batch_size: int = 64
+    """Rows of one gradient step, drawn from the replay buffer."""
+    training_intensity: float = 32.0
+    """Rows that are learned from for each row that is sampled; divided by `train_batch_size`, gradient steps."""
+    num_steps_sampled_before_learning_starts: int = 1_000
+    """Env steps of the run that are sampled before anything is learned."""
+    target_network_update_freq: int = 500
+    """Sampled rows after which the target network becomes a copy of the one that learns."""
+    double_q: bool = True
+    """Whether the network that learns chooses the action whose worth the target network gives."""
+    dueling: bool = True
+    """Whether Q-values are the sum of a state's value and the actions' advantages."""
+    n_step: int = 1
+    """Rewards that a target holds before it relies on the target network."""
+    grad_clip: float | None = 10.0
+    """Upper limit of the gradient's global norm; None switches clipping off."""
+    adam_epsilon: float = 1e-8
+    """What Adam adds to the root of its second moment."""
+    replay_buffer_config: ReplayBufferConfig = field(default_factory=ReplayBufferConfig)
+    """What is kept, and how it is drawn."""
+    exploration_config: ExplorationConfig = field(default_factory=ExplorationConfig)
+    """How often actions are random."""
+
+    def __post_init__(self) -> None:
+        """Read sections given as dicts and refuse numbers that cannot work."""
+        for name, kind in _SECTIONS.items():
+            object.__setattr__(self, name, section(kind, getattr(self, name), name))
+        for name, least in _COUNTS.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(
+                    f"DQN: {name} is {value!r}, expected an integer of at least {least}; raise it"
+                )
+        for name, (low, high) in _RANGES.items():
+            _check_range(name, getattr(self, name), low, high)
+        for name in ("double_q", "dueling"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    f"DQN: {name} is {getattr(self, name)!r}, expected True or False; choose one"
+                )
+
+    def epsilon_at(self, env_steps: int) -> float:
+        """Return the share of random actions after `env_steps` env steps of the run."""
+        return self.exploration_config.epsilon_at(env_steps)
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "replay_buffer_config": ReplayBufferConfig,
+    "exploration_config": ExplorationConfig,
+}
+_COUNTS = {
+    "train_batch_size": 1,
+    "num_steps_sampled_before_learning_starts": 0,
+    "target_network_update_freq": 1,
+    "n_step": 1,
+}
+_RANGES = {
+    "lr": (0.0, math.inf),
+    "gamma": (0.0, 1.0),
+    "training_intensity": (0.0, math.inf),
+    "grad_clip": (0.0, math.inf),
+    "adam_epsilon": (0.0, 1.0),
+}
+
+
+def _check_range(name: str, value: Any, least: float, most: float) -> None:
+    """Refuse a value that is no number within [least, most]."""
+    if value is None and name == "grad_clip":
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= most:
+        off = ", or None to switch it off" if name == "grad_clip" else ""
+        raise ConfigError(
+            f"DQN: {name} is {value!r}, expected a number from {least:g} to {most:g}{off}; correct it"
+        )

@@ -1,0 +1,121 @@
+"""Acting by Q-values: the best choice, or with a chance of epsilon any legal one."""
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from menv.acting.action_head import ActionHead
+from menv.acting.backend import ActingBackend
+from menv.acting.onnx_acting import OnnxActing
+from menv.algorithms.networks.graphs import MlpGraphs
+from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.algorithms.networks.torch_mlp import TorchMlp
+from menv.algorithms.torch_acting import TorchActing
+
+LARGEST = float(1.0 - 2.0**-23)
+Floats = npt.NDArray[np.float32]
+
+
+def constant_q(q_values: list[float], epsilon: float, kind: str = "onnx", policies: int = 1) -> ActingBackend:
+    """Return policies with the same Q-values for every observation; later ones explore always."""
+    spec = MlpSpec(1, ActionHead("q_values", (len(q_values),)), hiddens=())
+    weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    weights["policy.out.bias"][:] = q_values
+    weights["epsilon"][:] = epsilon
+    each = [weights, *({**weights, "epsilon": np.ones(1, np.float32)} for _ in range(policies - 1))]
+    if kind == "torch":
+        return TorchActing(partial(TorchMlp, spec), spec.head, each)
+    return OnnxActing(MlpGraphs(spec), spec.head, each)
+
+
+def rows(count: int) -> Floats:
+    return np.zeros((count, 1), np.float32)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_a_first_draw_below_epsilon_explores_and_the_second_picks_uniformly(kind: str) -> None:
+    acting = constant_q([0.0, 3.0, 1.0, 2.0], 0.25, kind)
+    noise = np.array([[0.0, 0.0], [0.2, 0.3], [0.24, LARGEST], [0.25, 0.0], [LARGEST, 0.9]], np.float32)
+    assert acting.act(rows(5), None, noise).tolist() == [0, 1, 3, 1, 1]
+    assert acting.greedy(rows(5), None).tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_exploring_counts_legal_choices_only(kind: str) -> None:
+    acting = constant_q([0.0, 3.0, 1.0, 2.0], 1.0, kind)
+    mask = np.tile([False, True, False, True], (4, 1))
+    noise = np.array([[0.0, 0.0], [0.0, 0.49], [0.0, 0.5], [0.0, LARGEST]], np.float32)
+    assert acting.act(rows(4), mask, noise).tolist() == [1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+@pytest.mark.parametrize("choices", [1, 2, 3, 7, 33, 1000])
+@pytest.mark.parametrize("draw", [0.0, 0.5, LARGEST])
+def test_no_draw_picks_an_illegal_or_missing_choice(kind: str, choices: int, draw: float) -> None:
+    acting = constant_q([0.0] * choices, 1.0, kind)
+    noise = np.full((50, 2), draw, np.float32)
+    assert acting.act(rows(50), None, noise).max() < choices
+    rng = np.random.default_rng(choices)
+    mask = rng.random((50, choices)) < 0.3
+    mask[np.arange(50), rng.integers(0, choices, 50)] = True
+    drawn = acting.act(rows(50), mask, noise)
+    assert mask[np.arange(50), drawn].all()
+    only = np.zeros((50, choices), np.bool_)
+    only[np.arange(50), np.arange(50) % choices] = True
+    np.testing.assert_array_equal(acting.act(rows(50), only, noise), np.arange(50) % choices)
+
+
+def test_draws_follow_epsilon() -> None:
+    acting = constant_q([0.0, 1.0, 0.0, 0.0], 0.4)
+    noise = np.random.default_rng(0).integers(0, 2**23, (40_000, 2)).astype(np.float32) * np.float32(2.0**-23)
+    mask = np.tile([True, True, False, True], (40_000, 1))
+    shares = np.bincount(acting.act(rows(40_000), mask, noise), minlength=4) / 40_000
+    np.testing.assert_allclose(shares, [0.4 / 3, 0.6 + 0.4 / 3, 0.0, 0.4 / 3], atol=0.01)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_every_policy_of_a_batch_explores_by_its_own_epsilon(kind: str) -> None:
+    acting = constant_q([1.0, 0.0], 0.0, kind, policies=2)
+    which = np.arange(10) % 2
+    noise = np.full((10, 2), 0.9, np.float32)
+    for mask in (None, np.ones((10, 2), np.bool_)):
+        assert acting.act(rows(10), mask, noise, which).tolist() == which.tolist()
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_evaluate_returns_masked_q_values_and_the_chance_of_each_action(kind: str) -> None:
+    acting = constant_q([1.0, 2.0, 3.0], 0.3, kind)
+    actions = np.array([0, 1, 2])
+    inputs, logp = acting.evaluate(0, rows(3), None, actions)
+    np.testing.assert_array_equal(inputs, np.tile(np.array([1.0, 2.0, 3.0], np.float32), (3, 1)))
+    np.testing.assert_allclose(np.exp(logp), [0.1, 0.1, 0.8], rtol=1e-5)
+    mask = np.tile([True, True, False], (3, 1))
+    inputs, logp = acting.evaluate(0, rows(3), mask, actions)
+    np.testing.assert_array_equal(inputs[0], np.array([1.0, 2.0, -1e9], np.float32))
+    np.testing.assert_allclose(np.exp(logp), [0.15, 0.85, 0.0], rtol=1e-5, atol=1e-9)
+    assert np.isfinite(logp).all()
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_the_value_of_an_observation_is_its_highest_q_value(kind: str) -> None:
+    np.testing.assert_allclose(constant_q([-4.0, -2.0, -3.0], 0.0, kind).values(0, rows(2)), [-2.0, -2.0])
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_dueling_adds_the_value_to_advantages_about_their_mean(kind: str) -> None:
+    spec = MlpSpec(2, ActionHead("q_values", (3,)), hiddens=(), dueling=True)
+    weights = init_weights(spec, 0)
+    weights["policy.out.weight"][:] = [[1.0, 2.0, 6.0], [0.0, 3.0, 0.0]]
+    weights["value.out.weight"][:] = [[10.0], [-1.0]]
+    acting: ActingBackend = (
+        OnnxActing(MlpGraphs(spec), spec.head, [weights])
+        if kind == "onnx"
+        else TorchActing(partial(TorchMlp, spec), spec.head, [weights])
+    )
+    obs = np.array([[1.0, 0.0], [0.0, 2.0]], np.float32)
+    # Advantages (1, 2, 6) have mean 3 and value 10; (0, 6, 0) have mean 2 and value -2.
+    wanted = [[8.0, 9.0, 13.0], [-4.0, 2.0, -4.0]]
+    np.testing.assert_allclose(acting.evaluate(0, obs, None, np.zeros(2, np.int64)).dist_inputs, wanted)
+    assert acting.greedy(obs, None).tolist() == [2, 1]

@@ -1,0 +1,251 @@
+"""The DQN learner: what it keeps, when and what it learns, and that seeds and state decide everything."""
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from menv.acting.action_head import ActionHead
+from menv.acting.onnx_acting import OnnxActing
+from menv.algorithms.config.dqn_config import DQNConfig
+from menv.algorithms.dqn import DQNRecipe
+from menv.algorithms.dqn_learner import DQNLearner
+from menv.algorithms.dqn_settings import DQNSettings
+from menv.algorithms.networks.graphs import MlpGraphs
+from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.errors import ConfigError
+from menv.sample_batch import SampleBatch
+from menv.segments import Segments
+
+SPEC = MlpSpec(3, ActionHead("q_values", (2,)), (16,), dueling=True)
+
+
+def learner(spec: MlpSpec = SPEC, seed: int = 0, **settings: Any) -> DQNLearner:
+    settings = {
+        "train_batch_size": 8,
+        "training_intensity": 8.0,
+        "num_steps_sampled_before_learning_starts": 0,
+        **settings,
+    }
+    return DQNLearner(spec, DQNSettings(**settings), init_weights(spec, 1), seed)
+
+
+def one_step_pieces(
+    obs: Any, actions: Any, rewards: Any, next_obs: Any, terminated: Any, mask: Any = None
+) -> SampleBatch:
+    """Each row is a piece of its own: what follows it is given."""
+    count = len(obs)
+    zeros = np.zeros(count, np.int64)
+    segments = Segments(
+        lengths=np.ones(count, np.int64), next_obs=np.asarray(next_obs, np.float32), final_missing=zeros > 0,
+        first_t=zeros, eps_id=np.arange(count), agent_index=zeros, env_id=zeros, unroll_id=np.arange(count),
+        prev_action=zeros, prev_reward=np.zeros(count, np.float32),
+    )  # fmt: skip
+    terminateds = np.broadcast_to(terminated, count).copy()
+    columns: dict[str, Any] = {
+        "obs": np.asarray(obs, np.float32), "actions": np.asarray(actions, np.int64),
+        "rewards": np.asarray(rewards, np.float32), "terminateds": terminateds, "truncateds": ~terminateds,
+        "t": zeros,
+    }  # fmt: skip
+    if mask is not None:
+        columns["action_mask"] = np.asarray(mask, bool)
+    return SampleBatch(columns, segments)
+
+
+def bandit(rows: int, seed: int = 0) -> SampleBatch:
+    """One state after another; action 1 pays 1, action 0 nothing, and that is the end."""
+    rng = np.random.default_rng(seed)
+    obs, actions = rng.standard_normal((rows, 3)), rng.integers(0, 2, rows)
+    return one_step_pieces(obs, actions, actions == 1, obs, True)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("double_q", [False, True])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_q_values_become_what_actions_pay(dueling: bool, double_q: bool, prioritized: bool) -> None:
+    spec = MlpSpec(3, ActionHead("q_values", (2,)), (16,), dueling=dueling)
+    one = learner(spec, lr=1e-2, double_q=double_q, replay_buffer_config={"prioritized_replay": prioritized})
+    for number in range(4):
+        stats = one.learn(bandit(64, number), 64 * (number + 1))
+    acting = OnnxActing(MlpGraphs(spec), spec.head, [one.weights()])
+    q_values = acting.evaluate(0, bandit(50)["obs"], None, np.zeros(50, np.int64)).dist_inputs
+    np.testing.assert_allclose(q_values.mean(0), [0.0, 1.0], atol=0.1)
+    assert stats["updates"] == 64.0
+    assert stats["replay_rows"] == 256.0
+    assert all(type(value) is float and math.isfinite(value) for value in stats.values())
+    assert set(stats) == {
+        "loss", "mean_q", "mean_td_error", "grad_gnorm", "epsilon", "cur_lr", "replay_rows", "updates"
+    }  # fmt: skip
+
+
+def test_one_gradient_step_is_the_one_worked_out_by_hand() -> None:
+    # One linear layer on a constant observation, Q-values 0. Both rows took action 0 and ended with reward 0.5:
+    # an error of -0.5 each, whose mean Huber gradient is -0.5. Adam's first step has the size of the learning rate.
+    spec = MlpSpec(1, ActionHead("q_values", (2,)), hiddens=())
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    settings = DQNSettings(
+        lr=0.01, train_batch_size=2, training_intensity=1.0, num_steps_sampled_before_learning_starts=0
+    )
+    one = DQNLearner(spec, settings, zeros, 0)
+    stats = one.learn(one_step_pieces(np.zeros((2, 1)), [0, 0], [0.5, 0.5], np.zeros((2, 1)), True), 2)
+    assert stats["loss"] == pytest.approx(0.125)
+    assert stats["mean_td_error"] == pytest.approx(0.5)
+    assert stats["grad_gnorm"] == pytest.approx(0.5)
+    np.testing.assert_allclose(one.weights()["policy.out.bias"], [0.01, 0.0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_a_truncated_row_is_worth_what_follows_and_a_terminated_one_is_not(terminated: bool) -> None:
+    # Two states: the first pays nothing and leads to the second, which pays 1 and ends.
+    first, second = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
+    batch = one_step_pieces([first, second] * 32, [0] * 64, [0.0, 1.0] * 32, [second, second] * 32, True)
+    batch["terminateds"][::2] = terminated
+    one = learner(lr=1e-2, gamma=0.5, target_network_update_freq=10)
+    for number in range(8):
+        one.learn(batch, number)
+    acting = OnnxActing(MlpGraphs(SPEC), SPEC.head, [one.weights()])
+    q_values = acting.evaluate(0, np.array([first], np.float32), None, np.zeros(1, np.int64)).dist_inputs
+    assert q_values[0, 0] == pytest.approx(0.0 if terminated else 0.5, abs=0.1)
+
+
+def test_a_choice_that_will_be_illegal_is_worth_nothing_however_much_it_would_pay() -> None:
+    # In the second state action 1 would pay 10 and is taken in half of the rows, as if by mistake; it is illegal.
+    first, second = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
+    obs, actions = [first, second, second] * 32, [0, 0, 1] * 32
+    rewards, ends = [0.0, 1.0, 10.0] * 32, np.tile([False, True, True], 32)
+    batch = one_step_pieces(obs, actions, rewards, [second] * 96, ends, np.ones((96, 2)))
+
+    class WithMask:
+        def __init__(self, segments: Any) -> None:
+            self.segments, self.next_mask = segments, np.tile([True, False], (96, 1))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.segments, name)
+
+    batch.segments = WithMask(batch.segments)  # type: ignore[assignment]
+    one = learner(lr=1e-2, gamma=0.5, target_network_update_freq=10)
+    for number in range(10):
+        one.learn(batch, number)
+    acting = OnnxActing(MlpGraphs(SPEC), SPEC.head, [one.weights()])
+    seen = np.array([first, second], np.float32)
+    q_values = acting.evaluate(0, seen, None, np.zeros(2, np.int64)).dist_inputs
+    assert q_values[1, 1] > 5.0
+    assert q_values[0, 0] == pytest.approx(0.5, abs=0.25)
+
+
+def test_fractions_of_gradient_steps_carry_over() -> None:
+    one = learner(train_batch_size=8, training_intensity=2.0)
+    assert [one.learn(bandit(3), 0)["updates"] for _ in range(8)] == [0, 1, 1, 1, 0, 1, 1, 1]
+
+
+def test_nothing_is_learned_before_the_run_has_enough_steps_and_nothing_is_made_up_for() -> None:
+    one = learner(num_steps_sampled_before_learning_starts=100)
+    before = one.weights()
+    early = one.learn(bandit(50), 99)
+    assert (early["updates"], "loss" in early) == (0.0, False)
+    for name, value in one.weights().items():
+        if name != "epsilon":
+            np.testing.assert_array_equal(value, before[name])
+    assert one.learn(bandit(5), 100)["updates"] == 5.0
+
+
+def test_the_target_network_is_copied_after_so_many_rows() -> None:
+    def target(of: DQNLearner) -> Any:
+        return of.state()["target.policy.out.weight"]
+
+    one = learner(target_network_update_freq=32, lr=1e-2)
+    first = target(one)
+    one.learn(bandit(31), 0)
+    np.testing.assert_array_equal(target(one), first)
+    one.learn(bandit(1), 0)
+    np.testing.assert_array_equal(target(one), one.weights()["policy.out.weight"])
+    assert not np.array_equal(target(one), first)
+
+
+def test_epsilon_follows_the_steps_of_the_run_and_is_published_with_the_weights() -> None:
+    schedule = {"initial_epsilon": 0.9, "final_epsilon": 0.1, "epsilon_timesteps": 100}
+    one = learner(exploration_config=schedule)
+    assert one.weights()["epsilon"].tolist() == [1.0]
+    for env_steps, epsilon in ((0, 0.9), (50, 0.5), (100, 0.1), (10_000, 0.1)):
+        assert one.learn(bandit(4), env_steps)["epsilon"] == pytest.approx(epsilon)
+        np.testing.assert_allclose(one.weights()["epsilon"], [epsilon], rtol=1e-6)
+    assert set(one.weights()) == set(SPEC.weight_shapes())
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    found = []
+    for seed in (3, 3, 4):
+        one = learner(seed=seed)
+        one.learn(bandit(64), 0)
+        found.append(one.weights()["policy.out.weight"])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(prioritized: bool) -> None:
+    settings: dict[str, Any] = {
+        "replay_buffer_config": {"prioritized_replay": prioritized},
+        "target_network_update_freq": 20,
+    }
+    whole, resumed = learner(**settings), learner(**settings)
+    whole.learn(bandit(50), 50)
+    resumed.set_weights(whole.weights())
+    resumed.set_state(whole.state())
+    for number in (1, 2):
+        assert whole.learn(bandit(9, number), 60) == resumed.learn(bandit(9, number), 60)
+    for name, value in whole.weights().items():
+        np.testing.assert_array_equal(value, resumed.weights()[name])
+
+
+def test_new_weights_are_those_of_the_target_network_too() -> None:
+    one = learner()
+    new = init_weights(SPEC, 9)
+    one.set_weights({**new, "epsilon": np.array([0.25], np.float32)})
+    np.testing.assert_array_equal(one.state()["target.policy.out.weight"], new["policy.out.weight"])
+    np.testing.assert_array_equal(one.weights()["epsilon"], np.array([0.25], np.float32))
+    with pytest.raises(ConfigError, match="give the weights of the same network"):
+        one.set_weights(init_weights(MlpSpec(3, SPEC.head, (17,), dueling=True), 0))
+
+
+def test_an_empty_fragment_changes_nothing_and_is_answered() -> None:
+    one = learner()
+    assert one.learn(bandit(0), 0)["updates"] == 0.0
+
+
+def test_learning_leaves_the_global_torch_generator_alone() -> None:
+    before = torch.get_rng_state()
+    learner().learn(bandit(64), 0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_recipe_makes_a_network_of_q_values_and_its_learner() -> None:
+    recipe, config = DQNRecipe(), DQNConfig(env="unused", model={"fcnet_hiddens": [8]})  # type: ignore[arg-type]
+    network = recipe.network(4, gym.spaces.Discrete(3, start=-1), config)
+    assert (network.head, network.hiddens, network.dueling) == (ActionHead("q_values", (3,)), (8,), True)
+    made = recipe.make_learner(network, "p", init_weights(network, 0), config, 5)
+    assert set(made.weights()) == set(network.weight_shapes())
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (gym.spaces.Box(-1.0, 1.0, (2,)), "continuous"),
+        (gym.spaces.MultiDiscrete([2, 2]), "MultiDiscrete"),
+    ],
+)
+def test_actions_that_are_not_discrete_are_refused_with_ppo_as_the_way_out(space: Any, kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"DQN: {kind} action space .* expected Discrete; .* PPO"):
+        DQNRecipe().network(4, space, DQNConfig(env="unused"))
+
+
+def test_rewards_are_clipped_if_the_settings_say_so() -> None:
+    batch = one_step_pieces(np.zeros((3, 3)), [0, 0, 0], [-3.0, 0.5, 9.0], np.zeros((3, 3)), True)
+    acting = OnnxActing(MlpGraphs(SPEC), SPEC.head, [init_weights(SPEC, 0)])
+    DQNRecipe().complete(batch, acting, 0, DQNConfig(env="unused"))
+    assert batch["rewards"].tolist() == [-3.0, 0.5, 9.0]
+    DQNRecipe().complete(batch, acting, 0, DQNConfig(env="unused", clip_rewards=1.0))
+    assert batch["rewards"].tolist() == [-1.0, 0.5, 1.0]

@@ -1,0 +1,149 @@
+"""The replay buffer: what is kept, what is drawn how often, and what it weighs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from menv.algorithms.replay import ReplayBuffer
+from menv.errors import ConfigError
+
+
+def rows(first: int, count: int) -> dict[str, Any]:
+    numbers = np.arange(first, first + count)
+    return {"obs": np.stack((numbers, -numbers), 1).astype(np.float32), "actions": numbers}
+
+
+def held(buffer: ReplayBuffer) -> list[int]:
+    return sorted(buffer.state()["column.actions"].tolist()) if buffer.rows else []
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    capacity=st.integers(1, 3_000),
+    counts=st.lists(st.integers(0, 2_500), max_size=8),
+    prioritized=st.booleans(),
+)
+def test_the_latest_rows_are_kept_and_every_column_stays_with_its_row(
+    capacity: int, counts: list[int], prioritized: bool
+) -> None:
+    buffer = ReplayBuffer(capacity, prioritized=prioritized)
+    total = 0
+    for count in counts:
+        buffer.add(rows(total, count))
+        total += count
+    assert held(buffer) == list(range(max(0, total - capacity), total))
+    assert buffer.rows == min(capacity, total)
+    if total:
+        sample = buffer.sample(64, np.random.default_rng(total))
+        np.testing.assert_array_equal(sample.columns["obs"][:, 0], sample.columns["actions"])
+        np.testing.assert_array_equal(sample.columns["obs"][:, 1], -sample.columns["actions"])
+        assert set(sample.columns["actions"].tolist()) <= set(held(buffer))
+
+
+def test_memory_doubles_with_the_rows() -> None:
+    buffer = ReplayBuffer(1_000_000)
+    buffer.add(rows(0, 1))
+    few = buffer._columns["obs"].nbytes
+    buffer.add(rows(1, 3_000))
+    assert few <= 1024 * 8
+    assert buffer._columns["obs"].nbytes == 4096 * 8
+
+
+def test_without_priorities_all_rows_are_drawn_alike_and_weigh_1() -> None:
+    buffer = ReplayBuffer(10)
+    buffer.add(rows(0, 10))
+    sample = buffer.sample(20_000, np.random.default_rng(0))
+    np.testing.assert_allclose(np.bincount(sample.indices) / 20_000, 0.1, atol=0.01)
+    assert set(sample.weights.tolist()) == {1.0}
+    buffer.update_priorities(sample.indices, np.ones(20_000))
+
+
+def test_chances_and_weights_are_those_of_the_paper() -> None:
+    buffer = ReplayBuffer(8, prioritized=True, alpha=0.5, beta=0.5, eps=1e-9)
+    buffer.add(rows(0, 3))
+    buffer.update_priorities(np.arange(3), np.array([-1.0, 4.0, 9.0], np.float32))
+    sample = buffer.sample(6_000, np.random.default_rng(0))
+    # Roots 1, 2 and 3: chances 1/6, 1/3 and 1/2, and weights (3 * chance)**-0.5 by the largest of them.
+    np.testing.assert_allclose(np.bincount(sample.indices) / 6_000, [1 / 6, 1 / 3, 1 / 2], atol=0.001)
+    np.testing.assert_allclose(sample.weights, np.array([1.0, 2.0, 3.0])[sample.indices] ** -0.5, rtol=1e-5)
+
+
+def test_new_rows_have_the_highest_priority_seen_so_far() -> None:
+    buffer = ReplayBuffer(8, prioritized=True, alpha=1.0, eps=1e-9)
+    buffer.add(rows(0, 2))
+    buffer.update_priorities(np.arange(2), np.array([0.5, 4.0]))
+    buffer.update_priorities(np.array([1]), np.array([0.5]))
+    buffer.add(rows(2, 1))
+    drawn = np.bincount(buffer.sample(5_000, np.random.default_rng(0)).indices) / 5_000
+    np.testing.assert_allclose(drawn, [0.1, 0.1, 0.8], atol=0.001)
+
+
+def test_a_row_that_replaces_another_does_not_inherit_its_priority() -> None:
+    buffer = ReplayBuffer(2, prioritized=True, alpha=1.0)
+    buffer.add(rows(0, 2))
+    buffer.update_priorities(np.arange(2), np.array([0.0, 1.0]))
+    buffer.add(rows(2, 1))
+    drawn = np.bincount(buffer.sample(1_000, np.random.default_rng(0)).indices)
+    np.testing.assert_allclose(drawn, [500, 500], atol=1)
+
+
+def test_a_batch_by_priority_is_spread_over_the_whole() -> None:
+    buffer = ReplayBuffer(100, prioritized=True)
+    buffer.add(rows(0, 100))
+    indices = buffer.sample(100, np.random.default_rng(0)).indices
+    assert sorted(indices.tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("count", [0, 3, 8, 13])
+def test_a_restored_buffer_goes_on_as_if_it_had_never_stopped(prioritized: bool, count: int) -> None:
+    whole, resumed = (ReplayBuffer(8, prioritized=prioritized) for _ in range(2))
+    resumed.add(rows(70, 5))
+    for number in range(count):
+        whole.add(rows(number, 1))
+        whole.update_priorities(np.array([number % 8]), np.array([float(number)]))
+    resumed.set_state(whole.state())
+    for buffer in (whole, resumed):
+        buffer.add(rows(50, 3))
+    one, other = (buffer.sample(16, np.random.default_rng(1)) for buffer in (whole, resumed))
+    np.testing.assert_array_equal(one.indices, other.indices)
+    np.testing.assert_array_equal(one.columns["obs"], other.columns["obs"])
+    np.testing.assert_array_equal(one.weights, other.weights)
+
+
+def test_rows_are_copied_in_and_out() -> None:
+    buffer = ReplayBuffer(4)
+    given_rows = rows(0, 4)
+    buffer.add(given_rows)
+    given_rows["obs"][:] = 9.0
+    buffer.sample(4, np.random.default_rng(0)).columns["obs"][:] = 7.0
+    buffer.state()["column.obs"][:] = 5.0
+    np.testing.assert_array_equal(buffer.state()["column.obs"], rows(0, 4)["obs"])
+
+
+def test_rows_of_another_kind_and_empty_buffers_are_refused() -> None:
+    buffer = ReplayBuffer(4)
+    with pytest.raises(ConfigError, match="0 rows, expected at least 1"):
+        buffer.sample(1, np.random.default_rng(0))
+    buffer.add(rows(0, 2))
+    with pytest.raises(ConfigError, match="column 'obs' is"):
+        buffer.add({**rows(0, 2), "obs": np.zeros((2, 3), np.float32)})
+    with pytest.raises(ConfigError, match=r"lengths \[2, 3\]"):
+        buffer.add({**rows(0, 2), "actions": np.arange(3)})
+    with pytest.raises(ConfigError, match="capacity 0"):
+        ReplayBuffer(0)
+
+
+def test_the_state_of_a_buffer_of_another_kind_is_refused() -> None:
+    large, small, prioritized = ReplayBuffer(8), ReplayBuffer(4), ReplayBuffer(8, prioritized=True)
+    large.add(rows(0, 8))
+    prioritized.add(rows(0, 8))
+    with pytest.raises(ConfigError, match=r"8 rows, .* capacity 4"):
+        small.set_state(large.state())
+    with pytest.raises(ConfigError, match="priorities lacking, expected some"):
+        prioritized.set_state(large.state())
+    with pytest.raises(ConfigError, match="priorities given, expected none"):
+        large.set_state(prioritized.state())

@@ -1,0 +1,92 @@
+"""DQN's settings and the classic keys that mean them."""
+
+from typing import Any
+
+import pytest
+
+from menv.algorithms.config.classic_keys import read_config
+from menv.algorithms.config.dqn_config import DQNConfig
+from menv.algorithms.dqn_settings import DQNSettings
+from menv.errors import ConfigError
+
+
+def test_classic_keys_and_sections_are_read() -> None:
+    config = read_config(
+        DQNConfig,
+        {
+            "lr": 5e-4,
+            "n_step": 3,
+            "train_batch_size": 32,
+            "double_q": False,
+            "replay_buffer_config": {"type": "MultiAgentPrioritizedReplayBuffer", "capacity": 1000},
+            "exploration_config": {"type": "EpsilonGreedy", "epsilon_timesteps": 10},
+        },
+    )
+    assert (config.lr, config.n_step, config.train_batch_size, config.double_q) == (5e-4, 3, 32, False)
+    assert config.replay_buffer_config.prioritized_replay
+    assert config.replay_buffer_config.capacity == 1000
+    assert config.exploration_config.epsilon_timesteps == 10
+
+
+def test_epsilon_falls_on_a_straight_line_and_stays() -> None:
+    settings = DQNSettings(
+        exploration_config={"initial_epsilon": 1.0, "final_epsilon": 0.2, "epsilon_timesteps": 100}  # type: ignore[arg-type]
+    )
+    assert [settings.epsilon_at(steps) for steps in (0, 25, 100, 500)] == pytest.approx([1.0, 0.8, 0.2, 0.2])
+
+
+def test_an_epsilon_of_no_steps_is_the_final_one_from_the_first_step_on() -> None:
+    settings = DQNSettings(exploration_config={"final_epsilon": 0.2, "epsilon_timesteps": 0})  # type: ignore[arg-type]
+    assert settings.epsilon_at(1) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("config", "num_envs", "length", "sample", "iteration"),
+    [
+        ({}, 1, 64, 64, 1000),
+        ({}, 16, 4, 64, 1000),
+        ({}, 1000, 4, 4000, 4000),
+        ({"rollout_fragment_length": 7}, 3, 7, 21, 1000),
+        ({"rollout_fragment_length": 7, "min_sample_timesteps_per_iteration": 5}, 3, 7, 21, 21),
+    ],
+)
+def test_learning_happens_every_few_steps_and_an_iteration_covers_many(
+    config: dict[str, Any], num_envs: int, length: int, sample: int, iteration: int
+) -> None:
+    read = read_config(DQNConfig, config)
+    assert read.fragment_length(num_envs) == length
+    assert read.sample_size(num_envs) == sample
+    assert read.iteration_size(num_envs) == iteration
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"n_step": 0}, "n_step is 0, expected an integer of at least 1"),
+        ({"target_network_update_freq": 2.5}, r"target_network_update_freq is 2\.5"),
+        ({"gamma": 1.5}, r"gamma is 1\.5, expected a number from 0 to 1"),
+        ({"grad_clip": "no"}, "grad_clip is 'no', .* or None to switch it off"),
+        ({"dueling": 1}, "dueling is 1, expected True or False"),
+        ({"min_sample_timesteps_per_iteration": 0}, "min_sample_timesteps_per_iteration is 0"),
+        ({"replay_buffer_config": {"capacity": 0}}, "replay_buffer_config: capacity is 0"),
+        (
+            {"replay_buffer_config": {"type": "Reservoir"}},
+            "type is 'Reservoir', expected one of ReplayBuffer",
+        ),
+        ({"replay_buffer_config": {"capcity": 5}}, "did you mean 'capacity'"),
+        ({"replay_buffer_config": {"prioritized_replay": -1}}, "prioritized_replay is -1, expected True or"),
+        ({"replay_buffer_config": {"prioritized_replay_alpha": 2.0}}, r"prioritized_replay_alpha is 2\.0"),
+        ({"replay_buffer_config": {"prioritized_replay_eps": 0}}, "prioritized_replay_eps is 0"),
+        ({"exploration_config": {"type": "Curiosity"}}, "type is 'Curiosity', expected 'EpsilonGreedy'"),
+        (
+            {"exploration_config": {"final_epsilon": 1.2}},
+            r"final_epsilon is 1\.2, expected a number from 0 to 1",
+        ),
+        ({"exploration_config": 3}, "exploration_config"),
+        ({"clip_param": 0.3}, "unknown key 'clip_param'"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_in_one_line(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_config(DQNConfig, config)
+    assert "\n" not in str(caught.value)
