@@ -20,11 +20,11 @@ from menv.errors import ConfigError
 class DQNSettings:
     """Settings of one DQN policy."""
 
-    lr: float = 1e-3
+    lr: float = 2e-3
     """Learning rate of Adam."""
     gamma: float = 0.99
     """Discount of one step."""
-    train_batch_size: int = 64
+    train_batch_size: int = 256
     """Rows of one gradient step, drawn from the replay buffer."""
     training_intensity: float = 32.0
     """Rows that are learned from for each row that is sampled; divided by `train_batch_size`, gradient steps."""
@@ -36,9 +36,9 @@ class DQNSettings:
     """Whether the network that learns chooses the action whose worth the target network gives."""
     dueling: bool = True
     """Whether Q-values are the sum of a state's value and the actions' advantages."""
-    n_step: int = 1
+    n_step: int = 3
     """Rewards that a target holds before it relies on the target network."""
-    grad_clip: float | None = 10.0
+    grad_clip: float | None = 1.0
     """Upper limit of the gradient's global norm; None switches clipping off."""
     adam_epsilon: float = 1e-8
     """What Adam adds to the root of its second moment."""

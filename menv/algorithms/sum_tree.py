@@ -109,18 +109,21 @@ class SumTree:
     def _descend(self, nodes: Places, rest: Floats, exact: bool) -> Places:
         """Return the places below `nodes` [B] of the top on which `rest` [B] of their sums falls.
 
-        Running sums as a product are five times as fast, but need not rise from child to child where rounding
-        decides; `exact` ones do.
+        Running sums as a product are five times as fast, but where rounding decides they need not rise from child
+        to child, and `rest` may lie outside them; the `exact` way takes care of both.
         """
         firsts = np.arange(len(nodes)) << _CHILDREN_BITS
         for level in reversed(self._levels):
             children = level.take(nodes, axis=0)
-            running = children.cumsum(axis=1) if exact else children @ _UP_TO
-            rest = np.minimum(np.maximum(rest, 0.0), running[:, -1] * _BELOW)
+            if exact:
+                running = children.cumsum(axis=1)
+                rest = np.clip(rest, 0.0, running[:, -1] * _BELOW)
+            else:
+                running = children @ _UP_TO
             number = (running > rest[:, None]).argmax(axis=1)
             nodes = (nodes << _CHILDREN_BITS) + number
             chosen = firsts + number
-            rest -= running.take(chosen) - children.take(chosen)
+            rest = rest - (running.take(chosen) - children.take(chosen))
         return nodes
 
     def get(self, places: Places) -> Floats:

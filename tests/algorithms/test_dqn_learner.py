@@ -111,7 +111,8 @@ def test_a_truncated_row_is_worth_what_follows_and_a_terminated_one_is_not(termi
     assert q_values[0, 0] == pytest.approx(0.0 if terminated else 0.5, abs=0.1)
 
 
-def test_a_choice_that_will_be_illegal_is_worth_nothing_however_much_it_would_pay() -> None:
+@pytest.mark.parametrize("double_q", [False, True])
+def test_a_choice_that_will_be_illegal_is_worth_nothing_however_much_it_would_pay(double_q: bool) -> None:
     # In the second state action 1 would pay 10 and is taken in half of the rows, as if by mistake; it is illegal.
     first, second = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
     obs, actions = [first, second, second] * 32, [0, 0, 1] * 32
@@ -126,7 +127,7 @@ def test_a_choice_that_will_be_illegal_is_worth_nothing_however_much_it_would_pa
             return getattr(self.segments, name)
 
     batch.segments = WithMask(batch.segments)  # type: ignore[assignment]
-    one = learner(lr=1e-2, gamma=0.5, target_network_update_freq=10)
+    one = learner(lr=1e-2, gamma=0.5, target_network_update_freq=10, double_q=double_q)
     for number in range(10):
         one.learn(batch, number)
     acting = OnnxActing(MlpGraphs(SPEC), SPEC.head, [one.weights()])
@@ -199,6 +200,22 @@ def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(prioritized: bool
         assert whole.learn(bandit(9, number), 60) == resumed.learn(bandit(9, number), 60)
     for name, value in whole.weights().items():
         np.testing.assert_array_equal(value, resumed.weights()[name])
+
+
+def test_rows_with_larger_errors_get_higher_priorities() -> None:
+    # Nothing is ever learned, Q-values are 0: the error of a row is its reward.
+    spec = MlpSpec(3, SPEC.head, hiddens=())
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    buffer: Any = {"prioritized_replay": True, "prioritized_replay_alpha": 0.5}
+    settings = DQNSettings(
+        lr=0.0,
+        num_steps_sampled_before_learning_starts=0,
+        training_intensity=640.0,
+        replay_buffer_config=buffer,
+    )
+    one = DQNLearner(spec, settings, zeros, 0)
+    one.learn(one_step_pieces(np.zeros((3, 3)), [0, 1, 0], [-4.0, 1.0, 9.0], np.zeros((3, 3)), True), 0)
+    np.testing.assert_allclose(one.state()["replay.priorities"], [2.0, 1.0, 3.0], rtol=1e-3)
 
 
 def test_new_weights_are_those_of_the_target_network_too() -> None:

@@ -80,6 +80,18 @@ def test_draws_follow_priorities_of_very_different_size() -> None:
     assert np.abs(drawn[highest] - wanted).max() < 6 * np.sqrt(wanted.max())
 
 
+@pytest.mark.parametrize("capacity", [700, 10_000])
+def test_shares_at_the_very_borders_between_places_pick_none_of_priority_0(capacity: int) -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        priorities = rng.random(capacity) ** 8 * (rng.random(capacity) < 0.2)
+        tree = SumTree(capacity)
+        tree.update(np.arange(capacity), priorities)
+        borders = np.cumsum(priorities) / priorities.sum()
+        for shares in (borders, np.nextafter(borders, 0.0), np.nextafter(borders, 2.0)):
+            assert priorities[tree.sample(np.clip(shares, 0.0, 1.0 - 2.0**-53))].all()
+
+
 def test_an_empty_tree_bad_places_and_bad_priorities_are_refused() -> None:
     tree = SumTree(10)
     assert tree.min == np.inf

@@ -18,7 +18,7 @@ _STEPS_OF_EACH = 4
 class DQNConfig(AlgorithmConfig, DQNSettings):
     """What `AlgorithmConfig` says about sampling and `DQNSettings` about learning."""
 
-    train_batch_size: int = 64
+    train_batch_size: int = 256
     """Rows of one gradient step, drawn from the replay buffer; how often, `training_intensity` says."""
     min_sample_timesteps_per_iteration: int = 1_000
     """Env steps, of all sub-environments together, that one training iteration samples."""

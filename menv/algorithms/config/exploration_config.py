@@ -17,9 +17,9 @@ class ExplorationConfig:
     """The only kind in this version."""
     initial_epsilon: float = 1.0
     """Share of random actions at the start of a run."""
-    final_epsilon: float = 0.04
+    final_epsilon: float = 0.02
     """Share of random actions from `epsilon_timesteps` on."""
-    epsilon_timesteps: int = 8_000
+    epsilon_timesteps: int = 10_000
     """Env steps of the run until then."""
 
     def __post_init__(self) -> None:

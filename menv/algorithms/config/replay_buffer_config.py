@@ -20,7 +20,7 @@ class ReplayBufferConfig:
 
     type: str | None = None
     """A classic name, which decides `prioritized_replay`; None leaves that to the field itself."""
-    capacity: int = 50_000
+    capacity: int = 100_000
     """Rows; the oldest ones make room."""
     prioritized_replay: bool = False
     """Whether rows with larger errors are drawn more often."""
