@@ -199,7 +199,7 @@ def autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> str:
     Raises:
         ConfigError: It does not say.
     """
-    mode = env.metadata.get("autoreset_mode")
+    mode = (env.metadata or {}).get("autoreset_mode")
     if mode is None and not hasattr(gym.vector, "AutoresetMode"):
         # gymnasium 1.0 knew this one only, and had no name for it.
         return NEXT_STEP

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
-from menv.acting.backend import ActingBackend
-from menv.algorithms.cohorts import Built, build_cohorts
+from menv.algorithms.cohorts import build_cohorts
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.classic_keys import override, read_config
+from menv.algorithms.config.classic_keys import adopt, override, read_config
+from menv.algorithms.learners import Learners
+from menv.algorithms.recipe import Recipe, recipe_named
 from menv.env_context import EnvContext
 from menv.errors import CallOrderError, ConfigError
+from menv.loop.cohort import Cohort
 from menv.loop.convert import to_base_env
 from menv.loop.dry_run import GivenSpaces, resolve_specs
 from menv.loop.net_policy import NetPolicy
@@ -30,23 +31,9 @@ from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 from menv.policy_spec import PolicySpec
 from menv.registry import make_env
-from menv.sample_batch import SampleBatch
 
 
-class Learner(Protocol):
-    """What improves one policy's weights."""
-
-    def learn(self, columns: Mapping[str, Any], env_steps: int) -> dict[str, float]:
-        """Learn from one train batch and return statistics."""
-
-    def weights(self) -> dict[str, Any]:
-        """Return the weights by name."""
-
-    def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights in."""
-
-
-class Algorithm(ABC):
+class Algorithm:
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
@@ -55,7 +42,8 @@ class Algorithm(ABC):
         iteration: Training iterations so far.
     """
 
-    config_class: ClassVar[type[AlgorithmConfig]]
+    recipe: ClassVar[Recipe]
+    """What trains the policies that name no algorithm of their own."""
 
     def __init__(self, config: Any = None, env: Any = None) -> None:
         """Create the environments, the policies and the sampler.
@@ -68,28 +56,46 @@ class Algorithm(ABC):
             ConfigError: A setting is wrong.
             EnvCrashError: An environment could not be created.
         """
-        self.config = read_config(self.config_class, config, env)
+        self.config = read_config(self.recipe.config_class, config, env)
         multi = self.config.multiagent
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         _set_torch_threads(self.config.torch_threads)
         self._policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
-        envs = [self._make_env(0)]
+        first = self._make_env(0)
         self._base_env = to_base_env(
-            envs[0], self._make_env, self.config.num_envs_per_worker, seed=self.config.seed
+            first, self._make_env, self.config.num_envs_per_worker, seed=self.config.seed
         )
-        self._check_algorithms()
         given = GivenSpaces(
             self.config.observation_space, self.config.action_space, multi.observation_fn is not None
         )
-        specs = resolve_specs(self._policy_map, self._base_env, envs[0], given, self.config.num_workers)
-        self._configs = {
-            name: override(self.config, spec.config, name)
+        specs = resolve_specs(self._policy_map, self._base_env, first, given, self.config.num_workers)
+        cohorts = self._build_policies(specs)
+        self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
+        self._sampler = self._build_sampler(cohorts)
+        self._policies = self._sampler.policies = _policies_of(cohorts, specs, self._seed)
+        self.iteration = 0
+        self._started = time.perf_counter()
+        self._stopped = False
+
+    def _build_policies(self, specs: Mapping[str, PolicySpec]) -> list[Cohort]:
+        """Create the policies and whatever trains them; return who answers."""
+        recipes = {
+            name: recipe_named(spec.algorithm, name) if spec.algorithm else self.recipe
             for name, spec in specs.items()
             if not spec.policy_class
         }
-        self._configs.update({name: self.config for name in specs if name not in self._configs})
-        cohorts, self._nets = build_cohorts(specs, self._configs, self._seed)
-        self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
+        configs = {name: self._config_of(name, specs[name], recipe) for name, recipe in recipes.items()}
+        cohorts, nets = build_cohorts(specs, configs, recipes, self._seed)
+        self.inference = {name: built.inference for built in nets for name in built.cohort.policy_ids}
+        self._learners = Learners(nets, recipes, configs, self._policy_map, self._seed)
+        num_envs = self._base_env.num_envs or self.config.num_envs_per_worker
+        self._sample_size = max(config.sample_size(num_envs) for config in (self.config, *configs.values()))
+        self._iteration_size = max(self._sample_size, self.config.iteration_size(num_envs))
+        return cohorts
+
+    def _build_sampler(self, cohorts: list[Cohort]) -> Sampler:
+        """Create the sampler."""
+        multi = self.config.multiagent
         num_envs = self._base_env.num_envs or self.config.num_envs_per_worker
         quota = Quota(
             self.config.fragment_length(num_envs),
@@ -97,29 +103,12 @@ class Algorithm(ABC):
             multi.count_steps_by,
             lockstep=self._base_env.lockstep,
         )
-        self._sampler = Sampler(
+        sampler = Sampler(
             self._base_env, self._policy_map, cohorts, quota, metrics=self._metrics, seed=self._seed,
             observation_fn=multi.observation_fn,
         )  # fmt: skip
-        self._sampler.explore = self.config.explore
-        self._policies = self._sampler.policies = _policies_of(cohorts, specs, self._seed)
-        self._learners: dict[str, Learner] = {}
-        self.inference = {name: built.inference for built in self._nets for name in built.cohort.policy_ids}
-        self.iteration = 0
-        self._env_steps_trained = 0
-        self._agent_steps_trained = 0
-        self._started = time.perf_counter()
-        self._stopped = False
-
-    @abstractmethod
-    def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: Any) -> None:
-        """Add the columns that a learner needs, such as advantages, to one policy's batch."""
-
-    @abstractmethod
-    def make_learner(
-        self, built: Built, policy_id: str, weights: Mapping[str, Any], config: Any, seed: int
-    ) -> Learner:
-        """Return the learner of one policy."""
+        sampler.explore = self.config.explore
+        return sampler
 
     def sample(self) -> MultiAgentBatch:
         """Return one fragment, ready to learn from, without learning.
@@ -130,10 +119,7 @@ class Algorithm(ABC):
         if self._stopped:
             raise CallOrderError("sample: this algorithm was stopped; build a new one")
         batch = self._sampler.sample()
-        for built in self._nets:
-            for index, policy_id in enumerate(built.cohort.policy_ids):
-                if policy_id in batch.policy_batches:
-                    self.complete(batch[policy_id], built.cohort.backend, index, self._configs[policy_id])
+        self._learners.complete(batch)
         return batch
 
     def train(self) -> dict[str, Any]:
@@ -151,12 +137,20 @@ class Algorithm(ABC):
             - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.
         """
         began = time.perf_counter()
-        batch = self._train_batch()
-        sampled = time.perf_counter()
-        stats = dict(self._learn(batch))
+        env_steps, agent_steps = self._sampler.env_steps, self._sampler.agent_steps
+        times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
+        stats: dict[str, dict[str, float]] = {}
+        taken = 0
+        while taken < self._iteration_size:
+            before = time.perf_counter()
+            batch, more = self._train_batch()
+            sampled = time.perf_counter()
+            stats.update(self._learners.learn(batch, self._sampler.env_steps))
+            times["sample_time_s"] += sampled - before
+            times["learn_time_s"] += time.perf_counter() - sampled
+            taken += more
         learned = time.perf_counter()
         self.iteration += 1
-        times = {"sample_time_s": sampled - began, "learn_time_s": learned - sampled}
         sampler_results = {**self._metrics.summary(), "sampler_perf": times}
         return {
             **sampler_results,
@@ -165,10 +159,10 @@ class Algorithm(ABC):
             "training_iteration": self.iteration,
             "num_env_steps_sampled": self._sampler.env_steps,
             "num_agent_steps_sampled": self._sampler.agent_steps,
-            "num_env_steps_sampled_this_iter": batch.env_steps(),
-            "num_agent_steps_sampled_this_iter": batch.agent_steps(),
-            "num_env_steps_trained": self._env_steps_trained,
-            "num_agent_steps_trained": self._agent_steps_trained,
+            "num_env_steps_sampled_this_iter": self._sampler.env_steps - env_steps,
+            "num_agent_steps_sampled_this_iter": self._sampler.agent_steps - agent_steps,
+            "num_env_steps_trained": self._learners.env_steps_trained,
+            "num_agent_steps_trained": self._learners.agent_steps_trained,
             "timesteps_total": self._sampler.env_steps,
             "inference": dict(self.inference),
             "time_this_iter_s": learned - began,
@@ -215,8 +209,7 @@ class Algorithm(ABC):
         """Copy weights in, by policy id; learners go on from them."""
         for policy_id, by_name in weights.items():
             self.get_policy(policy_id).set_weights(by_name)
-            if policy_id in self._learners:
-                self._learners[policy_id].set_weights(by_name)
+            self._learners.set_weights(policy_id, by_name)
 
     def stop(self) -> None:
         """Close the environments; may be called more than once."""
@@ -233,15 +226,11 @@ class Algorithm(ABC):
         """Stop the algorithm."""
         self.stop()
 
-    def _check_algorithms(self) -> None:
-        """Refuse policies that ask for an algorithm that this one cannot train beside its own."""
-        own = type(self).__name__
-        for policy_id, spec in self._policy_map.specs.items():
-            if spec.algorithm not in (None, own):
-                raise ConfigError(
-                    f"policies[{policy_id!r}]: algorithm={spec.algorithm!r}, expected {own!r} in this version; "
-                    "leave algorithm out"
-                )
+    def _config_of(self, policy_id: str, spec: PolicySpec, recipe: Recipe) -> AlgorithmConfig:
+        """Return one policy's settings."""
+        if recipe.name == self.recipe.name:
+            return override(self.config, spec.config, policy_id)
+        return adopt(recipe.config_class, self.config, spec.config, policy_id)
 
     def _make_env(self, vector_index: int) -> Any:
         """Create sub-environment number `vector_index`."""
@@ -253,42 +242,16 @@ class Algorithm(ABC):
         )
         return make_env(self.config.env, context)
 
-    def _train_batch(self) -> MultiAgentBatch:
-        """Sample until the train batch is full."""
+    def _train_batch(self) -> tuple[MultiAgentBatch, int]:
+        """Sample until the learners' batch is full; return it and how many steps it counts."""
         by_rows = self.config.multiagent.count_steps_by == "agent_steps"
         fragments: list[MultiAgentBatch] = []
         sampler, before, taken = self._sampler, self._sampler.agent_steps, 0
-        while not fragments or taken < self.config.train_batch_size:
+        while not fragments or taken < self._sample_size:
             fragments.append(self.sample())
             # Answered rows count, although a few of them are held back until their reward is complete.
             taken = sampler.agent_steps - before if by_rows else taken + fragments[-1].env_steps()
-        return fragments[0] if len(fragments) == 1 else MultiAgentBatch.concat_samples(fragments)
-
-    def _learn(self, batch: MultiAgentBatch) -> Iterable[tuple[str, dict[str, float]]]:
-        """Let each policy that is to be trained learn from its own batch."""
-        trained = self._agent_steps_trained
-        for built in self._nets:
-            for index, policy_id in enumerate(built.cohort.policy_ids):
-                own = batch.policy_batches.get(policy_id)
-                if own is None or not self._policy_map.trains(policy_id, own):
-                    continue
-                learner = self._learners.get(policy_id) or self._new_learner(built, index, policy_id)
-                stats = learner.learn(own, self._sampler.env_steps)
-                built.cohort.backend.set_weights(index, learner.weights())
-                self._agent_steps_trained += own.count
-                yield policy_id, stats
-        if self._agent_steps_trained > trained:
-            self._env_steps_trained += batch.env_steps()
-
-    def _new_learner(self, built: Built, index: int, policy_id: str) -> Learner:
-        """Create a policy's learner when it first learns."""
-        weights = built.cohort.backend.get_weights(index)
-        number = len(self._learners)
-        learner = self.make_learner(
-            built, policy_id, weights, self._configs[policy_id], self._seed % 2**31 + number
-        )
-        self._learners[policy_id] = learner
-        return learner
+        return (fragments[0] if len(fragments) == 1 else MultiAgentBatch.concat_samples(fragments)), taken
 
 
 def _info(stats: Mapping[str, dict[str, float]]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class ObsPreprocessor:
         self.size += self.leaves[-1].width
 
     def __call__(self, obs: Sequence[Any] | Array, final: bool = False) -> tuple[Rows, Mask | None]:
-        """Return the rows and the mask of R observations; final ones need no mask.
+        """Return the rows and the mask of R observations; the mask of a final one may allow nothing.
 
         Raises:
             OutsideSpaceError: An observation has the wrong structure, shape or dtype, or a mask
@@ -94,7 +94,7 @@ class ObsPreprocessor:
             if self._keys and set(map(len, obs)) != self._keys:
                 raise TypeError("an observation has another number of elements than its space")
             rows = self._box_rows(obs, self._only_box) if self._only_box else self._all_rows(obs)
-            mask = self._mask(obs) if self.mask_leaf and not final else None
+            mask = self._mask(obs, final) if self.mask_leaf else None
         except (KeyError, TypeError, IndexError) as error:
             raise self._structure_error(obs, error) from error
         return rows, mask
@@ -115,13 +115,15 @@ class ObsPreprocessor:
             _fill(rows[:, leaf.start : leaf.start + leaf.width], values, leaf)
         return rows
 
-    def _mask(self, obs: Sequence[Any] | Array) -> Mask:
-        """Return [R, M] True where an action is allowed."""
+    def _mask(self, obs: Sequence[Any] | Array, final: bool) -> Mask:
+        """Return [R, M] True where an action is allowed; everywhere, for a final one that allows nothing."""
         assert self.mask_leaf is not None
         values = [element[MASK_KEY] for element in obs]
         mask: Mask = stack(values, self.mask_leaf.space, self.mask_leaf.path).reshape(len(values), -1) != 0
         allowed = np.logical_or.reduce(mask, axis=1)
-        if not np.logical_and.reduce(allowed):
+        if final:
+            mask[~allowed] = True
+        elif not np.logical_and.reduce(allowed):
             row = int(np.argmin(allowed))
             raise OutsideSpaceError(
                 row, f"{self.mask_leaf.path}: allows none of {self.mask_width} actions, expected at least one"

@@ -22,7 +22,7 @@ from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.frame_ledger import FrameLedger, NewIds
-from menv.ledger import Ledger, Rows
+from menv.ledger import Ledger, Prepared, Rows
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
 from menv.policy import Policy, RowDraws
@@ -124,18 +124,18 @@ class Cohort(ABC):
         batches = self.ledger.close(self._finals)
         return {self.policy_ids[index]: batch for index, batch in batches.items()}
 
-    def _finals(self, finals: list[Any], owners: Trajectories) -> npt.NDArray[np.float32]:
-        """Return the rows of final observations."""
+    def _finals(self, finals: list[Any], owners: Trajectories) -> Prepared:
+        """Return the rows and masks of final observations."""
         if self.preprocess is None:
-            return np.zeros((len(finals), 0), np.float32)
+            return np.zeros((len(finals), 0), np.float32), None
         try:
-            rows = self.preprocess(finals, final=True)[0]
+            rows, masks = self.preprocess(finals, final=True)
         except OutsideSpaceError as error:
             raise _bad_final(owners, error.row, error.why) from error
         bad = self.preprocess.why_bad_row(rows)
         if bad is not None:
             raise _bad_final(owners, *bad)
-        return rows
+        return rows, masks
 
 
 class NetCohort(Cohort):

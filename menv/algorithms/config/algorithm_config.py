@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -95,6 +95,18 @@ class AlgorithmConfig:
             raise ConfigError(
                 f"num_workers: {self.num_workers}, expected 0 in this version; raise num_envs_per_worker instead"
             )
+
+    own_meaning: ClassVar[frozenset[str]] = frozenset()
+    """Fields of this class that mean something of their own in an algorithm: its policies never take them
+    from the config of another one."""
+
+    def sample_size(self, num_envs: int) -> int:
+        """Return the steps that are sampled before the learners get them."""
+        return self.train_batch_size
+
+    def iteration_size(self, num_envs: int) -> int:
+        """Return the steps of one `train()`, at least; they are made up of whole samples."""
+        return self.sample_size(num_envs)
 
     def fragment_length(self, num_envs: int) -> int:
         """Return the steps of each of `num_envs` sub-environments in one fragment."""
