@@ -50,6 +50,7 @@ class VectorEnvs(LockstepEnvs):
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Put new sub-environments in the place of one or all; their next rows begin a new episode."""
+        self._refuse_frames()
         for index in range(self.num_envs) if env_id is None else [self._index(env_id)]:
             self._call("restart_at", index)
             if self._started:
@@ -65,8 +66,7 @@ class VectorEnvs(LockstepEnvs):
         self._obs[index], self._infos[index] = obs, info
         self._rewards[index] = 0.0
         self._begin(np.array([index]))
-        # All rows come again: the others still wait with theirs, for they step together.
-        self._delivered, self._actions = False, None
+        self._renew(index)
 
     def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
         """Reset everything; see `LockstepEnvs`."""

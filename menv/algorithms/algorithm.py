@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from menv.algorithms.cohorts import build_cohorts
+from menv.algorithms.cohorts import add_to_cohorts, build_cohorts
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import adopt, override, read_config
 from menv.algorithms.learners import Learners
 from menv.algorithms.recipe import Recipe, recipe_named
 from menv.env_context import EnvContext
 from menv.errors import CallOrderError, ConfigError
-from menv.loop.cohort import Cohort
+from menv.loop.cohort import Cohort, NetCohort, OwnCohort
 from menv.loop.convert import to_base_env
 from menv.loop.dry_run import GivenSpaces, resolve_specs
 from menv.loop.net_policy import NetPolicy
@@ -29,7 +30,7 @@ from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
-from menv.policy_spec import PolicySpec
+from menv.policy_spec import PolicySpec, check_policy_id
 from menv.registry import make_env
 
 
@@ -68,11 +69,23 @@ class Algorithm:
         given = GivenSpaces(
             self.config.observation_space, self.config.action_space, multi.observation_fn is not None
         )
-        specs = resolve_specs(self._policy_map, self._base_env, first, given, self.config.num_workers)
+        self._resolve = partial(
+            resolve_specs,
+            base_env=self._base_env,
+            env=first,
+            given=given,
+            num_workers=self.config.num_workers,
+        )
+        specs = self._resolve(self._policy_map)
         cohorts = self._build_policies(specs)
         self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
         self._sampler = self._build_sampler(cohorts)
-        self._policies = self._sampler.policies = _policies_of(cohorts, specs, self._seed)
+        found = {policy_id: cohort for cohort in cohorts for policy_id in cohort.policy_ids}
+        self._policies = {
+            policy_id: _policy_of(found[policy_id], policy_id, spec, self._seed)
+            for policy_id, spec in specs.items()
+        }
+        self._sampler.policies = self._policies
         self.iteration = 0
         self._started = time.perf_counter()
         self._stopped = False
@@ -88,9 +101,6 @@ class Algorithm:
         cohorts, nets = build_cohorts(specs, configs, recipes, self._seed)
         self.inference = {name: built.inference for built in nets for name in built.cohort.policy_ids}
         self._learners = Learners(nets, recipes, configs, self._policy_map, self._seed)
-        num_envs = self._base_env.num_envs or self.config.num_envs_per_worker
-        self._sample_size = max(config.sample_size(num_envs) for config in (self.config, *configs.values()))
-        self._iteration_size = max(self._sample_size, self.config.iteration_size(num_envs))
         return cohorts
 
     def _build_sampler(self, cohorts: list[Cohort]) -> Sampler:
@@ -140,10 +150,13 @@ class Algorithm:
         env_steps, agent_steps = self._sampler.env_steps, self._sampler.agent_steps
         times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
         stats: dict[str, dict[str, float]] = {}
+        num_envs = self._base_env.num_envs or self.config.num_envs_per_worker
+        configs = (self.config, *self._learners.configs.values())
+        sample_size = max(config.sample_size(num_envs) for config in configs)
         taken = 0
-        while taken < self._iteration_size:
+        while taken < max(1, self.config.iteration_size(num_envs)):
             before = time.perf_counter()
-            batch, more = self._train_batch()
+            batch, more = self._train_batch(sample_size)
             sampled = time.perf_counter()
             stats.update(self._learners.learn(batch, self._sampler.env_steps))
             times["sample_time_s"] += sampled - before
@@ -211,6 +224,83 @@ class Algorithm:
             self.get_policy(policy_id).set_weights(by_name)
             self._learners.set_weights(policy_id, by_name)
 
+    def add_policy(
+        self,
+        policy_id: str,
+        spec: Any = None,
+        *,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> Policy:
+        """Add a policy; it answers in episodes that begin from now on.
+
+        Args:
+            policy_id: A new id.
+            spec: As in `policies`; None infers everything.
+            policy_mapping_fn: Replaces the mapping; None keeps it.
+            policies_to_train: Replaces who is trained; None keeps it.
+
+        Returns:
+            The policy. To make it a copy of another: `algo.set_weights({new: algo.get_weights([old])[old]})`.
+
+        Raises:
+            ConfigError: The id exists, or a setting is wrong.
+            ContractError: The mapping returns an unknown id for a possible agent.
+        """
+        check_policy_id(policy_id)
+        spec = PolicySpec.of(policy_id, spec)
+        changed = self._policy_map.changed(
+            add={policy_id: spec}, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
+        )
+        resolved = self._resolve(changed)[policy_id]
+        learners = self._learners
+        recipe = config = None
+        if not spec.policy_class:
+            recipe = recipe_named(spec.algorithm, policy_id) if spec.algorithm else self.recipe
+            config = self._config_of(policy_id, resolved, recipe)
+        added = add_to_cohorts(learners.nets, policy_id, resolved, config, recipe, self._seed)
+        if recipe is not None and config is not None:
+            learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
+        self._take_map(changed, added)
+        for built in learners.nets:
+            if policy_id in built.cohort.policy_ids:
+                added, self.inference[policy_id] = [built.cohort], built.inference
+        self._policies[policy_id] = _policy_of(added[0], policy_id, resolved, self._seed)
+        return self._policies[policy_id]
+
+    def remove_policy(
+        self,
+        policy_id: str,
+        *,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> None:
+        """Remove a policy; episodes that run keep it to their end, but nobody learns from its rows any more.
+
+        Args:
+            policy_id: Its id.
+            policy_mapping_fn: Replaces the mapping; None keeps it.
+            policies_to_train: Replaces who is trained; None keeps it.
+
+        Raises:
+            ConfigError: There is no such policy, or it is the last one.
+            ContractError: The mapping still returns it for a known agent.
+        """
+        changed = self._policy_map.changed(
+            remove=[policy_id], policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
+        )
+        self._resolve(changed)
+        self._sampler.retire(policy_id)
+        self._take_map(changed, [])
+        self._learners.forget(policy_id)
+        del self._policies[policy_id]
+        self.inference.pop(policy_id, None)
+
+    def _take_map(self, policy_map: PolicyMap, added: list[Cohort]) -> None:
+        """Go on with other policies."""
+        self._policy_map = self._learners.policy_map = policy_map
+        self._sampler.change_policies(policy_map, added)
+
     def stop(self) -> None:
         """Close the environments; may be called more than once."""
         self._stopped = True
@@ -242,12 +332,12 @@ class Algorithm:
         )
         return make_env(self.config.env, context)
 
-    def _train_batch(self) -> tuple[MultiAgentBatch, int]:
+    def _train_batch(self, size: int) -> tuple[MultiAgentBatch, int]:
         """Sample until the learners' batch is full; return it and how many steps it counts."""
         by_rows = self.config.multiagent.count_steps_by == "agent_steps"
         fragments: list[MultiAgentBatch] = []
         sampler, before, taken = self._sampler, self._sampler.agent_steps, 0
-        while not fragments or taken < self._sample_size:
+        while not fragments or taken < size:
             fragments.append(self.sample())
             # Answered rows count, although a few of them are held back until their reward is complete.
             taken = sampler.agent_steps - before if by_rows else taken + fragments[-1].env_steps()
@@ -269,13 +359,10 @@ def _set_torch_threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
-def _policies_of(cohorts: Iterable[Any], specs: Mapping[str, PolicySpec], seed: int) -> dict[str, Policy]:
-    """Return the policy objects by id."""
-    found: dict[str, Policy] = {}
-    for cohort in cohorts:
-        for index, policy_id in enumerate(cohort.policy_ids):
-            own: list[Policy] | None = getattr(cohort, "policies", None)
-            found[policy_id] = (
-                own[index] if own is not None else NetPolicy(cohort, index, specs[policy_id].config, seed)
-            )
-    return {policy_id: found[policy_id] for policy_id in specs}
+def _policy_of(cohort: Cohort, policy_id: str, spec: PolicySpec, seed: int) -> Policy:
+    """Return the policy object of one of a cohort's policies."""
+    index = cohort.policy_ids.index(policy_id)
+    if isinstance(cohort, OwnCohort):
+        return cohort.policies[index]
+    assert isinstance(cohort, NetCohort)
+    return NetPolicy(cohort, index, spec.config, seed)

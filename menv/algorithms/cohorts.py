@@ -34,11 +34,13 @@ class Built:
         cohort: The cohort.
         network: Description of its networks.
         inference: What runs them, "onnx" or "torch".
+        form: What another policy must have in common with them to be added.
     """
 
     cohort: NetCohort
     network: MlpSpec
     inference: str
+    form: Any
 
 
 def build_cohorts(
@@ -90,9 +92,7 @@ def _alike(
     """Group policy ids by architecture, in order."""
     groups: list[tuple[Any, list[str]]] = []
     for name, spec in specs.items():
-        config = configs.get(name)
-        form = config and (networks[name], config.normalize_actions, config.clip_actions, config.inference)
-        key = (spec.observation_space, spec.action_space, form)
+        key = _form(spec, configs.get(name), networks.get(name))
         for other, members in groups:
             if other == key:
                 members.append(name)
@@ -100,6 +100,48 @@ def _alike(
         else:
             groups.append((key, [name]))
     return [members for _, members in groups]
+
+
+def _form(spec: PolicySpec, config: AlgorithmConfig | None, network: MlpSpec | None) -> Any:
+    """Return what policies must have in common to act together."""
+    form = config and (config.normalize_actions, config.clip_actions, config.inference)
+    return spec.observation_space, spec.action_space, network, form
+
+
+def add_to_cohorts(
+    nets: list[Built],
+    name: str,
+    spec: PolicySpec,
+    config: AlgorithmConfig | None,
+    recipe: Recipe | None,
+    seed: int,
+) -> list[Cohort]:
+    """Add a policy to the networks that it is like, or return a new cohort of it.
+
+    Args:
+        nets: The networks there are; a new one is appended.
+        name: The policy's id.
+        spec: Its spaces filled in.
+        config: Its settings, None for one without a network.
+        recipe: What trains it, likewise.
+        seed: Decides the first weights.
+    """
+    if recipe is None or config is None:
+        return [OwnCohort([name], [_own_policy(name, spec)], spec.observation_space, spec.action_space)]
+    network = _network(name, spec, config, recipe)
+    form = _form(spec, config, network)
+    for built in nets:
+        if built.form == form:
+            built.cohort.backend.add_policy(_first_weights(network, name, seed))
+            built.cohort.policy_ids.append(name)
+            return []
+    nets.append(_net_cohort([name], spec, config, network, seed))
+    return [nets[-1].cohort]
+
+
+def _first_weights(network: MlpSpec, name: str, seed: int) -> Any:
+    """Return a new policy's weights."""
+    return init_weights(network, draws.key(seed, draws.stable_hash(name), draws.WEIGHTS) >> 1)
 
 
 def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
@@ -117,15 +159,12 @@ def _net_cohort(
     members: Sequence[str], spec: PolicySpec, config: AlgorithmConfig, network: MlpSpec, seed: int
 ) -> Built:
     """Create the networks of one architecture."""
-    weights = [
-        init_weights(network, draws.key(seed, draws.stable_hash(name), draws.WEIGHTS) >> 1)
-        for name in members
-    ]
+    weights = [_first_weights(network, name, seed) for name in members]
     masked = ObsPreprocessor(spec.observation_space).mask_width > 0
     backend, inference = _backend(network, weights, config.inference, seed, masked)
     output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
     cohort = NetCohort(members, spec.observation_space, spec.action_space, backend, output)
-    return Built(cohort, network, inference)
+    return Built(cohort, network, inference, _form(spec, config, network))
 
 
 def _backend(

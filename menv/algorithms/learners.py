@@ -6,7 +6,7 @@ knows no environments and no sampler.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from menv.algorithms.cohorts import Built
@@ -20,29 +20,29 @@ class Learners:
     """Trains the policies that have a network and are to be trained.
 
     Args:
+        seed: Decides the order of rows.
+
+    Attributes:
         nets: The networks, by architecture.
         recipes: What trains each of their policies.
         configs: The settings of each of them.
         policy_map: Which of them learn.
-        seed: Decides the order of rows.
-
-    Attributes:
         env_steps_trained: Env steps of batches that somebody learned from.
         agent_steps_trained: Rows that were learned from.
     """
 
     def __init__(
         self,
-        nets: Sequence[Built],
-        recipes: Mapping[str, Recipe],
-        configs: Mapping[str, AlgorithmConfig],
+        nets: list[Built],
+        recipes: dict[str, Recipe],
+        configs: dict[str, AlgorithmConfig],
         policy_map: PolicyMap,
         seed: int,
     ) -> None:
-        self._nets = nets
-        self._recipes = recipes
-        self._configs = configs
-        self._policy_map = policy_map
+        self.nets = nets
+        self.recipes = recipes
+        self.configs = configs
+        self.policy_map = policy_map
         self._seed = seed
         self._learners: dict[str, Learner] = {}
         self.env_steps_trained = 0
@@ -51,8 +51,8 @@ class Learners:
     def complete(self, batch: MultiAgentBatch) -> None:
         """Add to each policy's rows what its algorithm learns from."""
         for built, index, policy_id in self._of(batch):
-            config = self._configs[policy_id]
-            self._recipes[policy_id].complete(batch[policy_id], built.cohort.backend, index, config)
+            config = self.configs[policy_id]
+            self.recipes[policy_id].complete(batch[policy_id], built.cohort.backend, index, config)
 
     def learn(self, batch: MultiAgentBatch, env_steps: int) -> dict[str, dict[str, float]]:
         """Let each policy that is to be trained learn from its own rows.
@@ -67,7 +67,7 @@ class Learners:
         stats: dict[str, dict[str, float]] = {}
         for built, index, policy_id in self._of(batch):
             own = batch[policy_id]
-            if not self._policy_map.trains(policy_id, own):
+            if not self.policy_map.trains(policy_id, own):
                 continue
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
             stats[policy_id] = learner.learn(own, env_steps)
@@ -77,6 +77,12 @@ class Learners:
             self.env_steps_trained += batch.env_steps()
         return stats
 
+    def forget(self, policy_id: str) -> None:
+        """Drop the learner of a policy that is removed."""
+        self._learners.pop(policy_id, None)
+        self.recipes.pop(policy_id, None)
+        self.configs.pop(policy_id, None)
+
     def set_weights(self, policy_id: str, weights: Weights) -> None:
         """Let a policy's learner go on from other weights."""
         if policy_id in self._learners:
@@ -84,7 +90,7 @@ class Learners:
 
     def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[Built, int, str]]:
         """Yield the networks whose policies have rows, each with the policy's index and id."""
-        for built in self._nets:
+        for built in self.nets:
             for index, policy_id in enumerate(built.cohort.policy_ids):
                 if policy_id in batch.policy_batches:
                     yield built, index, policy_id
@@ -93,8 +99,8 @@ class Learners:
         """Create a policy's learner when it first learns."""
         weights: dict[str, Any] = built.cohort.backend.get_weights(index)
         seed = self._seed % 2**31 + len(self._learners)
-        learner = self._recipes[policy_id].make_learner(
-            built.network, policy_id, weights, self._configs[policy_id], seed
+        learner = self.recipes[policy_id].make_learner(
+            built.network, policy_id, weights, self.configs[policy_id], seed
         )
         self._learners[policy_id] = learner
         return learner

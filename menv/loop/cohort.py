@@ -110,6 +110,10 @@ class Cohort(ABC):
             R env-ready actions.
         """
 
+    @abstractmethod
+    def twin(self) -> Cohort:
+        """Return a cohort of the same policies, with a ledger of its own."""
+
     def close(self) -> dict[str, SampleBatch]:
         """Close the fragment and return the batch of each policy that has rows.
 
@@ -163,6 +167,16 @@ class NetCohort(Cohort):
         self.ledger = frames
         return frames
 
+    def take_rows(self) -> None:
+        """Write rows down again, as they are polled; what has not been released is dropped."""
+        self.ledger = Ledger(*self._columns)
+
+    def twin(self) -> NetCohort:
+        """Return a cohort of the same policies, their weights included, with a ledger of its own."""
+        return NetCohort(
+            self.policy_ids, self.observation_space, self.action_space, self.backend, self.output
+        )
+
     def answer(
         self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
     ) -> Answers:
@@ -196,6 +210,10 @@ class OwnCohort(Cohort):
         self.policies = list(policies)
         self.action_space = action_space
         self._plain = plain
+
+    def twin(self) -> OwnCohort:
+        """Return a cohort of the same policy objects, with a ledger of its own."""
+        return OwnCohort(self.policy_ids, self.policies, self.observation_space, self.action_space)
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
         """Return a preprocessor for the batch's obs column, None where the space cannot be flattened."""

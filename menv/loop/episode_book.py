@@ -18,6 +18,7 @@ from menv.episode import Episode
 from menv.loop.cohort import Cohort
 from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics
+from menv.policy_map import PolicyMap
 from menv.segments import Column
 from menv.trajectories import Start
 
@@ -52,21 +53,28 @@ class EpisodeBook:
             worker: What mapping functions see as `worker`; its `policy_map` maps to the policies of `cohorts`.
         """
         self.running: dict[EnvId, Episode] = {}
+        # What each of them began with: a policy that comes or goes meanwhile changes nothing for it.
+        self._maps: dict[EnvId, PolicyMap] = {}
         self._cohorts = cohorts
         self._table = table
         self._metrics = metrics
         self._seed = seed
         self._first_index = first_index
         self._worker = worker
-        self._where = {
-            policy_id: (number, index)
-            for number, cohort in enumerate(cohorts)
-            for index, policy_id in enumerate(cohort.policy_ids)
-        }
+        self._where: dict[str, tuple[int, int]] = {}
+        self.find_policies()
         self._agent_keys: dict[tuple[int, AgentId], int] = {}
         # [E] the key of each sub-environment's episodes and how many have begun.
         self._episode_keys: draws.Keys = np.zeros(0, np.uint64)
         self._begun: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def find_policies(self) -> None:
+        """Note where each policy is, and was before it was removed; to be called when cohorts have changed."""
+        self._where |= {
+            policy_id: (number, index)
+            for number, cohort in enumerate(self._cohorts)
+            for index, policy_id in enumerate(cohort.policy_ids)
+        }
 
     def take(self, ready: Ready) -> None:
         """Take in a poll's ends, episodes and joins, in this order."""
@@ -117,7 +125,7 @@ class EpisodeBook:
                 booked = finished.unclaimed
             # An episode in which nobody acted is begun here, to be recorded too.
             episode = running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
-            del running[finished.env_id]
+            del running[finished.env_id], self._maps[finished.env_id]
             episode.length = finished.env_steps
             self._metrics.record(episode)
         self._book(ready.unclaimed[booked:])
@@ -134,7 +142,7 @@ class EpisodeBook:
         episode = self.running.get(env_id) or self._begin(env_id, env_index)
         policy_id = episode.known_policy(agent_id)
         if policy_id is None:
-            policy_map = self._worker.policy_map
+            policy_map = self._maps[env_id]
             policy_id = policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
             episode.bind(agent_id, policy_id)
         number, index = self._where[policy_id]
@@ -149,6 +157,7 @@ class EpisodeBook:
         self._begun[env_index] = number + 1
         episode_id = draws.key(int(self._episode_keys[env_index]), number) >> 5
         episode = self.running[env_id] = Episode(episode_id, env_id)
+        self._maps[env_id] = self._worker.policy_map
         return episode
 
     def _widen(self, num_envs: int) -> None:

@@ -112,6 +112,31 @@ class Sampler:
         self._frames: FrameLoop | None = None
         self._unrolls = 0
 
+    def change_policies(self, policy_map: PolicyMap, added: Sequence[Cohort] = ()) -> None:
+        """Go on with other policies; episodes that run keep theirs.
+
+        In a vectorised environment that had one policy the running episodes are broken off, and are in no mean.
+
+        Args:
+            policy_map: Maps to policies of the cohorts there are and of those `added`.
+            added: More cohorts. Policies may have been added to those there are, too.
+        """
+        if self._frames is not None and policy_map.only != self.policy_map.only:
+            self._steps = self._frames.leave()
+            self._frames, self._polled = None, False
+        self._cohorts.extend(added)
+        self._own = any(isinstance(cohort, OwnCohort) for cohort in self._cohorts)
+        self._book.find_policies()
+        self._layout = None
+        self.policy_map = policy_map
+
+    def retire(self, policy_id: str) -> None:
+        """Take a policy's id away, for it is removed; agents that are bound to it keep it."""
+        for cohort in self._cohorts:
+            if policy_id in cohort.policy_ids:
+                # No policy can be called so, and another one may be added under the old id.
+                cohort.policy_ids[cohort.policy_ids.index(policy_id)] = f"{policy_id} <removed>"
+
     def sample(self) -> MultiAgentBatch:
         """Return one fragment: full for every sub-environment, rows with complete rewards only.
 
@@ -127,8 +152,9 @@ class Sampler:
             return self._sample_frames(self._frames)
         if not self._polled:
             self._polled = True
+            before = self._steps
             self._take(self.base_env.poll())
-            begun = np.zeros_like(self._steps)
+            begun = before if len(before) else np.zeros_like(self._steps)
         else:
             begun = self._steps.copy()
         self._quota.begin(begun)
