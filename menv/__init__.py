@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from menv.base_env import BaseEnv as BaseEnv
     from menv.base_env import Ready as Ready
+    from menv.callbacks import DefaultCallbacks as DefaultCallbacks
+    from menv.callbacks import make_multi_callbacks as make_multi_callbacks
     from menv.checking.check import check_env as check_env
     from menv.env_context import EnvContext as EnvContext
     from menv.envs.independent_copies import make_multi_agent as make_multi_agent
@@ -35,6 +37,8 @@ _HOMES = {
     "Ready": "base_env",
     "MultiAgentBatch": "multi_agent_batch",
     "SampleBatch": "sample_batch",
+    "DefaultCallbacks": "callbacks",
+    "make_multi_callbacks": "callbacks",
     "check_env": "checking.check",
     "EnvContext": "env_context",
     "Episode": "episode",

@@ -30,6 +30,7 @@ class Episode:
     """
 
     __slots__ = (
+        "_last",
         "_numbers",
         "_policies",
         "_rng",
@@ -58,6 +59,7 @@ class Episode:
         self._policies: dict[AgentId, str] = {}
         self._numbers: dict[AgentId, int] = {}
         self._rng: np.random.Generator | None = None
+        self._last: dict[AgentId, tuple[Any, Any]] = {}
 
     @property
     def rng(self) -> np.random.Generator:
@@ -87,6 +89,24 @@ class Episode:
                 f"{sorted(map(repr, self._policies))[:16]}; ask after its first observation"
             )
         return self._policies[agent_id]
+
+    def last_observation_for(self, agent_id: AgentId) -> Any:
+        """Return an agent's last observation as its environment gave it, None before the first.
+
+        Kept for callbacks about episodes only.
+        """
+        return self._last.get(agent_id, (None, {}))[0]
+
+    def last_info_for(self, agent_id: AgentId) -> Any:
+        """Return the info dict that came with an agent's last observation, an empty one before the first.
+
+        Kept for callbacks about episodes only.
+        """
+        return self._last.get(agent_id, (None, {}))[1]
+
+    def look_at(self, agent_id: AgentId, obs: Any, info: Any) -> None:
+        """Keep what an agent was shown last."""
+        self._last[agent_id] = (obs, info)
 
     def known_policy(self, agent_id: AgentId) -> str | None:
         """Return the policy of an agent, None if it has not appeared yet."""

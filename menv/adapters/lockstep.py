@@ -29,7 +29,7 @@ from menv.base_env import (
     MultiEnvDict,
     Ready,
 )
-from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, MenvError
+from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
 from menv.frame import Flags, Frame
 
 
@@ -205,8 +205,8 @@ class LockstepEnvs(BaseEnv):
         """Return the slots, observations, rewards and infos that no poll has delivered."""
         if not self._delivered:
             return self._slots, self._obs, self._rewards, self._infos
-        places = np.flatnonzero(np.isin(self._slots, list(self._renewed)))
-        return self._slots[places], _taken(self._obs, places), self._rewards[places], _taken(self._infos, places)
+        at = np.flatnonzero(np.isin(self._slots, list(self._renewed)))
+        return self._slots[at], _taken(self._obs, at), self._rewards[at], _taken(self._infos, at)
 
     def _renew(self, index: int) -> None:
         """Forget the answer for one row, which a reset has changed, and keep those for the others."""
@@ -359,10 +359,8 @@ class LockstepEnvs(BaseEnv):
             )
         return int(env_id)
 
-    def _crash(self, where: str, error: Exception) -> MenvError:
+    def _crash(self, where: str, error: Exception) -> EnvCrashError:
         """Return the error for an exception that the environment raised."""
-        if isinstance(error, MenvError):
-            return error
         return EnvCrashError(
             f"{where}, env step {int(self._env_steps.max())}: raised {type(error).__name__}: {error}; "
             "the environment's own traceback is above"

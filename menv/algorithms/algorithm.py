@@ -13,24 +13,23 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from menv.algorithms.cohorts import add_to_cohorts, build_cohorts
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.classic_keys import adopt, override, read_config
-from menv.algorithms.learners import Learners
-from menv.algorithms.recipe import Recipe, recipe_named
+from menv.algorithms.config.classic_keys import read_config
+from menv.algorithms.evaluation import Evaluation
+from menv.algorithms.population import Population
+from menv.algorithms.recipe import Recipe
+from menv.base_env import BaseEnv
+from menv.callbacks import read_callbacks
 from menv.env_context import EnvContext
-from menv.errors import CallOrderError, ConfigError
-from menv.loop.cohort import Cohort, NetCohort, OwnCohort
+from menv.errors import CallOrderError
 from menv.loop.convert import to_base_env
 from menv.loop.dry_run import GivenSpaces, resolve_specs
-from menv.loop.net_policy import NetPolicy
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
-from menv.policy_spec import PolicySpec, check_policy_id
 from menv.registry import make_env
 
 
@@ -39,7 +38,6 @@ class Algorithm:
 
     Attributes:
         config: The settings, complete.
-        inference: What runs each policy's network, "onnx" or "torch", by policy id.
         iteration: Training iterations so far.
     """
 
@@ -59,9 +57,10 @@ class Algorithm:
         """
         self.config = read_config(self.recipe.config_class, config, env)
         multi = self.config.multiagent
+        self._callbacks = read_callbacks(self.config.callbacks)
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         _set_torch_threads(self.config.torch_threads)
-        self._policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
+        policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
         first = self._make_env(0)
         self._base_env = to_base_env(
             first, self._make_env, self.config.num_envs_per_worker, seed=self.config.seed
@@ -69,56 +68,63 @@ class Algorithm:
         given = GivenSpaces(
             self.config.observation_space, self.config.action_space, multi.observation_fn is not None
         )
-        self._resolve = partial(
+        resolve = partial(
             resolve_specs,
             base_env=self._base_env,
             env=first,
             given=given,
             num_workers=self.config.num_workers,
         )
-        specs = self._resolve(self._policy_map)
-        cohorts = self._build_policies(specs)
+        self._population = Population(
+            policy_map, resolve, self.config, self.recipe, self._seed, self._callbacks
+        )
         self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
-        self._sampler = self._build_sampler(cohorts)
-        found = {policy_id: cohort for cohort in cohorts for policy_id in cohort.policy_ids}
-        self._policies = {
-            policy_id: _policy_of(found[policy_id], policy_id, spec, self._seed)
-            for policy_id, spec in specs.items()
-        }
-        self._sampler.policies = self._policies
+        self._sampler = self._build_sampler()
+        self._evaluation: Evaluation | None = None
+        self._evaluated: dict[str, Any] = {}
         self.iteration = 0
         self._started = time.perf_counter()
         self._stopped = False
+        self._tell_created()
 
-    def _build_policies(self, specs: Mapping[str, PolicySpec]) -> list[Cohort]:
-        """Create the policies and whatever trains them; return who answers."""
-        recipes = {
-            name: recipe_named(spec.algorithm, name) if spec.algorithm else self.recipe
-            for name, spec in specs.items()
-            if not spec.policy_class
-        }
-        configs = {name: self._config_of(name, specs[name], recipe) for name, recipe in recipes.items()}
-        cohorts, nets = build_cohorts(specs, configs, recipes, self._seed)
-        self.inference = {name: built.inference for built in nets for name in built.cohort.policy_ids}
-        self._learners = Learners(nets, recipes, configs, self._policy_map, self._seed)
-        return cohorts
+    def _tell_created(self) -> None:
+        """Tell the callbacks what has been created."""
+        callbacks = self._callbacks
+        for index, env in enumerate(self._base_env.get_sub_environments()):
+            callbacks.on_sub_environment_created(
+                worker=self._sampler,
+                sub_environment=env,
+                env_context=_context(self.config, index),
+                env_index=index,
+            )
+        callbacks.on_algorithm_init(algorithm=self)
 
-    def _build_sampler(self, cohorts: list[Cohort]) -> Sampler:
+    def _build_sampler(self) -> Sampler:
         """Create the sampler."""
         multi = self.config.multiagent
-        num_envs = self._base_env.num_envs or self.config.num_envs_per_worker
         quota = Quota(
-            self.config.fragment_length(num_envs),
+            self.config.fragment_length(self._num_envs),
             self.config.batch_mode,
             multi.count_steps_by,
             lockstep=self._base_env.lockstep,
         )
         sampler = Sampler(
-            self._base_env, self._policy_map, cohorts, quota, metrics=self._metrics, seed=self._seed,
-            observation_fn=multi.observation_fn,
+            self._base_env, self._population.policy_map, self._population.cohorts, quota, metrics=self._metrics,
+            seed=self._seed, observation_fn=multi.observation_fn, callbacks=self._callbacks,
         )  # fmt: skip
         sampler.explore = self.config.explore
+        sampler.policies = self._population.policies
         return sampler
+
+    @property
+    def _num_envs(self) -> int:
+        """How many sub-environments there are."""
+        return self._base_env.num_envs or self.config.num_envs_per_worker
+
+    @property
+    def inference(self) -> dict[str, str]:
+        """What runs each policy's network, "onnx" or "torch", by policy id."""
+        return dict(self._population.inference)
 
     def sample(self) -> MultiAgentBatch:
         """Return one fragment, ready to learn from, without learning.
@@ -129,7 +135,8 @@ class Algorithm:
         if self._stopped:
             raise CallOrderError("sample: this algorithm was stopped; build a new one")
         batch = self._sampler.sample()
-        self._learners.complete(batch)
+        self._population.learners.complete(batch)
+        self._sampler.finish(batch)
         return batch
 
     def train(self) -> dict[str, Any]:
@@ -150,22 +157,19 @@ class Algorithm:
         env_steps, agent_steps = self._sampler.env_steps, self._sampler.agent_steps
         times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
         stats: dict[str, dict[str, float]] = {}
-        num_envs = self._base_env.num_envs or self.config.num_envs_per_worker
-        configs = (self.config, *self._learners.configs.values())
-        sample_size = max(config.sample_size(num_envs) for config in configs)
         taken = 0
-        while taken < max(1, self.config.iteration_size(num_envs)):
+        while taken < max(1, self.config.iteration_size(self._num_envs)):
             before = time.perf_counter()
-            batch, more = self._train_batch(sample_size)
+            batch, more = self._train_batch(self._population.sample_size(self._num_envs))
             sampled = time.perf_counter()
-            stats.update(self._learners.learn(batch, self._sampler.env_steps))
+            stats.update(self._population.learners.learn(batch, self._sampler.env_steps))
             times["sample_time_s"] += sampled - before
             times["learn_time_s"] += time.perf_counter() - sampled
             taken += more
         learned = time.perf_counter()
         self.iteration += 1
         sampler_results = {**self._metrics.summary(), "sampler_perf": times}
-        return {
+        result = {
             **sampler_results,
             "sampler_results": sampler_results,
             "info": _info(stats),
@@ -174,13 +178,48 @@ class Algorithm:
             "num_agent_steps_sampled": self._sampler.agent_steps,
             "num_env_steps_sampled_this_iter": self._sampler.env_steps - env_steps,
             "num_agent_steps_sampled_this_iter": self._sampler.agent_steps - agent_steps,
-            "num_env_steps_trained": self._learners.env_steps_trained,
-            "num_agent_steps_trained": self._learners.agent_steps_trained,
+            "num_env_steps_trained": self._population.learners.env_steps_trained,
+            "num_agent_steps_trained": self._population.learners.agent_steps_trained,
             "timesteps_total": self._sampler.env_steps,
-            "inference": dict(self.inference),
+            "inference": self.inference,
             "time_this_iter_s": learned - began,
             "time_total_s": learned - self._started,
         }
+        self._attach_evaluation(result)
+        self._callbacks.on_train_result(algorithm=self, result=result)
+        return result
+
+    def evaluate(self) -> dict[str, Any]:
+        """Let the policies play in environments of their own, without learning.
+
+        Returns:
+            `{"evaluation": metrics}`, with the keys about episodes that `train` returns, over exactly
+            `evaluation_duration` episodes.
+        """
+        if self._stopped:
+            raise CallOrderError("evaluate: this algorithm was stopped; build a new one")
+        if self._evaluation is None:
+            self._evaluation = Evaluation(
+                self.config, self._population, self._evaluation_envs, self._callbacks, self._seed
+            )
+        self._callbacks.on_evaluate_start(algorithm=self)
+        self._evaluated = {"evaluation": self._evaluation.run()}
+        self._callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=self._evaluated)
+        return self._evaluated
+
+    def _attach_evaluation(self, result: dict[str, Any]) -> None:
+        """Add an evaluation to a result where one is due."""
+        interval = self.config.evaluation_interval
+        if interval is not None and self.iteration % interval == 0:
+            result.update(self.evaluate())
+        elif self.config.always_attach_evaluation_results:
+            result.update(self._evaluated)
+
+    def _evaluation_envs(self, config: AlgorithmConfig) -> BaseEnv:
+        """Create the environments of evaluations."""
+        make = partial(self._make_env, config=config)
+        seed = None if config.seed is None else config.seed + 10_000
+        return to_base_env(make(0), make, config.num_envs_per_worker, seed=seed)
 
     def compute_single_action(
         self, obs: Any, policy_id: str = DEFAULT_POLICY, explore: bool | None = None
@@ -206,23 +245,18 @@ class Algorithm:
         Raises:
             ConfigError: There is no such policy.
         """
-        if policy_id not in self._policies:
-            raise ConfigError(
-                f"policy {policy_id!r} does not exist, expected one of {sorted(self._policies)}; "
-                "pass policy_id=... of one of these"
-            )
-        return self._policies[policy_id]
+        return self._population.get(policy_id)
 
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return copies of the weights of some policies, or of all."""
-        ids = self._policies if policy_ids is None else policy_ids
+        ids = self._population.policies if policy_ids is None else policy_ids
         return {policy_id: self.get_policy(policy_id).get_weights() for policy_id in ids}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
         """Copy weights in, by policy id; learners go on from them."""
         for policy_id, by_name in weights.items():
             self.get_policy(policy_id).set_weights(by_name)
-            self._learners.set_weights(policy_id, by_name)
+            self._population.learners.set_weights(policy_id, by_name)
 
     def add_policy(
         self,
@@ -247,26 +281,9 @@ class Algorithm:
             ConfigError: The id exists, or a setting is wrong.
             ContractError: The mapping returns an unknown id for a possible agent.
         """
-        check_policy_id(policy_id)
-        spec = PolicySpec.of(policy_id, spec)
-        changed = self._policy_map.changed(
-            add={policy_id: spec}, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
-        )
-        resolved = self._resolve(changed)[policy_id]
-        learners = self._learners
-        recipe = config = None
-        if not spec.policy_class:
-            recipe = recipe_named(spec.algorithm, policy_id) if spec.algorithm else self.recipe
-            config = self._config_of(policy_id, resolved, recipe)
-        added = add_to_cohorts(learners.nets, policy_id, resolved, config, recipe, self._seed)
-        if recipe is not None and config is not None:
-            learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
-        self._take_map(changed, added)
-        for built in learners.nets:
-            if policy_id in built.cohort.policy_ids:
-                added, self.inference[policy_id] = [built.cohort], built.inference
-        self._policies[policy_id] = _policy_of(added[0], policy_id, resolved, self._seed)
-        return self._policies[policy_id]
+        added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
+        self._sampler.change_policies(self._population.policy_map, added)
+        return self._population.get(policy_id)
 
     def remove_policy(
         self,
@@ -286,25 +303,16 @@ class Algorithm:
             ConfigError: There is no such policy, or it is the last one.
             ContractError: The mapping still returns it for a known agent.
         """
-        changed = self._policy_map.changed(
-            remove=[policy_id], policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
-        )
-        self._resolve(changed)
+        self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
         self._sampler.retire(policy_id)
-        self._take_map(changed, [])
-        self._learners.forget(policy_id)
-        del self._policies[policy_id]
-        self.inference.pop(policy_id, None)
-
-    def _take_map(self, policy_map: PolicyMap, added: list[Cohort]) -> None:
-        """Go on with other policies."""
-        self._policy_map = self._learners.policy_map = policy_map
-        self._sampler.change_policies(policy_map, added)
+        self._sampler.change_policies(self._population.policy_map)
 
     def stop(self) -> None:
         """Close the environments; may be called more than once."""
         self._stopped = True
         self._base_env.stop()
+        if self._evaluation is not None:
+            self._evaluation.stop()
 
     def __enter__(self) -> Self:
         """Return the algorithm."""
@@ -316,21 +324,10 @@ class Algorithm:
         """Stop the algorithm."""
         self.stop()
 
-    def _config_of(self, policy_id: str, spec: PolicySpec, recipe: Recipe) -> AlgorithmConfig:
-        """Return one policy's settings."""
-        if recipe.name == self.recipe.name:
-            return override(self.config, spec.config, policy_id)
-        return adopt(recipe.config_class, self.config, spec.config, policy_id)
-
-    def _make_env(self, vector_index: int) -> Any:
+    def _make_env(self, vector_index: int, config: AlgorithmConfig | None = None) -> Any:
         """Create sub-environment number `vector_index`."""
-        context = EnvContext(
-            dict(self.config.env_config),
-            worker_index=0,
-            vector_index=vector_index,
-            num_workers=self.config.num_workers,
-        )
-        return make_env(self.config.env, context)
+        config = config or self.config
+        return make_env(config.env, _context(config, vector_index))
 
     def _train_batch(self, size: int) -> tuple[MultiAgentBatch, int]:
         """Sample until the learners' batch is full; return it and how many steps it counts."""
@@ -342,6 +339,13 @@ class Algorithm:
             # Answered rows count, although a few of them are held back until their reward is complete.
             taken = sampler.agent_steps - before if by_rows else taken + fragments[-1].env_steps()
         return (fragments[0] if len(fragments) == 1 else MultiAgentBatch.concat_samples(fragments)), taken
+
+
+def _context(config: AlgorithmConfig, vector_index: int) -> EnvContext:
+    """Return the context of sub-environment number `vector_index`."""
+    return EnvContext(
+        dict(config.env_config), worker_index=0, vector_index=vector_index, num_workers=config.num_workers
+    )
 
 
 def _info(stats: Mapping[str, dict[str, float]]) -> dict[str, Any]:
@@ -357,12 +361,3 @@ def _set_torch_threads(count: int | None) -> None:
 
     if count is not None and torch.get_num_threads() != count:
         torch.set_num_threads(count)
-
-
-def _policy_of(cohort: Cohort, policy_id: str, spec: PolicySpec, seed: int) -> Policy:
-    """Return the policy object of one of a cohort's policies."""
-    index = cohort.policy_ids.index(policy_id)
-    if isinstance(cohort, OwnCohort):
-        return cohort.policies[index]
-    assert isinstance(cohort, NetCohort)
-    return NetPolicy(cohort, index, spec.config, seed)

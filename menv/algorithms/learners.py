@@ -6,13 +6,15 @@ knows no environments and no sampler.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from menv.algorithms.cohorts import Built
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.recipe import Learner, Recipe, Weights
+from menv.callbacks import DefaultCallbacks
 from menv.multi_agent_batch import MultiAgentBatch
+from menv.policy import Policy
 from menv.policy_map import PolicyMap
 
 
@@ -21,6 +23,8 @@ class Learners:
 
     Args:
         seed: Decides the order of rows.
+        policies: The policy objects by id, for the callbacks.
+        callbacks: Told when a policy learns.
 
     Attributes:
         nets: The networks, by architecture.
@@ -38,6 +42,8 @@ class Learners:
         configs: dict[str, AlgorithmConfig],
         policy_map: PolicyMap,
         seed: int,
+        policies: Mapping[str, Policy],
+        callbacks: DefaultCallbacks,
     ) -> None:
         self.nets = nets
         self.recipes = recipes
@@ -45,6 +51,8 @@ class Learners:
         self.policy_map = policy_map
         self._seed = seed
         self._learners: dict[str, Learner] = {}
+        self._policies = policies
+        self._callbacks = callbacks
         self.env_steps_trained = 0
         self.agent_steps_trained = 0
 
@@ -70,7 +78,10 @@ class Learners:
             if not self.policy_map.trains(policy_id, own):
                 continue
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
-            stats[policy_id] = learner.learn(own, env_steps)
+            told: dict[str, Any] = {}
+            policy = self._policies.get(policy_id)
+            self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
+            stats[policy_id] = {**learner.learn(own, env_steps), **told}
             built.cohort.backend.set_weights(index, learner.weights())
             self.agent_steps_trained += own.count
         if stats:

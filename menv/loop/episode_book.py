@@ -16,8 +16,8 @@ from menv import draws
 from menv.base_env import AgentId, EnvId, Join, Ready, Unclaimed
 from menv.episode import Episode
 from menv.loop.cohort import Cohort
+from menv.loop.hooks import Hooks
 from menv.loop.slot_table import SlotTable
-from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
 from menv.segments import Column
 from menv.trajectories import Start
@@ -36,7 +36,7 @@ class EpisodeBook:
         self,
         cohorts: Sequence[Cohort],
         table: SlotTable,
-        metrics: Metrics,
+        hooks: Hooks,
         *,
         seed: int,
         first_index: int,
@@ -47,7 +47,7 @@ class EpisodeBook:
         Args:
             cohorts: Who answers; each policy is in exactly one.
             table: Written when an agent joins.
-            metrics: Where episodes are recorded.
+            hooks: Told when episodes begin and end.
             seed: Key of every random draw.
             first_index: Index of this process's first sub-environment among all.
             worker: What mapping functions see as `worker`; its `policy_map` maps to the policies of `cohorts`.
@@ -57,7 +57,7 @@ class EpisodeBook:
         self._maps: dict[EnvId, PolicyMap] = {}
         self._cohorts = cohorts
         self._table = table
-        self._metrics = metrics
+        self._hooks = hooks
         self._seed = seed
         self._first_index = first_index
         self._worker = worker
@@ -116,6 +116,8 @@ class EpisodeBook:
         returns, cohorts = table.returns, self._cohorts
         for end in ready.ended:
             episode = running[end.env_id]
+            if self._hooks.active:
+                episode.look_at(end.agent_id, end.obs, end.info)
             episode.credit(end.agent_id, float(returns[end.slot]) + end.reward)
             cohorts[table.seat(end.slot).cohort].ledger.end(end)
         booked = 0
@@ -127,7 +129,7 @@ class EpisodeBook:
             episode = running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
             del running[finished.env_id], self._maps[finished.env_id]
             episode.length = finished.env_steps
-            self._metrics.record(episode)
+            self._hooks.end(episode, finished.env_index)
         self._book(ready.unclaimed[booked:])
 
     def _book(self, unclaimed: Sequence[Unclaimed]) -> None:
@@ -158,6 +160,7 @@ class EpisodeBook:
         episode_id = draws.key(int(self._episode_keys[env_index]), number) >> 5
         episode = self.running[env_id] = Episode(episode_id, env_id)
         self._maps[env_id] = self._worker.policy_map
+        self._hooks.begin(episode, env_index)
         return episode
 
     def _widen(self, num_envs: int) -> None:
