@@ -15,6 +15,7 @@ from menv.algorithms.networks.mlp import MlpSpec
 from menv.algorithms.recipe import Learner, Weights
 from menv.algorithms.returns import gae
 from menv.connectors.clip_reward import clip_reward
+from menv.connectors.flat_actions import flat_action_space
 from menv.sample_batch import SampleBatch
 
 
@@ -26,7 +27,7 @@ class PPORecipe:
 
     def network(self, obs_size: int, action_space: Any, config: PPOConfig) -> MlpSpec:
         """Return a policy and a value network; see `Recipe.network`."""
-        model, head = config.model, ActionHead.for_space(action_space)
+        model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
         return MlpSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers
         )
