@@ -21,7 +21,7 @@ from menv.errors import ContractError
 from menv.infos import InfoLog, Infos
 from menv.sample_batch import SampleBatch
 from menv.segments import Column, Segments
-from menv.trajectories import Start, Trajectories
+from menv.trajectories import Trajectories
 
 Rows = slice | npt.NDArray[np.int64]
 Prepared = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
@@ -98,8 +98,8 @@ class Ledger:
         """N, the number of rows written."""
         return self._n
 
-    def start(self, start: Start, agent_id: Any) -> None:
-        """Begin a trajectory; its first row must follow in the same poll."""
+    def start(self, start: tuple[int, int, int, int, int], agent_id: Any) -> None:
+        """Begin a trajectory, with the fields of a `Start`; its first row must follow in the same poll."""
         self._starts.extend(start)
         self._agent_ids.append(agent_id)
 

@@ -213,6 +213,16 @@ def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
         }
         rest |= {"episode", "worker"} - by_position - set(places) - {p.name for p in positional}
 
+    if not rest and not any(places):
+        # The usual signatures, without looking at their parameters at every call.
+        return (
+            lambda agent_id, episode, worker: fn(agent_id),
+            lambda agent_id, episode, worker: fn(agent_id, episode),
+            fn,
+        )[count - 1]
+    if not rest and count == 3 and places == [None, "episode", "worker"]:
+        return fn
+
     def mapping(agent_id: AgentId, episode: Episode, worker: Any) -> str:
         given = (agent_id, episode, worker)
         by_name = {"episode": episode, "worker": worker}

@@ -20,7 +20,6 @@ from menv.loop.hooks import Hooks
 from menv.loop.slot_table import SlotTable
 from menv.policy_map import PolicyMap
 from menv.segments import Column
-from menv.trajectories import Start
 
 _KEPT_KEYS = 65_536
 
@@ -142,16 +141,15 @@ class EpisodeBook:
         """Bind an agent to a policy and begin its trajectory."""
         slot, env_id, agent_id, env_index = join
         episode = self.running.get(env_id) or self._begin(env_id, env_index)
-        policy_id = episode.known_policy(agent_id)
-        if policy_id is None:
+        seat = episode.seat_of(agent_id)
+        if seat is None:
             policy_map = self._maps[env_id]
             policy_id = policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
-            episode.bind(agent_id, policy_id)
-        number, index = self._where[policy_id]
+            seat = episode.bind(agent_id, policy_id)
+        number, index = self._where[seat[0]]
         key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)
         self._table.sit(slot, number, index, env_index, key)
-        start = Start(slot, index, episode.episode_id, episode.number_of(agent_id), env_index)
-        self._cohorts[number].ledger.start(start, agent_id)
+        self._cohorts[number].ledger.start((slot, index, episode.episode_id, seat[1], env_index), agent_id)
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
         """Begin an episode of a sub-environment."""
