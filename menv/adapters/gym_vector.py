@@ -16,8 +16,8 @@ import numpy.typing as npt
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from menv import draws
-from menv.adapters.lockstep import LockstepEnvs, as_rewards
-from menv.adapters.report import own_copy
+from menv.adapters.lockstep import LockstepEnvs
+from menv.adapters.report import as_rewards, own_copy
 from menv.adapters.vector_infos import VectorInfos, info_of
 from menv.base_env import EnvId, IntArray
 from menv.errors import ConfigError, ContractError, MenvError

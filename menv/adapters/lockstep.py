@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.report import Report, finite, own_copy
+from menv.adapters.answers import nested_answers
+from menv.adapters.report import Report, own_copy
 from menv.adapters.vector_infos import VectorInfos
 from menv.base_env import (
     SINGLE_AGENT,
@@ -138,7 +139,12 @@ class LockstepEnvs(BaseEnv):
             self._check_count(len(slots), len(actions))
             self._actions = actions
         elif actions is None:
-            self._answer({self._only_agent(env_id, by): by[SINGLE_AGENT] for env_id, by in slots.items()})
+            self._answer(
+                {
+                    self._only_agent(env_id, by): by[SINGLE_AGENT]
+                    for env_id, by in nested_answers(slots).items()
+                }
+            )
         else:
             self._check_count(len(slots), len(actions))
             indices = [int(slot) for slot in slots]
@@ -365,29 +371,6 @@ class LockstepEnvs(BaseEnv):
             f"{where}, env step {int(self._env_steps.max())}: raised {type(error).__name__}: {error}; "
             "the environment's own traceback is above"
         )
-
-
-def as_rewards(rewards: Any, num_envs: int, where: str) -> FloatArray:
-    """Return [E] float64 rewards.
-
-    Raises:
-        ContractError: There are not E of them, or one is not a finite number; it names whose.
-    """
-    try:
-        numbers = np.asarray(rewards, np.float64)
-    except (TypeError, ValueError):
-        numbers = np.zeros((0, 0))
-    # The sum is finite if each is: one reduction instead of a look at every reward.
-    if numbers.shape == (num_envs,) and np.isfinite(np.add.reduce(numbers)):
-        return numbers
-    if len(rewards) != num_envs:
-        raise ContractError(
-            f"{where}: returned {len(rewards)} rewards, expected {num_envs}, one for each sub-environment; "
-            "return all of them"
-        )
-    return np.array(
-        [finite(reward, f"{where}: the reward of env {index}") for index, reward in enumerate(rewards)]
-    )
 
 
 def _taken(values: Any, places: IntArray) -> Any:

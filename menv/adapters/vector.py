@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from menv import draws
-from menv.adapters.lockstep import LockstepEnvs, as_rewards
-from menv.adapters.report import own_copy
+from menv.adapters.lockstep import LockstepEnvs
+from menv.adapters.report import as_rewards, check_info, own_copy
 from menv.base_env import EnvId, IntArray
 from menv.errors import ContractError, MenvError
 from menv.frame import Frame
@@ -113,8 +113,7 @@ class VectorEnvs(LockstepEnvs):
             result = self._call("reset_at", index, seed=seed, options=options)
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._wrong("reset_at", result, "(obs, info)")
-        if not isinstance(result[1], dict):
-            raise _no_dict(f"reset_at, env {index}", result[1])
+        check_info(result[1], f"reset_at, env {index}")
         return result
 
     def _seed_of(self, index: int, more: int = 0) -> int:
@@ -156,13 +155,5 @@ def as_infos(infos: Sequence[Any], where: str) -> list[Any]:
     # One look at all types instead of one at each info.
     if set(map(type, listed)) != {dict}:
         for index, info in enumerate(listed):
-            if not isinstance(info, dict):
-                raise _no_dict(f"{where}, env {index}", info)
+            check_info(info, f"{where}, env {index}")
     return listed
-
-
-def _no_dict(where: str, info: Any) -> ContractError:
-    """Return the error for an info of another type."""
-    return ContractError(
-        f"{where}: info is {type(info).__name__}, expected a dict; return {{}} if there is nothing"
-    )
