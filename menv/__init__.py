@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from menv.base_env import BaseEnv as BaseEnv
     from menv.base_env import Ready as Ready
+    from menv.callbacks import DefaultCallbacks as DefaultCallbacks
+    from menv.callbacks import make_multi_callbacks as make_multi_callbacks
+    from menv.checking.check import check_env as check_env
     from menv.env_context import EnvContext as EnvContext
     from menv.envs.independent_copies import make_multi_agent as make_multi_agent
     from menv.episode import Episode as Episode
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from menv.random_policy import RandomPolicy as RandomPolicy
     from menv.registry import register_env as register_env
     from menv.sample_batch import SampleBatch as SampleBatch
+    from menv.vector_env import VectorEnv as VectorEnv
 
 __version__ = "0.1.0"
 
@@ -33,6 +37,9 @@ _HOMES = {
     "Ready": "base_env",
     "MultiAgentBatch": "multi_agent_batch",
     "SampleBatch": "sample_batch",
+    "DefaultCallbacks": "callbacks",
+    "make_multi_callbacks": "callbacks",
+    "check_env": "checking.check",
     "EnvContext": "env_context",
     "Episode": "episode",
     "ConfigError": "errors",
@@ -46,6 +53,7 @@ _HOMES = {
     "PolicySpec": "policy_spec",
     "RandomPolicy": "random_policy",
     "register_env": "registry",
+    "VectorEnv": "vector_env",
 }
 __all__ = sorted(_HOMES)
 

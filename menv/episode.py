@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,13 @@ import numpy as np
 from menv import draws
 from menv.base_env import AgentId, EnvId
 from menv.errors import ConfigError
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+def _kept(name: str) -> Any:
+    """Return the property of an attribute that most episodes do not use."""
+    return property(lambda self: self._extra(name), lambda self, value: self._set_extra(name, value))
 
 
 class Episode:
@@ -30,18 +38,15 @@ class Episode:
     """
 
     __slots__ = (
-        "_numbers",
+        "_extras",
+        "_last",
         "_policies",
         "_rng",
         "agent_rewards",
-        "custom_metrics",
         "env_id",
         "episode_id",
-        "hist_data",
         "length",
-        "media",
         "unclaimed_rewards",
-        "user_data",
     )
 
     def __init__(self, episode_id: int, env_id: EnvId) -> None:
@@ -51,13 +56,32 @@ class Episode:
         self.length = 0
         self.agent_rewards: dict[tuple[AgentId, str], float] = {}
         self.unclaimed_rewards = 0.0
-        self.custom_metrics: dict[str, float] = {}
-        self.user_data: dict[str, Any] = {}
-        self.hist_data: dict[str, list[float]] = {}
-        self.media: dict[str, Any] = {}
-        self._policies: dict[AgentId, str] = {}
-        self._numbers: dict[AgentId, int] = {}
+        # Most episodes have none of these: they are made when they are asked for.
+        self._extras: dict[str, Any] | None = None
+        self._last: dict[AgentId, tuple[Any, Any]] | None = None
         self._rng: np.random.Generator | None = None
+        # The policy of each agent, and its number in order of appearance.
+        self._policies: dict[AgentId, tuple[str, int]] = {}
+
+    def _extra(self, name: str) -> Any:
+        if self._extras is None:
+            self._extras = {}
+        return self._extras.setdefault(name, {})
+
+    def _set_extra(self, name: str, value: Any) -> None:
+        self._extra(name)
+        assert self._extras is not None
+        self._extras[name] = value
+
+    custom_metrics: dict[str, float] = _kept("custom_metrics")
+    user_data: dict[str, Any] = _kept("user_data")
+    hist_data: dict[str, list[float]] = _kept("hist_data")
+    media: dict[str, Any] = _kept("media")
+
+    @property
+    def extras(self) -> Mapping[str, Any]:
+        """What there is of these four, by name."""
+        return self._extras or _NOTHING
 
     @property
     def rng(self) -> np.random.Generator:
@@ -86,22 +110,38 @@ class Episode:
                 f"episode {self.episode_id}: agent {agent_id!r} has not appeared, expected one of "
                 f"{sorted(map(repr, self._policies))[:16]}; ask after its first observation"
             )
-        return self._policies[agent_id]
+        return self._policies[agent_id][0]
 
-    def known_policy(self, agent_id: AgentId) -> str | None:
-        """Return the policy of an agent, None if it has not appeared yet."""
+    def last_observation_for(self, agent_id: AgentId) -> Any:
+        """Return an agent's last observation as its environment gave it, None before the first.
+
+        Kept for callbacks about episodes only.
+        """
+        return (self._last or {}).get(agent_id, (None, {}))[0]
+
+    def last_info_for(self, agent_id: AgentId) -> Any:
+        """Return the info dict that came with an agent's last observation, an empty one before the first.
+
+        Kept for callbacks about episodes only.
+        """
+        return (self._last or {}).get(agent_id, (None, {}))[1]
+
+    def look_at(self, agent_id: AgentId, obs: Any, info: Any) -> None:
+        """Keep what an agent was shown last."""
+        if self._last is None:
+            self._last = {}
+        self._last[agent_id] = (obs, info)
+
+    def seat_of(self, agent_id: AgentId) -> tuple[str, int] | None:
+        """Return the policy of an agent and its number, in order of appearance; None before it appears."""
         return self._policies.get(agent_id)
 
-    def number_of(self, agent_id: AgentId) -> int:
-        """Return the agent's number, in order of appearance."""
-        return self._numbers[agent_id]
-
-    def bind(self, agent_id: AgentId, policy_id: str) -> None:
-        """Bind an agent to a policy until the episode ends."""
-        self._numbers[agent_id] = len(self._policies)
-        self._policies[agent_id] = policy_id
+    def bind(self, agent_id: AgentId, policy_id: str) -> tuple[str, int]:
+        """Bind an agent to a policy until the episode ends; return both and its number, as `seat_of` does."""
+        seat = self._policies[agent_id] = (policy_id, len(self._policies))
+        return seat
 
     def credit(self, agent_id: AgentId, reward: float) -> None:
         """Add what an agent earned in a life that ended."""
-        key = (agent_id, self._policies[agent_id])
+        key = (agent_id, self._policies[agent_id][0])
         self.agent_rewards[key] = self.agent_rewards.get(key, 0.0) + reward

@@ -18,7 +18,7 @@ from menv.base_env import SINGLE_AGENT
 from menv.cut import Cut
 from menv.frame import Frame
 from menv.infos import InfoLog
-from menv.ledger import Ledger, PrepareFinals
+from menv.ledger import Ledger, Prepared, PrepareFinals
 from menv.segments import Column
 from menv.trajectories import Trajectories
 
@@ -135,7 +135,8 @@ class FrameLedger(Ledger):
         # What came in with these rows was the last of the trajectory before.
         ends.rewards += self._columns["income"][rows].tolist()
         self._columns["income"][rows] = 0.0
-        ends.obs.extend(self._columns["obs"][rows] if self._as_rows else self._finals)
+        # Those that are rows themselves are looked up there.
+        ends.obs.extend(rows.tolist() if self._as_rows else self._finals)
         self._finals = []
         begun = self._begun_at(slots, -1 if self._as_rows else 0)
         self._begun = self._begun.and_then(begun) if len(self._begun.slot) else begun
@@ -171,12 +172,11 @@ class FrameLedger(Ledger):
         start, infos, _ = self._info_polls[place]
         return infos[row - start] if place >= 0 and row - start < len(infos) else {}
 
-    def _prepared(
-        self, finals: list[Any], owners: Trajectories, prepare_finals: PrepareFinals
-    ) -> npt.NDArray[np.float32]:
-        """Return last observations as rows; those that came as rows are."""
+    def _prepared(self, finals: list[Any], owners: Trajectories, prepare_finals: PrepareFinals) -> Prepared:
+        """Return last observations as rows and masks; those that came as rows are."""
         if self._as_rows:
-            return np.array(finals, np.float32).reshape(len(finals), -1)
+            masks = self._columns.get("action_mask")
+            return self._columns["obs"][finals], None if masks is None else masks[finals]
         return super()._prepared(finals, owners, prepare_finals)
 
     def _carry(self, cut_rows: Cut, rewards: Column, owners: Trajectories) -> None:

@@ -21,10 +21,11 @@ from menv.errors import ContractError
 from menv.infos import InfoLog, Infos
 from menv.sample_batch import SampleBatch
 from menv.segments import Column, Segments
-from menv.trajectories import Start, Trajectories
+from menv.trajectories import Trajectories
 
 Rows = slice | npt.NDArray[np.int64]
-PrepareFinals = Callable[[list[Any], Trajectories], npt.NDArray[np.float32]]
+Prepared = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
+PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
 
 _FIRST_ROWS = 256
 
@@ -97,8 +98,8 @@ class Ledger:
         """N, the number of rows written."""
         return self._n
 
-    def start(self, start: Start, agent_id: Any) -> None:
-        """Begin a trajectory; its first row must follow in the same poll."""
+    def start(self, start: tuple[int, int, int, int, int], agent_id: Any) -> None:
+        """Begin a trajectory, with the fields of a `Start`; its first row must follow in the same poll."""
         self._starts.extend(start)
         self._agent_ids.append(agent_id)
 
@@ -166,7 +167,7 @@ class Ledger:
 
         Args:
             prepare_finals: Turns raw final observations, and the trajectories that they end, into rows
-                [*, F].
+                [*, F] and masks [*, M].
 
         Returns:
             The batch of each policy index that has rows.
@@ -240,7 +241,10 @@ class Ledger:
 
     def _segments(self, cut_rows: Cut, owners: Trajectories, prepare_finals: PrepareFinals) -> Segments:
         """Describe the piece of each trajectory, held rows left out."""
-        next_obs = self._columns["obs"][cut_rows.order[cut_rows.last]]
+        last = cut_rows.order[cut_rows.last]
+        masks = self._columns.get("action_mask")
+        next_obs = self._columns["obs"][last]
+        next_mask = np.zeros((len(last), 0), np.bool_) if masks is None else masks[last]
         missing = np.zeros(len(owners.slot), np.bool_)
         finals = [self._ends.obs[index] for index in cut_rows.end_order.tolist()]
         absent = np.fromiter((final is None for final in finals), np.bool_, len(finals))
@@ -248,14 +252,16 @@ class Ledger:
         if not absent.all():
             given = cut_rows.end_segments[~absent]
             shown = [final for final in finals if final is not None]
-            next_obs[given] = self._prepared(shown, owners.take(given), prepare_finals)
+            rows, final_masks = self._prepared(shown, owners.take(given), prepare_finals)
+            next_obs[given] = rows
+            next_mask[given] = True if final_masks is None else final_masks
         # Unique in this ledger; the sampler numbers the pieces of all its ledgers.
         unrolls = np.arange(self._unrolls, self._unrolls + len(owners.slot))
         self._unrolls += len(unrolls)
         # A trajectory may begin with a row that is no step; it counts as number -1 and never leaves.
         lengths = cut_rows.lengths - cut_rows.held - (owners.released < 0)
         return Segments(
-            lengths, next_obs, missing, np.maximum(owners.released, 0), owners.eps_id,
+            lengths, next_obs, next_mask, missing, np.maximum(owners.released, 0), owners.eps_id,
             owners.agent_index, owners.env_index, unrolls, owners.prev_action, owners.prev_reward,
         )  # fmt: skip
 
@@ -263,10 +269,8 @@ class Ledger:
         """Return what came in with the rows and with the ends."""
         return InfoLog(self._n, self._info_polls, self._ends.infos)
 
-    def _prepared(
-        self, finals: list[Any], owners: Trajectories, prepare_finals: PrepareFinals
-    ) -> npt.NDArray[np.float32]:
-        """Return the last observations of some trajectories as rows [*, F]."""
+    def _prepared(self, finals: list[Any], owners: Trajectories, prepare_finals: PrepareFinals) -> Prepared:
+        """Return the last observations of some trajectories as rows and masks."""
         return prepare_finals(finals, owners)
 
     def _batch(

@@ -58,10 +58,11 @@ class Metrics:
     def record(self, episode: Episode) -> None:
         """Take in an episode that ended."""
         rewards = [(policy_id, reward) for (_, policy_id), reward in episode.agent_rewards.items()]
-        self._new.append(
-            Record(episode.total_reward, episode.length, rewards, episode.custom_metrics, episode.hist_data)
-        )
-        self._media.append(episode.media)
+        extras = episode.extras
+        custom, hist = extras.get("custom_metrics", _NOTHING), extras.get("hist_data", _NOTHING)
+        self._new.append(Record(episode.total_reward, episode.length, rewards, custom, hist))
+        if "media" in extras:
+            self._media.append(extras["media"])
         self._new_count += 1
         self.episodes_total += 1
         self.unclaimed_rewards += episode.unclaimed_rewards

@@ -7,8 +7,9 @@ environments; `menv.loop.dry_run` asks it about every possible agent before the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 from menv.base_env import AgentId
@@ -23,6 +24,8 @@ MappingFn = Callable[[AgentId, Episode, Any], str]
 
 class PolicyMap:
     """The policies by id, the mapping function and who is to be trained.
+
+    It never changes: an episode keeps the one that it began with, whatever policies come or go meanwhile.
 
     Attributes:
         specs: Spec of each policy.
@@ -61,9 +64,52 @@ class PolicyMap:
                 "policies: none given, expected at least one; leave the key out for a single policy"
             )
         self.specs = {check_policy_id(name): PolicySpec.of(name, value) for name, value in entries.items()}
+        self._fn, self._trained = policy_mapping_fn, policies_to_train
         self.only = next(iter(self.specs)) if len(self.specs) == 1 and policy_mapping_fn is None else None
         self._mapping = self._only_one if policy_mapping_fn is None else adapt_mapping_fn(policy_mapping_fn)
         self._to_train = self._check_to_train(policies_to_train)
+
+    def changed(
+        self,
+        *,
+        add: Mapping[str, PolicySpec] = MappingProxyType({}),
+        remove: Collection[str] = (),
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> PolicyMap:
+        """Return a map with other policies.
+
+        Args:
+            add: Specs of new policies by id.
+            remove: Ids of policies that go.
+            policy_mapping_fn: None keeps the one there is.
+            policies_to_train: None keeps those there are, without the ones that go.
+
+        Raises:
+            ConfigError: An id exists already or does not exist, nothing is left, or several policies are
+                left without a mapping.
+        """
+        for policy_id in add:
+            if policy_id in self.specs:
+                raise ConfigError(
+                    f"add_policy: {policy_id!r} exists already, expected a new id; remove it first or choose another"
+                )
+        for policy_id in remove:
+            if policy_id not in self.specs:
+                raise ConfigError(
+                    f"remove_policy: {policy_id!r} does not exist, expected one of {sorted(self.specs)}; check the id"
+                )
+        specs = {name: spec for name, spec in self.specs.items() if name not in remove}
+        trained: Any = self._trained if policies_to_train is None else policies_to_train
+        if policies_to_train is None and not callable(trained) and trained is not None:
+            trained = [policy_id for policy_id in self._to_train if policy_id not in remove]
+        changed = PolicyMap({**specs, **add}, policy_mapping_fn or self._fn, trained)
+        if changed.only is None and policy_mapping_fn is None and self._fn is None:
+            raise ConfigError(
+                f"policies {sorted(changed.specs)}: no policy_mapping_fn, expected one with more than one policy; "
+                "pass policy_mapping_fn=lambda agent_id, episode, worker, **kw: ..."
+            )
+        return changed
 
     def policy_for(self, agent_id: AgentId, episode: Episode, worker: Any) -> str:
         """Return the policy that answers for an agent in an episode.
@@ -109,7 +155,7 @@ class PolicyMap:
         unknown = sorted(chosen - self.specs.keys())
         if unknown:
             raise ConfigError(
-                f"policies_to_train: {unknown} are not among the policies {sorted(self.specs)}; "
+                f"policies_to_train: {unknown} are not among the policies, expected ids of {sorted(self.specs)}; "
                 "correct the ids or add the policies"
             )
         return chosen
@@ -166,6 +212,16 @@ def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
             ("agent_id", "episode", "worker")[i] for i in range(count) if i >= len(places) or not places[i]
         }
         rest |= {"episode", "worker"} - by_position - set(places) - {p.name for p in positional}
+
+    if not rest and not any(places):
+        # The usual signatures, without looking at their parameters at every call.
+        return (
+            lambda agent_id, episode, worker: fn(agent_id),
+            lambda agent_id, episode, worker: fn(agent_id, episode),
+            fn,
+        )[count - 1]
+    if not rest and count == 3 and places == [None, "episode", "worker"]:
+        return fn
 
     def mapping(agent_id: AgentId, episode: Episode, worker: Any) -> str:
         given = (agent_id, episode, worker)

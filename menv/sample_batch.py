@@ -344,6 +344,8 @@ class SampleBatch(Mapping[str, Column]):
         ):
             # What is stored comes first: padding has a successor, but its `new_obs` is zero.
             part[cut] = stored[derived][at] if derived in stored else self[key][at + step]
+        if self.ACTION_MASK in stored:
+            parts.next_mask[choice.cut_after] = stored[self.ACTION_MASK][after + 1]
         return parts
 
     def _become(self, other: SampleBatch) -> None:

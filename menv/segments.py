@@ -23,6 +23,7 @@ class Segments:
     Attributes:
         lengths: [S] rows.
         next_obs: [S, F] the observation after the last row: final, or that of the next row.
+        next_mask: [S, M] the action mask that came with it, all True if none did; M is 0 without masks.
         final_missing: [S] True where the environment gave no final observation and `next_obs`
             repeats the last one.
         first_t: [S] index of the first row within its trajectory.
@@ -36,6 +37,7 @@ class Segments:
 
     lengths: Column
     next_obs: Column
+    next_mask: Column
     final_missing: Column
     first_t: Column
     eps_id: Column
@@ -106,7 +108,8 @@ class Segments:
         last = np.append(first[1:], len(follows)) - 1
         whole = self.take(first)
         whole.lengths = np.add.reduceat(self.lengths, first)
-        whole.next_obs, whole.final_missing = self.next_obs[last], self.final_missing[last]
+        whole.next_obs, whole.next_mask = self.next_obs[last], self.next_mask[last]
+        whole.final_missing = self.final_missing[last]
         return whole
 
     @staticmethod

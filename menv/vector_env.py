@@ -8,12 +8,14 @@ world. `menv.adapters.vector` turns a `VectorEnv` into rows. Who has arrays rath
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import gymnasium as gym
+import numpy as np
 
 from menv.base_env import BaseEnv
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 
 VectorStep = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 
@@ -34,10 +36,7 @@ class VectorEnv:
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], num_envs: int
     ) -> None:
         """Note the spaces of one sub-environment and how many there are."""
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise ConfigError(
-                f"VectorEnv: num_envs={num_envs!r}, expected an integer of at least 1; pass one"
-            )
+        check_number(num_envs)
         self.observation_space = observation_space
         self.action_space = action_space
         self.num_envs = num_envs
@@ -60,8 +59,8 @@ class VectorEnv:
             observation_space: That of sub-environment 0 by default.
 
         Raises:
-            ConfigError: More environments are given than `num_envs`, or some are missing and there is
-                no `make_env`.
+            ConfigError: More environments are given than `num_envs`, one stands in two places, or some are
+                missing and there is no `make_env`.
         """
         return _GymEnvs(make_env, existing_envs or (), num_envs, action_space, observation_space)
 
@@ -150,6 +149,7 @@ class _GymEnvs(VectorEnv):
         action_space: gym.Space[Any] | None,
         observation_space: gym.Space[Any] | None,
     ) -> None:
+        check_number(num_envs)
         if len(existing_envs) > num_envs:
             raise ConfigError(
                 f"vectorize_gym_envs: {len(existing_envs)} existing_envs, expected at most num_envs={num_envs}; "
@@ -164,7 +164,12 @@ class _GymEnvs(VectorEnv):
         self._make_env = make_env
         while len(self.envs) < num_envs and make_env is not None:
             self.envs.append(make_env(len(self.envs)))
-        first: Any = self.envs[0] if self.envs else None
+        if len({id(env) for env in self.envs}) < num_envs:
+            raise ConfigError(
+                "vectorize_gym_envs: the same object stands for two sub-environments, expected a new environment for "
+                "each; create it inside make_env"
+            )
+        first: Any = self.envs[0]
         super().__init__(
             first.observation_space if observation_space is None else observation_space,
             first.action_space if action_space is None else action_space,
@@ -185,27 +190,49 @@ class _GymEnvs(VectorEnv):
     def reset_at(
         self, index: int | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
-        env = self.envs[index or 0]
-        if seed is None and options is None:
-            obs, info = env.reset()
-        else:
-            obs, info = env.reset(seed=seed, options=options)
-        return obs, info
+        number = self._index(index)
+        given = {} if seed is None and options is None else {"seed": seed, "options": options}
+        try:
+            result = self.envs[number].reset(**given)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise ContractError(
+                    f"env {number} reset: {error}, expected reset(self, *, seed=None, options=None); declare both "
+                    "parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
+                ) from error
+            raise _crash(number, "reset", error) from error
+        except MenvError:
+            raise
+        except Exception as error:
+            raise _crash(number, "reset", error) from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise _old_gym(number, "reset", result, "(obs, info)")
+        return result
 
     def restart_at(self, index: int | None = None) -> None:
-        number = index or 0
+        number = self._index(index)
         if self._make_env is None:
             raise ConfigError(
                 f"restart_at: env {number} was given as an instance, expected make_env; pass it to vectorize_gym_envs"
             )
-        self.envs[number].close()
+        # One that is broken may not be able to close any more; that must not keep it in its place.
+        with suppress(Exception):
+            self.envs[number].close()
         self.envs[number] = self._make_env(number)
 
     def vector_step(self, actions: Sequence[Any]) -> VectorStep:
-        steps = [
-            env.step(action)
-            for env, action in zip(self.envs, self._one_each("actions", actions), strict=True)
-        ]
+        wanted = self._one_each("actions", actions)
+        steps: list[Any] = []
+        try:
+            for env, action in zip(self.envs, wanted, strict=True):
+                steps.append(env.step(action))
+        except MenvError:
+            raise
+        except Exception as error:
+            raise _crash(len(steps), "step", error) from error
+        for index, step in enumerate(steps):
+            if not isinstance(step, tuple) or len(step) != 5:
+                raise _old_gym(index, "step", step, "(obs, reward, terminated, truncated, info)")
         return (
             [step[0] for step in steps],
             [step[1] for step in steps],
@@ -218,11 +245,20 @@ class _GymEnvs(VectorEnv):
         return list(self.envs)
 
     def try_render_at(self, index: int | None = None) -> Any:
-        return self.envs[index or 0].render()
+        return self.envs[self._index(index)].render()
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+    def _index(self, index: Any) -> int:
+        """Return the place of a sub-environment, the first by default."""
+        number = 0 if index is None else index
+        if not isinstance(number, int | np.integer) or not 0 <= number < self.num_envs:
+            raise ConfigError(
+                f"VectorEnv: index {index!r}, expected an integer from 0 to {self.num_envs - 1}; count from 0"
+            )
+        return int(number)
 
     def _one_each(self, name: str, values: Sequence[Any] | None) -> Sequence[Any]:
         """Return one value for each sub-environment."""
@@ -234,6 +270,34 @@ class _GymEnvs(VectorEnv):
                 "pass None where one has no use for it"
             )
         return values
+
+
+def check_number(num_envs: Any) -> None:
+    """Refuse a number of sub-environments that is none.
+
+    Raises:
+        ConfigError: It is no integer, or less than 1.
+    """
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+        raise ConfigError(
+            f"VectorEnv: num_envs={num_envs!r}, expected an integer of at least 1; say how many there are"
+        )
+
+
+def _crash(index: int, method: str, error: Exception) -> EnvCrashError:
+    """Return the error for an exception that a sub-environment raised."""
+    return EnvCrashError(
+        f"env {index} {method}: raised {type(error).__name__}: {error}; the environment's own traceback is above"
+    )
+
+
+def _old_gym(index: int, method: str, result: Any, expected: str) -> ContractError:
+    """Return the error for a sub-environment that returned another number of values."""
+    got = f"{len(result)} values" if isinstance(result, tuple | list) else f"a single {type(result).__name__}"
+    return ContractError(
+        f"env {index} {method}: returned {got}, expected {expected}; return that, or wrap an environment of the old "
+        "gym API in menv.wrappers.LegacyGym"
+    )
 
 
 def _not_written(env: VectorEnv, method: str, returned: str) -> str:

@@ -38,7 +38,7 @@ class Play:
         self.ledger.end(End(slot, 3, f"agent{slot}", reward, terminated, not terminated, final, {}))
 
     def close(self) -> dict[int, SampleBatch]:
-        return self.ledger.close(lambda finals, _: np.array(finals, np.float32)[:, None])
+        return self.ledger.close(lambda finals, _: (np.array(finals, np.float32)[:, None], None))
 
     def only(self) -> SampleBatch:
         (batch,) = self.close().values()

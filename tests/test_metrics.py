@@ -114,7 +114,7 @@ def test_an_episode_tells_who_answers_for_whom() -> None:
     one = episode({("b", "q"): 0.0, ("a", "p"): 0.0})
     assert one.get_agents() == ["b", "a"]
     assert one.policy_for("a") == "p"
-    assert (one.number_of("b"), one.number_of("a")) == (0, 1)
+    assert (one.seat_of("b"), one.seat_of("a"), one.seat_of("c")) == (("q", 0), ("p", 1), None)
     with pytest.raises(ConfigError, match=r"agent 'c' has not appeared, expected one of .*'a'"):
         one.policy_for("c")
 

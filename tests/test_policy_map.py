@@ -137,7 +137,8 @@ def test_none_trains_all_and_an_empty_list_trains_nobody() -> None:
 
 def test_unknown_ids_to_train_are_named() -> None:
     with pytest.raises(
-        ConfigError, match=r"policies_to_train: \['r', 's'\] are not among the policies \['p'\]"
+        ConfigError,
+        match=r"policies_to_train: \['r', 's'\] are not among the policies, expected ids of \['p'\]",
     ):
         PolicyMap(["p"], None, ["s", "p", "r"])
 

@@ -18,6 +18,7 @@ def batch(lengths: list[int], first: int = 0) -> SampleBatch:
     count, pieces = len(rows), len(lengths)
     segments = Segments(
         lengths=np.array(lengths, np.int64), next_obs=np.array(ends, np.float32).reshape(pieces, 1),
+        next_mask=np.zeros((pieces, 0), np.bool_),
         final_missing=np.arange(pieces) % 2 == 1, first_t=np.zeros(pieces, np.int64), eps_id=np.arange(pieces) + first,
         agent_index=np.arange(pieces) * 2, env_id=np.arange(pieces) * 3, unroll_id=np.arange(pieces) + 50 + first,
         prev_action=np.arange(pieces) + 70, prev_reward=np.arange(pieces, dtype=np.float32) + 0.5,

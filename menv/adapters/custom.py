@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from menv.adapters.answers import nested_answers
 from menv.adapters.multi_agent import (
     MAX_EMPTY_STEPS,
     as_numbers,
@@ -72,7 +73,7 @@ class CustomEnvs(BaseEnv):
         """Answer waiting agents; see `BaseEnv.send_actions`."""
         by_env: dict[EnvId, dict[AgentId, Any]] = {}
         if actions is None:
-            by_env = {env_id: dict(answers) for env_id, answers in slots.items()}
+            by_env = {env_id: dict(answers) for env_id, answers in nested_answers(slots).items()}
         else:
             for slot, action in zip(slots, actions, strict=True):
                 env_id, agent = self._pool.seats[int(slot)]
@@ -82,6 +83,7 @@ class CustomEnvs(BaseEnv):
                 self._rosters[env_id].waiting.agents if env_id in self._waiting or env_id in self._due else []
             )
             check_answers(env_id, agents, answers)
+        for env_id, answers in ((env_id, answers) for env_id, answers in by_env.items() if answers):
             self._answers[env_id] = answers
             self._rosters[env_id].answered = True
             self._waiting.discard(env_id)

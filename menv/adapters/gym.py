@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from menv.adapters.answers import nested_answers
 from menv.adapters.local_envs import LocalEnvs
-from menv.adapters.report import Report, finite, own_copy
+from menv.adapters.report import Report, check_info, finite, own_copy
 from menv.base_env import SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, FloatArray, Join, MultiEnvDict, Ready
-from menv.errors import ContractError, EnvCrashError
+from menv.errors import ContractError, MenvError
 
 
 class GymEnvs(LocalEnvs):
@@ -79,7 +80,7 @@ class GymEnvs(LocalEnvs):
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer copies; see `BaseEnv.send_actions`."""
         if actions is None:
-            by_env: Mapping[EnvId, Mapping[AgentId, Any]] = slots
+            by_env = nested_answers(slots)
             indices = [self._only_agent(env_id, answers) for env_id, answers in by_env.items()]
             self._answer(
                 indices, [answers[SINGLE_AGENT] for answers in by_env.values()], self._waiting | self._due
@@ -125,6 +126,7 @@ class GymEnvs(LocalEnvs):
 
     def _begin(self, index: int, obs: Any, info: Any) -> None:
         """Note the first row of an episode."""
+        check_info(info, f"env {index} reset")
         self._obs[index], self._infos[index] = obs, info
         self._episode_start[index] = int(self._env_steps[index])
         self._fresh[index] = True
@@ -156,6 +158,8 @@ class GymEnvs(LocalEnvs):
         try:
             for index, step, action in zip(order, steps, actions, strict=True):
                 obs, reward, terminated, truncated, info = step(action)
+                if type(info) is not dict:
+                    check_info(info, f"env {index} step")
                 if terminated or truncated:
                     length = int(self._env_steps[index]) + 1 - self._episode_start[index]
                     self._end(index, obs, reward, (bool(terminated), bool(truncated)), info, length)
@@ -163,6 +167,8 @@ class GymEnvs(LocalEnvs):
                     reward = 0.0
                 all_obs[index], all_infos[index], fresh[index] = obs, info, False
                 rewards.append(reward)
+        except MenvError:
+            raise
         except Exception as error:
             raise self._step_error(order[len(rewards)], error) from error
         self._env_steps[slice(None) if order is self._order else list(order)] += 1
@@ -226,7 +232,7 @@ class GymEnvs(LocalEnvs):
         ]
         return np.array(checked, np.float64)
 
-    def _step_error(self, index: int, error: Exception) -> Exception:
+    def _step_error(self, index: int, error: Exception) -> MenvError:
         """Tell a wrong number of return values from a crash inside the environment."""
         here = error.__traceback__
         if isinstance(error, ValueError | TypeError) and here is not None and here.tb_next is None:
@@ -235,5 +241,4 @@ class GymEnvs(LocalEnvs):
                 "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "
                 "wrap the environment in menv.wrappers.LegacyGym"
             )
-        crash = self.crash(index, "step", error)
-        return crash if isinstance(crash, EnvCrashError | ContractError) else error
+        return self.crash(index, "step", error)

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from menv import draws
-from menv.adapters.lockstep import LockstepEnvs, as_rewards
-from menv.adapters.report import own_copy
+from menv.adapters.lockstep import LockstepEnvs
+from menv.adapters.report import as_rewards, own_copy
 from menv.adapters.vector_infos import VectorInfos, info_of
 from menv.base_env import EnvId, IntArray
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError, ContractError, MenvError
 from menv.frame import Flags, Frame
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
@@ -61,8 +61,9 @@ class GymVectorEnvs(LockstepEnvs):
 
     def try_render(self, env_id: EnvId | None = None) -> Any:
         """Render one sub-environment, the first by default."""
+        index = self._index(env_id or 0)
         frames = self.env.render()
-        return frames if frames is None else frames[self._index(env_id or 0)]
+        return frames if frames is None else frames[index]
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Refuse: the sub-environments belong to `env`."""
@@ -76,6 +77,8 @@ class GymVectorEnvs(LockstepEnvs):
         seed, self._seed = self._seed if seed is None else seed, None
         try:
             result = self.env.reset(seed=seed, options=options)
+        except MenvError:
+            raise
         except Exception as error:
             raise self._crash(f"{type(self.env).__name__}.reset", error) from error
         if not isinstance(result, tuple) or len(result) != 2:
@@ -88,6 +91,8 @@ class GymVectorEnvs(LockstepEnvs):
         """Step everything and see to what is done; see `LockstepEnvs`."""
         try:
             result = self.env.step(self._all_actions(actions, slots))
+        except MenvError:
+            raise
         except Exception as error:
             raise self._crash(f"{type(self.env).__name__}.step", error) from error
         if not isinstance(result, tuple) or len(result) != 5:
@@ -131,6 +136,8 @@ class GymVectorEnvs(LockstepEnvs):
         """Reset those that are done, in the mode in which nothing resets itself."""
         try:
             obs, infos = self.env.reset(options={"reset_mask": done})
+        except MenvError:
+            raise
         except Exception as error:
             raise self._crash(f"{type(self.env).__name__}.reset with a reset_mask", error) from error
         return self._rows(obs), infos
@@ -199,7 +206,7 @@ def autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> str:
     Raises:
         ConfigError: It does not say.
     """
-    mode = env.metadata.get("autoreset_mode")
+    mode = (env.metadata or {}).get("autoreset_mode")
     if mode is None and not hasattr(gym.vector, "AutoresetMode"):
         # gymnasium 1.0 knew this one only, and had no name for it.
         return NEXT_STEP

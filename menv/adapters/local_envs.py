@@ -39,14 +39,14 @@ class LocalEnvs(BaseEnv):
             seed: Gives every reset its own seed; None leaves the environments alone.
             first_index: Index of the first sub-environment among all workers' sub-environments.
         """
-        if num_envs < 1:
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ConfigError(
-                f"num_envs: {num_envs}, expected at least 1; set num_envs_per_worker to 1 or more"
+                f"num_envs: {num_envs!r}, expected at least 1; set num_envs_per_worker to 1 or more"
             )
         if make_env is None and len(existing) < num_envs:
             raise ConfigError(
-                f"to_base_env: num_envs={num_envs} needs make_env to create {num_envs - len(existing)} more, got None; "
-                "pass make_env=lambda index: YourEnv(...)"
+                f"to_base_env: num_envs={num_envs} and make_env is None, expected one that creates "
+                f"{num_envs - len(existing)} more; pass make_env=lambda index: YourEnv(...)"
             )
         self._make_env = make_env
         self._seed = seed
@@ -107,6 +107,8 @@ class LocalEnvs(BaseEnv):
                     "declare both parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
                 ) from error
             raise self.crash(index, "reset", error) from error
+        except MenvError:
+            raise
         except Exception as error:
             raise self.crash(index, "reset", error) from error
         if not isinstance(result, tuple) or len(result) != 2:
@@ -125,10 +127,8 @@ class LocalEnvs(BaseEnv):
         getattr(self._envs[index], "close", _nothing)()
         self._envs[index] = self._make_env(index)
 
-    def crash(self, index: int, where: str, error: Exception) -> MenvError:
+    def crash(self, index: int, where: str, error: Exception) -> EnvCrashError:
         """Return the error for an exception that a sub-environment raised."""
-        if isinstance(error, MenvError):
-            return error
         return EnvCrashError(
             f"env {index} {where}, env step {int(self._env_steps[index])}: raised {type(error).__name__}: {error}; "
             "the environment's own traceback is above"

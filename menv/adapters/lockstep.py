@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.report import Report, finite, own_copy
+from menv.adapters.answers import nested_answers
+from menv.adapters.report import Report, own_copy
 from menv.adapters.vector_infos import VectorInfos
 from menv.base_env import (
     SINGLE_AGENT,
@@ -29,7 +30,7 @@ from menv.base_env import (
     MultiEnvDict,
     Ready,
 )
-from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, MenvError
+from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
 from menv.frame import Flags, Frame
 
 
@@ -56,6 +57,8 @@ class LockstepEnvs(BaseEnv):
         self._delivered = False
         self._actions: Any = None
         self._some: dict[int, Any] = {}
+        # Rows that changed after they were delivered: only these come again.
+        self._renewed: set[int] = set()
         # Sub-environments in which nobody has acted since their reset.
         self._fresh: Flags = np.ones(num_envs, np.bool_)
         self._report = Report()
@@ -90,7 +93,7 @@ class LockstepEnvs(BaseEnv):
         self._refuse_frames()
         if not self._started:
             self._start(None, None)
-        if self._some:
+        if self._some and not self._renewed:
             missing = [index for index in self._slots.tolist() if index not in self._some]
             raise ContractError(
                 f"poll: {len(self._some)} of {len(self._slots)} sub-environments were answered, none for env "
@@ -98,16 +101,9 @@ class LockstepEnvs(BaseEnv):
             )
         if self._actions is not None:
             self._step()
-        if self._delivered:
-            slots, obs, rewards, infos = (
-                self._everybody[:0],
-                self._obs[:0],
-                self._rewards[:0],
-                self._infos[:0],
-            )
-        else:
-            slots, obs, rewards, infos = self._slots, self._obs, self._rewards, self._infos
+        slots, obs, rewards, infos = self._undelivered()
         self._delivered = True
+        self._renewed.clear()
         report, self._report = self._report, Report()
         return Ready(
             slots, obs, rewards, self._env_steps,
@@ -143,7 +139,12 @@ class LockstepEnvs(BaseEnv):
             self._check_count(len(slots), len(actions))
             self._actions = actions
         elif actions is None:
-            self._answer({self._only_agent(env_id, by): by[SINGLE_AGENT] for env_id, by in slots.items()})
+            self._answer(
+                {
+                    self._only_agent(env_id, by): by[SINGLE_AGENT]
+                    for env_id, by in nested_answers(slots).items()
+                }
+            )
         else:
             self._check_count(len(slots), len(actions))
             indices = [int(slot) for slot in slots]
@@ -177,6 +178,12 @@ class LockstepEnvs(BaseEnv):
             infos[index] = {SINGLE_AGENT: dict(self._infos[places[index]])}
         return obs, infos
 
+    def leave_frames(self) -> None:
+        """Reset everything, so that `poll` gives rows again."""
+        self._frames = None
+        self._fresh[:] = False
+        self._take_reset(*self._reset_all(None, None))
+
     @property
     def env_steps(self) -> IntArray:
         """[E] env steps of each sub-environment since its start."""
@@ -199,6 +206,21 @@ class LockstepEnvs(BaseEnv):
                 "poll, try_reset: a sampler is driving this environment, expected one driver; make another one for "
                 "calls of your own"
             )
+
+    def _undelivered(self) -> tuple[IntArray, Any, FloatArray, Sequence[Mapping[str, Any]]]:
+        """Return the slots, observations, rewards and infos that no poll has delivered."""
+        if not self._delivered:
+            return self._slots, self._obs, self._rewards, self._infos
+        at = np.flatnonzero(np.isin(self._slots, list(self._renewed)))
+        return self._slots[at], _taken(self._obs, at), self._rewards[at], _taken(self._infos, at)
+
+    def _renew(self, index: int) -> None:
+        """Forget the answer for one row, which a reset has changed, and keep those for the others."""
+        if self._actions is not None:
+            self._some = dict(zip(self._slots.tolist(), self._actions, strict=True))
+            self._actions = None
+        self._some.pop(index, None)
+        self._renewed.add(index)
 
     def _count(self, frame: Frame) -> None:
         """Count an env step of everybody but those that were reset."""
@@ -225,6 +247,7 @@ class LockstepEnvs(BaseEnv):
         self._rewards = np.zeros(self.num_envs)
         self._delivered, self._actions = False, None
         self._some.clear()
+        self._renewed.clear()
 
     def _begin(self, indices: IntArray) -> None:
         """Report that new episodes begin."""
@@ -303,6 +326,7 @@ class LockstepEnvs(BaseEnv):
         if stray:
             raise self._stray(stray)
         self._some.update(answers)
+        self._renewed.difference_update(answers)
         if len(self._some) == len(self._slots):
             self._actions = [self._some[index] for index in self._slots.tolist()]
             self._some = {}
@@ -341,37 +365,12 @@ class LockstepEnvs(BaseEnv):
             )
         return int(env_id)
 
-    def _crash(self, where: str, error: Exception) -> MenvError:
+    def _crash(self, where: str, error: Exception) -> EnvCrashError:
         """Return the error for an exception that the environment raised."""
-        if isinstance(error, MenvError):
-            return error
         return EnvCrashError(
             f"{where}, env step {int(self._env_steps.max())}: raised {type(error).__name__}: {error}; "
             "the environment's own traceback is above"
         )
-
-
-def as_rewards(rewards: Any, num_envs: int, where: str) -> FloatArray:
-    """Return [E] float64 rewards.
-
-    Raises:
-        ContractError: There are not E of them, or one is not a finite number; it names whose.
-    """
-    try:
-        numbers = np.asarray(rewards, np.float64)
-    except (TypeError, ValueError):
-        numbers = np.zeros((0, 0))
-    # The sum is finite if each is: one reduction instead of a look at every reward.
-    if numbers.shape == (num_envs,) and np.isfinite(np.add.reduce(numbers)):
-        return numbers
-    if len(rewards) != num_envs:
-        raise ContractError(
-            f"{where}: returned {len(rewards)} rewards, expected {num_envs}, one for each sub-environment; "
-            "return all of them"
-        )
-    return np.array(
-        [finite(reward, f"{where}: the reward of env {index}") for index, reward in enumerate(rewards)]
-    )
 
 
 def _taken(values: Any, places: IntArray) -> Any:

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from menv.adapters.answers import nested_answers
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.report import Report, finite
 from menv.adapters.roster import Layout, Roster
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import AgentId, EnvId, FloatArray, IntArray, MultiEnvDict, Ready
-from menv.errors import ContractError
+from menv.errors import ContractError, MenvError
 
 MAX_EMPTY_STEPS = 1000
 """So many env steps in a row without a waiting agent are taken for a fault of the environment."""
@@ -79,10 +80,9 @@ class MultiAgentEnvs(LocalEnvs):
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer copies; see `BaseEnv.send_actions`."""
         if actions is None:
-            for env_id, answers in slots.items():
-                known = self._index(env_id)
-                # After `try_reset` its rows may be answered before a poll has delivered them.
-                self._answer(known, dict(answers), known in self._waiting or known in self._due)
+            # After `try_reset` rows may be answered before a poll has delivered them.
+            told = {self._index(env_id): dict(answers) for env_id, answers in nested_answers(slots).items()}
+            self._answer(told, self._waiting | self._due)
             return
         indices = self._delivered[1]
         if (
@@ -96,8 +96,7 @@ class MultiAgentEnvs(LocalEnvs):
         for slot, action in zip(slots, actions, strict=True):
             env_id, agent = self._pool.seats[int(slot)]
             by_env.setdefault(self._index(env_id), {})[agent] = action
-        for index, answers in by_env.items():
-            self._answer(index, answers, index in self._waiting)
+        self._answer(by_env, self._waiting)
 
     def _answer_all(self, actions: Sequence[Any]) -> None:
         """Note the answers to all rows that the last poll delivered."""
@@ -177,6 +176,8 @@ class MultiAgentEnvs(LocalEnvs):
             roster.answered = True
             try:
                 result = envs[index].step(answers[index])
+            except MenvError:
+                raise
             except Exception as error:
                 raise self.crash(index, "step", error) from error
             if roster.step(result, report):
@@ -204,6 +205,8 @@ class MultiAgentEnvs(LocalEnvs):
         """Take one env step in which nobody acts, and reset the copy if its episode ended."""
         try:
             result = self._envs[index].step({})
+        except MenvError:
+            raise
         except Exception as error:
             raise self.crash(index, "step", error) from error
         self._env_steps[index] += 1
@@ -217,15 +220,21 @@ class MultiAgentEnvs(LocalEnvs):
         self._waiting.discard(index)
         self._begin(index, *self._reset_env(index, seed, options))
 
-    def _answer(self, index: int, answers: dict[AgentId, Any], may: bool) -> None:
-        """Note the answers for one copy once they are exactly for those who wait."""
-        agents = self._rosters[index].waiting.agents if may else []
-        if set(answers) != set(agents):
-            check_answers(index, agents, answers)
-        self._answers[index] = {agent: answers[agent] for agent in agents}
-        self._rosters[index].answered = True
-        self._waiting.discard(index)
-        self._due.discard(index)
+    def _answer(self, by_env: Mapping[int, dict[AgentId, Any]], waiting: set[int]) -> None:
+        """Note the answers for some copies once all of them are exactly for those who wait."""
+        for index, answers in by_env.items():
+            agents = self._rosters[index].waiting.agents if index in waiting else []
+            if set(answers) != set(agents):
+                check_answers(index, agents, answers)
+        for index, answers in by_env.items():
+            # No actions for a copy in which nobody waits say nothing; its own answers may be there already.
+            if answers:
+                self._answers[index] = {
+                    agent: answers[agent] for agent in self._rosters[index].waiting.agents
+                }
+                self._rosters[index].answered = True
+                self._waiting.discard(index)
+                self._due.discard(index)
 
     def _slots_of(self, indices: list[int], layouts: list[Layout]) -> IntArray:
         """Return the rows' slots; the same array as last time while the layouts are the same."""

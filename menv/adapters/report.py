@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.base_env import End, EpisodeEnd, Join, Unclaimed
+from menv.base_env import End, EpisodeEnd, FloatArray, Join, Unclaimed
 from menv.errors import ContractError
 
 
@@ -36,6 +36,22 @@ def own_copy(element: Any) -> Any:
     return element
 
 
+def check_info(info: Any, whose: str) -> None:
+    """Refuse an info that is no dict.
+
+    Args:
+        info: What the environment returned; a subclass of dict will do.
+        whose: Begins the message, such as "env 3 step".
+
+    Raises:
+        ContractError: It is something else.
+    """
+    if not isinstance(info, dict):
+        raise ContractError(
+            f"{whose}: info is {type(info).__name__}, expected a dict; return {{}} if there is nothing to tell"
+        )
+
+
 def finite(reward: Any, whose: str) -> float:
     """Return a reward as a float.
 
@@ -55,3 +71,26 @@ def finite(reward: Any, whose: str) -> float:
         raise ContractError(f"{whose} is {number}, expected a finite number; look for a division by zero")
     got = f"{type(reward).__name__} of shape {np.shape(reward)}" if np.ndim(reward) else type(reward).__name__
     raise ContractError(f"{whose} is {got}, expected a number; return a float")
+
+
+def as_rewards(rewards: Any, num_envs: int, where: str) -> FloatArray:
+    """Return [E] float64 rewards.
+
+    Raises:
+        ContractError: There are not E of them, or one is not a finite number; it names whose.
+    """
+    try:
+        numbers = np.asarray(rewards, np.float64)
+    except (TypeError, ValueError):
+        numbers = np.zeros((0, 0))
+    # The sum is finite if each is: one reduction instead of a look at every reward.
+    if numbers.shape == (num_envs,) and np.isfinite(np.add.reduce(numbers)):
+        return numbers
+    if len(rewards) != num_envs:
+        raise ContractError(
+            f"{where}: returned {len(rewards)} rewards, expected {num_envs}, one for each sub-environment; "
+            "return all of them"
+        )
+    return np.array(
+        [finite(reward, f"{where}: the reward of env {index}") for index, reward in enumerate(rewards)]
+    )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.report import Report, finite, own_copy
+from menv.adapters.report import Report, check_info, finite, own_copy
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, End, EnvId, EpisodeEnd, IntArray, Join, Unclaimed
 from menv.errors import ContractError
@@ -92,7 +92,9 @@ class Roster:
             raise self._wrong("reset", f"{ALL!r} is among the observations", "agent ids only")
         self.episode_steps = 0
         self.answered = False
-        self._await(obs, infos if isinstance(infos, dict) else {}, report)
+        if not isinstance(infos, dict):
+            raise self._wrong("reset", f"infos are {type(infos).__name__}", "a dict keyed by agent id")
+        self._await(obs, infos, report)
 
     def step(self, result: Any, report: Report) -> bool:
         """Take in what `step` returned; True if the episode is over and a reset is due.
@@ -226,6 +228,7 @@ class Roster:
     ) -> None:
         """Close an agent's trajectory; without one, what it is owed becomes unclaimed."""
         reward = self._held.pop(agent, 0.0)
+        self._check_info(agent, info)
         if agent in self._alive:
             self._alive.remove(agent)
             self._lives += 1
@@ -292,7 +295,20 @@ class Roster:
 
     def _infos_of(self, infos: Any, layout: Layout) -> list[Mapping[str, Any]]:
         """Return the info dict of each agent of the layout."""
-        return [infos.get(agent, _NO_INFO) for agent in layout.agents] if infos else layout.no_infos
+        if not infos:
+            return layout.no_infos
+        found = [infos.get(agent, _NO_INFO) for agent in layout.agents]
+        # One look at all types instead of one at each info.
+        if not {dict}.issuperset(map(type, found)):
+            for agent, info in zip(layout.agents, found, strict=True):
+                self._check_info(agent, info)
+        return found
+
+    def _check_info(self, agent: AgentId, info: Any) -> None:
+        """Refuse an info that is no dict."""
+        check_info(
+            info, f"env {self.env_id} step, env step {self.episode_steps} of the episode, agent {agent!r}"
+        )
 
     def _new_layout(self, agents: tuple[AgentId, ...]) -> Layout:
         """Give each agent a slot and remember the layout."""

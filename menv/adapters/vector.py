@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from menv import draws
-from menv.adapters.lockstep import LockstepEnvs, as_rewards
-from menv.adapters.report import own_copy
+from menv.adapters.lockstep import LockstepEnvs
+from menv.adapters.report import as_rewards, check_info, own_copy
 from menv.base_env import EnvId, IntArray
-from menv.errors import ContractError
+from menv.errors import ContractError, MenvError
 from menv.frame import Frame
 from menv.vector_env import VectorEnv
 
@@ -50,6 +50,7 @@ class VectorEnvs(LockstepEnvs):
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Put new sub-environments in the place of one or all; their next rows begin a new episode."""
+        self._refuse_frames()
         for index in range(self.num_envs) if env_id is None else [self._index(env_id)]:
             self._call("restart_at", index)
             if self._started:
@@ -65,8 +66,7 @@ class VectorEnvs(LockstepEnvs):
         self._obs[index], self._infos[index] = obs, info
         self._rewards[index] = 0.0
         self._begin(np.array([index]))
-        # All rows come again: the others still wait with theirs, for they step together.
-        self._delivered, self._actions = False, None
+        self._renew(index)
 
     def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
         """Reset everything; see `LockstepEnvs`."""
@@ -79,25 +79,21 @@ class VectorEnvs(LockstepEnvs):
             result = self._call("vector_reset", seeds=seeds, options=options and [options] * self.num_envs)
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._wrong("vector_reset", result, "two lists (obs, infos)")
-        for part in result:
-            if len(part) != self.num_envs:
-                raise self._wrong("vector_reset", part, f"{self.num_envs} values in each list")
-        return list(result[0]), list(result[1])
+        self._check_lists("vector_reset", result)
+        return list(result[0]), as_infos(result[1], "vector_reset")
 
     def _step_all(self, actions: Any, slots: IntArray | None) -> Frame:
         """Step everything and reset what is done; see `LockstepEnvs`."""
         result = self._call("vector_step", list(actions))
         if not isinstance(result, tuple | list) or len(result) != 5:
             raise self._wrong("vector_step", result, f"five lists ({', '.join(_FIVE)})")
-        for part in result:
-            if len(part) != self.num_envs:
-                raise self._wrong("vector_step", part, f"{self.num_envs} values in each list")
+        self._check_lists("vector_step", result)
         obs, paid, terminateds, truncateds, infos = result
         rewards = as_rewards(paid, self.num_envs, "vector_step")
         terminated, truncated = (np.array(flags, np.bool_) for flags in (terminateds, truncateds))
         over = terminated | truncated
         done = np.flatnonzero(over).tolist()
-        obs, infos = list(obs), list(infos)
+        obs, infos = list(obs), as_infos(infos, "vector_step")
         finals, final_infos = [own_copy(obs[index]) for index in done], [infos[index] for index in done]
         for index in done:
             # The step that has just been taken counts for the seed, as it does where each copy steps alone.
@@ -117,6 +113,7 @@ class VectorEnvs(LockstepEnvs):
             result = self._call("reset_at", index, seed=seed, options=options)
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._wrong("reset_at", result, "(obs, info)")
+        check_info(result[1], f"reset_at, env {index}")
         return result
 
     def _seed_of(self, index: int, more: int = 0) -> int:
@@ -128,8 +125,17 @@ class VectorEnvs(LockstepEnvs):
         """Call the environment; what it raises is chained."""
         try:
             return getattr(self.env, method)(*args, **kwargs)
+        except MenvError:
+            raise
         except Exception as error:
             raise self._crash(f"{type(self.env).__name__}.{method}", error) from error
+
+    def _check_lists(self, method: str, lists: Sequence[Any]) -> None:
+        """Refuse what is no list of one value for each sub-environment."""
+        for part in lists:
+            counted = isinstance(part, Sequence) or (isinstance(part, np.ndarray) and part.ndim > 0)
+            if not counted or len(part) != self.num_envs:
+                raise self._wrong(method, part, f"{self.num_envs} values in each list")
 
     def _wrong(self, method: str, got: Any, expected: str) -> ContractError:
         """Return the error for a return value of the wrong form."""
@@ -137,3 +143,17 @@ class VectorEnvs(LockstepEnvs):
         return ContractError(
             f"{type(self.env).__name__}.{method}: returned {count}, expected {expected}; mend its return value"
         )
+
+
+def as_infos(infos: Sequence[Any], where: str) -> list[Any]:
+    """Return E info dicts.
+
+    Raises:
+        ContractError: One of them is something else; it names whose.
+    """
+    listed = list(infos)
+    # One look at all types instead of one at each info.
+    if set(map(type, listed)) != {dict}:
+        for index, info in enumerate(listed):
+            check_info(info, f"{where}, env {index}")
+    return listed

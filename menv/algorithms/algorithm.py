@@ -8,54 +8,41 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
-from menv.acting.backend import ActingBackend
-from menv.algorithms.cohorts import Built, build_cohorts
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.classic_keys import override, read_config
+from menv.algorithms.config.classic_keys import read_config
+from menv.algorithms.evaluation import Evaluation
+from menv.algorithms.population import Population
+from menv.algorithms.recipe import Recipe
+from menv.base_env import BaseEnv
+from menv.callbacks import read_callbacks
 from menv.env_context import EnvContext
-from menv.errors import CallOrderError, ConfigError
+from menv.errors import CallOrderError
 from menv.loop.convert import to_base_env
 from menv.loop.dry_run import GivenSpaces, resolve_specs
-from menv.loop.net_policy import NetPolicy
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
-from menv.policy_spec import PolicySpec
 from menv.registry import make_env
-from menv.sample_batch import SampleBatch
 
 
-class Learner(Protocol):
-    """What improves one policy's weights."""
-
-    def learn(self, columns: Mapping[str, Any], env_steps: int) -> dict[str, float]:
-        """Learn from one train batch and return statistics."""
-
-    def weights(self) -> dict[str, Any]:
-        """Return the weights by name."""
-
-    def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights in."""
-
-
-class Algorithm(ABC):
+class Algorithm:
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
         config: The settings, complete.
-        inference: What runs each policy's network, "onnx" or "torch", by policy id.
         iteration: Training iterations so far.
     """
 
-    config_class: ClassVar[type[AlgorithmConfig]]
+    recipe: ClassVar[Recipe]
+    """What trains the policies that name no algorithm of their own."""
 
     def __init__(self, config: Any = None, env: Any = None) -> None:
         """Create the environments, the policies and the sampler.
@@ -68,58 +55,76 @@ class Algorithm(ABC):
             ConfigError: A setting is wrong.
             EnvCrashError: An environment could not be created.
         """
-        self.config = read_config(self.config_class, config, env)
+        self.config = read_config(self.recipe.config_class, config, env)
         multi = self.config.multiagent
+        self._callbacks = read_callbacks(self.config.callbacks)
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         _set_torch_threads(self.config.torch_threads)
-        self._policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
-        envs = [self._make_env(0)]
+        policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
+        first = self._make_env(0)
         self._base_env = to_base_env(
-            envs[0], self._make_env, self.config.num_envs_per_worker, seed=self.config.seed
+            first, self._make_env, self.config.num_envs_per_worker, seed=self.config.seed
         )
-        self._check_algorithms()
         given = GivenSpaces(
             self.config.observation_space, self.config.action_space, multi.observation_fn is not None
         )
-        specs = resolve_specs(self._policy_map, self._base_env, envs[0], given, self.config.num_workers)
-        self._configs = {
-            name: override(self.config, spec.config, name)
-            for name, spec in specs.items()
-            if not spec.policy_class
-        }
-        self._configs.update({name: self.config for name in specs if name not in self._configs})
-        cohorts, self._nets = build_cohorts(specs, self._configs, self._seed)
+        resolve = partial(
+            resolve_specs,
+            base_env=self._base_env,
+            env=first,
+            given=given,
+            num_workers=self.config.num_workers,
+        )
+        self._population = Population(
+            policy_map, resolve, self.config, self.recipe, self._seed, self._callbacks
+        )
         self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
-        num_envs = self._base_env.num_envs or self.config.num_envs_per_worker
+        self._sampler = self._build_sampler()
+        self._evaluation: Evaluation | None = None
+        self._evaluated: dict[str, Any] = {}
+        self.iteration = 0
+        self._started = time.perf_counter()
+        self._stopped = False
+        self._tell_created()
+
+    def _tell_created(self) -> None:
+        """Tell the callbacks what has been created."""
+        callbacks = self._callbacks
+        for index, env in enumerate(self._base_env.get_sub_environments()):
+            callbacks.on_sub_environment_created(
+                worker=self._sampler,
+                sub_environment=env,
+                env_context=_context(self.config, index),
+                env_index=index,
+            )
+        callbacks.on_algorithm_init(algorithm=self)
+
+    def _build_sampler(self) -> Sampler:
+        """Create the sampler."""
+        multi = self.config.multiagent
         quota = Quota(
-            self.config.fragment_length(num_envs),
+            self.config.fragment_length(self._num_envs),
             self.config.batch_mode,
             multi.count_steps_by,
             lockstep=self._base_env.lockstep,
         )
-        self._sampler = Sampler(
-            self._base_env, self._policy_map, cohorts, quota, metrics=self._metrics, seed=self._seed,
-            observation_fn=multi.observation_fn,
+        sampler = Sampler(
+            self._base_env, self._population.policy_map, self._population.cohorts, quota, metrics=self._metrics,
+            seed=self._seed, observation_fn=multi.observation_fn, callbacks=self._callbacks,
         )  # fmt: skip
-        self._sampler.explore = self.config.explore
-        self._policies = self._sampler.policies = _policies_of(cohorts, specs, self._seed)
-        self._learners: dict[str, Learner] = {}
-        self.inference = {name: built.inference for built in self._nets for name in built.cohort.policy_ids}
-        self.iteration = 0
-        self._env_steps_trained = 0
-        self._agent_steps_trained = 0
-        self._started = time.perf_counter()
-        self._stopped = False
+        sampler.explore = self.config.explore
+        sampler.policies = self._population.policies
+        return sampler
 
-    @abstractmethod
-    def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: Any) -> None:
-        """Add the columns that a learner needs, such as advantages, to one policy's batch."""
+    @property
+    def _num_envs(self) -> int:
+        """How many sub-environments there are."""
+        return self._base_env.num_envs or self.config.num_envs_per_worker
 
-    @abstractmethod
-    def make_learner(
-        self, built: Built, policy_id: str, weights: Mapping[str, Any], config: Any, seed: int
-    ) -> Learner:
-        """Return the learner of one policy."""
+    @property
+    def inference(self) -> dict[str, str]:
+        """What runs each policy's network, "onnx" or "torch", by policy id."""
+        return dict(self._population.inference)
 
     def sample(self) -> MultiAgentBatch:
         """Return one fragment, ready to learn from, without learning.
@@ -130,10 +135,8 @@ class Algorithm(ABC):
         if self._stopped:
             raise CallOrderError("sample: this algorithm was stopped; build a new one")
         batch = self._sampler.sample()
-        for built in self._nets:
-            for index, policy_id in enumerate(built.cohort.policy_ids):
-                if policy_id in batch.policy_batches:
-                    self.complete(batch[policy_id], built.cohort.backend, index, self._configs[policy_id])
+        self._population.learners.complete(batch)
+        self._sampler.finish(batch)
         return batch
 
     def train(self) -> dict[str, Any]:
@@ -151,29 +154,72 @@ class Algorithm(ABC):
             - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.
         """
         began = time.perf_counter()
-        batch = self._train_batch()
-        sampled = time.perf_counter()
-        stats = dict(self._learn(batch))
+        env_steps, agent_steps = self._sampler.env_steps, self._sampler.agent_steps
+        times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
+        stats: dict[str, dict[str, float]] = {}
+        taken = 0
+        while taken < max(1, self.config.iteration_size(self._num_envs)):
+            before = time.perf_counter()
+            batch, more = self._train_batch(self._population.sample_size(self._num_envs))
+            sampled = time.perf_counter()
+            stats.update(self._population.learners.learn(batch, self._sampler.env_steps))
+            times["sample_time_s"] += sampled - before
+            times["learn_time_s"] += time.perf_counter() - sampled
+            taken += more
         learned = time.perf_counter()
         self.iteration += 1
-        times = {"sample_time_s": sampled - began, "learn_time_s": learned - sampled}
         sampler_results = {**self._metrics.summary(), "sampler_perf": times}
-        return {
+        result = {
             **sampler_results,
             "sampler_results": sampler_results,
             "info": _info(stats),
             "training_iteration": self.iteration,
             "num_env_steps_sampled": self._sampler.env_steps,
             "num_agent_steps_sampled": self._sampler.agent_steps,
-            "num_env_steps_sampled_this_iter": batch.env_steps(),
-            "num_agent_steps_sampled_this_iter": batch.agent_steps(),
-            "num_env_steps_trained": self._env_steps_trained,
-            "num_agent_steps_trained": self._agent_steps_trained,
+            "num_env_steps_sampled_this_iter": self._sampler.env_steps - env_steps,
+            "num_agent_steps_sampled_this_iter": self._sampler.agent_steps - agent_steps,
+            "num_env_steps_trained": self._population.learners.env_steps_trained,
+            "num_agent_steps_trained": self._population.learners.agent_steps_trained,
             "timesteps_total": self._sampler.env_steps,
-            "inference": dict(self.inference),
+            "inference": self.inference,
             "time_this_iter_s": learned - began,
             "time_total_s": learned - self._started,
         }
+        self._attach_evaluation(result)
+        self._callbacks.on_train_result(algorithm=self, result=result)
+        return result
+
+    def evaluate(self) -> dict[str, Any]:
+        """Let the policies play in environments of their own, without learning.
+
+        Returns:
+            `{"evaluation": metrics}`, with the keys about episodes that `train` returns, over exactly
+            `evaluation_duration` episodes.
+        """
+        if self._stopped:
+            raise CallOrderError("evaluate: this algorithm was stopped; build a new one")
+        if self._evaluation is None:
+            self._evaluation = Evaluation(
+                self.config, self._population, self._evaluation_envs, self._callbacks, self._seed
+            )
+        self._callbacks.on_evaluate_start(algorithm=self)
+        self._evaluated = {"evaluation": self._evaluation.run()}
+        self._callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=self._evaluated)
+        return self._evaluated
+
+    def _attach_evaluation(self, result: dict[str, Any]) -> None:
+        """Add an evaluation to a result where one is due."""
+        interval = self.config.evaluation_interval
+        if interval is not None and self.iteration % interval == 0:
+            result.update(self.evaluate())
+        elif self.config.always_attach_evaluation_results:
+            result.update(self._evaluated)
+
+    def _evaluation_envs(self, config: AlgorithmConfig) -> BaseEnv:
+        """Create the environments of evaluations."""
+        make = partial(self._make_env, config=config)
+        seed = None if config.seed is None else config.seed + 10_000
+        return to_base_env(make(0), make, config.num_envs_per_worker, seed=seed)
 
     def compute_single_action(
         self, obs: Any, policy_id: str = DEFAULT_POLICY, explore: bool | None = None
@@ -199,29 +245,74 @@ class Algorithm(ABC):
         Raises:
             ConfigError: There is no such policy.
         """
-        if policy_id not in self._policies:
-            raise ConfigError(
-                f"policy {policy_id!r} does not exist, expected one of {sorted(self._policies)}; "
-                "pass policy_id=... of one of these"
-            )
-        return self._policies[policy_id]
+        return self._population.get(policy_id)
 
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return copies of the weights of some policies, or of all."""
-        ids = self._policies if policy_ids is None else policy_ids
+        ids = self._population.policies if policy_ids is None else policy_ids
         return {policy_id: self.get_policy(policy_id).get_weights() for policy_id in ids}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
         """Copy weights in, by policy id; learners go on from them."""
         for policy_id, by_name in weights.items():
             self.get_policy(policy_id).set_weights(by_name)
-            if policy_id in self._learners:
-                self._learners[policy_id].set_weights(by_name)
+            self._population.learners.set_weights(policy_id, by_name)
+
+    def add_policy(
+        self,
+        policy_id: str,
+        spec: Any = None,
+        *,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> Policy:
+        """Add a policy; it answers in episodes that begin from now on.
+
+        Args:
+            policy_id: A new id.
+            spec: As in `policies`; None infers everything.
+            policy_mapping_fn: Replaces the mapping; None keeps it.
+            policies_to_train: Replaces who is trained; None keeps it.
+
+        Returns:
+            The policy. To make it a copy of another: `algo.set_weights({new: algo.get_weights([old])[old]})`.
+
+        Raises:
+            ConfigError: The id exists, or a setting is wrong.
+            ContractError: The mapping returns an unknown id for a possible agent.
+        """
+        added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
+        self._sampler.change_policies(self._population.policy_map, added)
+        return self._population.get(policy_id)
+
+    def remove_policy(
+        self,
+        policy_id: str,
+        *,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> None:
+        """Remove a policy; episodes that run keep it to their end, but nobody learns from its rows any more.
+
+        Args:
+            policy_id: Its id.
+            policy_mapping_fn: Replaces the mapping; None keeps it.
+            policies_to_train: Replaces who is trained; None keeps it.
+
+        Raises:
+            ConfigError: There is no such policy, or it is the last one.
+            ContractError: The mapping still returns it for a known agent.
+        """
+        self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
+        self._sampler.retire(policy_id)
+        self._sampler.change_policies(self._population.policy_map)
 
     def stop(self) -> None:
         """Close the environments; may be called more than once."""
         self._stopped = True
         self._base_env.stop()
+        if self._evaluation is not None:
+            self._evaluation.stop()
 
     def __enter__(self) -> Self:
         """Return the algorithm."""
@@ -233,62 +324,28 @@ class Algorithm(ABC):
         """Stop the algorithm."""
         self.stop()
 
-    def _check_algorithms(self) -> None:
-        """Refuse policies that ask for an algorithm that this one cannot train beside its own."""
-        own = type(self).__name__
-        for policy_id, spec in self._policy_map.specs.items():
-            if spec.algorithm not in (None, own):
-                raise ConfigError(
-                    f"policies[{policy_id!r}]: algorithm={spec.algorithm!r}, expected {own!r} in this version; "
-                    "leave algorithm out"
-                )
-
-    def _make_env(self, vector_index: int) -> Any:
+    def _make_env(self, vector_index: int, config: AlgorithmConfig | None = None) -> Any:
         """Create sub-environment number `vector_index`."""
-        context = EnvContext(
-            dict(self.config.env_config),
-            worker_index=0,
-            vector_index=vector_index,
-            num_workers=self.config.num_workers,
-        )
-        return make_env(self.config.env, context)
+        config = config or self.config
+        return make_env(config.env, _context(config, vector_index))
 
-    def _train_batch(self) -> MultiAgentBatch:
-        """Sample until the train batch is full."""
+    def _train_batch(self, size: int) -> tuple[MultiAgentBatch, int]:
+        """Sample until the learners' batch is full; return it and how many steps it counts."""
         by_rows = self.config.multiagent.count_steps_by == "agent_steps"
         fragments: list[MultiAgentBatch] = []
         sampler, before, taken = self._sampler, self._sampler.agent_steps, 0
-        while not fragments or taken < self.config.train_batch_size:
+        while not fragments or taken < size:
             fragments.append(self.sample())
             # Answered rows count, although a few of them are held back until their reward is complete.
             taken = sampler.agent_steps - before if by_rows else taken + fragments[-1].env_steps()
-        return fragments[0] if len(fragments) == 1 else MultiAgentBatch.concat_samples(fragments)
+        return (fragments[0] if len(fragments) == 1 else MultiAgentBatch.concat_samples(fragments)), taken
 
-    def _learn(self, batch: MultiAgentBatch) -> Iterable[tuple[str, dict[str, float]]]:
-        """Let each policy that is to be trained learn from its own batch."""
-        trained = self._agent_steps_trained
-        for built in self._nets:
-            for index, policy_id in enumerate(built.cohort.policy_ids):
-                own = batch.policy_batches.get(policy_id)
-                if own is None or not self._policy_map.trains(policy_id, own):
-                    continue
-                learner = self._learners.get(policy_id) or self._new_learner(built, index, policy_id)
-                stats = learner.learn(own, self._sampler.env_steps)
-                built.cohort.backend.set_weights(index, learner.weights())
-                self._agent_steps_trained += own.count
-                yield policy_id, stats
-        if self._agent_steps_trained > trained:
-            self._env_steps_trained += batch.env_steps()
 
-    def _new_learner(self, built: Built, index: int, policy_id: str) -> Learner:
-        """Create a policy's learner when it first learns."""
-        weights = built.cohort.backend.get_weights(index)
-        number = len(self._learners)
-        learner = self.make_learner(
-            built, policy_id, weights, self._configs[policy_id], self._seed % 2**31 + number
-        )
-        self._learners[policy_id] = learner
-        return learner
+def _context(config: AlgorithmConfig, vector_index: int) -> EnvContext:
+    """Return the context of sub-environment number `vector_index`."""
+    return EnvContext(
+        dict(config.env_config), worker_index=0, vector_index=vector_index, num_workers=config.num_workers
+    )
 
 
 def _info(stats: Mapping[str, dict[str, float]]) -> dict[str, Any]:
@@ -304,15 +361,3 @@ def _set_torch_threads(count: int | None) -> None:
 
     if count is not None and torch.get_num_threads() != count:
         torch.set_num_threads(count)
-
-
-def _policies_of(cohorts: Iterable[Any], specs: Mapping[str, PolicySpec], seed: int) -> dict[str, Policy]:
-    """Return the policy objects by id."""
-    found: dict[str, Policy] = {}
-    for cohort in cohorts:
-        for index, policy_id in enumerate(cohort.policy_ids):
-            own: list[Policy] | None = getattr(cohort, "policies", None)
-            found[policy_id] = (
-                own[index] if own is not None else NetPolicy(cohort, index, specs[policy_id].config, seed)
-            )
-    return {policy_id: found[policy_id] for policy_id in specs}

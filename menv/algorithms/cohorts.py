@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from menv import draws
-from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.algorithms.recipe import Recipe
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError
@@ -34,21 +34,27 @@ class Built:
         cohort: The cohort.
         network: Description of its networks.
         inference: What runs them, "onnx" or "torch".
+        form: What another policy must have in common with them to be added.
     """
 
     cohort: NetCohort
     network: MlpSpec
     inference: str
+    form: Any
 
 
 def build_cohorts(
-    specs: Mapping[str, PolicySpec], configs: Mapping[str, AlgorithmConfig], seed: int
+    specs: Mapping[str, PolicySpec],
+    configs: Mapping[str, AlgorithmConfig],
+    recipes: Mapping[str, Recipe],
+    seed: int,
 ) -> tuple[list[Cohort], list[Built]]:
     """Return all cohorts, and what is known about those made of networks.
 
     Args:
         specs: The policies, their spaces filled in.
-        configs: The settings of each policy.
+        configs: The settings of each policy that has a network.
+        recipes: What trains it.
         seed: Decides the first weights.
 
     Raises:
@@ -56,24 +62,37 @@ def build_cohorts(
     """
     cohorts: list[Cohort] = []
     nets: list[Built] = []
-    for members in _alike(specs, configs):
+    networks = {name: _network(name, specs[name], configs[name], recipe) for name, recipe in recipes.items()}
+    for members in _alike(specs, configs, networks):
         first = specs[members[0]]
         if first.policy_class is not None:
             policies = [_own_policy(name, specs[name]) for name in members]
             cohorts.append(OwnCohort(members, policies, first.observation_space, first.action_space))
         else:
-            nets.append(_net_cohort(members, first, configs[members[0]], seed))
+            nets.append(_net_cohort(members, first, configs[members[0]], networks[members[0]], seed))
             cohorts.append(nets[-1].cohort)
     return cohorts, nets
 
 
-def _alike(specs: Mapping[str, PolicySpec], configs: Mapping[str, AlgorithmConfig]) -> list[list[str]]:
+def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recipe) -> MlpSpec:
+    """Return the description of a policy's network, once it fits the spaces."""
+    preprocessor = ObsPreprocessor(spec.observation_space)
+    network = recipe.network(preprocessor.size, spec.action_space, config)
+    if preprocessor.mask_width not in (0, network.head.mask_width):
+        raise ConfigError(
+            f"policies[{name!r}]: action_mask of {preprocessor.mask_width} flags for the action space "
+            f"{spec.action_space}, expected {network.head.mask_width}; give one flag for each choice"
+        )
+    return network
+
+
+def _alike(
+    specs: Mapping[str, PolicySpec], configs: Mapping[str, AlgorithmConfig], networks: Mapping[str, MlpSpec]
+) -> list[list[str]]:
     """Group policy ids by architecture, in order."""
     groups: list[tuple[Any, list[str]]] = []
     for name, spec in specs.items():
-        config = configs[name]
-        form = (config.model, config.normalize_actions, config.clip_actions, config.inference)
-        key = (spec.policy_class is None, spec.observation_space, spec.action_space, form)
+        key = _form(spec, configs.get(name), networks.get(name))
         for other, members in groups:
             if other == key:
                 members.append(name)
@@ -81,6 +100,48 @@ def _alike(specs: Mapping[str, PolicySpec], configs: Mapping[str, AlgorithmConfi
         else:
             groups.append((key, [name]))
     return [members for _, members in groups]
+
+
+def _form(spec: PolicySpec, config: AlgorithmConfig | None, network: MlpSpec | None) -> Any:
+    """Return what policies must have in common to act together."""
+    form = config and (config.normalize_actions, config.clip_actions, config.inference)
+    return spec.observation_space, spec.action_space, network, form
+
+
+def add_to_cohorts(
+    nets: list[Built],
+    name: str,
+    spec: PolicySpec,
+    config: AlgorithmConfig | None,
+    recipe: Recipe | None,
+    seed: int,
+) -> list[Cohort]:
+    """Add a policy to the networks that it is like, or return a new cohort of it.
+
+    Args:
+        nets: The networks there are; a new one is appended.
+        name: The policy's id.
+        spec: Its spaces filled in.
+        config: Its settings, None for one without a network.
+        recipe: What trains it, likewise.
+        seed: Decides the first weights.
+    """
+    if recipe is None or config is None:
+        return [OwnCohort([name], [_own_policy(name, spec)], spec.observation_space, spec.action_space)]
+    network = _network(name, spec, config, recipe)
+    form = _form(spec, config, network)
+    for built in nets:
+        if built.form == form:
+            built.cohort.backend.add_policy(_first_weights(network, name, seed))
+            built.cohort.policy_ids.append(name)
+            return []
+    nets.append(_net_cohort([name], spec, config, network, seed))
+    return [nets[-1].cohort]
+
+
+def _first_weights(network: MlpSpec, name: str, seed: int) -> Any:
+    """Return a new policy's weights."""
+    return init_weights(network, draws.key(seed, draws.stable_hash(name), draws.WEIGHTS) >> 1)
 
 
 def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
@@ -94,27 +155,16 @@ def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
     return spec.policy_class(spec.observation_space, spec.action_space, spec.config)
 
 
-def _net_cohort(members: Sequence[str], spec: PolicySpec, config: AlgorithmConfig, seed: int) -> Built:
+def _net_cohort(
+    members: Sequence[str], spec: PolicySpec, config: AlgorithmConfig, network: MlpSpec, seed: int
+) -> Built:
     """Create the networks of one architecture."""
-    preprocessor = ObsPreprocessor(spec.observation_space)
-    head = ActionHead.for_space(spec.action_space)
-    if preprocessor.mask_width not in (0, head.mask_width):
-        raise ConfigError(
-            f"policies {list(members)}: action_mask of {preprocessor.mask_width} flags for the action space "
-            f"{spec.action_space}, expected {head.mask_width}; give one flag for each choice"
-        )
-    model = config.model
-    network = MlpSpec(
-        preprocessor.size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers
-    )
-    weights = [
-        init_weights(network, draws.key(seed, draws.stable_hash(name), draws.WEIGHTS) >> 1)
-        for name in members
-    ]
-    backend, inference = _backend(network, weights, config.inference, seed, preprocessor.mask_width > 0)
+    weights = [_first_weights(network, name, seed) for name in members]
+    masked = ObsPreprocessor(spec.observation_space).mask_width > 0
+    backend, inference = _backend(network, weights, config.inference, seed, masked)
     output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
     cohort = NetCohort(members, spec.observation_space, spec.action_space, backend, output)
-    return Built(cohort, network, inference)
+    return Built(cohort, network, inference, _form(spec, config, network))
 
 
 def _backend(

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend
-from menv.algorithms.algorithm import Algorithm, Learner
-from menv.algorithms.cohorts import Built
+from menv.algorithms.algorithm import Algorithm
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.ppo_config import PPOConfig
+from menv.algorithms.networks.mlp import MlpSpec
+from menv.algorithms.recipe import Learner, Weights
 from menv.algorithms.returns import gae
 from menv.connectors.clip_reward import clip_reward
+from menv.connectors.flat_actions import flat_action_space
 from menv.sample_batch import SampleBatch
 
 
-class PPO(Algorithm):
-    """Clipped policy gradient with generalised advantages.
+class PPORecipe:
+    """How a PPO policy is trained."""
 
-    Built as `PPO(env=..., config={...classic keys...})` or `PPOConfig(env=..., ...).build()`.
-    """
+    name = "PPO"
+    config_class: type[AlgorithmConfig] = PPOConfig
 
-    config_class = PPOConfig
+    def network(self, obs_size: int, action_space: Any, config: PPOConfig) -> MlpSpec:
+        """Return a policy and a value network; see `Recipe.network`."""
+        model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
+        return MlpSpec(
+            obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers
+        )
 
     def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: PPOConfig) -> None:
         """Add `action_logp, action_dist_inputs, vf_preds, advantages, value_targets`.
@@ -33,12 +41,21 @@ class PPO(Algorithm):
         add_advantages(batch, backend, index, config)
 
     def make_learner(
-        self, built: Built, policy_id: str, weights: Mapping[str, Any], config: PPOConfig, seed: int
+        self, network: MlpSpec, policy_id: str, weights: Weights, config: PPOConfig, seed: int
     ) -> Learner:
         """Return a `PPOLearner`."""
         from menv.algorithms.ppo_learner import PPOLearner
 
-        return PPOLearner(built.network, config, weights, seed)
+        return PPOLearner(network, config, weights, seed)
+
+
+class PPO(Algorithm):
+    """Clipped policy gradient with generalised advantages.
+
+    Built as `PPO(env=..., config={...classic keys...})` or `PPOConfig(env=..., ...).build()`.
+    """
+
+    recipe = PPORecipe()
 
 
 def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, config: PPOConfig) -> None:

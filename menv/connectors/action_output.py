@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from menv.connectors.flat_actions import flat_action_space, nested_actions
 from menv.errors import ConfigError
 
 Array = npt.NDArray[Any]
@@ -30,14 +31,16 @@ class ActionOutput:
         """Choose the steps for `space`.
 
         Args:
-            space: Discrete, MultiDiscrete or a float Box.
+            space: Discrete, MultiDiscrete, a float Box, or a Tuple or Dict of discrete or of Box spaces.
             normalize: Read bounded Box dimensions of an action as [-1, 1] and scale them to the bounds.
             clip: Clip Box actions into the bounds. With `normalize` they are clipped anyhow.
         """
+        self.nested = space if isinstance(space, gym.spaces.Tuple | gym.spaces.Dict) else None
+        space = flat_action_space(space)
         if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.Box):
             raise ConfigError(
-                f"action space: {type(space).__name__}, expected Discrete, MultiDiscrete or Box; "
-                "wrap the environment so that its actions are one of these"
+                f"action space: {type(space).__name__}, expected Discrete, MultiDiscrete, Box, or a Tuple or Dict of "
+                "these; wrap the environment so that its actions are one of these"
             )
         self.space = space
         self._start = int(space.start) if isinstance(space, gym.spaces.Discrete) else 0
@@ -65,4 +68,6 @@ class ActionOutput:
         else:
             out = (actions + self.space.start).astype(self.space.dtype, copy=False)
         out.flags.writeable = False
+        if self.nested is not None:
+            return nested_actions(self.nested, out)
         return out if out.ndim > 1 else [np.asarray(row) for row in out]

@@ -1,7 +1,8 @@
 """Raw observations of one space to the flat float32 rows, and the action mask, that a network reads.
 
 One-hot for Discrete and MultiDiscrete, flattening for Box, leaf after leaf for Dict and Tuple. A
-Dict with an `"action_mask"` entry gives the mask apart from the rest. `menv.loop.cohort` calls it on
+Dict with an `"action_mask"` entry gives the mask apart from the rest; so does a Tuple of such Dicts, which is
+what a group of agents observes. `menv.loop.cohort` calls it on
 whole batches; it knows no agents, policies or episodes.
 """
 
@@ -57,10 +58,11 @@ class ObsPreprocessor:
     def __init__(self, space: gym.Space[Any]) -> None:
         self.space = space
         self.leaves: list[Leaf] = []
-        self.mask_leaf: Leaf | None = None
+        # The mask, or those of the members of a group, one after the other.
+        self.mask_leaves: list[Leaf] = []
         self.size = 0
         self._collect(space, ())
-        self.mask_width = self.mask_leaf.width if self.mask_leaf else 0
+        self.mask_width = sum(leaf.width for leaf in self.mask_leaves)
         only = self.leaves[0] if len(self.leaves) == 1 else None
         # One Box, at most beside a mask: the stacked bytes are the rows, without another copy.
         self._only_box = only if only is not None and isinstance(only.space, gym.spaces.Box) else None
@@ -71,8 +73,10 @@ class ObsPreprocessor:
         """Walk the space depth first and note its leaves."""
         if isinstance(space, gym.spaces.Dict):
             for name, part in space.spaces.items():
-                if not keys and name == MASK_KEY:
-                    self.mask_leaf = Leaf((name,), part, 0, int(np.prod(part.shape or ())))
+                # The members of a group are the parts of a Tuple.
+                if name == MASK_KEY and (not keys or (len(keys) == 1 and isinstance(keys[0], int))):
+                    width = int(np.prod(part.shape or ()))
+                    self.mask_leaves.append(Leaf((*keys, name), part, 0, width))
                 else:
                     self._collect(part, (*keys, name))
             return
@@ -84,7 +88,7 @@ class ObsPreprocessor:
         self.size += self.leaves[-1].width
 
     def __call__(self, obs: Sequence[Any] | Array, final: bool = False) -> tuple[Rows, Mask | None]:
-        """Return the rows and the mask of R observations; final ones need no mask.
+        """Return the rows and the mask of R observations; the mask of a final one may allow nothing.
 
         Raises:
             OutsideSpaceError: An observation has the wrong structure, shape or dtype, or a mask
@@ -94,7 +98,7 @@ class ObsPreprocessor:
             if self._keys and set(map(len, obs)) != self._keys:
                 raise TypeError("an observation has another number of elements than its space")
             rows = self._box_rows(obs, self._only_box) if self._only_box else self._all_rows(obs)
-            mask = self._mask(obs) if self.mask_leaf and not final else None
+            mask = self._mask(obs, final) if self.mask_leaves else None
         except (KeyError, TypeError, IndexError) as error:
             raise self._structure_error(obs, error) from error
         return rows, mask
@@ -115,16 +119,24 @@ class ObsPreprocessor:
             _fill(rows[:, leaf.start : leaf.start + leaf.width], values, leaf)
         return rows
 
-    def _mask(self, obs: Sequence[Any] | Array) -> Mask:
-        """Return [R, M] True where an action is allowed."""
-        assert self.mask_leaf is not None
-        values = [element[MASK_KEY] for element in obs]
-        mask: Mask = stack(values, self.mask_leaf.space, self.mask_leaf.path).reshape(len(values), -1) != 0
+    def _mask(self, obs: Sequence[Any] | Array, final: bool) -> Mask:
+        """Return [R, M] True where an action is allowed; everywhere, for a final one that allows nothing."""
+        masks = [self._mask_of(leaf, obs, final) for leaf in self.mask_leaves]
+        return masks[0] if len(masks) == 1 else np.concatenate(masks, axis=1)
+
+    def _mask_of(self, leaf: Leaf, obs: Sequence[Any] | Array, final: bool) -> Mask:
+        """Return [R, M] of one mask."""
+        values: Sequence[Any] | Array = obs
+        for key in leaf.keys:
+            values = [element[key] for element in values]
+        mask: Mask = stack(values, leaf.space, leaf.path).reshape(len(values), -1) != 0
         allowed = np.logical_or.reduce(mask, axis=1)
-        if not np.logical_and.reduce(allowed):
+        if final:
+            mask[~allowed] = True
+        elif not np.logical_and.reduce(allowed):
             row = int(np.argmin(allowed))
             raise OutsideSpaceError(
-                row, f"{self.mask_leaf.path}: allows none of {self.mask_width} actions, expected at least one"
+                row, f"{leaf.path}: allows none of {leaf.width} actions, expected at least one"
             )
         return mask
 

@@ -22,7 +22,7 @@ from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.frame_ledger import FrameLedger, NewIds
-from menv.ledger import Ledger, Rows
+from menv.ledger import Ledger, Prepared, Rows
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
 from menv.policy import Policy, RowDraws
@@ -110,6 +110,10 @@ class Cohort(ABC):
             R env-ready actions.
         """
 
+    @abstractmethod
+    def twin(self) -> Cohort:
+        """Return a cohort of the same policies, with a ledger of its own."""
+
     def close(self) -> dict[str, SampleBatch]:
         """Close the fragment and return the batch of each policy that has rows.
 
@@ -124,18 +128,18 @@ class Cohort(ABC):
         batches = self.ledger.close(self._finals)
         return {self.policy_ids[index]: batch for index, batch in batches.items()}
 
-    def _finals(self, finals: list[Any], owners: Trajectories) -> npt.NDArray[np.float32]:
-        """Return the rows of final observations."""
+    def _finals(self, finals: list[Any], owners: Trajectories) -> Prepared:
+        """Return the rows and masks of final observations."""
         if self.preprocess is None:
-            return np.zeros((len(finals), 0), np.float32)
+            return np.zeros((len(finals), 0), np.float32), None
         try:
-            rows = self.preprocess(finals, final=True)[0]
+            rows, masks = self.preprocess(finals, final=True)
         except OutsideSpaceError as error:
             raise _bad_final(owners, error.row, error.why) from error
         bad = self.preprocess.why_bad_row(rows)
         if bad is not None:
             raise _bad_final(owners, *bad)
-        return rows
+        return rows, masks
 
 
 class NetCohort(Cohort):
@@ -162,6 +166,16 @@ class NetCohort(Cohort):
         frames = FrameLedger(*self._columns, policy=policy, num_envs=num_envs, new_ids=new_ids)
         self.ledger = frames
         return frames
+
+    def take_rows(self) -> None:
+        """Write rows down again, as they are polled; what has not been released is dropped."""
+        self.ledger = Ledger(*self._columns)
+
+    def twin(self) -> NetCohort:
+        """Return a cohort of the same policies, their weights included, with a ledger of its own."""
+        return NetCohort(
+            self.policy_ids, self.observation_space, self.action_space, self.backend, self.output
+        )
 
     def answer(
         self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
@@ -196,6 +210,10 @@ class OwnCohort(Cohort):
         self.policies = list(policies)
         self.action_space = action_space
         self._plain = plain
+
+    def twin(self) -> OwnCohort:
+        """Return a cohort of the same policy objects, with a ledger of its own."""
+        return OwnCohort(self.policy_ids, self.policies, self.observation_space, self.action_space)
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
         """Return a preprocessor for the batch's obs column, None where the space cannot be flattened."""

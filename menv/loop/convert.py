@@ -48,6 +48,11 @@ def to_base_env(
     if remote_envs:
         raise ConfigError("to_base_env: remote_envs=True, expected False in this version; leave it out")
     if isinstance(env, BaseEnv):
+        if num_envs != 1 and num_envs != env.num_envs:
+            raise ConfigError(
+                f"to_base_env: num_envs={num_envs} for a {type(env).__name__}, expected 1: a BaseEnv holds its own "
+                "sub-environments; leave num_envs (num_envs_per_worker) out"
+            )
         return env if env.returns_table else CustomEnvs(env)
     if isinstance(env, VectorEnv | gym.vector.VectorEnv):
         _check_number(env, num_envs)

@@ -16,10 +16,10 @@ from menv import draws
 from menv.base_env import AgentId, EnvId, Join, Ready, Unclaimed
 from menv.episode import Episode
 from menv.loop.cohort import Cohort
+from menv.loop.hooks import Hooks
 from menv.loop.slot_table import SlotTable
-from menv.metrics import Metrics
+from menv.policy_map import PolicyMap
 from menv.segments import Column
-from menv.trajectories import Start
 
 _KEPT_KEYS = 65_536
 
@@ -35,7 +35,7 @@ class EpisodeBook:
         self,
         cohorts: Sequence[Cohort],
         table: SlotTable,
-        metrics: Metrics,
+        hooks: Hooks,
         *,
         seed: int,
         first_index: int,
@@ -46,27 +46,34 @@ class EpisodeBook:
         Args:
             cohorts: Who answers; each policy is in exactly one.
             table: Written when an agent joins.
-            metrics: Where episodes are recorded.
+            hooks: Told when episodes begin and end.
             seed: Key of every random draw.
             first_index: Index of this process's first sub-environment among all.
             worker: What mapping functions see as `worker`; its `policy_map` maps to the policies of `cohorts`.
         """
         self.running: dict[EnvId, Episode] = {}
+        # What each of them began with: a policy that comes or goes meanwhile changes nothing for it.
+        self._maps: dict[EnvId, PolicyMap] = {}
         self._cohorts = cohorts
         self._table = table
-        self._metrics = metrics
+        self._hooks = hooks
         self._seed = seed
         self._first_index = first_index
         self._worker = worker
-        self._where = {
-            policy_id: (number, index)
-            for number, cohort in enumerate(cohorts)
-            for index, policy_id in enumerate(cohort.policy_ids)
-        }
+        self._where: dict[str, tuple[int, int]] = {}
+        self.find_policies()
         self._agent_keys: dict[tuple[int, AgentId], int] = {}
         # [E] the key of each sub-environment's episodes and how many have begun.
         self._episode_keys: draws.Keys = np.zeros(0, np.uint64)
         self._begun: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def find_policies(self) -> None:
+        """Note where each policy is, and was before it was removed; to be called when cohorts have changed."""
+        self._where |= {
+            policy_id: (number, index)
+            for number, cohort in enumerate(self._cohorts)
+            for index, policy_id in enumerate(cohort.policy_ids)
+        }
 
     def take(self, ready: Ready) -> None:
         """Take in a poll's ends, episodes and joins, in this order."""
@@ -108,6 +115,8 @@ class EpisodeBook:
         returns, cohorts = table.returns, self._cohorts
         for end in ready.ended:
             episode = running[end.env_id]
+            if self._hooks.active:
+                episode.look_at(end.agent_id, end.obs, end.info)
             episode.credit(end.agent_id, float(returns[end.slot]) + end.reward)
             cohorts[table.seat(end.slot).cohort].ledger.end(end)
         booked = 0
@@ -117,9 +126,9 @@ class EpisodeBook:
                 booked = finished.unclaimed
             # An episode in which nobody acted is begun here, to be recorded too.
             episode = running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
-            del running[finished.env_id]
+            del running[finished.env_id], self._maps[finished.env_id]
             episode.length = finished.env_steps
-            self._metrics.record(episode)
+            self._hooks.end(episode, finished.env_index)
         self._book(ready.unclaimed[booked:])
 
     def _book(self, unclaimed: Sequence[Unclaimed]) -> None:
@@ -132,16 +141,15 @@ class EpisodeBook:
         """Bind an agent to a policy and begin its trajectory."""
         slot, env_id, agent_id, env_index = join
         episode = self.running.get(env_id) or self._begin(env_id, env_index)
-        policy_id = episode.known_policy(agent_id)
-        if policy_id is None:
-            policy_map = self._worker.policy_map
+        seat = episode.seat_of(agent_id)
+        if seat is None:
+            policy_map = self._maps[env_id]
             policy_id = policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
-            episode.bind(agent_id, policy_id)
-        number, index = self._where[policy_id]
+            seat = episode.bind(agent_id, policy_id)
+        number, index = self._where[seat[0]]
         key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)
         self._table.sit(slot, number, index, env_index, key)
-        start = Start(slot, index, episode.episode_id, episode.number_of(agent_id), env_index)
-        self._cohorts[number].ledger.start(start, agent_id)
+        self._cohorts[number].ledger.start((slot, index, episode.episode_id, seat[1], env_index), agent_id)
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
         """Begin an episode of a sub-environment."""
@@ -149,6 +157,8 @@ class EpisodeBook:
         self._begun[env_index] = number + 1
         episode_id = draws.key(int(self._episode_keys[env_index]), number) >> 5
         episode = self.running[env_id] = Episode(episode_id, env_id)
+        self._maps[env_id] = self._worker.policy_map
+        self._hooks.begin(episode, env_index)
         return episode
 
     def _widen(self, num_envs: int) -> None:

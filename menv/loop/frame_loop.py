@@ -18,6 +18,7 @@ from menv.loop.cohort import Cohort, NetCohort, outside
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics
+from menv.segments import Column
 from menv.spaces import OutsideSpaceError
 
 
@@ -65,6 +66,16 @@ class FrameLoop:
         policy_id = self._cohort.policy_ids[self._policy]
         metrics.record_many(policy_id, finished.returns.tolist(), finished.lengths.tolist())
         self._rows = slice(0, self._env.num_envs)
+
+    def leave(self) -> Column:
+        """Give the environment back, to be polled; return [E] env steps so far.
+
+        The rows that wait are dropped: what came before them has its whole reward already.
+        """
+        self._cohort.take_rows()
+        self._env.leave_frames()
+        steps: Column = self._env.env_steps.copy()
+        return steps
 
     def _answer(self, explore: bool) -> Any:
         """Return the actions for the last frame, and write them down."""

@@ -16,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import BaseEnv, Ready
+from menv.callbacks import DefaultCallbacks
 from menv.errors import ContractError
 from menv.loop.cohort import Answers, Block, Cohort, OwnCohort, outside
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
+from menv.loop.hooks import Hooks
 from menv.loop.observation_fn import Fn, ObservationFn
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
@@ -69,6 +71,7 @@ class Sampler:
         num_workers: int = 0,
         first_index: int = 0,
         observation_fn: Fn | None = None,
+        callbacks: DefaultCallbacks | None = None,
     ) -> None:
         """Take over an environment that has not been polled.
 
@@ -83,6 +86,7 @@ class Sampler:
             num_workers: How many workers there are.
             first_index: Index of this process's first sub-environment among all.
             observation_fn: See `ObservationFn`.
+            callbacks: Told about episodes.
         """
         self.base_env = base_env
         self.policy_map = policy_map
@@ -97,8 +101,9 @@ class Sampler:
         self._own = any(isinstance(cohort, OwnCohort) for cohort in cohorts)
         self._quota = quota
         self._table = SlotTable()
+        self._hooks = Hooks(callbacks or DefaultCallbacks(), self, self.metrics)
         self._book = EpisodeBook(
-            self._cohorts, self._table, self.metrics, seed=seed, first_index=first_index, worker=self
+            self._cohorts, self._table, self._hooks, seed=seed, first_index=first_index, worker=self
         )
         self._observation_fn = (
             None if observation_fn is None else ObservationFn(observation_fn, self, self._book.running)
@@ -112,6 +117,31 @@ class Sampler:
         self._frames: FrameLoop | None = None
         self._unrolls = 0
 
+    def change_policies(self, policy_map: PolicyMap, added: Sequence[Cohort] = ()) -> None:
+        """Go on with other policies; episodes that run keep theirs.
+
+        In a vectorised environment that had one policy the running episodes are broken off, and are in no mean.
+
+        Args:
+            policy_map: Maps to policies of the cohorts there are and of those `added`.
+            added: More cohorts. Policies may have been added to those there are, too.
+        """
+        if self._frames is not None and policy_map.only != self.policy_map.only:
+            self._steps = self._frames.leave()
+            self._frames, self._polled = None, False
+        self._cohorts.extend(added)
+        self._own = any(isinstance(cohort, OwnCohort) for cohort in self._cohorts)
+        self._book.find_policies()
+        self._layout = None
+        self.policy_map = policy_map
+
+    def retire(self, policy_id: str) -> None:
+        """Take a policy's id away, for it is removed; agents that are bound to it keep it."""
+        for cohort in self._cohorts:
+            if policy_id in cohort.policy_ids:
+                # No policy can be called so, and another one may be added under the old id.
+                cohort.policy_ids[cohort.policy_ids.index(policy_id)] = f"{policy_id} <removed>"
+
     def sample(self) -> MultiAgentBatch:
         """Return one fragment: full for every sub-environment, rows with complete rewards only.
 
@@ -119,7 +149,7 @@ class Sampler:
             ContractError: The environment or a policy broke its interface.
             EnvCrashError: The environment raised.
         """
-        if not self._polled and self._observation_fn is None:
+        if not self._polled and self._observation_fn is None and not self._hooks.active:
             self._frames = frame_loop(
                 self.base_env, self._cohorts, self.policy_map.only, self._table, self._book
             )
@@ -127,8 +157,9 @@ class Sampler:
             return self._sample_frames(self._frames)
         if not self._polled:
             self._polled = True
+            before = self._steps
             self._take(self.base_env.poll())
-            begun = np.zeros_like(self._steps)
+            begun = before if len(before) else np.zeros_like(self._steps)
         else:
             begun = self._steps.copy()
         self._quota.begin(begun)
@@ -153,6 +184,15 @@ class Sampler:
         batch = self._close(env_steps)
         frames.record(self.metrics)
         return batch
+
+    def env_index_of(self, slot: int) -> int:
+        """Return the index of the sub-environment that has a slot."""
+        return int(self._table.env_indices[slot])
+
+    def finish(self, batch: MultiAgentBatch) -> None:
+        """Tell the callbacks about a fragment that has been completed."""
+        self._hooks.closed(batch, self.policies)
+        self._hooks.callbacks.on_sample_end(worker=self, samples=batch)
 
     def held_rewards(self) -> float:
         """Return what was paid and still waits for its row, or for its row's action."""
@@ -218,6 +258,8 @@ class Sampler:
         if ready.ended or ready.joined or ready.unclaimed or ready.episodes:
             self._book.take(ready)
             self._quota.note_ends(ready.episodes)
+        if self._hooks.active:
+            self._hooks.polled(ready, self._book.running)
         if not len(ready.slots):
             return
         if self._observation_fn is not None:

@@ -78,9 +78,10 @@ def test_the_networks_own_actions_are_not_changed() -> None:
 
 def test_other_spaces_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match="action space: Tuple, expected Discrete, MultiDiscrete or Box; wrap"
+        ConfigError,
+        match=r"action space: Tuple of Box, Discrete, expected parts that are all discrete .* or all float",
     ):
-        ActionOutput(spaces.Tuple([spaces.Discrete(2)]))
+        ActionOutput(spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)]))
 
 
 def test_rewards_are_clipped_by_sign_or_to_a_limit() -> None:

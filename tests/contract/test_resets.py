@@ -298,7 +298,7 @@ def test_fewer_than_one_environment_is_refused(num_envs: int) -> None:
 
 def test_several_environments_need_a_creator() -> None:
     with pytest.raises(
-        ConfigError, match="num_envs=2 needs make_env to create 1 more, got None; pass make_env"
+        ConfigError, match="num_envs=2 and make_env is None, expected one that creates 1 more; pass make_env"
     ):
         to_base_env(SoloGym(SOLO), None, 2)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from menv.algorithms.cohorts import build_cohorts
 from menv.algorithms.config.ppo_config import PPOConfig
+from menv.algorithms.ppo import PPORecipe
 from menv.base_env import BaseEnv, Ready
 from menv.connectors.action_output import ActionOutput
 from menv.loop.cohort import Cohort, NetCohort, OwnCohort
@@ -96,7 +97,10 @@ class Drawn(Policy):
 def _networks() -> NetCohort:
     config = PPOConfig(env="unused", inference="onnx")
     spec = PolicySpec(observation_space=OBS, action_space=ACTIONS)
-    _, (built,) = build_cohorts({"even": spec, "odd": spec}, {"even": config, "odd": config}, 3)
+    _, (built,) = build_cohorts(
+        dict.fromkeys(("even", "odd"), spec), dict.fromkeys(("even", "odd"), config),
+        dict.fromkeys(("even", "odd"), PPORecipe()), 3,
+    )  # fmt: skip
     return built.cohort
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from menv.algorithms.cohorts import build_cohorts
 from menv.algorithms.config.ppo_config import PPOConfig
+from menv.algorithms.ppo import PPORecipe
 from menv.loop.convert import to_base_env
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
@@ -62,7 +63,9 @@ class Run:
         self.made = [SoloGym(script, world, salt, copies=kind == "SameStep") for world in range(envs)]
         base_env = to_base_env(self.env(kind), self.made.__getitem__, envs if kind == "gym" else 1, seed=SEED)
         spec = PolicySpec(observation_space=OBS, action_space=ACTIONS)
-        cohorts, _ = build_cohorts({"even": spec}, {"even": PPOConfig(env="unused", inference="onnx")}, 3)
+        cohorts, _ = build_cohorts(
+            {"even": spec}, {"even": PPOConfig(env="unused", inference="onnx")}, {"even": PPORecipe()}, 3
+        )
         mapping = PolicyMap(["even"], None if short else lambda agent_id: "even")
         self.metrics = Metrics(10_000)
         quota = Quota(length, lockstep=base_env.lockstep)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.errors import ConfigError
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
+    "evaluation_duration_unit": ("episodes", "timesteps"),
     "batch_mode": ("truncate_episodes", "complete_episodes"),
     "inference": ("auto", "onnx", "torch"),
 }
-_FLAGS = ("explore", "clip_actions", "normalize_actions")
+_FLAGS = ("always_attach_evaluation_results", "explore", "clip_actions", "normalize_actions")
 _AT_LEAST_ONE = ("num_envs_per_worker", "train_batch_size", "metrics_num_episodes_for_smoothing")
 
 
@@ -61,6 +62,18 @@ class AlgorithmConfig:
     """Threads for torch in this process, the fastest for small networks; None leaves torch alone."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """The stock networks."""
+    evaluation_interval: int | None = None
+    """Training iterations from one evaluation to the next; None evaluates only when asked."""
+    evaluation_duration: int = 10
+    """Episodes or env steps of one evaluation, of all sub-environments together."""
+    evaluation_duration_unit: Literal["episodes", "timesteps"] = "episodes"
+    """What `evaluation_duration` counts; steps are rounded up to whole episodes."""
+    evaluation_config: Mapping[str, Any] | None = None
+    """Settings that differ in evaluations, such as `{"explore": False}`; items of `env_config` are merged."""
+    always_attach_evaluation_results: bool = False
+    """Whether results without an evaluation of their own repeat the last one."""
+    callbacks: Any = None
+    """A subclass of `DefaultCallbacks`."""
     multiagent: MultiAgentConfig = field(default_factory=MultiAgentConfig)
     """Policies and their mapping."""
 
@@ -78,6 +91,18 @@ class AlgorithmConfig:
             _check_choice(name, getattr(self, name), choices)
         _check_choice("count_steps_by", self.multiagent.count_steps_by, ("env_steps", "agent_steps"))
         self._check_kinds()
+        self._check_evaluation()
+
+    def _check_evaluation(self) -> None:
+        """Refuse evaluations that cannot be."""
+        if self.evaluation_interval is not None:
+            _check_count("evaluation_interval", self.evaluation_interval)
+        _check_count("evaluation_duration", self.evaluation_duration)
+        if self.evaluation_config is not None and not isinstance(self.evaluation_config, Mapping):
+            raise ConfigError(
+                f"evaluation_config: {type(self.evaluation_config).__name__}, expected a dict; "
+                'write {"explore": False}'
+            )
 
     def _check_kinds(self) -> None:
         """Refuse values of the wrong type."""
@@ -95,6 +120,18 @@ class AlgorithmConfig:
             raise ConfigError(
                 f"num_workers: {self.num_workers}, expected 0 in this version; raise num_envs_per_worker instead"
             )
+
+    own_meaning: ClassVar[frozenset[str]] = frozenset()
+    """Fields of this class that mean something of their own in an algorithm: its policies never take them
+    from the config of another one."""
+
+    def sample_size(self, num_envs: int) -> int:
+        """Return the steps that are sampled before the learners get them."""
+        return self.train_batch_size
+
+    def iteration_size(self, num_envs: int) -> int:
+        """Return the steps of one `train()`, at least; they are made up of whole samples."""
+        return self.sample_size(num_envs)
 
     def fragment_length(self, num_envs: int) -> int:
         """Return the steps of each of `num_envs` sub-environments in one fragment."""

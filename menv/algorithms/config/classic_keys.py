@@ -56,11 +56,10 @@ def override(config: C, changes: Mapping[str, Any] | None, policy_id: str) -> C:
         return config
     where = f"policies[{policy_id!r}].config: "
     values = read_keys(type(config), changes, where)
-    shared = sorted(values.keys() & ({field.name for field in fields(AlgorithmConfig)} - _OF_A_POLICY))
+    of_all = {field.name for field in fields(AlgorithmConfig)} - _OF_A_POLICY - config.own_meaning
+    shared = sorted(values.keys() & of_all)
     if shared:
-        own = sorted(
-            {field.name for field in fields(config)} - {field.name for field in fields(AlgorithmConfig)}
-        )
+        own = sorted({field.name for field in fields(config)} - of_all - _OF_A_POLICY)
         raise ConfigError(
             f"{where}{shared[0]!r} holds for all policies, expected one of {', '.join([*own, *sorted(_OF_A_POLICY)])}; "
             "set it in the main config"
@@ -68,6 +67,22 @@ def override(config: C, changes: Mapping[str, Any] | None, policy_id: str) -> C:
     if isinstance(changes.get("model"), Mapping):
         values["model"] = replace(config.model, **section_values(ModelConfig, changes["model"], "model"))
     return replace(config, **values)
+
+
+def adopt(
+    config_class: type[C], main: AlgorithmConfig, changes: Mapping[str, Any] | None, policy_id: str
+) -> C:
+    """Return the settings of a policy that another algorithm trains than the main one.
+
+    What holds for all policies, and the model, comes from `main`; the rest are the algorithm's own defaults.
+
+    Raises:
+        ConfigError: An unknown key, or a setting that holds for all policies.
+    """
+    own = config_class.own_meaning
+    names = {field.name for field in fields(AlgorithmConfig)} - own
+    shared = config_class(**{name: getattr(main, name) for name in names})
+    return override(shared, changes, policy_id)
 
 
 def read_keys(

@@ -60,8 +60,9 @@ _WITHOUT_MEANING = frozenset(
     }
 )
 _NOT_YET: dict[str, Any] = {
-    "callbacks": None,
-    "evaluation_interval": None,
+    "custom_evaluation_function": None,
+    "evaluation_num_workers": 0,
+    "evaluation_parallel_to_training": False,
     "observation_filter": "NoFilter",
     "remote_env_batch_wait_ms": 0,
     "remote_worker_envs": False,

@@ -1,0 +1,117 @@
+"""The learners of all policies: each gets its own policy's rows, and its weights are published.
+
+`menv.algorithms.algorithm` calls `complete` after every fragment and `learn` after every train batch. It
+knows no environments and no sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from menv.algorithms.cohorts import Built
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.recipe import Learner, Recipe, Weights
+from menv.callbacks import DefaultCallbacks
+from menv.multi_agent_batch import MultiAgentBatch
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+
+
+class Learners:
+    """Trains the policies that have a network and are to be trained.
+
+    Args:
+        seed: Decides the order of rows.
+        policies: The policy objects by id, for the callbacks.
+        callbacks: Told when a policy learns.
+
+    Attributes:
+        nets: The networks, by architecture.
+        recipes: What trains each of their policies.
+        configs: The settings of each of them.
+        policy_map: Which of them learn.
+        env_steps_trained: Env steps of batches that somebody learned from.
+        agent_steps_trained: Rows that were learned from.
+    """
+
+    def __init__(
+        self,
+        nets: list[Built],
+        recipes: dict[str, Recipe],
+        configs: dict[str, AlgorithmConfig],
+        policy_map: PolicyMap,
+        seed: int,
+        policies: Mapping[str, Policy],
+        callbacks: DefaultCallbacks,
+    ) -> None:
+        self.nets = nets
+        self.recipes = recipes
+        self.configs = configs
+        self.policy_map = policy_map
+        self._seed = seed
+        self._learners: dict[str, Learner] = {}
+        self._policies = policies
+        self._callbacks = callbacks
+        self.env_steps_trained = 0
+        self.agent_steps_trained = 0
+
+    def complete(self, batch: MultiAgentBatch) -> None:
+        """Add to each policy's rows what its algorithm learns from."""
+        for built, index, policy_id in self._of(batch):
+            config = self.configs[policy_id]
+            self.recipes[policy_id].complete(batch[policy_id], built.cohort.backend, index, config)
+
+    def learn(self, batch: MultiAgentBatch, env_steps: int) -> dict[str, dict[str, float]]:
+        """Let each policy that is to be trained learn from its own rows.
+
+        Args:
+            batch: One train batch, completed.
+            env_steps: Env steps of the whole run so far.
+
+        Returns:
+            Statistics of each policy that learned.
+        """
+        stats: dict[str, dict[str, float]] = {}
+        for built, index, policy_id in self._of(batch):
+            own = batch[policy_id]
+            if not self.policy_map.trains(policy_id, own):
+                continue
+            learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
+            told: dict[str, Any] = {}
+            policy = self._policies.get(policy_id)
+            self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
+            stats[policy_id] = {**learner.learn(own, env_steps), **told}
+            built.cohort.backend.set_weights(index, learner.weights())
+            self.agent_steps_trained += own.count
+        if stats:
+            self.env_steps_trained += batch.env_steps()
+        return stats
+
+    def forget(self, policy_id: str) -> None:
+        """Drop the learner of a policy that is removed."""
+        self._learners.pop(policy_id, None)
+        self.recipes.pop(policy_id, None)
+        self.configs.pop(policy_id, None)
+
+    def set_weights(self, policy_id: str, weights: Weights) -> None:
+        """Let a policy's learner go on from other weights."""
+        if policy_id in self._learners:
+            self._learners[policy_id].set_weights(weights)
+
+    def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[Built, int, str]]:
+        """Yield the networks whose policies have rows, each with the policy's index and id."""
+        for built in self.nets:
+            for index, policy_id in enumerate(built.cohort.policy_ids):
+                if policy_id in batch.policy_batches:
+                    yield built, index, policy_id
+
+    def _new(self, built: Built, index: int, policy_id: str) -> Learner:
+        """Create a policy's learner when it first learns."""
+        weights: dict[str, Any] = built.cohort.backend.get_weights(index)
+        seed = self._seed % 2**31 + len(self._learners)
+        learner = self.recipes[policy_id].make_learner(
+            built.network, policy_id, weights, self.configs[policy_id], seed
+        )
+        self._learners[policy_id] = learner
+        return learner

@@ -1,0 +1,146 @@
+"""The policies of one algorithm: building them, finding one, adding and removing some while it trains.
+
+`menv.algorithms.algorithm` owns it. It knows networks, recipes and learners, no environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from menv.algorithms.cohorts import add_to_cohorts, build_cohorts
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.classic_keys import adopt, override
+from menv.algorithms.learners import Learners
+from menv.algorithms.recipe import Recipe, recipe_named
+from menv.callbacks import DefaultCallbacks
+from menv.errors import ConfigError
+from menv.loop.cohort import Cohort, NetCohort, OwnCohort
+from menv.loop.net_policy import NetPolicy
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+from menv.policy_spec import PolicySpec, check_policy_id
+
+Resolve = Callable[[PolicyMap], Mapping[str, PolicySpec]]
+
+
+class Population:
+    """All policies and whatever trains them.
+
+    Args:
+        policy_map: Who answers for whom.
+        resolve: Tries a mapping out and fills in the spaces of its policies.
+        config: The main settings.
+        recipe: What trains policies that name no algorithm.
+        seed: Decides the first weights and the order of rows.
+        callbacks: Told about policies that are created and that learn.
+
+    Attributes:
+        policy_map: Who answers for whom.
+        policies: The policy objects by id.
+        learners: Who learns.
+        cohorts: Who answers together.
+        inference: What runs each policy's network, by policy id.
+    """
+
+    def __init__(
+        self,
+        policy_map: PolicyMap,
+        resolve: Resolve,
+        config: AlgorithmConfig,
+        recipe: Recipe,
+        seed: int,
+        callbacks: DefaultCallbacks,
+    ) -> None:
+        self.policy_map = policy_map
+        self._resolve = resolve
+        self._config = config
+        self._recipe = recipe
+        self._seed = seed
+        self._callbacks = callbacks
+        specs = resolve(policy_map)
+        recipes = {name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.policy_class}
+        configs = {name: self._config_of(name, specs[name], own) for name, own in recipes.items()}
+        self.cohorts, nets = build_cohorts(specs, configs, recipes, seed)
+        self.inference = {name: built.inference for built in nets for name in built.cohort.policy_ids}
+        found = {name: cohort for cohort in self.cohorts for name in cohort.policy_ids}
+        self.policies = {name: _policy_of(found[name], name, spec, seed) for name, spec in specs.items()}
+        self.learners = Learners(nets, recipes, configs, policy_map, seed, self.policies, callbacks)
+        for name, policy in self.policies.items():
+            callbacks.on_create_policy(policy_id=name, policy=policy)
+
+    def get(self, policy_id: str) -> Policy:
+        """Return a policy.
+
+        Raises:
+            ConfigError: There is no such policy.
+        """
+        if policy_id not in self.policies:
+            raise ConfigError(
+                f"policy {policy_id!r} does not exist, expected one of {sorted(self.policies)}; "
+                "pass policy_id=... of one of these"
+            )
+        return self.policies[policy_id]
+
+    def add(self, policy_id: str, spec: Any, mapping_fn: Any, to_train: Any) -> list[Cohort]:
+        """Add a policy; arguments and errors as for `Algorithm.add_policy`. Return new cohorts, if any."""
+        check_policy_id(policy_id)
+        spec = PolicySpec.of(policy_id, spec)
+        changed = self.policy_map.changed(
+            add={policy_id: spec}, policy_mapping_fn=mapping_fn, policies_to_train=to_train
+        )
+        learners, recipe, config = self.learners, None, None
+        if not spec.policy_class:
+            recipe = self._recipe_of(policy_id, spec)
+            config = self._config_of(policy_id, spec, recipe)
+        resolved = self._resolve(changed)[policy_id]
+        added = add_to_cohorts(learners.nets, policy_id, resolved, config, recipe, self._seed)
+        self.cohorts.extend(added)
+        if recipe is not None and config is not None:
+            learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
+        home = list(added)
+        for built in learners.nets:
+            if policy_id in built.cohort.policy_ids:
+                home, self.inference[policy_id] = [built.cohort], built.inference
+        self.policies[policy_id] = _policy_of(home[0], policy_id, resolved, self._seed)
+        self._take(changed)
+        self._callbacks.on_create_policy(policy_id=policy_id, policy=self.policies[policy_id])
+        return added
+
+    def remove(self, policy_id: str, mapping_fn: Any, to_train: Any) -> None:
+        """Remove a policy; arguments and errors as for `Algorithm.remove_policy`."""
+        changed = self.policy_map.changed(
+            remove=[policy_id], policy_mapping_fn=mapping_fn, policies_to_train=to_train
+        )
+        self._resolve(changed)
+        self.learners.forget(policy_id)
+        del self.policies[policy_id]
+        self.inference.pop(policy_id, None)
+        self._take(changed)
+
+    def sample_size(self, num_envs: int) -> int:
+        """Return the steps that are sampled before the learners get them: as many as any of them needs."""
+        configs: Iterable[AlgorithmConfig] = (self._config, *self.learners.configs.values())
+        return max(config.sample_size(num_envs) for config in configs)
+
+    def _take(self, policy_map: PolicyMap) -> None:
+        self.policy_map = self.learners.policy_map = policy_map
+
+    def _recipe_of(self, policy_id: str, spec: PolicySpec) -> Recipe:
+        """Return what trains a policy."""
+        return recipe_named(spec.algorithm, policy_id) if spec.algorithm else self._recipe
+
+    def _config_of(self, policy_id: str, spec: PolicySpec, recipe: Recipe) -> AlgorithmConfig:
+        """Return one policy's settings."""
+        if recipe.name == self._recipe.name:
+            return override(self._config, spec.config, policy_id)
+        return adopt(recipe.config_class, self._config, spec.config, policy_id)
+
+
+def _policy_of(cohort: Cohort, policy_id: str, spec: PolicySpec, seed: int) -> Policy:
+    """Return the policy object of one of a cohort's policies."""
+    index = cohort.policy_ids.index(policy_id)
+    if isinstance(cohort, OwnCohort):
+        return cohort.policies[index]
+    assert isinstance(cohort, NetCohort)
+    return NetPolicy(cohort, index, spec.config, seed)

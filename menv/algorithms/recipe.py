@@ -1,0 +1,92 @@
+"""What tells one algorithm from another: a policy's network, what its batches lack, who learns from them.
+
+`menv.algorithms.algorithm` keeps one for each policy, so that policies of several algorithms are trained
+on one sampler. `PPORecipe` and its siblings implement it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.acting.backend import ActingBackend
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.networks.mlp import MlpSpec
+from menv.errors import ConfigError
+from menv.sample_batch import SampleBatch
+
+Weights = Mapping[str, npt.NDArray[np.float32]]
+
+_HOMES = {"PPO": "menv.algorithms.ppo:PPORecipe"}
+
+
+class Learner(Protocol):
+    """What improves one policy's weights."""
+
+    def learn(self, batch: SampleBatch, env_steps: int) -> dict[str, float]:
+        """Learn from one batch and return statistics.
+
+        Args:
+            batch: The policy's rows, completed.
+            env_steps: Env steps of the whole run so far, for schedules.
+        """
+
+    def weights(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the weights by name."""
+
+    def set_weights(self, weights: Weights) -> None:
+        """Copy weights in."""
+
+
+class Recipe(Protocol):
+    """How one policy is trained.
+
+    Attributes:
+        name: As in `PolicySpec(algorithm=...)`.
+        config_class: The settings of such a policy.
+    """
+
+    @property
+    def name(self) -> str:
+        """As in `PolicySpec(algorithm=...)`."""
+
+    @property
+    def config_class(self) -> type[AlgorithmConfig]:
+        """The settings of such a policy."""
+
+    def network(self, obs_size: int, action_space: Any, config: Any) -> MlpSpec:
+        """Return the description of the network.
+
+        Raises:
+            ConfigError: The action space is none for this algorithm.
+        """
+
+    def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: Any) -> None:
+        """Add the columns that the learner needs, such as advantages, to one policy's batch."""
+
+    def make_learner(
+        self, network: MlpSpec, policy_id: str, weights: Weights, config: Any, seed: int
+    ) -> Learner:
+        """Return the learner of one policy."""
+
+
+def recipe_named(name: str, policy_id: str) -> Recipe:
+    """Return an algorithm's recipe.
+
+    Raises:
+        ConfigError: There is no such algorithm.
+    """
+    if name not in _HOMES:
+        near = difflib.get_close_matches(name.upper(), _HOMES, 1, 0.4) if isinstance(name, str) else []
+        hint = f"did you mean {near[0]!r}?" if near else "choose one of these"
+        raise ConfigError(
+            f"policies[{policy_id!r}]: algorithm={name!r}, expected one of {', '.join(sorted(_HOMES))}; {hint}"
+        )
+    module, _, attribute = _HOMES[name].partition(":")
+    recipe: Recipe = getattr(import_module(module), attribute)()
+    return recipe

@@ -1,0 +1,167 @@
+"""Hooks into a run: subclass `DefaultCallbacks`, override what you need, pass the class as `callbacks`.
+
+`menv.loop.hooks` calls those about episodes, `menv.algorithms` the others. All arguments come by keyword;
+take `**kwargs` for those that you do not use.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from menv.errors import ConfigError
+
+
+class DefaultCallbacks:
+    """Does nothing at every hook.
+
+    For each episode, in this order: `on_episode_created` and `on_episode_start` when its first
+    observations are there, `on_episode_step` after each env step (the last one included, the reset not),
+    `on_postprocess_trajectory` for each agent, `on_episode_end`. A sub-environment is reset in the poll in
+    which its episode ended: at `on_episode_end` it stands in the next one, so read what you need of the
+    last step from `episode.last_info_for(agent_id)`.
+
+    What is put into `episode.custom_metrics` and `episode.hist_data` up to the end of `on_episode_end` is in
+    the results.
+    """
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        """Called once, when `algorithm` is complete."""
+
+    def on_create_policy(self, *, policy_id: str, policy: Any, **kwargs: Any) -> None:
+        """Called for each policy, also for those that are added later."""
+
+    def on_sub_environment_created(
+        self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int, **kwargs: Any
+    ) -> None:
+        """Called once for each sub-environment; `env_context.vector_index` is its number."""
+
+    def on_episode_created(
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int, **kwargs: Any
+    ) -> None:
+        """Called when an episode begins, before `on_episode_start`."""
+
+    def on_episode_start(
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int, **kwargs: Any
+    ) -> None:
+        """Called when the first observations of an episode are there and their agents have policies."""
+
+    def on_episode_step(
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int, **kwargs: Any
+    ) -> None:
+        """Called after each env step of an episode; env steps without an agent that waits count as one."""
+
+    def on_episode_end(
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int, **kwargs: Any
+    ) -> None:
+        """Called when an episode is over; its rewards and its length are complete."""
+
+    def on_postprocess_trajectory(
+        self, *, worker: Any, episode: Any, agent_id: Any, policy_id: str, policies: Any,
+        postprocessed_batch: Any, original_batches: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Called for each piece of a trajectory when a fragment closes; the batch may be changed in place.
+
+        Who overrides it gets `on_episode_end` when the fragment closes, after the pieces.
+        """
+
+    def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
+        """Called with each fragment."""
+
+    def on_learn_on_batch(
+        self, *, policy: Any, train_batch: Any, result: dict[str, Any], **kwargs: Any
+    ) -> None:
+        """Called before a policy learns; what is put into `result` is among its statistics."""
+
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        """Called with each result of `train()`, which may be changed."""
+
+    def on_evaluate_start(self, *, algorithm: Any, **kwargs: Any) -> None:
+        """Called before an evaluation."""
+
+    def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any], **kwargs: Any) -> None:
+        """Called with the result of an evaluation, which may be changed."""
+
+    def on_workers_recreated(self, **kwargs: Any) -> None:
+        """Reserved for workers in other processes."""
+
+    def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
+        """Reserved for algorithms that are restored."""
+
+
+HOOKS = tuple(name for name in vars(DefaultCallbacks) if name.startswith("on_"))
+
+
+def make_multi_callbacks(callback_classes: Sequence[type[DefaultCallbacks]]) -> type[DefaultCallbacks]:
+    """Return a class that calls each of several callbacks, in order."""
+
+    class MultiCallbacks(DefaultCallbacks):
+        """Calls several callbacks."""
+
+        def __init__(self) -> None:
+            self.callbacks = [read_callbacks(one) for one in callback_classes]
+
+    for hook in HOOKS:
+        if any(_overrides(one, hook) for one in callback_classes):
+            setattr(MultiCallbacks, hook, _each(hook))
+    return MultiCallbacks
+
+
+def overrides(callbacks: DefaultCallbacks, hook: str) -> bool:
+    """Return whether a hook does anything."""
+    return _overrides(type(callbacks), hook)
+
+
+def read_callbacks(value: Any) -> DefaultCallbacks:
+    """Return the callbacks that a config's `callbacks` means.
+
+    Args:
+        value: A class, an instance, None, or the classic dict of functions by hook, each of one dict.
+
+    Raises:
+        ConfigError: It is anything else, or names a hook that does not exist.
+    """
+    if value is None:
+        return DefaultCallbacks()
+    if isinstance(value, Mapping):
+        return _of_functions(value)
+    if isinstance(value, type):
+        value = value()
+    if isinstance(value, DefaultCallbacks):
+        return value
+    raise ConfigError(
+        f"callbacks: {type(value).__name__}, expected a subclass of menv.DefaultCallbacks; derive it from that"
+    )
+
+
+def _overrides(callback_class: type[Any], hook: str) -> bool:
+    return getattr(callback_class, hook, None) is not getattr(DefaultCallbacks, hook)
+
+
+def _each(hook: str) -> Callable[..., None]:
+    def call(self: Any, **kwargs: Any) -> None:
+        for one in self.callbacks:
+            getattr(one, hook)(**kwargs)
+
+    return call
+
+
+def _of_functions(functions: Mapping[str, Callable[[dict[str, Any]], Any]]) -> DefaultCallbacks:
+    """Return callbacks that call functions of one dict."""
+    unknown = sorted(set(functions) - set(HOOKS))
+    if unknown:
+        raise ConfigError(
+            f"callbacks: no hook {unknown[0]!r}, expected one of {', '.join(HOOKS)}; correct the key"
+        )
+    warnings.warn(
+        "callbacks: a dict of functions is the old form; derive a class from menv.DefaultCallbacks",
+        stacklevel=2,
+    )
+
+    class FunctionCallbacks(DefaultCallbacks):
+        """Calls functions of one dict."""
+
+    for hook, function in functions.items():
+        setattr(FunctionCallbacks, hook, lambda self, _function=function, **kwargs: _function(kwargs))
+    return FunctionCallbacks()

@@ -1,0 +1,70 @@
+"""`python -m menv.checking NAME`: one line for each finding; exit status 1 if one of them is an error.
+
+For shells and continuous integration. `NAME` is what `check_env` takes as a string.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from menv.checking.check import ENV_STEPS, check_env
+from menv.errors import ConfigError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the environment that the arguments name.
+
+    Args:
+        arguments: Those of the command line by default.
+
+    Returns:
+        0 without an error among the findings, 1 with one.
+
+    Raises:
+        SystemExit: With status 2, if the arguments are wrong.
+    """
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        findings = check_env(
+            given.name, given.config, ignore=given.ignore, seed=given.seed, env_steps=given.steps
+        )
+    except ConfigError as error:
+        parser.error(str(error))
+    if given.json:
+        lines = [json.dumps([dataclasses.asdict(finding) for finding in findings])]
+    else:
+        lines = [str(finding) for finding in findings] or [f"{given.name}: nothing found"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return int(any(finding.severity == "error" for finding in findings))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m menv.checking", description="Check an environment.")
+    parser.add_argument("name", help="a registered name, a gymnasium id, or package.module:Class")
+    parser.add_argument("--config", type=_settings, default={}, help="the env_config, a JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON list of findings")
+    parser.add_argument("--ignore", type=_codes, default=[], help="codes to leave out, such as ME012,ME013")
+    parser.add_argument("--seed", type=int, default=0, help="of resets and random actions (%(default)s)")
+    parser.add_argument("--steps", type=int, default=ENV_STEPS, help="env steps to play (%(default)s)")
+    return parser
+
+
+def _settings(text: str) -> dict[str, Any]:
+    settings = json.loads(text)
+    if not isinstance(settings, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return settings
+
+
+def _codes(text: str) -> list[str]:
+    return [code.strip() for code in text.split(",") if code.strip()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""A `gymnasium.vector.VectorEnv` as a stage: batches in, batches out.
+
+`menv.checking.check` makes one for each copy that is played.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+from menv.adapters.gym_vector import DISABLED, SAME_STEP, autoreset_mode
+from menv.base_env import SINGLE_AGENT
+from menv.checking.report import Broken, Report
+from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair, count, number_of
+from menv.checking.values import check_info, check_mask, check_mask_space, check_obs, check_reward
+from menv.errors import ConfigError
+
+
+class GymVectorStage(Stage):
+    """Plays one vectorised gymnasium environment; the keys of its turns are `(index, "agent0")`."""
+
+    def __init__(self, env: Any, report: Report) -> None:
+        super().__init__(env, report)
+        self._keys: list[Key] = [(index, SINGLE_AGENT) for index in range(number_of(env))]
+        self._mode = ""
+
+    def check_spaces(self) -> None:
+        """See `Stage`."""
+        pair = self.read("single_observation_space"), self.read("single_action_space")
+        check_pair(self.report, "single ", *pair)
+        check_pair(self.report, "batched ", self.read("observation_space"), self.read("action_space"))
+        check_mask_space(self.report, "", *pair)
+        if not self._keys:
+            raise Broken(
+                "ME097", f"num_envs is {self.read('num_envs')!r:.40}, expected an integer of at least 1"
+            )
+        if not isinstance(self.read("metadata"), dict):
+            raise Broken("ME098", "metadata is no dict, expected one with 'autoreset_mode'")
+        try:
+            self._mode = autoreset_mode(self.env)
+        except ConfigError as error:
+            raise Broken("ME098", str(error).partition(";")[0]) from error
+        self.check_signature(self.env.reset)
+
+    def declared(self) -> Any:
+        """See `Stage`."""
+        return [self.read("single_observation_space"), self.read("single_action_space"), len(self._keys)]
+
+    def spaces(self, key: Key) -> SpacePair:
+        """See `Stage`."""
+        return self.env.single_observation_space, self.env.single_action_space
+
+    def reset(self, seed: int | None) -> Turn:
+        """See `Stage`."""
+        if not self._mode:
+            self._mode = autoreset_mode(self.env)
+        seeds = {} if seed is None or not self.takes_seed else {"seed": seed}
+        obs, infos = self.require_pair(self.call("reset", code="ME091", **seeds))
+        check_info(self.report, self.env_steps, "reset: ", infos, None)
+        return self._turn(obs, infos)
+
+    def step(self, actions: dict[Key, Any]) -> Turn:
+        """See `Stage`."""
+        self.env_steps += 1
+        space = self.env.single_action_space
+        empty: Any = create_empty_array(space, len(self._keys))
+        batch = concatenate(space, [actions[key] for key in self._keys], empty)
+        result = self.require_five(self.call("step", batch, code="ME090"))
+        obs, rewards, terminations, truncations, infos = result
+        self._check_rewards(rewards)
+        terminated = self._flags("terminations", terminations)
+        truncated = self._flags("truncations", truncations)
+        check_info(self.report, self.env_steps, "", infos, None)
+        done = terminated | truncated
+        self.episodes += int(done.sum())
+        kept = np.copy(rewards), terminated.copy(), truncated.copy()
+        turn = self._turn(obs, infos, done if self._mode != SAME_STEP else None)
+        if done.any():
+            turn = self._after_end(turn, done, infos)
+        turn.rewards, turn.flags = kept[0], kept[1:]
+        return turn
+
+    def _after_end(self, turn: Turn, done: Any, infos: Any) -> Turn:
+        """Look for the last observations, and reset where nothing resets itself."""
+        if self._mode == SAME_STEP and not (isinstance(infos, dict) and "final_obs" in infos):
+            index = int(np.flatnonzero(done)[0])
+            self.report.add(
+                "ME099",
+                f"env {index}: is done and infos has no 'final_obs', expected it with SAME_STEP",
+                self.env_steps,
+            )
+        if self._mode == DISABLED:
+            options = {"reset_mask": done}
+            obs, infos = self.require_pair(self.call("reset", options=options, code="ME091"))
+            return self._turn(obs, infos)
+        return turn
+
+    def _turn(self, obs: Any, infos: Any, last: Any = None) -> Turn:
+        """Check what each sub-environment shows and hand it on."""
+        rows = self._rows(obs)
+        for key, row in zip(self._keys, rows, strict=True):
+            who = f"env {key[0]}: "
+            check_obs(self.report, self.env_steps, who, self.env.single_observation_space, row)
+            if last is None or not last[key[0]]:
+                check_mask(self.report, self.env_steps, who, row, self.env.single_action_space)
+        shown = dict(zip(self._keys, rows, strict=True))
+        return Turn(shown, dict(shown))
+
+    def _rows(self, obs: Any) -> list[Any]:
+        """Return one observation for each sub-environment."""
+        if isinstance(obs, np.ndarray) and isinstance(self.env.single_observation_space, gym.spaces.Box):
+            rows = list(obs) if obs.ndim else []
+        else:
+            try:
+                rows = list(iterate(self.env.observation_space, obs))
+            except Exception as error:
+                raise Broken(
+                    "ME097", f"the observations cannot be taken apart: {error}", self.env_steps
+                ) from error
+        if len(rows) != len(self._keys):
+            raise Broken(
+                "ME097", f"obs holds {len(rows)} observations, expected {len(self._keys)}", self.env_steps
+            )
+        return rows
+
+    def _check_rewards(self, rewards: Any) -> None:
+        self._require_length("rewards", rewards)
+        for key, reward in zip(self._keys, rewards, strict=True):
+            check_reward(self.report, self.env_steps, f"env {key[0]}: ", reward)
+
+    def _flags(self, name: str, flags: Any) -> Any:
+        """Return [E] flags."""
+        self._require_length(name, flags)
+        array = np.asarray(flags)
+        if array.dtype.kind != "b":
+            code = "ME023" if array.dtype.kind in "iuf" else "ME024"
+            self.report.add(code, f"{name} are {array.dtype}, expected bool", self.env_steps)
+        return array != 0
+
+    def _require_length(self, name: str, part: Any) -> None:
+        if np.ndim(part) != 1 or len(part) != len(self._keys):
+            got = f"an array of shape {part.shape}" if isinstance(part, np.ndarray) else count(part)
+            raise Broken("ME097", f"{name} is {got}, expected shape ({len(self._keys)},)", self.env_steps)

@@ -1,0 +1,228 @@
+"""Who lives, waits and has ended in one sub-environment with many agents, and what is wrong with that.
+
+Stages of kinds that speak in dicts keyed by agent hand it every dict. It knows nothing of how they
+are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from menv.base_env import ALL, AgentId
+from menv.checking.report import Broken, Report
+from menv.checking.stage import SpacePair, count
+from menv.checking.values import check_flag, check_info, check_mask, check_obs, check_reward
+
+MAX_EMPTY_STEPS = 1000
+"""So many env steps in a row without a waiting agent end a run."""
+_PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos")
+_COMMON = "__common__"
+
+
+class Lives:
+    """Bookkeeping of one sub-environment.
+
+    Attributes:
+        alive: Agents whose trajectory goes on.
+        empty_steps: Env steps and resets in a row in which nobody waited; episodes may end in between.
+    """
+
+    def __init__(
+        self,
+        report: Report,
+        space_of: Callable[[AgentId], SpacePair],
+        possible: frozenset[AgentId],
+        where: str = "",
+    ) -> None:
+        self._report = report
+        self._space_of = space_of
+        self._possible = possible
+        self._where = where
+        # Any two ids that read the same are meant to be one agent.
+        self._ids: dict[str, AgentId] = {str(agent): agent for agent in possible}
+        self.alive: set[AgentId] = set()
+        self.empty_steps = 0
+        self._ended: set[AgentId] = set()
+        self._strangers: dict[AgentId, tuple[str, int]] = {}
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether there were agents in this episode and all have ended."""
+        return bool(self._ended) and not self.alive
+
+    def begin(self, obs: Any, infos: Any, step: int) -> dict[AgentId, Any]:
+        """Take in a reset and return the observations of those who act first.
+
+        Raises:
+            Broken: It cannot be played on.
+        """
+        self._require_dict("ME012", f"{self._where}the observations of reset are", obs, step)
+        self._no_reserved_key(obs, "the observations of reset", step)
+        self.finish()
+        self.alive, self._ended = set(), set()
+        self._strangers.clear()
+        self._look(obs, set(), step)
+        self._check_infos(infos, obs, set(), step)
+        self._count_empty(obs, step)
+        return dict(obs)
+
+    def step(self, result: Any, step: int) -> tuple[dict[AgentId, Any], bool]:
+        """Take in the five dicts of a step; return who waits with what, and whether the episode is over.
+
+        Raises:
+            Broken: It cannot be played on.
+        """
+        obs, rewards, terminateds, truncateds, infos = result
+        for name, part in zip(_PARTS, result, strict=True):
+            self._require_dict("ME021", f"{self._where}{name} is", part, step)
+        self._no_reserved_key(obs, "obs", step)
+        self._no_reserved_key(rewards, "rewards", step)
+        terminated = self._flagged(terminateds, "terminateds", step)
+        truncated = self._flagged(truncateds, "truncateds", step)
+        over = ALL in terminated or ALL in truncated
+        flagged = (terminated | truncated) - {ALL}
+        self._check_rewards(rewards, step)
+        self._look(obs, flagged if not over else set(obs) | flagged, step)
+        self._check_infos(infos, obs, flagged if not over else self.alive | flagged, step)
+        self._end(terminated, truncated, obs, step)
+        waiting = {} if over else {agent: value for agent, value in obs.items() if agent not in flagged}
+        if over:
+            self._late_end(step)
+        else:
+            self._count_empty(waiting, step)
+        return waiting, over
+
+    def finish(self) -> None:
+        """Note rewards and flags for agents that never appeared in the episode."""
+        for agent, (what, step) in self._strangers.items():
+            known = ", ".join(sorted(map(repr, self._possible))[:8])
+            self._report.add(
+                "ME027",
+                f"{self._where}{what} {agent!r}, which never appeared in the episode, expected one of {known}",
+                step,
+            )
+
+    def _flagged(self, flags: dict[AgentId, Any], name: str, step: int) -> set[AgentId]:
+        """Return whose flag is set."""
+        if ALL not in flags:
+            raise Broken("ME022", f"{self._where}{name} has no {ALL!r}, expected it in every step", step)
+        found = set()
+        for agent, flag in flags.items():
+            if check_flag(self._report, step, f"{self._where}{name}[{agent!r}] ", flag):
+                found.add(agent)
+                if agent != ALL:
+                    self._note_stranger(agent, "a flag is set for", step)
+        return found
+
+    def _check_rewards(self, rewards: dict[AgentId, Any], step: int) -> None:
+        for agent, reward in rewards.items():
+            check_reward(self._report, step, f"{self._where}agent {agent!r}: ", reward)
+            if isinstance(reward, int | float) and reward:
+                self._note_stranger(agent, f"a reward of {reward} is paid to", step)
+
+    def _note_stranger(self, agent: AgentId, what: str, step: int) -> None:
+        """Remember an id that is no agent so far, where the agents are listed."""
+        if self._possible and agent not in self._possible | self.alive | self._ended:
+            self._strangers.setdefault(agent, (what, step))
+
+    def _look(self, obs: dict[AgentId, Any], last: set[AgentId], step: int) -> None:
+        """Check the observations and let new lives begin; those in `last` are final ones."""
+        for agent, value in obs.items():
+            self._strangers.pop(agent, None)
+            who = f"{self._where}agent {agent!r}: "
+            obs_space, action_space = self._space_of(self._known_as(agent, who, step))
+            check_obs(self._report, step, who, obs_space, value)
+            if agent not in last:
+                check_mask(self._report, step, who, value, action_space)
+            if agent in self._ended and agent in last:
+                self._report.add("ME043", f"{who}is shown with its flag set after its end", step)
+            elif agent in self._ended:
+                self._ended.discard(agent)
+                self._report.add("ME042", f"{who}is asked again after its end", step)
+            if agent not in self._ended:
+                self.alive.add(agent)
+
+    def _known_as(self, agent: AgentId, who: str, step: int) -> AgentId:
+        """Return the id under which an agent is listed, and note one that is not."""
+        first = self._ids.setdefault(str(agent), agent)
+        if first != agent:
+            message = (
+                f"{who}is {type(agent).__name__} here and {type(first).__name__} elsewhere, expected one type"
+            )
+            self._report.add("ME048", message, step)
+        elif self._possible and agent not in self._possible:
+            known = ", ".join(sorted(map(repr, self._possible))[:8])
+            self._report.add("ME047", f"{who}is not in possible_agents ({known})", step)
+        return first
+
+    def _check_infos(self, infos: Any, obs: dict[AgentId, Any], last: set[AgentId], step: int) -> None:
+        if not isinstance(infos, dict):
+            check_info(self._report, step, f"{self._where}reset: ", infos, None)
+            return
+        for agent, info in infos.items():
+            who = f"{self._where}agent {agent!r}: "
+            if agent not in obs and agent not in last and agent != _COMMON:
+                self._report.add("ME028", f"{who}has an info and no observation", step)
+            check_info(self._report, step, who, info, obs.get(agent))
+
+    def _end(
+        self, terminated: set[AgentId], truncated: set[AgentId], obs: dict[AgentId, Any], step: int
+    ) -> None:
+        """Let trajectories end, and note last observations that are missing."""
+        over = ALL in terminated or ALL in truncated
+        for agent in sorted(self.alive, key=str):
+            own = agent in terminated or agent in truncated
+            if not own and not over:
+                continue
+            for_good = agent in terminated if own else ALL in terminated
+            if agent not in obs:
+                code, how = ("ME041", "terminated") if for_good else ("ME040", "truncated")
+                self._report.add(code, f"{self._where}agent {agent!r}: is {how} without an observation", step)
+            self.alive.discard(agent)
+            self._ended.add(agent)
+
+    def _late_end(self, step: int) -> None:
+        if self.empty_steps and not self.alive and self._ended:
+            self._report.add(
+                "ME046",
+                f"{self._where}{ALL!r} came {self.empty_steps} env steps after the last agent's end",
+                step,
+            )
+
+    def _count_empty(self, waiting: dict[AgentId, Any], step: int) -> None:
+        """Count env steps in which nobody waits."""
+        self.empty_steps = 0 if waiting else self.empty_steps + 1
+        if self.empty_steps >= MAX_EMPTY_STEPS:
+            code, why = ("ME044", f"all agents ended and {ALL!r} was not set") if self.all_gone else (
+                "ME045", "nobody was asked"
+            )  # fmt: skip
+            raise Broken(
+                code,
+                f"{self._where}{why} for {MAX_EMPTY_STEPS} env steps in a row, expected an end or an agent that acts",
+                step - MAX_EMPTY_STEPS + 1,
+            )
+
+    def _require_dict(self, code: str, what: str, part: Any, step: int) -> None:
+        if not isinstance(part, dict):
+            raise Broken(code, f"{what} {type(part).__name__}, expected a dict keyed by agent id", step)
+
+    def _no_reserved_key(self, part: dict[AgentId, Any], name: str, step: int) -> None:
+        if ALL in part:
+            raise Broken("ME013", f"{self._where}{ALL!r} is among {name}, expected agent ids only", step)
+
+
+def require_five_dicts(result: Any, step: int, method: str = "step") -> Any:
+    """Return the five parts of a step.
+
+    Raises:
+        Broken: There are more or fewer.
+    """
+    if isinstance(result, tuple | list) and len(result) == 5:
+        return result
+    raise Broken(
+        "ME020",
+        f"{method} returned {count(result)}, expected (obs, rewards, terminateds, truncateds, infos)",
+        step,
+        "return five dicts; split the old `dones` into terminateds and truncateds",
+    )

@@ -1,0 +1,175 @@
+"""Whether episodes repeat with their seed, differ without it, and do not depend on other sub-environments.
+
+`menv.checking.check` runs these probes after the long play, on stages that check nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from menv.checking.actions import ActionFn, Actor, Tape
+from menv.checking.play import EPISODE_STEPS, EPISODES, During, piece, undisturbed
+from menv.checking.report import Report
+from menv.checking.stage import Stage
+from menv.checking.transcript import Entry, first_difference, same
+from menv.checking.writing import written_into
+
+_OTHER_SEED = 1_000_003
+_UNSEEDED_EPISODES = 12
+_UNSEEDED_STEPS = 10
+_SLOW_STEPS = 2
+
+NewStage = Callable[[int], Stage | None]
+"""Makes a stage of a new copy with a given vector_index; None if there is only one."""
+
+
+class SeedProbe:
+    """Plays pieces with equal and with different seeds and compares them."""
+
+    def __init__(
+        self,
+        report: Report,
+        stage: Stage,
+        new_stage: NewStage,
+        seed: int,
+        given: ActionFn | None,
+        is_slow: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            report: Takes the findings.
+            stage: A copy that can be played on.
+            new_stage: Makes more.
+            seed: Of environments and actions.
+            given: The caller's own actions.
+            is_slow: Whether pieces are to be as short as they can be.
+        """
+        self._report = report
+        self._stage = stage
+        self._new_stage = new_stage
+        self._seed = seed
+        self._given = given
+        self._tape: Tape = []
+        self._first: list[Entry] = []
+        self._copies: list[Stage] = []
+        self._length = (1, _SLOW_STEPS) if is_slow else (EPISODES, EPISODE_STEPS)
+        self._unseeded = (1, _SLOW_STEPS if is_slow else _UNSEEDED_STEPS)
+
+    def run(self) -> None:
+        """Note what breaks repeatability; nothing can be said without seeds."""
+        self._copies = [copy for copy in (self._new_stage(1), self._new_stage(1)) if copy is not None]
+        first = self._copies[0] if self._copies else self._stage
+        actor = Actor(self._seed, self._given)
+        self._first = list(piece(first, actor, self._seed, self._length))
+        self._tape = actor.tape
+        broken = self._first[-1].broken
+        if broken is not None:
+            self._report.take(broken, "in a play of episodes that are cut by a reset: ")
+        elif self._shares_episodes() or not self._repeats(first):
+            # The other probes compare with episodes that repeat.
+            return
+        else:
+            self._check_unseeded(first)
+            self._check_neighbours()
+            self._check_rows(first)
+            self._check_writing(first)
+
+    def _again(self) -> Actor:
+        """Return one that gives the same actions as far as they fit."""
+        return Actor(self._seed, self._given, self._tape)
+
+    def _play(self, stage: Stage, seed: int, during: During = undisturbed) -> list[Entry]:
+        """Play the piece again."""
+        return list(piece(stage, self._again(), seed, self._length, during))
+
+    def _repeats(self, stage: Stage) -> bool:
+        """Note a piece that comes out differently, on the same copy or on another one."""
+        again = [(stage, "of the same environment"), *((copy, "of two copies") for copy in self._copies[1:])]
+        for which, where in again:
+            found = first_difference(self._first, self._play(which, self._seed))
+            if found is not None:
+                step, what = found
+                self._report.add(
+                    "ME060", f"two episodes {where} with the same seed and actions: {what}", step
+                )
+                return False
+        return True
+
+    def _shares_episodes(self) -> bool:
+        """Note copies whose episodes are chance and still equal under different seeds."""
+        seed = self._seed + _OTHER_SEED
+        if len(self._copies) < 2 or first_difference(self._first, self._play(self._copies[1], seed)):
+            return False
+        # Equal under different seeds: either nothing is left to chance, or all copies draw the same.
+        if first_difference(self._first, self._play(self._copies[1], seed)) is None:
+            return False
+        elsewhere = self._new_stage(2)
+        if elsewhere is None or first_difference(self._first, self._play(elsewhere, seed)):
+            return False
+        self._report.add(
+            "ME062",
+            "new environments with different vector_index and seed play the same episodes, and the second time they "
+            "play others",
+        )
+        return True
+
+    def _check_rows(self, stage: Stage) -> None:
+        """Note sub-environments of one vectorised environment that play the same episodes."""
+        seed = self._seed + _OTHER_SEED
+        indices = sorted({key[0] for key in self._first[0].obs}, key=str)
+        if len(indices) < 2 or first_difference(self._first, self._play(stage, seed)) is None:
+            return
+        entries = list(piece(stage, Actor(self._seed, self._given, in_unison=True), seed, self._length))
+        for index in indices[1:]:
+            if all(same(_part(entry, indices[0]), _part(entry, index)) for entry in entries):
+                self._report.add(
+                    "ME062",
+                    f"env {indices[0]} and env {index} of one reset play the same episodes, expected others",
+                )
+                return
+
+    def _check_unseeded(self, stage: Stage) -> None:
+        """Note episodes that depend on the seed and are all equal without one."""
+        if first_difference(self._first, self._play(stage, self._seed + _OTHER_SEED)) is None:
+            return
+        seen = [list(piece(stage, self._again(), None, self._unseeded)) for _ in range(_UNSEEDED_EPISODES)]
+        if all(first_difference(seen[0], episode) is None for episode in seen[1:]):
+            self._report.add(
+                "ME063",
+                f"{_UNSEEDED_EPISODES} episodes after a reset without a seed are all the same, expected chance",
+            )
+
+    def _check_neighbours(self) -> None:
+        """Note a copy that plays differently while another one is played."""
+        if len(self._copies) < 2 or "ME061" in self._report:
+            return
+        one, other = self._copies
+        mine: list[Entry] = []
+        neighbour = piece(other, Actor(self._seed + 1, self._given), self._seed + _OTHER_SEED, self._length)
+        for entry in piece(one, self._again(), self._seed, self._length):
+            mine.append(entry)
+            next(neighbour, None)
+        found = first_difference(self._first, mine)
+        if found is not None:
+            step, what = found
+            self._report.add(
+                "ME076", f"an episode played beside another one with the same seed: {what}", step
+            )
+
+    def _check_writing(self, stage: Stage) -> None:
+        """Note an environment that goes on with the arrays that it returned."""
+        with np.errstate(all="ignore"):
+            written = self._play(stage, self._seed, written_into)
+        found = first_difference(self._first, written)
+        if found is not None:
+            step, what = found
+            self._report.add("ME073", f"after the observations were written into: {what}", step)
+
+
+def _part(entry: Entry, env_id: Any) -> Any:
+    """Return what one sub-environment showed."""
+    return {key[1]: obs for key, obs in (entry.obs or {}).items() if key[0] == env_id}

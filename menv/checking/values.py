@@ -1,0 +1,177 @@
+"""Single values that an environment returned: observations, masks, rewards, flags, infos.
+
+Stages call it for each value, whatever the kind of environment. It knows nothing of episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv.checking.report import Report
+from menv.spaces import why_outside
+
+MASK_KEY = "action_mask"
+_ARRAYS = gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
+
+
+def leaves(space: gym.Space[Any], value: Any, path: str) -> Iterator[tuple[str, gym.Space[Any], Any]]:
+    """Yield path, space and value of each leaf; where the structure is wrong, of the whole branch."""
+    if isinstance(space, gym.spaces.Dict) and isinstance(value, dict) and value.keys() == space.keys():
+        for name, part in space.spaces.items():
+            yield from leaves(part, value[name], f"{path}[{name!r}]")
+    elif (
+        isinstance(space, gym.spaces.Tuple)
+        and isinstance(value, tuple | list)
+        and len(value) == len(space.spaces)
+    ):
+        for index, part in enumerate(space.spaces):
+            yield from leaves(part, value[index], f"{path}[{index}]")
+    else:
+        yield path, space, value
+
+
+def check_obs(report: Report, step: int, who: str, space: gym.Space[Any], obs: Any) -> None:
+    """Note every leaf of an observation that is not in its space, is not finite, or is slow to take over.
+
+    Args:
+        report: Takes the findings.
+        step: Env steps so far.
+        who: Begins the messages, such as "agent 'bob': ".
+        space: Where it should lie.
+        obs: What was returned.
+    """
+    for path, leaf, value in leaves(space, obs, "obs"):
+        why = why_outside(leaf, value, path)
+        if path == f"obs[{MASK_KEY!r}]":
+            if why is not None:
+                report.add("ME052", who + why, step)
+        elif not _is_finite(value):
+            report.add("ME032", f"{who}{path}: holds {_first_not_finite(value)}", step, about=path)
+        elif why is not None:
+            report.add(_code_of(leaf, value), who + why, step, about=path)
+        elif isinstance(leaf, _ARRAYS) and isinstance(value, list | tuple):
+            report.add(
+                "ME033", f"{who}{path}: is a {type(value).__name__}, expected an array", step, about=path
+            )
+
+
+def _code_of(space: gym.Space[Any], value: Any) -> str:
+    """Tell a wrong dtype alone from everything else."""
+    same_shape = isinstance(value, np.ndarray) and isinstance(space, _ARRAYS) and value.shape == space.shape
+    return "ME031" if same_shape and not np.can_cast(value.dtype, space.dtype or object) else "ME030"
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        array = np.asarray(value)
+        return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
+    except ValueError:  # a ragged list, which is outside its space
+        return True
+
+
+def _first_not_finite(value: Any) -> str:
+    array = np.asarray(value)
+    index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+    return f"{array[index]} at index {index[0] if len(index) == 1 else index}, expected finite numbers"
+
+
+def mask_width(action_space: Any) -> int | None:
+    """Return how many flags a mask of these actions has, None if they cannot be masked."""
+    if isinstance(action_space, gym.spaces.Discrete):
+        return int(action_space.n)
+    if isinstance(action_space, gym.spaces.MultiDiscrete):
+        return int(action_space.nvec.sum())
+    return None
+
+
+def check_mask_space(report: Report, who: str, obs_space: Any, action_space: Any) -> None:
+    """Note a mask that does not fit the actions, or lies where nobody reads it."""
+    if not isinstance(obs_space, gym.spaces.Dict):
+        return
+    if MASK_KEY in obs_space.spaces:
+        width, flags = mask_width(action_space), int(np.prod(obs_space[MASK_KEY].shape or ()))
+        if width != flags:
+            rule = "no mask" if width is None else f"{width} flags"
+            report.add("ME051", f"{who}{MASK_KEY!r} has {flags} flags for {action_space}, expected {rule}")
+    for name, part in obs_space.spaces.items():
+        if isinstance(part, gym.spaces.Dict) and MASK_KEY in part.spaces:
+            report.add("ME054", f"{who}obs[{name!r}][{MASK_KEY!r}] lies too deep, expected obs[{MASK_KEY!r}]")
+
+
+def check_mask(report: Report, step: int, who: str, obs: Any, action_space: Any) -> None:
+    """Note a mask that allows its agent nothing, in any component of the action."""
+    flags = usable_mask(obs, action_space)
+    if flags is None:
+        return
+    for index, part in enumerate(components(flags, action_space)):
+        if not part.any():
+            of = f"component {index} of " if isinstance(action_space, gym.spaces.MultiDiscrete) else ""
+            report.add(
+                "ME050",
+                f"{who}obs[{MASK_KEY!r}]: allows none of {len(part)} choices of {of}the action, "
+                "expected at least one",
+                step,
+            )
+            return
+
+
+def usable_mask(obs: Any, action_space: Any) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Return the mask in an observation as flags, None if there is none of the right length."""
+    if not isinstance(obs, dict) or MASK_KEY not in obs or mask_width(action_space) is None:
+        return None
+    try:
+        flags = np.asarray(obs[MASK_KEY]).reshape(-1) != 0
+    except ValueError:
+        return None
+    return flags if len(flags) == mask_width(action_space) else None
+
+
+def components(flags: Any, action_space: Any) -> list[Any]:
+    """Return the flags of each component of the action."""
+    if isinstance(action_space, gym.spaces.MultiDiscrete):
+        return np.split(flags, np.cumsum(action_space.nvec.reshape(-1))[:-1])
+    return [flags]
+
+
+def check_reward(report: Report, step: int, who: str, reward: Any) -> None:
+    """Note a reward that is not one finite number."""
+    try:
+        numbers = np.asarray(reward)
+        is_number = numbers.size == 1 and numbers.dtype.kind in "biuf"
+    except ValueError:
+        is_number = False
+    if not is_number:
+        got = f"{type(reward).__name__} of shape {np.shape(reward)}" if isinstance(reward, np.ndarray) else (
+            type(reward).__name__
+        )  # fmt: skip
+        report.add("ME025", f"{who}the reward is {got}, expected a number", step)
+    elif not np.isfinite(numbers).all():
+        report.add("ME026", f"{who}the reward is {numbers.reshape(())}, expected a finite number", step)
+
+
+def check_flag(report: Report, step: int, who: str, flag: Any) -> bool:
+    """Return a flag as a bool, and note one that is something else."""
+    if isinstance(flag, bool | np.bool_):
+        return bool(flag)
+    shape = np.shape(flag) if isinstance(flag, np.ndarray | np.generic) else None
+    if isinstance(flag, int | float | np.number) or shape == ():
+        report.add("ME023", f"{who}is the {type(flag).__name__} {flag}, expected True or False", step)
+        return bool(flag)
+    report.add("ME024", f"{who}is a {type(flag).__name__}, expected True or False", step)
+    return False
+
+
+def check_info(report: Report, step: int, who: str, info: Any, obs: Any) -> None:
+    """Note an info that is no dict, and a mask in it that nobody reads."""
+    if not isinstance(info, dict):
+        report.add("ME029", f"{who}the info is {type(info).__name__}, expected a dict", step)
+    elif MASK_KEY in info and not (isinstance(obs, dict) and MASK_KEY in obs):
+        report.add(
+            "ME054",
+            f"{who}{MASK_KEY!r} is in the info, expected in the observation, where masks are read",
+            step,
+        )

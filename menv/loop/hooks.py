@@ -1,0 +1,125 @@
+"""Calls a user's callbacks about episodes, and keeps what these want to read.
+
+`menv.loop.episode_book` and `menv.loop.sampler` tell it what happens. Hooks that nobody overrides cost
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from menv.base_env import Ready
+from menv.callbacks import DefaultCallbacks, overrides
+from menv.episode import Episode
+from menv.metrics import Metrics
+from menv.multi_agent_batch import MultiAgentBatch
+from menv.sample_batch import SampleBatch
+from menv.segments import Column
+
+_OF_EPISODES = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+
+
+class Hooks:
+    """The callbacks of one sampler.
+
+    Attributes:
+        active: Whether any hook about episodes or trajectories does anything.
+    """
+
+    def __init__(self, callbacks: DefaultCallbacks, worker: Any, metrics: Metrics) -> None:
+        """Look at what `callbacks` overrides."""
+        self.callbacks = callbacks
+        self._worker = worker
+        self._metrics = metrics
+        self._steps = overrides(callbacks, "on_episode_step")
+        self._pieces = overrides(callbacks, "on_postprocess_trajectory")
+        self.active = self._pieces or any(overrides(callbacks, hook) for hook in _OF_EPISODES)
+        self._begun: list[tuple[Episode, int]] = []
+        # By id: the episodes of this fragment. And those that are over, to be told when it closes.
+        self._by_id: dict[int, Episode] = {}
+        self._over: list[tuple[Episode, int]] = []
+        self._env_steps: Column = np.zeros(0, np.int64)
+
+    def begin(self, episode: Episode, env_index: int) -> None:
+        """Note that an episode begins."""
+        if self.active:
+            self._begun.append((episode, env_index))
+            if self._pieces:
+                self._by_id[episode.episode_id] = episode
+
+    def end(self, episode: Episode, env_index: int) -> None:
+        """Record an episode that is over and tell so, now or when its pieces have been told."""
+        if self._steps:
+            self._tell("on_episode_step", episode, env_index)
+        if self._pieces:
+            self._over.append((episode, env_index))
+        else:
+            if self.active:
+                self._tell("on_episode_end", episode, env_index)
+            self._metrics.record(episode)
+
+    def polled(self, ready: Ready, running: Any) -> None:
+        """Tell what began and what moved, once a poll's ends and joins are booked."""
+        begun, self._begun = self._begun, []
+        new = {env_index for _, env_index in begun}
+        self._look_at(ready, running)
+        for episode, env_index in begun:
+            self._tell("on_episode_created", episode, env_index)
+            self._tell("on_episode_start", episode, env_index)
+        before = np.zeros(len(ready.env_steps), np.int64)
+        before[: len(self._env_steps)] = self._env_steps
+        moved = ready.env_steps - before
+        self._env_steps = ready.env_steps.copy()
+        for slot in {ready.seats[slot][0]: slot for slot in ready.slots.tolist()}.values():
+            env_index = self._worker.env_index_of(slot)
+            episode = running.get(ready.seats[slot][0])
+            if episode is not None and moved[env_index] and env_index not in new:
+                episode.length += int(moved[env_index])
+                if self._steps:
+                    self._tell("on_episode_step", episode, env_index)
+
+    def _look_at(self, ready: Ready, running: Any) -> None:
+        """Keep each agent's last observation and info with its episode."""
+        infos = ready.infos
+        for row, slot in enumerate(ready.slots.tolist()):
+            env_id, agent_id = ready.seats[slot]
+            running[env_id].look_at(agent_id, ready.obs[row], infos[row] if infos else {})
+
+    def closed(self, batch: MultiAgentBatch, policies: Any) -> None:
+        """Tell the pieces of trajectories of a fragment, then the episodes that ended in it."""
+        if not self._pieces:
+            return
+        for policy_id, own in list(batch.policy_batches.items()):
+            pieces = own.split_by_episode()
+            for piece in pieces:
+                self._tell_piece(policy_id, piece, policies)
+            batch.policy_batches[policy_id] = SampleBatch.concat_samples(pieces)
+        over, self._over = self._over, []
+        for episode, env_index in over:
+            self._tell("on_episode_end", episode, env_index)
+            self._metrics.record(episode)
+            self._by_id.pop(episode.episode_id, None)
+
+    def _tell_piece(self, policy_id: str, piece: SampleBatch, policies: Any) -> None:
+        episode = self._by_id.get(int(piece["eps_id"][0]))
+        if episode is None:
+            return
+        agents: Sequence[Any] = episode.get_agents()
+        agent_id = agents[int(piece["agent_index"][0])]
+        self.callbacks.on_postprocess_trajectory(
+            worker=self._worker, episode=episode, agent_id=agent_id, policy_id=policy_id, policies=policies,
+            postprocessed_batch=piece, original_batches={agent_id: (policy_id, policies[policy_id], piece)},
+        )  # fmt: skip
+
+    def _tell(self, hook: str, episode: Episode, env_index: int) -> None:
+        worker = self._worker
+        getattr(self.callbacks, hook)(
+            worker=worker,
+            base_env=worker.base_env,
+            policies=worker.policies,
+            episode=episode,
+            env_index=env_index,
+        )

@@ -1,0 +1,212 @@
+"""Environments that fail or return something else than dicts, whatever kind they are.
+
+fault                                             answer
+step or reset raises, with and without a text     EnvCrashError, the sub-environment, the cause; never a loop
+an info that is no dict; a dict of one's own      named; taken
+parts of a step or reset that are no dicts        named with the part
+infos for somebody without an observation         taken
+"__all__" as an agent                             named
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from menv import BaseEnv, VectorEnv, to_base_env
+from menv.base_env import ALL
+from menv.errors import ContractError, EnvCrashError
+from tests.acceptance.counting import AGENT, ALONE, BOTH, MAKERS, Counting, CountingAgent
+from tests.bad_input.broken_envs import GOOD, Faulty, checked, refusal
+
+every_kind = pytest.mark.parametrize("kind", MAKERS)
+
+
+class Failing(Counting):
+    """Sub-environment 1 raises `error` in its `where`, `after` calls that went well."""
+
+    where, after, error = "step", 1, RuntimeError("the gripper is stuck")
+
+    def fail(self, where: str, calls: int) -> None:
+        if self.index == 1 and where == self.where and calls >= self.after:
+            raise self.error
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.fail("reset", self.resets)
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        self.fail("step", self.steps)
+        return super().step(action)
+
+
+def failing(kind: str, where: str, after: int, error: Exception) -> BaseEnv:
+    single = type("Failing", (Failing,), {"where": where, "after": after, "error": error})
+    if kind == "gym":
+        return to_base_env(single(0), single, 2)
+    if kind == "VectorEnv":
+        return VectorEnv.vectorize_gym_envs(single, num_envs=2).to_base_env()
+    if kind.startswith("vector"):
+        mode = {"disabled": "Disabled", "same_step": "SameStep", "next_step": "NextStep"}[kind[7:]]
+        return to_base_env(SyncVectorEnv([partial(single, index) for index in range(2)], autoreset_mode=mode))
+
+    class Team(CountingAgent):
+        def __init__(self, index: int = 0) -> None:
+            super().__init__()
+            self.inner = single(index)
+
+    return to_base_env(Team(0), Team, 2)
+
+
+@every_kind
+@pytest.mark.parametrize(("where", "after"), [("step", 1), ("reset", 0), ("reset", 1)])
+@pytest.mark.parametrize("error", [RuntimeError("the gripper is stuck"), ValueError()], ids=["text", "empty"])
+def test_a_crash_is_told_with_its_cause_and_nothing_is_tried_for_ever(
+    kind: str, where: str, after: int, error: Exception
+) -> None:
+    base = failing(kind, where, after, error)
+
+    def play() -> None:
+        for _ in range(6):
+            base.poll()
+            base.send_actions(BOTH)
+
+    with pytest.raises(EnvCrashError) as caught:
+        play()
+    assert caught.value.__cause__ is error
+    message = str(caught.value)
+    assert type(error).__name__ in message
+    assert str(error) in message
+    assert "\n" not in message
+    if kind not in ("vector_same_step", "vector_next_step"):
+        assert where in message
+    if kind in (*ALONE, "VectorEnv"):
+        assert "env 1 " in message
+    base.stop()
+
+
+class Odd(dict[str, Any]):
+    """A dict of somebody's own."""
+
+
+@pytest.mark.parametrize("kind", ["gym", "multi_agent", "VectorEnv"])
+@pytest.mark.parametrize("where", ["reset", "step", "last step"])
+@pytest.mark.parametrize("info", [None, "fine", [("a", 1)], Odd(a=1)], ids=repr)
+def test_an_info_that_is_no_dict_is_named_and_a_dict_of_ones_own_is_taken(
+    kind: str, where: str, info: Any
+) -> None:
+    class Informs(Counting):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            obs, _ = super().reset(seed=seed)
+            return obs, info if where == "reset" else {}
+
+        def step(self, action: Any) -> Any:
+            *four, _ = super().step(action)
+            return *four, info if (self.at == 3) == (where == "last step") and where != "reset" else {}
+
+    class Team(CountingAgent):
+        def __init__(self, index: int = 0) -> None:
+            super().__init__()
+            self.inner = Informs(index)
+
+    base = {
+        "gym": lambda: to_base_env(Informs(0), Informs, 2),
+        "multi_agent": lambda: to_base_env(Team(0), Team, 2),
+        "VectorEnv": lambda: VectorEnv.vectorize_gym_envs(Informs, num_envs=2).to_base_env(),
+    }[kind]()
+
+    def play() -> list[Any]:
+        infos = []
+        for _ in range(5):
+            infos.append(list(base.poll())[4])
+            base.send_actions(BOTH)
+        return infos
+
+    if isinstance(info, dict):
+        assert any(agents[AGENT].get("a") == 1 for by_env in play() for agents in by_env.values())
+        return
+    with pytest.raises(ContractError) as caught:
+        play()
+    assert "info" in checked(str(caught.value))
+    assert type(info).__name__ in str(caught.value)
+
+
+PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos")
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, [1.0, 1.0]], ids=repr)
+@pytest.mark.parametrize("part", range(5), ids=PARTS)
+def test_a_part_of_a_step_that_is_no_dict_is_named(part: int, wrong: Any) -> None:
+    class Returns(Faulty):
+        def step(self, action_dict: Any) -> Any:
+            result = list(super().step(action_dict))
+            result[part] = wrong
+            return tuple(result)
+
+    message = refusal(Returns, error=ContractError)
+    assert "env 0 step" in message
+    assert PARTS[part] in message
+    assert type(wrong).__name__ in message
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, [GOOD, GOOD]], ids=["None", "number", "list"])
+@pytest.mark.parametrize("part", range(2), ids=["obs", "infos"])
+def test_a_part_of_a_reset_that_is_no_dict_is_named(part: int, wrong: Any) -> None:
+    class Returns(Faulty):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            result = list(super().reset(seed=seed))
+            result[part] = wrong
+            return tuple(result)
+
+    message = refusal(Returns, error=ContractError)
+    assert "env 0 reset" in message
+    assert ("obs", "infos")[part] in message
+    assert type(wrong).__name__ in message
+
+
+@pytest.mark.parametrize("wrong", [None, "fine", 3], ids=repr)
+def test_one_agents_info_that_is_no_dict_is_named_with_the_agent(wrong: Any) -> None:
+    class Informs(Faulty):
+        def step(self, action_dict: Any) -> Any:
+            *four, _ = super().step(action_dict)
+            return *four, {"bob": wrong}
+
+    message = refusal(Informs, error=ContractError)
+    assert "env 0 step" in message
+    assert "'bob'" in message
+    assert "info" in message
+
+
+def test_infos_for_somebody_without_an_observation_and_for_all_are_taken() -> None:
+    class Informs(Faulty):
+        def step(self, action_dict: Any) -> Any:
+            obs, *three, _ = super().step(action_dict)
+            obs = obs if self.at % 2 else {"ann": GOOD}
+            return obs, *three, {"ann": {"a": 1}, "bob": {"b": 2}, "__common__": {"c": 3}}
+
+    base = to_base_env(Informs())
+    for _ in range(8):
+        obs, *_ = base.poll()
+        base.send_actions({0: dict.fromkeys(obs[0], 0)})
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("part", range(2), ids=["obs", "rewards"])
+def test_all_is_no_agent(where: str, part: int) -> None:
+    if (where, part) == ("reset", 1):
+        return
+
+    class Says(Faulty):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            obs, infos = super().reset(seed=seed)
+            return ({**obs, ALL: GOOD} if where == "reset" else obs), infos
+
+        def step(self, action_dict: Any) -> Any:
+            result: list[Any] = list(super().step(action_dict))
+            result[part] = {**result[part], ALL: (GOOD, 1.0)[part]}
+            return tuple(result)
+
+    assert ALL in refusal(Says, error=ContractError)

@@ -1,0 +1,128 @@
+"""Evaluations: whole episodes of their own, of which the training run notices nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv import PolicySpec, RandomPolicy
+from menv.algorithms import PPO
+from menv.errors import ConfigError, MenvError
+from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
+
+SMALL = {"rollout_fragment_length": 10, "train_batch_size": 20, "num_envs_per_worker": 2, "seed": 3}
+
+
+class Sized(Duo):
+    """Its episodes take as many env steps as its config says, and its number more."""
+
+    made: list[dict[str, Any]] = []  # noqa: RUF012
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        Sized.made.append(dict(config))
+        self.length = config.get("length", LENGTH) + 5 * config.vector_index
+
+    def step(self, action_dict: Any) -> Any:
+        obs, rewards, _, truncateds, infos = super().step(action_dict)
+        return obs, rewards, {"__all__": self.at == self.length}, truncateds, infos
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 5, 10])
+def test_an_evaluation_is_exactly_so_many_episodes_shared_out_evenly(episodes: int) -> None:
+    with PPO(env=Sized, config={**SMALL, "evaluation_duration": episodes}) as algo:
+        for _ in range(3):
+            found = algo.evaluate()["evaluation"]
+            lengths = sorted(found["hist_stats"]["episode_lengths"])
+            assert lengths == [LENGTH] * -(-episodes // 2) + [LENGTH + 5] * (episodes // 2)
+            assert found["num_env_steps_sampled_this_iter"] == sum(lengths)
+            assert found["episodes_this_iter"] == episodes
+
+
+def test_env_steps_are_rounded_up_to_whole_episodes() -> None:
+    settings = {"evaluation_duration": 20, "evaluation_duration_unit": "timesteps"}
+    with PPO(env=Sized, config={**SMALL, **settings}) as algo:
+        for _ in range(2):
+            assert sorted(algo.evaluate()["evaluation"]["hist_stats"]["episode_lengths"]) == [
+                LENGTH,
+                LENGTH,
+                LENGTH + 5,
+            ]
+
+
+def test_evaluations_do_not_change_what_is_trained() -> None:
+    def weights(interval: int | None) -> Any:
+        with PPO(
+            env=Sized, config={**SMALL, "evaluation_interval": interval, "evaluation_duration": 3}
+        ) as algo:
+            results = [algo.train() for _ in range(4)]
+            return algo.get_weights()["default_policy"], [
+                result["num_env_steps_sampled"] for result in results
+            ]
+
+    (plain, steps), (evaluated, same_steps) = weights(None), weights(1)
+    assert steps == same_steps
+    for name, value in plain.items():
+        np.testing.assert_array_equal(value, evaluated[name])
+
+
+def test_results_come_every_so_many_iterations_or_are_repeated() -> None:
+    with PPO(env=Sized, config={**SMALL, "evaluation_interval": 2}) as algo:
+        assert ["evaluation" in algo.train() for _ in range(4)] == [False, True, False, True]
+    settings = {"evaluation_interval": 2, "always_attach_evaluation_results": True}
+    with PPO(env=Sized, config={**SMALL, **settings}) as algo:
+        results = [algo.train() for _ in range(3)]
+    assert "evaluation" not in results[0]
+    assert results[2]["evaluation"] is results[1]["evaluation"]
+
+
+def test_settings_of_evaluations_hold_for_them_alone() -> None:
+    Sized.made.clear()
+    settings = {
+        "evaluation_config": {"explore": False, "env_config": {"length": 3}, "num_envs_per_worker": 1}
+    }
+    with PPO(env=Sized, config={**SMALL, **settings, "env_config": {"other": 1}}) as algo:
+        assert set(algo.evaluate()["evaluation"]["hist_stats"]["episode_lengths"]) == {3}
+        assert algo.train()["episode_len_mean"] == LENGTH
+        assert algo.config.explore
+    assert Sized.made == [{"other": 1}, {"other": 1}, {"other": 1, "length": 3}]
+
+
+def test_policies_that_were_added_play_too() -> None:
+    with PPO(env=Sized, config=SMALL) as algo:
+        algo.evaluate()
+        algo.add_policy(
+            "random", PolicySpec(RandomPolicy), policy_mapping_fn=to(a="default_policy", b="random")
+        )
+        assert set(algo.evaluate()["evaluation"]["policy_reward_mean"]) == {"default_policy", "random"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"evaluation_duration": 0}, "evaluation_duration: 0, expected an integer of at least 1"),
+        ({"evaluation_interval": 0}, "evaluation_interval: 0, expected an integer of at least 1"),
+        ({"evaluation_duration_unit": "hours"}, "evaluation_duration_unit: 'hours', expected one of"),
+        ({"evaluation_config": 3}, "evaluation_config: int, expected a dict"),
+        (
+            {"evaluation_config": {"explor": False}},
+            "evaluation_config: unknown key 'explor'.*did you mean 'explore'",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(MenvError, match=message):
+        PPO(env=Duo, config={**SMALL, **settings}).evaluate()
+
+
+def test_a_vectorised_environment_is_told_how_to_be_evaluated() -> None:
+    import gymnasium as gym
+
+    algo = PPO(env=lambda context: gym.make_vec("CartPole-v1", 2), config={"train_batch_size": 8})
+    with algo, pytest.raises(ConfigError, match=r"evaluate: a vectorised environment .*evaluation_config"):
+        algo.evaluate()
+    config = {"train_batch_size": 8, "evaluation_config": {"env": "CartPole-v1"}, "evaluation_duration": 2}
+    with PPO(env=lambda context: gym.make_vec("CartPole-v1", 2), config=config) as algo:
+        assert algo.evaluate()["evaluation"]["episodes_this_iter"] == 2

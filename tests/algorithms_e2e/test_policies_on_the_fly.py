@@ -1,0 +1,170 @@
+"""Policies that come and go while an algorithm trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import PolicySpec, RandomPolicy
+from menv.algorithms import PPO
+from menv.base_env import ALL
+from menv.errors import ConfigError, MenvError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from tests.bad_input.broken_envs import checked
+
+LENGTH = 7
+SMALL = {"rollout_fragment_length": 10, "train_batch_size": 10, "sgd_minibatch_size": 10, "num_sgd_iter": 1}
+
+
+class Duo(MultiAgentEnv):
+    """ "a" and "b" see the number of the episode and the env step; an episode takes `LENGTH` env steps."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.observation_space = gym.spaces.Box(0.0, 1000.0, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(3)
+        self.episode = -1
+
+    def observe(self) -> AgentDict:
+        return {agent: np.array([self.episode, self.at], np.float32) for agent in "ab"}
+
+    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
+        self.episode += 1
+        self.at = 0
+        return self.observe(), {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        self.at += 1
+        return self.observe(), {"a": 1.0, "b": 2.0}, {ALL: self.at == LENGTH}, {ALL: False}, {}
+
+
+def to(**seats: str) -> Any:
+    return lambda agent_id, episode, worker, **kwargs: seats[agent_id]
+
+
+def weights_of(algo: PPO, policy_id: str) -> bytes:
+    weights: Mapping[str, Any] = algo.get_weights([policy_id])[policy_id]
+    return b"".join(weights[name].tobytes() for name in sorted(weights))
+
+
+def test_a_new_mapping_holds_for_new_episodes_only() -> None:
+    with PPO(env=Duo, config={**SMALL, "seed": 1}) as algo:
+        algo.train()
+        algo.add_policy("second", policy_mapping_fn=to(a="default_policy", b="second"))
+        # 10 of the second episode's 14 env steps are over; its agents keep what they have.
+        batch = algo.sample()
+        assert batch["default_policy"]["obs"][:, 0].min() == 1.0
+        assert batch["second"]["obs"][:, 0].min() == 2.0
+        assert set(batch["second"]["agent_index"]) == {1}
+        both = batch["default_policy"]["obs"][batch["default_policy"]["obs"][:, 0] == 1.0]
+        assert sorted(both[:, 1].tolist()) == sorted([3.0, 4, 5, 6] * 2)
+        info = algo.train()["info"]
+        assert {"default_policy", "second"} <= set(info)
+
+
+def test_a_copy_is_none_of_the_live_weights() -> None:
+    with PPO(env=Duo, config={**SMALL, "seed": 1}) as algo:
+        algo.train()
+        algo.add_policy(
+            "old", policy_mapping_fn=to(a="default_policy", b="old"), policies_to_train=["default_policy"]
+        )
+        algo.set_weights({"old": algo.get_weights(["default_policy"])["default_policy"]})
+        before = weights_of(algo, "default_policy")
+        assert weights_of(algo, "old") == before
+        for _ in range(3):
+            result = algo.train()
+        assert weights_of(algo, "old") == before != weights_of(algo, "default_policy")
+        assert "old" not in result["info"]
+        assert result["policy_reward_mean"].keys() == {"default_policy", "old"}
+
+
+def test_policies_of_other_kinds_may_be_added() -> None:
+    with PPO(env=Duo, config={**SMALL, "seed": 1}) as algo:
+        random = algo.add_policy("random", RandomPolicy, policy_mapping_fn=to(a="default_policy", b="random"))
+        assert isinstance(random, RandomPolicy)
+        wide = PolicySpec(config={"model": {"fcnet_hiddens": [8]}})
+        algo.add_policy("wide", wide, policy_mapping_fn=to(a="wide", b="random"))
+        algo.train()
+        batch = algo.sample()
+        assert {"wide", "random"} <= set(batch.policy_batches)
+        assert algo.compute_single_action(np.zeros(2, np.float32), "wide") in range(3)
+        assert algo.inference["wide"] == "onnx"
+
+
+def test_a_removed_policy_answers_to_the_end_of_its_episodes_and_its_id_is_free_again() -> None:
+    multiagent = {"policies": ["one", "two"], "policy_mapping_fn": to(a="one", b="two")}
+    with PPO(env=Duo, config={**SMALL, "seed": 1, "multiagent": multiagent}) as algo:
+        algo.train()
+        algo.remove_policy("two", policy_mapping_fn=to(a="one", b="one"))
+        with pytest.raises(ConfigError, match="'two' does not exist"):
+            algo.get_policy("two")
+        batch = algo.sample()
+        assert set(batch.policy_batches) == {"one"}
+        assert (np.bincount(batch["one"]["obs"][:, 0].astype(int), minlength=3)[2:] % 2 == 0).all()
+        algo.add_policy("two", policy_mapping_fn=to(a="two", b="one"))
+        algo.sample()
+        batch = algo.sample()
+        assert set(batch["two"]["agent_index"]) == {0}
+        algo.train()
+
+
+def test_a_vectorised_environment_goes_on_with_two_policies_and_with_one() -> None:
+    def make(context: Any) -> Any:
+        return gym.make_vec("CartPole-v1", 4)
+
+    with PPO(env=make, config={**SMALL, "rollout_fragment_length": 20}) as algo:
+        algo.train()
+        before = algo.sample().env_steps()
+        draw = lambda agent, episode, worker: ["default_policy", "second"][int(episode.rng.integers(2))]  # noqa: E731
+        algo.add_policy("second", policy_mapping_fn=draw)
+        rows = [algo.sample() for _ in range(5)]
+        assert all(batch.env_steps() >= before - 4 for batch in rows)
+        seen = {policy_id for batch in rows for policy_id in batch.policy_batches}
+        assert seen == {"default_policy", "second"}
+        algo.remove_policy("second", policy_mapping_fn=lambda agent: "default_policy")
+        assert algo.train()["episodes_this_iter"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda algo: algo.add_policy("one"), "add_policy: 'one' exists already, expected a new id"),
+        (lambda algo: algo.add_policy("a/b"), "id 'a/b', expected a string without any of"),
+        (
+            lambda algo: algo.add_policy("new", policy_mapping_fn=to(a="newer", b="one")),
+            "policy_mapping_fn: returned 'newer' for agent 'a'",
+        ),
+        (
+            lambda algo: algo.add_policy("new", PolicySpec(algorithm="PPPO")),
+            "algorithm='PPPO', expected one of .*did you mean 'PPO'",
+        ),
+        (lambda algo: algo.remove_policy("three"), "remove_policy: 'three' does not exist, expected one of"),
+        (lambda algo: algo.remove_policy("two"), "policy_mapping_fn: returned 'two' for agent 'b', expected one of"),
+        (
+            lambda algo: algo.remove_policy("two", policy_mapping_fn=to(a="one", b="one"), policies_to_train=["two"]),
+            r"policies_to_train: \['two'\] are not among the policies, expected",
+        ),
+    ],
+)  # fmt: skip
+def test_a_change_that_cannot_work_is_named_and_changes_nothing(change: Any, message: str) -> None:
+    multiagent = {"policies": ["one", "two"], "policy_mapping_fn": to(a="one", b="two")}
+    with PPO(env=Duo, config={**SMALL, "seed": 1, "multiagent": multiagent}) as algo:
+        algo.train()
+        with pytest.raises(MenvError, match=message) as caught:
+            change(algo)
+        checked(str(caught.value))
+        assert set(algo.sample().policy_batches) == {"one", "two"}
+        assert {"one", "two"} <= set(algo.train()["info"])
+
+
+def test_several_policies_need_a_mapping() -> None:
+    with (
+        PPO(env=Duo, config=SMALL) as algo,
+        pytest.raises(ConfigError, match="no policy_mapping_fn, expected one"),
+    ):
+        algo.add_policy("second")

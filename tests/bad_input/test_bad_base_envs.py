@@ -1,0 +1,246 @@
+"""Calls that the base layer must answer clearly, whatever kind of environment is below.
+
+call                                              answer
+poll twice                                        six empty dicts
+send_actions without one sub-environment          the others step; a vectorised one names who is missing
+send_actions before the first poll                refused, and nothing is stepped
+an answer after the end of an episode             a new episode has begun by itself
+a second answer to the same rows                  refused, the first one counts
+an unknown sub-environment or agent               named, with the valid ones, and nothing is stepped
+try_reset() / try_restart()                       mean all of them
+try_restart(i) before, between and after          a first observation in the next poll
+other kinds, numbers and switches of conversion   named
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from menv import BaseEnv, VectorEnv, to_base_env
+from menv.base_env import ALL
+from menv.errors import ConfigError, ContractError, MenvError
+from tests.acceptance.counting import (
+    AGENT,
+    ALONE,
+    BOTH,
+    MAKERS,
+    RESTARTS,
+    Counting,
+    CountingAgent,
+    seen,
+    steps_taken,
+    sync,
+    walked,
+)
+from tests.bad_input.broken_envs import checked
+
+every_kind = pytest.mark.parametrize("kind", MAKERS)
+
+
+@every_kind
+def test_the_first_poll_has_first_observations_and_a_second_one_nothing(kind: str) -> None:
+    base = MAKERS[kind]()
+    obs, rewards, terminateds, truncateds, infos, taken = base.poll()
+    assert seen(obs) == {0: [0, 0], 1: [1, 0]}
+    assert all(value == 0 for agents in rewards.values() for value in agents.values())
+    assert terminateds == truncateds == {0: {ALL: False}, 1: {ALL: False}}
+    assert set(infos) <= {0, 1}
+    assert not taken
+    assert all(part == {} for part in base.poll())
+    base.send_actions(BOTH)
+    assert seen(next(iter(base.poll()))) == {0: [0, 1], 1: [1, 1]}
+
+
+@every_kind
+def test_an_answer_without_one_sub_environment_steps_the_others_or_names_it(kind: str) -> None:
+    base = walked(kind)
+    if kind in ALONE:
+        base.send_actions({1: {AGENT: 0}})
+        assert seen(next(iter(base.poll()))) == {1: [1, 2]}
+        base.send_actions({0: {AGENT: 0}})
+        assert seen(next(iter(base.poll()))) == {0: [0, 2]}
+        return
+    base.send_actions({1: {AGENT: 0}})
+    with pytest.raises(ContractError) as caught:
+        base.poll()
+    assert "none for env [0]" in checked(str(caught.value))
+    assert steps_taken(base) == [1, 1]
+    base.send_actions({0: {AGENT: 0}})
+    assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
+
+
+@every_kind
+def test_an_answer_before_the_first_poll_is_refused_and_steps_nothing(kind: str) -> None:
+    base = MAKERS[kind]()
+    with pytest.raises(MenvError) as caught:
+        base.send_actions(BOTH)
+    assert "poll" in checked(str(caught.value))
+    assert steps_taken(base) == [0, 0]
+    assert seen(next(iter(base.poll()))) == {0: [0, 0], 1: [1, 0]}
+
+
+@every_kind
+def test_after_an_end_the_next_episode_has_begun_and_can_be_answered(kind: str) -> None:
+    base = walked(kind, steps=2)
+    base.send_actions(BOTH)
+    obs, rewards, terminateds, truncateds, infos, _ = base.poll()
+    assert seen(obs) == {0: [0, 0], 1: [1, 0]}
+    assert rewards == {0: {AGENT: 1.0}, 1: {AGENT: 1.0}}
+    assert all(flags[ALL] and flags[AGENT] for flags in terminateds.values())
+    assert not any(flags[ALL] for flags in truncateds.values())
+    assert infos[1][AGENT]["final_obs"].tolist() == [1, 3]
+    base.send_actions(BOTH)
+    obs, _, terminateds, *_ = base.poll()
+    assert seen(obs) == {0: [0, 1], 1: [1, 1]}
+    assert terminateds == {0: {ALL: False}, 1: {ALL: False}}
+
+
+@every_kind
+def test_a_second_answer_before_the_poll_is_refused_and_the_first_one_counts(kind: str) -> None:
+    base = walked(kind)
+    base.send_actions(BOTH)
+    with pytest.raises(MenvError) as caught:
+        base.send_actions(BOTH)
+    checked(str(caught.value))
+    assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
+    assert steps_taken(base) == [2, 2]
+
+
+STRANGERS: dict[str, Any] = {
+    "env_7": {**BOTH, 7: {AGENT: 0}},
+    "env_minus_1": {**BOTH, -1: {AGENT: 0}},
+    "env_name": {**BOTH, "x": {AGENT: 0}},
+    "agent": {0: {AGENT: 0}, 1: {AGENT: 0, "ann": 0}},
+    "no_dict": {0: {AGENT: 0}, 1: 0},
+    "no_dicts": [0, 1],
+}
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_no_actions_for_a_sub_environment_take_nothing_back(kind: str) -> None:
+    base = walked(kind)
+    base.send_actions(BOTH)
+    with suppress(ContractError):
+        base.send_actions({0: {}})
+    assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
+
+
+@every_kind
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_an_answer_for_somebody_unknown_is_refused_and_steps_nothing(kind: str, stranger: str) -> None:
+    base = walked(kind)
+    with pytest.raises(MenvError) as caught:
+        base.send_actions(STRANGERS[stranger])
+    message = checked(str(caught.value))
+    name = {"env_7": "7", "env_minus_1": "-1", "env_name": "'x'", "agent": "'ann'"}.get(stranger, "")
+    assert name in message
+    assert steps_taken(base) == [1, 1]
+    base.send_actions(BOTH)
+    assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
+
+
+@every_kind
+def test_try_reset_without_an_id_resets_all(kind: str) -> None:
+    base = walked(kind)
+    obs, infos = base.try_reset()
+    assert seen(obs) == {0: [0, 0], 1: [1, 0]}
+    assert set(infos) == {0, 1}
+    base.poll()
+    base.send_actions(BOTH)
+    assert seen(next(iter(base.poll()))) == {0: [0, 1], 1: [1, 1]}
+
+
+CALLS: dict[str, Callable[[BaseEnv, Any], Any]] = {
+    "try_reset": lambda base, env_id: base.try_reset(env_id),
+    "try_restart": lambda base, env_id: base.try_restart(env_id),
+    "try_render": lambda base, env_id: base.try_render(env_id),
+}
+
+
+@every_kind
+@pytest.mark.parametrize("env_id", ["x", 2, -1, 0.5, [0]], ids=repr)
+@pytest.mark.parametrize("call", CALLS)
+def test_an_unknown_id_is_answered_with_the_valid_ones(kind: str, call: str, env_id: Any) -> None:
+    base = walked(kind)
+    with pytest.raises(ConfigError) as caught:
+        CALLS[call](base, env_id)
+    message = checked(str(caught.value))
+    if call != "try_restart" or kind in RESTARTS:
+        assert repr(env_id) in message
+        assert "expected an integer from 0 to 1" in message
+    base.send_actions(BOTH)
+    assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
+
+
+@pytest.mark.parametrize("kind", RESTARTS)
+@pytest.mark.parametrize("env_id", [1, None], ids=["one", "all"])
+@pytest.mark.parametrize("when", ["unpolled", "waiting", "answered"])
+def test_a_restarted_sub_environment_gives_a_first_observation_in_the_next_poll(
+    kind: str, env_id: int | None, when: str
+) -> None:
+    base = MAKERS[kind]() if when == "unpolled" else walked(kind)
+    old = list(base.get_sub_environments())
+    if when == "answered":
+        base.send_actions(BOTH)
+    base.try_restart(env_id)
+    new = list(base.get_sub_environments())
+    assert [new[i] is old[i] for i in (0, 1)] == [env_id is not None, False]
+    obs, rewards, terminateds, truncateds, *_ = base.poll()
+    expected = {1: [1, 0]}
+    if env_id is None or when == "unpolled":
+        expected[0] = [0, 0]
+    elif when == "answered" and kind in ALONE:
+        expected[0] = [0, 2]
+    assert seen(obs) == expected
+    assert rewards[1] == {AGENT: 0.0}
+    assert not any(terminateds[env_id][ALL] for env_id in expected)
+    assert truncateds[1][ALL] == (when != "unpolled")
+    # Who has answered for sub-environment 0 already need not do so again.
+    base.send_actions({i: BOTH[i] for i in (expected if when == "answered" else BOTH)})
+    obs, rewards, *_ = base.poll()
+    assert seen(obs)[1] == [1, 1]
+    assert rewards[1] == {AGENT: 1.0}
+
+
+@pytest.mark.parametrize("kind", sorted(set(MAKERS) - set(RESTARTS)))
+def test_what_cannot_be_restarted_says_so_and_goes_on(kind: str) -> None:
+    base = walked(kind)
+    with pytest.raises(MenvError) as caught:
+        base.try_restart(0)
+    checked(str(caught.value))
+    base.send_actions(BOTH)
+    assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
+
+
+def test_a_conversion_that_cannot_be_is_refused_by_name() -> None:
+    vector = VectorEnv.vectorize_gym_envs(Counting, num_envs=2)
+    wrong: dict[str, Callable[[], Any]] = {
+        "gymnasium.Env": lambda: to_base_env(object()),
+        "BaseEnv": lambda: to_base_env(Counting),
+        "make_env": lambda: to_base_env(Counting(), None, 2),
+        "at least 1": lambda: to_base_env(Counting(), Counting, 0),
+        "num_envs=3": lambda: to_base_env(vector, None, 3),
+        "num_envs=5": lambda: to_base_env(sync(AutoresetMode.SAME_STEP)(), None, 5),
+        "remote_envs": lambda: to_base_env(Counting(), Counting, 1, remote_envs=True),
+        "num_envs=2": lambda: to_base_env(to_base_env(Counting()), None, 2),
+        "num_envs: 1.5": lambda: to_base_env(Counting(), Counting, 1.5),  # type: ignore[arg-type]
+    }
+    for told, call in wrong.items():
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert told in checked(str(caught.value))
+
+
+def test_an_env_of_both_kinds_and_a_table_stay_what_they_are() -> None:
+    class Both(CountingAgent, gym.Env[Any, Any]):
+        pass
+
+    assert next(iter(to_base_env(Both()).poll())) == {0: {AGENT: pytest.approx([0, 0])}}
+    base = to_base_env(Counting())
+    assert to_base_env(base) is base

@@ -1,0 +1,282 @@
+"""Vectorised environments that are wrong, or are called wrongly: each fault has one clear line.
+
+call or fault                                       answer
+more existing_envs than num_envs                    refused, and the caller's list is left as it is
+seeds, options or actions of another number         refused, and nothing is stepped
+num_envs that is no number of at least 1            refused
+VectorEnv.wrap                                      names vectorize_gym_envs
+an index that there is not                          named with the valid ones
+a method that is not written                        named
+another number of values or lists, no lists         named with the method
+copies of something that brings its own number      refused
+an environment of the old gym API in it             named, with the wrapper
+`close` raises while a copy is replaced             the new one is there all the same
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from menv import VectorEnv, to_base_env
+from menv.algorithms import PPO
+from menv.base_env import SINGLE_AGENT
+from menv.errors import ConfigError, ContractError, MenvError
+from tests.bad_input.broken_envs import GOOD, SMALL, UNIT, FaultyGym, checked, refusal
+
+TWO = gym.spaces.Discrete(2)
+
+
+def told(call: Callable[[], Any], error: type[Exception] = MenvError) -> str:
+    """Return the one clear line with which a call is refused."""
+    with pytest.raises(error) as caught:
+        call()
+    return checked(str(caught.value))
+
+
+class Noting(FaultyGym):
+    """Notes its seeds and counts its steps."""
+
+    def __init__(self, index: Any = 0) -> None:
+        super().__init__()
+        self.seeds: list[Any] = []
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.seeds.append(seed)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return super().step(action)
+
+
+def test_more_environments_than_there_shall_be_are_refused_and_the_list_is_left_alone() -> None:
+    given = [Noting(), Noting(), Noting()]
+    message = told(lambda: VectorEnv.vectorize_gym_envs(Noting, given, num_envs=2), ConfigError)
+    assert "3 existing_envs" in message
+    assert "num_envs=2" in message
+    assert len(given) == 3
+    one = [Noting()]
+    env = VectorEnv.vectorize_gym_envs(Noting, one, num_envs=3)
+    assert len(one) == 1
+    assert env.num_envs == len(env.get_sub_environments()) == 3
+    assert env.get_sub_environments()[0] is one[0]
+    env.get_sub_environments().clear()
+    assert len(env.get_sub_environments()) == 3
+
+
+@pytest.mark.parametrize("num_envs", [0, -1, 1.5, "2", None, True], ids=repr)
+def test_a_number_of_environments_that_is_none_is_refused(num_envs: Any) -> None:
+    assert "num_envs" in told(lambda: VectorEnv(UNIT, TWO, num_envs), ConfigError)
+    assert "num_envs" in told(lambda: VectorEnv.vectorize_gym_envs(Noting, num_envs=num_envs), ConfigError)
+
+
+def test_missing_environments_need_somebody_who_makes_them() -> None:
+    assert "make_env" in told(lambda: VectorEnv.vectorize_gym_envs(num_envs=2), ConfigError)
+    assert "make_env" in told(lambda: VectorEnv.vectorize_gym_envs(None, [Noting()], num_envs=2), ConfigError)
+
+
+def test_the_same_object_twice_is_refused() -> None:
+    env = Noting()
+    told(lambda: VectorEnv.vectorize_gym_envs(lambda index: env, num_envs=2), ConfigError)
+    told(lambda: VectorEnv.vectorize_gym_envs(None, [env, env], num_envs=2), ConfigError)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_another_number_of_seeds_options_or_actions_is_refused_and_nothing_happens(count: int) -> None:
+    env = VectorEnv.vectorize_gym_envs(Noting, num_envs=2)
+    copies = env.get_sub_environments()
+    assert f"{count} seeds" in told(lambda: env.vector_reset(seeds=[1] * count), ConfigError)
+    assert f"{count} options" in told(lambda: env.vector_reset(options=[{}] * count), ConfigError)
+    assert [copy.seeds for copy in copies] == [[], []]
+    env.vector_reset(seeds=[5, 6])
+    assert f"{count} actions" in told(lambda: env.vector_step([0] * count), ConfigError)
+    assert [copy.steps for copy in copies] == [0, 0]
+    assert len(env.vector_step([0, 0])) == 5
+    assert [copy.seeds for copy in copies] == [[5], [6]]
+
+
+def test_the_old_wrap_names_what_to_call() -> None:
+    message = told(lambda: VectorEnv.wrap(Noting, num_envs=2), ConfigError)
+    assert "VectorEnv.wrap" in message
+    assert "vectorize_gym_envs" in message
+
+
+@pytest.mark.parametrize("call", ["reset_at", "restart_at", "try_render_at"])
+@pytest.mark.parametrize("index", [2, -1, "x"], ids=repr)
+def test_an_index_that_there_is_not_is_named_with_the_valid_ones(call: str, index: Any) -> None:
+    env = VectorEnv.vectorize_gym_envs(Noting, num_envs=2)
+    env.vector_reset()
+    before = env.get_sub_environments()
+    message = told(lambda: getattr(env, call)(index), ConfigError)
+    assert repr(index) in message
+    assert "from 0 to 1" in message
+    assert env.get_sub_environments() == before
+
+
+class Handwritten(VectorEnv):
+    """Two worlds, an episode of five steps each; subclasses break one thing."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__(UNIT, TWO, 2)
+        self.at = [0, 0]
+
+    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
+        self.at = [0, 0]
+        return [GOOD, GOOD], [{}, {}]
+
+    def reset_at(self, index: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+        self.at[index or 0] = 0
+        return GOOD, {}
+
+    def vector_step(self, actions: Any) -> Any:
+        self.at = [at + 1 for at in self.at]
+        return [GOOD] * 2, [1.0] * 2, [at == 5 for at in self.at], [False] * 2, [{}, {}]
+
+
+def test_a_handwritten_environment_trains() -> None:
+    with PPO(env=Handwritten, config=SMALL) as algorithm:
+        result = algorithm.train()
+    assert result["episode_reward_mean"] == 5.0
+
+
+@pytest.mark.parametrize("method", ["vector_reset", "reset_at", "vector_step"])
+def test_a_method_that_is_not_written_is_named(method: str) -> None:
+    env = type("Unfinished", (Handwritten,), {method: getattr(VectorEnv, method)})
+    message = refusal(env, error=ContractError)
+    assert f"Unfinished.{method}" in message
+
+
+def test_a_restart_that_is_not_written_is_named() -> None:
+    base = to_base_env(Handwritten())
+    base.poll()
+    assert "Handwritten.restart_at" in told(lambda: base.try_restart(0), ContractError)
+
+
+BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "no_tuple": ("vector_step", lambda result: None),
+    "a_number": ("vector_step", lambda result: 1.0),
+    "four_lists": ("vector_step", lambda result: result[:4]),
+    "one_obs": ("vector_step", lambda result: ([GOOD], *result[1:])),
+    "three_rewards": ("vector_step", lambda result: (result[0], [1.0] * 3, *result[2:])),
+    "no_list_of_rewards": ("vector_step", lambda result: (result[0], 1.0, *result[2:])),
+    "rewards_of_words": ("vector_step", lambda result: (result[0], [1.0, "much"], *result[2:])),
+    "reward_nan": ("vector_step", lambda result: (result[0], [1.0, float("nan")], *result[2:])),
+    "no_list_of_flags": ("vector_step", lambda result: (*result[:2], False, *result[3:])),
+    "infos_dict": ("vector_step", lambda result: (*result[:4], {})),
+    "info_none": ("vector_step", lambda result: (*result[:4], [{}, None])),
+    "obs_none": ("vector_step", lambda result: ([GOOD, None], *result[1:])),
+    "obs_dict": ("vector_step", lambda result: ({0: GOOD, 1: GOOD}, *result[1:])),
+    "reset_obs_only": ("vector_reset", lambda result: result[0]),
+    "reset_three": ("vector_reset", lambda result: (*result, [])),
+    "reset_one_obs": ("vector_reset", lambda result: ([GOOD], result[1])),
+    "reset_no_list": ("vector_reset", lambda result: (1.0, result[1])),
+    "reset_no_infos": ("vector_reset", lambda result: (result[0], None)),
+    "reset_at_obs_only": ("reset_at", lambda result: result[0]),
+    "reset_at_info": ("reset_at", lambda result: (result[0], "fine")),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_return_value_of_another_form_is_named_with_its_method(case: str) -> None:
+    method, broken = BROKEN[case]
+    good = getattr(Handwritten, method)
+
+    def bad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return broken(good(self, *args, **kwargs))
+
+    message = refusal(type("Broken", (Handwritten,), {method: bad}), error=ContractError)
+    if case != "obs_none":
+        assert method in message
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array], ids=["list", "tuple", "array"])
+def test_any_sequence_will_do(kind: Any) -> None:
+    class Gives(Handwritten):
+        def vector_step(self, actions: Any) -> Any:
+            obs, rewards, terminateds, truncateds, infos = super().vector_step(actions)
+            return kind(obs), kind(rewards), kind(terminateds), kind(truncateds), infos
+
+    with PPO(env=Gives, config=SMALL) as algorithm:
+        assert algorithm.train()["episode_reward_mean"] == 5.0
+
+
+@pytest.mark.parametrize("kind", ["VectorEnv", "gymnasium"])
+def test_copies_of_something_that_brings_its_own_number_are_refused(kind: str) -> None:
+    env: Any = Handwritten if kind == "VectorEnv" else lambda context: SyncVectorEnv([Noting, Noting])
+    message = refusal(env, {"num_envs_per_worker": 3}, ConfigError)
+    assert "num_envs=3" in message
+    assert "2 sub-environments" in message
+
+
+class OldReset(Noting):
+    def reset(self, **kwargs: Any) -> Any:
+        return GOOD
+
+
+class OldStep(Noting):
+    def step(self, action: Any) -> Any:
+        return GOOD, 1.0, False, {}
+
+
+class NoSeed(Noting):
+    def reset(self) -> Any:  # type: ignore[override]
+        return GOOD, {}
+
+
+@pytest.mark.parametrize("old", [OldReset, OldStep, NoSeed])
+def test_an_environment_of_the_old_gym_api_is_told_of_the_wrapper(old: type[Noting]) -> None:
+    message = told(
+        lambda: PPO(
+            env=lambda context: VectorEnv.vectorize_gym_envs(old, num_envs=2), config={**SMALL, "seed": 1}
+        ).train(),
+        ContractError,
+    )
+    assert message.startswith("env 0 ")
+    assert "menv.wrappers.LegacyGym" in message
+
+
+def test_a_copy_whose_close_raises_is_replaced_all_the_same() -> None:
+    class Stuck(Noting):
+        def close(self) -> None:
+            raise OSError("the port is busy")
+
+    env = VectorEnv.vectorize_gym_envs(Stuck, num_envs=2)
+    base = env.to_base_env()
+    base.poll()
+    old = env.get_sub_environments()
+    base.try_restart(1)
+    assert env.get_sub_environments()[0] is old[0]
+    assert env.get_sub_environments()[1] is not old[1]
+    obs, *_ = base.poll()
+    assert set(obs) == {1}
+    base.send_actions({0: {SINGLE_AGENT: 0}, 1: {SINGLE_AGENT: 0}})
+    assert set(next(iter(base.poll()))) == {0, 1}
+
+
+def test_a_sampler_is_not_disturbed_by_a_restart_behind_its_back() -> None:
+    env = VectorEnv.vectorize_gym_envs(Noting, num_envs=2)
+    base = env.to_base_env()
+    with PPO(env=lambda context: base, config=SMALL) as algorithm:
+        algorithm.sample()
+        told(lambda: base.try_restart(0))
+        told(lambda: base.try_reset(0))
+        assert algorithm.train()["episode_reward_mean"] == 5.0
+
+
+def test_a_mode_that_is_not_told_is_asked_for() -> None:
+    class Silent(SyncVectorEnv):
+        @property
+        def metadata(self) -> Any:
+            return {}
+
+        @metadata.setter
+        def metadata(self, value: Any) -> None: ...
+
+    assert "AutoresetMode" in told(lambda: to_base_env(Silent([Noting])), ConfigError)

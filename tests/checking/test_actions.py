@@ -1,0 +1,111 @@
+"""Who decides while an environment is checked: chance, within masks and spaces, or a given function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.checking import check_env
+from tests.bad_input.broken_envs import UNIT
+from tests.checking.test_check_env import Fresh, FreshGym, codes
+
+
+def test_given_actions_decide() -> None:
+    taken: list[Any] = []
+
+    class Notes(Fresh):
+        def step(self, action_dict: Any) -> Any:
+            taken.extend(action_dict.values())
+            if action_dict["bob"] != 1:
+                raise ValueError("against the rules")
+            return super().step(action_dict)
+
+    assert codes(check_env(Notes)) == ["ME090"]
+    taken.clear()
+    assert check_env(Notes, actions=lambda obs, agent_id: int(agent_id == "bob")) == []
+    assert set(taken) == {0, 1}
+
+
+def test_given_actions_that_are_chance_do_not_look_like_a_broken_seed() -> None:
+    rng = np.random.default_rng()
+
+    class Echo(FreshGym):
+        last = 0
+
+        def observe(self) -> Any:
+            return np.full(3, self.last, np.float32)
+
+        def step(self, action: Any) -> Any:
+            self.last = int(action)
+            return super().step(action)
+
+        def reset(self, **kwargs: Any) -> Any:
+            self.last = 0
+            return super().reset(**kwargs)
+
+    assert check_env(Echo, actions=lambda obs, agent_id: int(rng.integers(2))) == []
+
+
+def test_random_actions_keep_to_the_mask() -> None:
+    space = gym.spaces.Dict({"action_mask": gym.spaces.Box(0, 1, (5,), np.int8), "view": UNIT})
+
+    class Doors(FreshGym):
+        observation_space: Any = space
+        action_space = gym.spaces.MultiDiscrete([2, 3])
+
+        def observe(self) -> Any:
+            mask = np.array([0, 1, 1, 0, 1] if self.at % 2 else [1, 0, 1, 0, 0], np.int8)
+            return {"action_mask": mask, "view": np.zeros(3, np.float32)}
+
+        def step(self, action: Any) -> Any:
+            mask = self.observe()["action_mask"]
+            assert mask[action[0]], "a forbidden choice"
+            assert mask[2 + action[1]], "a forbidden choice"
+            return super().step(action)
+
+    assert check_env(Doors) == []
+
+
+def test_a_mask_that_forbids_one_component_entirely_is_found() -> None:
+    space = gym.spaces.Dict({"action_mask": gym.spaces.Box(0, 1, (5,), np.int8), "view": UNIT})
+
+    class Half(FreshGym):
+        observation_space: Any = space
+        action_space = gym.spaces.MultiDiscrete([2, 3])
+
+        def observe(self) -> Any:
+            mask = np.array([1, 1, 0, 0, 0], np.int8)
+            return {"action_mask": mask, "view": np.zeros(3, np.float32)}
+
+    (found,) = check_env(Half)
+    assert found.code == "ME050"
+    assert "none of 3 choices of component 1" in found.message
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
+        gym.spaces.Box(-np.inf, np.inf, (2,), np.float64),
+        gym.spaces.Box(0.0, np.inf, (), np.float32),
+        gym.spaces.Discrete(3, start=5),
+        gym.spaces.MultiDiscrete([2, 3], start=[1, 2]),
+        gym.spaces.Box(0, 9, (2,), np.int32),
+        gym.spaces.MultiBinary(3),
+        gym.spaces.Text(4),
+        gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Tuple([gym.spaces.Discrete(3)])}),
+    ],
+    ids=str,
+)
+def test_random_actions_lie_in_their_space(space: Any) -> None:
+    class Takes(FreshGym):
+        action_space = space
+
+        def step(self, action: Any) -> Any:
+            assert space.contains(action), action
+            return super().step(action)
+
+    assert set(codes(check_env(Takes, env_steps=50))) <= {"ME005"}

@@ -1,0 +1,326 @@
+"""`check_env` as a function: what it takes, what it returns, what it leaves alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import menv
+from menv.checking import Finding, check_env
+from menv.envs.independent_copies import make_multi_agent
+from menv.errors import ConfigError, UnknownNameError
+from menv.registry import register_env
+from tests.bad_input.broken_envs import GOOD, UNIT, Faulty, FaultyGym, seeing
+
+
+def codes(findings: list[Finding], *severities: str) -> list[str]:
+    return [one.code for one in findings if not severities or one.severity in severities]
+
+
+class Fresh(Faulty):
+    """Without the fault of `Faulty`, which returns one array again and again."""
+
+    def observe(self, agent: str) -> Any:
+        return np.zeros(3, np.float32)
+
+
+class FreshGym(FaultyGym):
+    def observe(self) -> Any:
+        return np.zeros(3, np.float32)
+
+
+CLEAN = [
+    "tictactoe",
+    "traffic",
+    "menv.envs.rock_paper_scissors:RockPaperScissors",
+    "menv.envs.two_step_game:TwoStepGame",
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "FrozenLake-v1",
+    "Blackjack-v1",
+]
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_nothing_is_found_in_environments_that_are_right(name: str) -> None:
+    assert check_env(name) == []
+
+
+def test_nothing_is_found_in_copies_of_a_single_agent_environment() -> None:
+    assert check_env(make_multi_agent("CartPole-v1"), {"num_agents": 3}) == []
+
+
+def test_what_is_found_in_third_party_environments_is_true() -> None:
+    # It returns its state itself; nothing ends within the steps; the mask is in the info.
+    assert codes(check_env("MountainCarContinuous-v0")) == ["ME073", "ME049"]
+    assert codes(check_env("CliffWalking-v1")) == ["ME049"]
+    assert codes(check_env("Taxi-v4")) == ["ME054"]
+
+
+def test_check_env_is_a_public_name() -> None:
+    assert menv.check_env is check_env
+
+
+def test_a_finding_names_agent_step_path_and_first_bad_index() -> None:
+    bad = np.array([0.0, 7.0, 0.0], np.float32)
+    (found,) = [one for one in check_env(seeing(bad)) if one.code == "ME030"]
+    assert found.severity == "error"
+    assert found.step == 3
+    assert found.message == "agent 'bob': obs: 7.0 at index 1 is outside [-1.0, 1.0]"
+    assert found.fix
+    assert str(found) == f"ME030 error, env step 3: {found.message}; {found.fix}"
+
+
+def test_a_path_leads_into_nested_observations() -> None:
+    space = gym.spaces.Dict({"eyes": gym.spaces.Tuple([UNIT, UNIT])})
+    good = {"eyes": (np.zeros(3, np.float32), np.zeros(3, np.float32))}
+    bad = {"eyes": (np.zeros(3, np.float32), np.zeros(3))}
+    (found,) = [one for one in check_env(seeing(bad, space, good)) if one.severity == "error"]
+    assert (found.code, found.step) == ("ME031", 3)
+    assert "obs['eyes'][1]: expected float32 of shape (3,), got float64" in found.message
+
+
+def test_a_finding_cannot_be_changed() -> None:
+    (found, *_) = check_env(seeing(np.ones(2, np.float32)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.code = "ME001"  # type: ignore[misc]
+
+
+def test_a_fault_of_every_step_is_found_once() -> None:
+    class Doubles(Fresh):
+        def observe(self, agent: str) -> Any:
+            return np.zeros(3)
+
+    assert codes(check_env(Doubles)) == ["ME031"]
+
+
+def test_several_faults_are_all_found_and_errors_come_first() -> None:
+    class Poor(Fresh):
+        def step(self, action_dict: Any) -> Any:
+            obs, _, terminateds, truncateds, _ = super().step(action_dict)
+            rewards = {"ann": float("nan"), "bob": "much"}
+            return obs, rewards, {**terminateds, "ann": 0}, truncateds, {"cid": {}}
+
+    findings = check_env(Poor)
+    assert codes(findings) == ["ME025", "ME026", "ME023", "ME028"]
+    assert [one.severity for one in findings] == ["error", "error", "warning", "warning"]
+
+
+def test_the_same_seed_gives_the_same_findings() -> None:
+    class Rare(FreshGym):
+        def step(self, action: Any) -> Any:
+            obs, reward, *rest = super().step(action)
+            return obs, float("inf") if self.np_random.random() < 0.02 else reward, *rest
+
+    first = check_env(Rare, seed=4)
+    assert "ME026" in codes(first)
+    assert check_env(Rare, seed=4) == first
+    assert [one.step for one in check_env(Rare, seed=5)] != [one.step for one in first]
+
+
+def test_codes_are_silenced_by_the_caller_or_by_the_environment() -> None:
+    class Quiet(Faulty):
+        menv_ignore = ("ME073",)
+
+    assert codes(check_env(Faulty)) == ["ME073"]
+    assert check_env(Faulty, ignore=["ME073"]) == []
+    assert check_env(Faulty, ignore="ME073") == []
+    assert check_env(Quiet) == []
+    assert check_env(lambda context: Quiet()) == []
+    assert check_env(Quiet()) == []
+
+
+def test_an_attribute_inside_gymnasium_wrappers_silences_too() -> None:
+    class Quiet(FaultyGym):
+        menv_ignore = ("ME073",)
+
+    assert codes(check_env(lambda context: gym.wrappers.TimeLimit(FaultyGym(), 50))) == ["ME073"]
+    assert check_env(lambda context: gym.wrappers.TimeLimit(Quiet(), 50)) == []
+
+
+def test_a_code_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ignore: \['ME999'\] are no codes .*docs/checking.md"):
+        check_env(Faulty, ignore=["ME999", "ME073"])
+
+
+@pytest.mark.parametrize("env_steps", [0, -3, 2.5, True])
+def test_a_number_of_env_steps_that_cannot_be_is_refused(env_steps: Any) -> None:
+    with pytest.raises(ConfigError, match="env_steps"):
+        check_env(Faulty, env_steps=env_steps)
+
+
+def test_a_name_that_nobody_knows_is_the_callers_mistake() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean"):
+        check_env("CartPool-v1")
+    with pytest.raises(ConfigError):
+        check_env(None)
+    with pytest.raises(ConfigError):
+        check_env(3)
+
+
+def test_every_way_to_name_an_environment_is_taken() -> None:
+    register_env("checked_faulty", Faulty)
+    here = f"{Faulty.__module__}:Faulty"
+    for env in ("checked_faulty", here, Faulty, lambda context: Faulty(context), Faulty()):
+        assert codes(check_env(env)) == ["ME073"], env
+
+
+def test_the_config_reaches_the_environment() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def creator(context: Any) -> Any:
+        seen.append(dict(context))
+        return Fresh()
+
+    assert check_env(creator, {"size": 5}) == []
+    assert len(seen) > 1
+    assert all(settings == {"size": 5} for settings in seen)
+
+
+def test_an_environment_that_exists_is_left_open_and_as_it_was() -> None:
+    class Open(FreshGym):
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+            raise RuntimeError("closed by the checker")
+
+    env = Open()
+    assert check_env(env) == []
+    assert env.closed == 0
+    assert codes(check_env(Open)) == ["ME080"]
+
+
+def test_the_layers_of_an_environment_that_exists_are_put_back() -> None:
+    env = gym.make("CartPole-v1")
+    before = str(env)
+    assert "PassiveEnvChecker" in before
+    assert check_env(env) == []
+    assert str(env) == before
+    env.close()
+
+
+def test_a_config_for_an_environment_that_exists_is_refused() -> None:
+    with pytest.raises(ConfigError, match="config is given with an environment that exists"):
+        check_env(Fresh(), {"size": 3})
+
+
+def test_every_copy_is_closed() -> None:
+    opened: list[Any] = []
+    closed: list[Any] = []
+
+    class Counts(Fresh):
+        def __init__(self, context: Any = None) -> None:
+            super().__init__()
+            opened.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    assert check_env(Counts) == []
+    assert len(opened) >= 3
+    assert {id(env) for env in opened} == {id(env) for env in closed}
+
+
+def test_arrays_that_the_environment_shares_with_others_are_as_before() -> None:
+    before = GOOD.copy()
+    assert codes(check_env(Faulty)) == ["ME073"]
+    np.testing.assert_array_equal(before, GOOD)
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    check_env(seeing(np.ones(2, np.float32)))
+    check_env("Taxi-v4")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_global_generators_are_left_alone() -> None:
+    import random
+
+    np.random.seed(3)
+    random.seed(3)
+    before = np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    check_env("CartPole-v1")
+    check_env("tictactoe")
+    assert before == (np.random.get_state()[1].tolist(), random.getstate())  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kind", [Fresh, FreshGym])
+@pytest.mark.parametrize(
+    ("method", "code"), [("__init__", "ME092"), ("reset", "ME091"), ("step", "ME090"), ("close", "ME080")]
+)
+@pytest.mark.parametrize("error", [KeyError("wheel"), RuntimeError(), SystemExit(3), ValueError("a\nb")])
+def test_what_an_environment_raises_becomes_a_finding(kind: Any, method: str, code: str, error: Any) -> None:
+    def raises(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    env = type("Crashes", (kind,), {method: raises})
+    findings = check_env(env)
+    assert code in codes(findings)
+    assert set(codes(findings)) <= {code, "ME010"}
+    (found,) = [one for one in findings if one.code == code]
+    assert type(error).__name__ in found.message
+    assert "\n" not in str(found)
+
+
+def test_a_crash_says_at_which_env_step_and_where() -> None:
+    class Crashes(Fresh):
+        def step(self, action_dict: Any) -> Any:
+            if self.at == 3:
+                raise KeyError("wheel")
+            return super().step(action_dict)
+
+    (found,) = check_env(Crashes)
+    assert (found.code, found.step) == ("ME090", 4)
+    assert "step raised KeyError: 'wheel' (line " in found.message
+    assert "of step)" in found.message
+
+
+def test_a_crash_of_a_reset_in_the_middle_of_an_episode_is_found() -> None:
+    class Strict(Fresh):
+        running = False
+
+        def reset(self, **kwargs: Any) -> Any:
+            if self.running:
+                raise RuntimeError("finish the episode first")
+            self.running = True
+            return super().reset(**kwargs)
+
+        def step(self, action_dict: Any) -> Any:
+            result = super().step(action_dict)
+            self.running = not result[2]["__all__"]
+            return result
+
+    class Long(Strict):
+        def step(self, action_dict: Any) -> Any:
+            obs, rewards, _, truncateds, infos = Fresh.step(self, action_dict)
+            return obs, rewards, {"__all__": self.at == 80}, truncateds, infos
+
+    assert codes(check_env(Long)) == ["ME091"]
+
+
+def test_a_property_that_raises_becomes_a_finding() -> None:
+    def late(self: Any) -> Any:
+        raise RuntimeError("reset first")
+
+    (found,) = check_env(type("Late", (FreshGym,), {"observation_space": property(late)}))
+    assert found.code == "ME001"
+    assert "observation_space raised RuntimeError: reset first" in found.message
+
+
+def test_an_environment_that_picks_its_task_by_vector_index_is_right() -> None:
+    class Tasks(FreshGym):
+        def __init__(self, context: Any) -> None:
+            super().__init__()
+            self.task = context.vector_index
+
+        def observe(self) -> Any:
+            return np.full(3, self.task / 10, np.float32)
+
+    assert check_env(Tasks) == []

@@ -1,0 +1,298 @@
+"""Every kind of environment is checked: right ones are found right, and the faults of each kind are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from menv.base_env import ALL, BaseEnv
+from menv.checking import check_env
+from menv.envs.tictactoe import TicTacToe
+from menv.loop.convert import to_base_env
+from menv.vector_env import VectorEnv
+from tests.bad_input.broken_envs import UNIT, FaultyGym
+from tests.contract.scripted import IRREGULAR, TOGETHER, TURNS, ScriptedEnv, SixDicts
+
+
+def codes(env: Any, **settings: Any) -> list[str]:
+    return [found.code for found in check_env(env, **settings)]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
+@pytest.mark.parametrize("name", ["CartPole-v1", "Blackjack-v1"])
+def test_a_gymnasium_vector_environment_is_right_in_each_autoreset_mode(name: str, mode: Any) -> None:
+    def creator(context: Any) -> Any:
+        settings = {"autoreset_mode": mode}
+        return gym.make_vec(name, num_envs=3, vectorization_mode="sync", vector_kwargs=settings)
+
+    assert codes(creator, env_steps=200) == []
+
+
+def test_a_natively_vectorised_environment_is_right() -> None:
+    def creator(context: Any) -> Any:
+        return gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")
+
+    assert codes(creator, env_steps=200) == []
+
+
+class Batch(gym.vector.VectorEnv[Any, Any, Any]):
+    """Three sub-environments, five env steps an episode, whose observations are chance."""
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - as gymnasium has it
+
+    def __init__(self, context: Any = None) -> None:
+        self.num_envs = 3
+        self.single_observation_space = UNIT
+        self.single_action_space = gym.spaces.Discrete(2)
+        self.observation_space = gym.vector.utils.batch_space(UNIT, 3)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, 3)
+        self.at = 0
+
+    def look(self) -> Any:
+        return self.np_random.random((3, 3), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.at = 0
+        return self.look(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.at += 1
+        return self.look(), np.ones(3), np.full(3, self.at % 6 == 5), np.zeros(3, np.bool_), {}
+
+
+def test_a_vector_environment_written_by_hand_is_right() -> None:
+    assert codes(Batch) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "code"),
+    [
+        (0, np.zeros((2, 3), np.float32), "ME097"),
+        (0, np.zeros((3, 3)), "ME031"),
+        (0, np.full((3, 3), np.nan, np.float32), "ME032"),
+        (1, np.ones(2), "ME097"),
+        (1, 1.0, "ME097"),
+        (1, np.array([1.0, np.inf, 1.0]), "ME026"),
+        (2, np.zeros(3, np.int64), "ME023"),
+        (2, np.zeros((3, 1), np.bool_), "ME097"),
+        (4, [{}, {}, {}], "ME029"),
+    ],
+)
+def test_a_wrong_batch_is_named(part: int, value: Any, code: str) -> None:
+    class Wrong(Batch):
+        def step(self, actions: Any) -> Any:
+            result = list(super().step(actions))
+            result[part] = value
+            return tuple(result)
+
+    assert code in codes(Wrong, env_steps=60)
+
+
+def test_sub_environments_of_one_batch_that_share_their_episodes_are_named() -> None:
+    class Same(Batch):
+        def look(self) -> Any:
+            return np.tile(self.np_random.random(3, np.float32), (3, 1))
+
+    (found,) = check_env(Same)
+    assert found.code == "ME062"
+    assert "env 0 and env 1 of one reset" in found.message
+
+
+def make_cart_poles(context: Any) -> Any:
+    return VectorEnv.vectorize_gym_envs(lambda index: gym.make("CartPole-v1"), num_envs=3)
+
+
+def test_an_environment_of_lists_is_right() -> None:
+    assert codes(make_cart_poles, env_steps=200) == []
+
+
+class Lists(VectorEnv):
+    def __init__(self, context: Any = None) -> None:
+        super().__init__(UNIT, gym.spaces.Discrete(2), 2)
+        self.at = [0, 0]
+
+    def look(self) -> Any:
+        return np.zeros(3, np.float32)
+
+    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
+        self.at = [0, 0]
+        return [self.look(), self.look()], [{}, {}]
+
+    def reset_at(self, index: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+        self.at[index] = 0
+        return self.look(), {}
+
+    def vector_step(self, actions: Any) -> Any:
+        self.at = [self.at[0] + 1, self.at[1] + 1]
+        over = [self.at[0] == 3, self.at[1] == 4]
+        return [self.look(), self.look()], [1.0, 1.0], over, [False, False], [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "code"),
+    [
+        (0, [np.zeros(3, np.float32)], "ME097"),
+        (0, [np.zeros(3, np.float32), np.zeros(3)], "ME031"),
+        (1, [1.0, "much"], "ME025"),
+        (2, 0, "ME097"),
+        (3, [False, 1], "ME023"),
+        (4, [{}, None], "ME029"),
+    ],
+)
+def test_a_wrong_list_is_named(part: int, value: Any, code: str) -> None:
+    class Wrong(Lists):
+        def vector_step(self, actions: Any) -> Any:
+            result = list(super().vector_step(actions))
+            result[part] = value
+            return tuple(result)
+
+    assert codes(Lists) == []
+    assert codes(Wrong, env_steps=60)[0] == code
+
+
+@pytest.mark.parametrize("method", ["vector_reset", "vector_step", "reset_at"])
+def test_a_method_that_is_missing_is_named(method: str) -> None:
+    env = type("Unwritten", (Lists,), {method: getattr(VectorEnv, method)})
+    (found,) = check_env(env)
+    assert found.code == ("ME090" if method == "vector_step" else "ME091")
+    assert f"Unwritten.{method}: the method is missing" in found.message
+
+
+def test_an_environment_in_table_form_is_right() -> None:
+    make = {"gym": lambda index: gym.make("CartPole-v1"), "agents": lambda index: TicTacToe({})}
+    for kind in make.values():
+        assert codes(lambda context, kind=kind: to_base_env(kind(0), kind, 3), env_steps=200) == []
+
+
+@pytest.mark.parametrize("mode", ["now", "later", "new id"])
+@pytest.mark.parametrize("script", [TURNS, TOGETHER, IRREGULAR], ids=["turns", "together", "irregular"])
+def test_an_own_base_env_has_no_error_however_it_resets(mode: str, script: Any) -> None:
+    def creator(context: Any) -> Any:
+        return SixDicts([ScriptedEnv(script, world) for world in range(2)], mode)
+
+    findings = check_env(creator)
+    assert [found for found in findings if found.severity == "error"] == []
+    # The scripts do these on purpose.
+    assert {found.code for found in findings} <= {"ME040", "ME041", "ME042", "ME043", "ME070"}
+
+
+class Own(BaseEnv):
+    """Two sub-environments with one agent each, four env steps an episode, in six dicts."""
+
+    observation_space = UNIT
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, context: Any = None) -> None:
+        self.at = {"left": 0, "right": 0}
+        self.next: Any = [{env: {"a": np.zeros(3, np.float32)} for env in self.at}, {}, {}, {}, {}, {}]
+
+    def poll(self, timeout: float | None = None) -> Any:
+        now, self.next = self.next, [{} for _ in range(6)]
+        return tuple(now)
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        for env in slots:
+            self.at[env] += 1
+            self.next[0][env] = {"a": np.zeros(3, np.float32)}
+            self.next[1][env] = {"a": 1.0}
+            self.next[2][env] = {ALL: self.at[env] == 4}
+            self.next[3][env] = {ALL: False}
+
+    def try_reset(self, env_id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+        self.at[env_id] = 0
+        return {env_id: {"a": np.zeros(3, np.float32)}}, {env_id: {}}
+
+
+def own(method: str, replacement: Any) -> Any:
+    return type("Wrong", (Own,), {method: replacement})
+
+
+def test_an_own_base_env_is_right() -> None:
+    assert codes(Own) == []
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "message"),
+    [
+        (own("poll", lambda self, timeout=None: Own.poll(self)[:5]), "ME020", "poll returned 5 values"),
+        (own("poll", lambda self, timeout=None: ([], *Own.poll(self)[1:])), "ME021", "poll: obs is no dict of dicts"),
+        (own("poll", lambda self, timeout=None: 1 / 0), "ME090", "poll raised ZeroDivisionError"),
+        (own("send_actions", lambda self, slots, actions=None: 1 / 0), "ME090", "send_actions raised"),
+        (own("try_reset", lambda self, env_id=None: ({env_id: 3}, {})), "ME012", "try_reset: env 'left' has no dict"),
+        (own("try_reset", lambda self, env_id=None: 3), "ME011", "try_reset returned a single int"),
+        (own("stop", lambda self: 1 / 0), "ME080", "close raised ZeroDivisionError"),
+        (own("observation_space", None), "ME001", "the observation space is None"),
+    ],
+    ids=["five", "list", "poll", "send", "reset", "single", "stop", "space"],
+)  # fmt: skip
+def test_a_fault_of_an_own_base_env_is_named(env: Any, code: str, message: str) -> None:
+    (found,) = check_env(env)
+    assert found.code == code
+    assert message in found.message
+
+
+def test_a_bad_observation_of_an_own_base_env_names_sub_environment_and_agent() -> None:
+    class Far(Own):
+        def send_actions(self, slots: Any, actions: Any = None) -> None:
+            super().send_actions(slots, actions)
+            if self.at["right"] == 2 and "right" in slots:
+                self.next[0]["right"]["a"] = np.full(3, 9.0, np.float32)
+
+    (found,) = check_env(Far)
+    assert (found.code, found.step) == ("ME030", 2)
+    assert found.message.startswith("env 'right': agent 'a': obs: 9.0 at index 0")
+
+
+def test_a_polled_environment_that_goes_silent_is_named() -> None:
+    class Silent(Own):
+        def try_reset(self, env_id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+            return "async_reset_return", "async_reset_return"
+
+    assert codes(Silent, env_steps=3000) == ["ME045"]
+
+
+class OldApi:
+    """The API from before gym 0.26."""
+
+    observation_space = UNIT
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, context: Any = None) -> None:
+        pass
+
+    def reset(self) -> Any:
+        return np.zeros(3, np.float32)
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(3, np.float32), 1.0, True, {}
+
+
+def test_an_environment_of_the_old_api_is_sent_to_its_wrapper() -> None:
+    for env in (OldApi, OldApi()):
+        (found,) = check_env(env)
+        assert (found.code, found.severity) == ("ME009", "error")
+        assert "menv.wrappers.LegacyGym" in found.fix
+
+
+def test_a_gymnasium_environment_with_an_old_reset_is_told_about_the_wrapper_too() -> None:
+    class Half(FaultyGym):
+        def reset(self, **kwargs: Any) -> Any:
+            return super().reset(**kwargs)[0]
+
+    (found,) = check_env(Half)
+    assert found.code == "ME011"
+    assert "menv.wrappers.LegacyGym" in found.fix
+
+
+def test_environments_of_pettingzoo_are_sent_to_their_wrappers() -> None:
+    from pettingzoo import AECEnv, ParallelEnv
+
+    for kind, wrapper in ((AECEnv, "PettingZooEnv"), (ParallelEnv, "ParallelPettingZooEnv")):
+        (found,) = check_env(lambda context, kind=kind: kind())
+        assert (found.code, found.severity) == ("ME008", "error")
+        assert f"menv.wrappers.{wrapper}(" in found.fix
