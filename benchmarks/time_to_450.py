@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 
-from menv.algorithms import PPO
+from menv.algorithms import DQN, PPO
 
 
 def main() -> None:
@@ -23,9 +23,14 @@ def main() -> None:
     parser.add_argument(
         "--iterations", type=int, default=None, help="stop after so many, whatever the return"
     )
+    parser.add_argument("--algorithm", choices=("PPO", "DQN"), default="PPO")
     args = parser.parse_args()
     start = time.perf_counter()
-    algo = PPO(env="CartPole-v1", config={"num_envs_per_worker": 64, "seed": args.seed})
+    algo = (
+        PPO(env="CartPole-v1", config={"num_envs_per_worker": 64, "seed": args.seed})
+        if args.algorithm == "PPO"
+        else DQN(env="CartPole-v1", config={"num_envs_per_worker": 16, "seed": args.seed})
+    )
     for iteration in itertools.count(1):
         result = algo.train()
         mean = result["episode_reward_mean"] or 0.0

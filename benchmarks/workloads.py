@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from benchmarks import floors, processes
 from benchmarks.other_kinds import ROWS as OTHER_KINDS
+from benchmarks.replay_rows import ROWS as REPLAY
 from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
 from benchmarks.sampling import fragments, two_policies
 from menv.envs import NullEnv, TicTacToe, make_multi_agent
@@ -225,6 +226,15 @@ ROWS = (
         at_most=True,
     ),
     Row(
+        name="cartpole_450_dqn",
+        text="CartPole-v1 to 450, DQN, 16 envs, defaults",
+        unit="s",
+        reach=60.0,
+        aim=25.0,
+        measure=until_450("-m", "benchmarks.time_to_450", "--algorithm", "DQN"),
+        at_most=True,
+    ),
+    Row(
         name="first_result",
         text="process start to first result, CartPole-v1",
         unit="s",
@@ -252,4 +262,5 @@ ROWS = (
         measure=tictactoe_unbeatable,
     ),
     *OTHER_KINDS,
+    *REPLAY,
 )

@@ -65,6 +65,13 @@ def test_traffic_trains_cars_and_lights() -> None:
     assert printed.count("\n") > 5
 
 
+@pytest.mark.parametrize("arguments", [(), ("--two-trainers",)])
+def test_two_algorithms_train_on_one_road(arguments: tuple[str, ...]) -> None:
+    outcome, _ = outcome_of("ppo_and_dqn", *arguments)
+    assert set(outcome["policy_reward_mean"]) == {"cars", "lights"}
+    assert outcome["env_steps"] >= 2048 * (1 + len(arguments))
+
+
 def test_cartpole_reports_its_return_after_each_iteration() -> None:
     outcome, printed = outcome_of("cartpole")
     assert outcome["solved"] is False
@@ -101,4 +108,12 @@ def test_levels_of_agents_learn_what_their_example_says() -> None:
 
 def test_every_example_is_tested_here() -> None:
     names = {path.stem for path in python_files(ROOT, ("examples",))}
-    assert names == {"tictactoe", "traffic", "cartpole", "policy_mapping", "custom_env", "hierarchical"}
+    assert names == {
+        "tictactoe",
+        "traffic",
+        "cartpole",
+        "policy_mapping",
+        "custom_env",
+        "hierarchical",
+        "ppo_and_dqn",
+    }

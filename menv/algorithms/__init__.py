@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm as Algorithm
+    from menv.algorithms.config.dqn_config import DQNConfig as DQNConfig
     from menv.algorithms.config.model_config import ModelConfig as ModelConfig
     from menv.algorithms.config.multi_agent_config import MultiAgentConfig as MultiAgentConfig
     from menv.algorithms.config.ppo_config import PPOConfig as PPOConfig
+    from menv.algorithms.dqn import DQN as DQN
     from menv.algorithms.ppo import PPO as PPO
 
 _HOMES = {
     "Algorithm": "menv.algorithms.algorithm",
+    "DQN": "menv.algorithms.dqn",
+    "DQNConfig": "menv.algorithms.config.dqn_config",
     "ModelConfig": "menv.algorithms.config.model_config",
     "MultiAgentConfig": "menv.algorithms.config.multi_agent_config",
     "PPO": "menv.algorithms.ppo",
     "PPOConfig": "menv.algorithms.config.ppo_config",
 }
-__all__ = ["PPO", "Algorithm", "ModelConfig", "MultiAgentConfig", "PPOConfig"]
+__all__ = ["DQN", "PPO", "Algorithm", "DQNConfig", "ModelConfig", "MultiAgentConfig", "PPOConfig"]
 
 
 def __dir__() -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation import Evaluation
+from menv.algorithms.learners import merged
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
 from menv.base_env import BaseEnv
@@ -156,13 +157,14 @@ class Algorithm:
         began = time.perf_counter()
         env_steps, agent_steps = self._sampler.env_steps, self._sampler.agent_steps
         times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
-        stats: dict[str, dict[str, float]] = {}
+        stats: dict[str, list[dict[str, Any]]] = {}
         taken = 0
         while taken < max(1, self.config.iteration_size(self._num_envs)):
             before = time.perf_counter()
             batch, more = self._train_batch(self._population.sample_size(self._num_envs))
             sampled = time.perf_counter()
-            stats.update(self._population.learners.learn(batch, self._sampler.env_steps))
+            for policy_id, own in self._population.learners.learn(batch, self._sampler.env_steps).items():
+                stats.setdefault(policy_id, []).append(own)
             times["sample_time_s"] += sampled - before
             times["learn_time_s"] += time.perf_counter() - sampled
             taken += more
@@ -172,7 +174,7 @@ class Algorithm:
         result = {
             **sampler_results,
             "sampler_results": sampler_results,
-            "info": _info(stats),
+            "info": _info({policy_id: merged(own) for policy_id, own in stats.items()}),
             "training_iteration": self.iteration,
             "num_env_steps_sampled": self._sampler.env_steps,
             "num_agent_steps_sampled": self._sampler.agent_steps,

@@ -16,7 +16,7 @@ import numpy as np
 from menv import draws
 from menv.acting.backend import ActingBackend
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.algorithms.networks.mlp import MlpSpec
 from menv.algorithms.recipe import Recipe
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -69,7 +69,10 @@ def build_cohorts(
             policies = [_own_policy(name, specs[name]) for name in members]
             cohorts.append(OwnCohort(members, policies, first.observation_space, first.action_space))
         else:
-            nets.append(_net_cohort(members, first, configs[members[0]], networks[members[0]], seed))
+            weights = [
+                _first_weights(networks[name], name, configs[name], recipes[name], seed) for name in members
+            ]
+            nets.append(_net_cohort(members, first, configs[members[0]], networks[members[0]], weights, seed))
             cohorts.append(nets[-1].cohort)
     return cohorts, nets
 
@@ -130,18 +133,20 @@ def add_to_cohorts(
         return [OwnCohort([name], [_own_policy(name, spec)], spec.observation_space, spec.action_space)]
     network = _network(name, spec, config, recipe)
     form = _form(spec, config, network)
+    weights = _first_weights(network, name, config, recipe, seed)
     for built in nets:
         if built.form == form:
-            built.cohort.backend.add_policy(_first_weights(network, name, seed))
+            built.cohort.backend.add_policy(weights)
             built.cohort.policy_ids.append(name)
             return []
-    nets.append(_net_cohort([name], spec, config, network, seed))
+    nets.append(_net_cohort([name], spec, config, network, [weights], seed))
     return [nets[-1].cohort]
 
 
-def _first_weights(network: MlpSpec, name: str, seed: int) -> Any:
+def _first_weights(network: MlpSpec, name: str, config: AlgorithmConfig, recipe: Recipe, seed: int) -> Any:
     """Return a new policy's weights."""
-    return init_weights(network, draws.key(seed, draws.stable_hash(name), draws.WEIGHTS) >> 1)
+    own_seed = draws.key(seed, draws.stable_hash(name), draws.WEIGHTS) >> 1
+    return recipe.first_weights(network, config, own_seed)
 
 
 def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
@@ -156,10 +161,14 @@ def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
 
 
 def _net_cohort(
-    members: Sequence[str], spec: PolicySpec, config: AlgorithmConfig, network: MlpSpec, seed: int
+    members: Sequence[str],
+    spec: PolicySpec,
+    config: AlgorithmConfig,
+    network: MlpSpec,
+    weights: Sequence[Any],
+    seed: int,
 ) -> Built:
     """Create the networks of one architecture."""
-    weights = [_first_weights(network, name, seed) for name in members]
     masked = ObsPreprocessor(spec.observation_space).mask_width > 0
     backend, inference = _backend(network, weights, config.inference, seed, masked)
     output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
-import numpy as np
-import numpy.typing as npt
 
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend
+from menv.algorithms.algorithm import Algorithm
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.dqn_config import DQNConfig
-from menv.algorithms.networks.mlp import MlpSpec
+from menv.algorithms.networks.mlp import EPSILON, MlpSpec, init_weights
+from menv.algorithms.recipe import Learner, Weights
 from menv.connectors.clip_reward import clip_reward
 from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
-
-if TYPE_CHECKING:
-    from menv.algorithms.dqn_learner import DQNLearner
 
 
 class DQNRecipe:
     """How a DQN policy is trained: by Q-values of discrete actions, from replayed rows."""
 
-    config_class = DQNConfig
+    name = "DQN"
+    config_class: type[AlgorithmConfig] = DQNConfig
 
-    def network(self, observation_size: int, action_space: gym.Space[Any], config: DQNConfig) -> MlpSpec:
+    def network(self, obs_size: int, action_space: gym.Space[Any], config: DQNConfig) -> MlpSpec:
         """Return the network of one policy.
 
         Args:
-            observation_size: F, numbers in a flat observation.
+            obs_size: F, numbers in a flat observation.
             action_space: Of the policy.
             config: Its settings.
 
@@ -45,8 +43,14 @@ class DQNRecipe:
         head = ActionHead("q_values", (int(action_space.n),))
         model = config.model
         return MlpSpec(
-            observation_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, dueling=config.dueling
+            obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, dueling=config.dueling
         )
+
+    def first_weights(self, network: MlpSpec, config: DQNConfig, seed: int) -> dict[str, Any]:
+        """Return the weights that a policy begins with, epsilon among them."""
+        weights = init_weights(network, seed)
+        weights[EPSILON][:] = config.epsilon_at(0)
+        return weights
 
     def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: DQNConfig) -> None:
         """Clip the rewards if the settings say so; targets are made when rows are learned from."""
@@ -59,11 +63,20 @@ class DQNRecipe:
         self,
         network: MlpSpec,
         policy_id: str,
-        weights: Mapping[str, npt.NDArray[np.float32]],
+        weights: Weights,
         config: DQNConfig,
         seed: int,
-    ) -> DQNLearner:
+    ) -> Learner:
         """Return a `DQNLearner`."""
         from menv.algorithms.dqn_learner import DQNLearner
 
         return DQNLearner(network, config, weights, seed)
+
+
+class DQN(Algorithm):
+    """Q-learning from replayed experience: double, dueling, n-step, with priorities if asked.
+
+    Built as `DQN(env=..., config={...classic keys...})` or `DQNConfig(env=..., ...).build()`.
+    """
+
+    recipe = DQNRecipe()

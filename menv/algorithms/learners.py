@@ -6,7 +6,7 @@ knows no environments and no sampler.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from menv.algorithms.cohorts import Built
@@ -16,6 +16,8 @@ from menv.callbacks import DefaultCallbacks
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
+
+_LATEST = ("epsilon", "cur_lr", "replay_rows", "cur_kl_coeff", "entropy_coeff")
 
 
 class Learners:
@@ -115,3 +117,24 @@ class Learners:
         )
         self._learners[policy_id] = learner
         return learner
+
+
+def merged(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the statistics of several batches of one policy as one.
+
+    Means are weighted by `updates`, the number of gradient steps, where a learner tells it; what is no mean
+    over gradient steps is taken from the last batch.
+    """
+    if len(stats) == 1:
+        return stats[0]
+    out: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in stats for name in one):
+        told = [(one[name], one.get("updates", 1)) for one in stats if name in one]
+        weight = sum(updates for _, updates in told)
+        if name == "updates":
+            out[name] = weight
+        elif name in _LATEST or not weight or not all(isinstance(value, int | float) for value, _ in told):
+            out[name] = told[-1][0]
+        else:
+            out[name] = sum(value * updates for value, updates in told) / weight
+    return out

@@ -81,9 +81,4 @@ def _next_mask(batch: SampleBatch, after: Column, leaves: Column, piece: Column)
     masks = batch.get(SampleBatch.ACTION_MASK)
     if masks is None:
         return None
-    last = getattr(batch.segments, "next_mask", None)
-    beyond = np.ones((len(piece), masks.shape[1]), np.bool_) if last is None else last[piece]
-    found = _followers(masks, after, leaves, beyond)
-    # Final observations need not have a mask; one that allows nothing would make them worth minus infinity.
-    found[~found.any(axis=1)] = True
-    return found
+    return _followers(masks, after, leaves, batch.segments.next_mask[piece])

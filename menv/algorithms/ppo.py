@@ -11,7 +11,7 @@ from menv.acting.backend import ActingBackend
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.ppo_config import PPOConfig
-from menv.algorithms.networks.mlp import MlpSpec
+from menv.algorithms.networks.mlp import MlpSpec, init_weights
 from menv.algorithms.recipe import Learner, Weights
 from menv.algorithms.returns import gae
 from menv.connectors.clip_reward import clip_reward
@@ -31,6 +31,10 @@ class PPORecipe:
         return MlpSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers
         )
+
+    def first_weights(self, network: MlpSpec, config: PPOConfig, seed: int) -> dict[str, Any]:
+        """Return the weights that a policy begins with."""
+        return init_weights(network, seed)
 
     def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: PPOConfig) -> None:
         """Add `action_logp, action_dist_inputs, vf_preds, advantages, value_targets`.

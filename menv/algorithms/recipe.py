@@ -22,7 +22,7 @@ from menv.sample_batch import SampleBatch
 
 Weights = Mapping[str, npt.NDArray[np.float32]]
 
-_HOMES = {"PPO": "menv.algorithms.ppo:PPORecipe"}
+_HOMES = {"DQN": "menv.algorithms.dqn:DQNRecipe", "PPO": "menv.algorithms.ppo:PPORecipe"}
 
 
 class Learner(Protocol):
@@ -65,6 +65,9 @@ class Recipe(Protocol):
         Raises:
             ConfigError: The action space is none for this algorithm.
         """
+
+    def first_weights(self, network: MlpSpec, config: Any, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the weights that a policy begins with."""
 
     def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: Any) -> None:
         """Add the columns that the learner needs, such as advantages, to one policy's batch."""

@@ -39,8 +39,10 @@ def one_step_pieces(
     """Each row is a piece of its own: what follows it is given."""
     count = len(obs)
     zeros = np.zeros(count, np.int64)
+    next_mask = np.ones((count, 0 if mask is None else len(mask[0])), np.bool_)
     segments = Segments(
-        lengths=np.ones(count, np.int64), next_obs=np.asarray(next_obs, np.float32), final_missing=zeros > 0,
+        lengths=np.ones(count, np.int64), next_obs=np.asarray(next_obs, np.float32), next_mask=next_mask,
+        final_missing=zeros > 0,
         first_t=zeros, eps_id=np.arange(count), agent_index=zeros, env_id=zeros, unroll_id=np.arange(count),
         prev_action=zeros, prev_reward=np.zeros(count, np.float32),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from menv import PolicySpec, RandomPolicy
-from menv.algorithms import PPO
+from menv.algorithms import PPO, Algorithm
 from menv.base_env import ALL
 from menv.errors import ConfigError, MenvError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
@@ -47,7 +47,7 @@ def to(**seats: str) -> Any:
     return lambda agent_id, episode, worker, **kwargs: seats[agent_id]
 
 
-def weights_of(algo: PPO, policy_id: str) -> bytes:
+def weights_of(algo: Algorithm, policy_id: str) -> bytes:
     weights: Mapping[str, Any] = algo.get_weights([policy_id])[policy_id]
     return b"".join(weights[name].tobytes() for name in sorted(weights))
 

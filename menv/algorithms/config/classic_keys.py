@@ -46,8 +46,16 @@ def read_config(config_class: type[C], config: Any, env: Any = None) -> C:
     return config_class(**values)
 
 
-def override(config: C, changes: Mapping[str, Any] | None, policy_id: str) -> C:
+def override(
+    config: C, changes: Mapping[str, Any] | None, policy_id: str, own_meaning: frozenset[str] = frozenset()
+) -> C:
     """Return `config` with a policy's own settings put over it.
+
+    Args:
+        config: The settings without them.
+        changes: What the policy's spec says.
+        policy_id: The policy, for messages.
+        own_meaning: Settings that mean something of their own here, and so do not hold for all policies.
 
     Raises:
         ConfigError: An unknown key, or a setting that holds for all policies.
@@ -56,7 +64,7 @@ def override(config: C, changes: Mapping[str, Any] | None, policy_id: str) -> C:
         return config
     where = f"policies[{policy_id!r}].config: "
     values = read_keys(type(config), changes, where)
-    of_all = {field.name for field in fields(AlgorithmConfig)} - _OF_A_POLICY - config.own_meaning
+    of_all = {field.name for field in fields(AlgorithmConfig)} - _OF_A_POLICY - own_meaning
     shared = sorted(values.keys() & of_all)
     if shared:
         own = sorted({field.name for field in fields(config)} - of_all - _OF_A_POLICY)
@@ -79,10 +87,10 @@ def adopt(
     Raises:
         ConfigError: An unknown key, or a setting that holds for all policies.
     """
-    own = config_class.own_meaning
+    own = config_class.own_meaning | type(main).own_meaning
     names = {field.name for field in fields(AlgorithmConfig)} - own
     shared = config_class(**{name: getattr(main, name) for name in names})
-    return override(shared, changes, policy_id)
+    return override(shared, changes, policy_id, own)
 
 
 def read_keys(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.dqn_settings import DQNSettings
 from menv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from menv.algorithms.dqn import DQN
 
 # What "auto" makes of the fragment length: so many env steps, of all sub-environments together, between two
 # times of learning, and at least so many of each.
@@ -17,6 +21,8 @@ _STEPS_OF_EACH = 4
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(AlgorithmConfig, DQNSettings):
     """What `AlgorithmConfig` says about sampling and `DQNSettings` about learning."""
+
+    own_meaning: ClassVar[frozenset[str]] = frozenset({"train_batch_size"})
 
     train_batch_size: int = 256
     """Rows of one gradient step, drawn from the replay buffer; how often, `training_intensity` says."""
@@ -32,6 +38,12 @@ class DQNConfig(AlgorithmConfig, DQNSettings):
             raise ConfigError(
                 f"DQN: min_sample_timesteps_per_iteration is {least!r}, expected an integer of at least 1; raise it"
             )
+
+    def build(self) -> DQN:
+        """Return the algorithm, its environments created."""
+        from menv.algorithms.dqn import DQN
+
+        return DQN(config=self)
 
     def fragment_length(self, num_envs: int) -> int:
         """Return the steps of each of `num_envs` sub-environments between two times of learning."""

@@ -1,0 +1,166 @@
+"""DQN as a whole, alone and beside PPO on one sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import PolicySpec, RandomPolicy
+from menv.algorithms import DQN, PPO, DQNConfig
+from menv.envs import TicTacToe
+from menv.errors import ConfigError
+from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to, weights_of
+
+QUICK: dict[str, Any] = {
+    "num_envs_per_worker": 8,
+    "min_sample_timesteps_per_iteration": 256,
+    "num_steps_sampled_before_learning_starts": 128,
+    "train_batch_size": 32,
+    "seed": 1,
+}
+
+
+class Signal(gym.Env[Any, Any]):
+    """Pays for saying which of three numbers is shown; which may be said is masked, the shown one always may."""
+
+    observation_space = gym.spaces.Dict(
+        {"observation": gym.spaces.Discrete(3), "action_mask": gym.spaces.MultiBinary(3)}
+    )
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, config: Any = None) -> None:
+        self.illegal = 0
+
+    def observe(self) -> dict[str, Any]:
+        self.shown = int(self.np_random.integers(3))
+        self.mask = (self.np_random.random(3) < 0.7).astype(np.int8)
+        self.mask[self.shown] = 1
+        return {"observation": np.int64(self.shown), "action_mask": self.mask}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.at = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.illegal += not self.mask[action]
+        reward = float(action == self.shown)
+        self.at += 1
+        return self.observe(), reward, self.at == 10, False, {}
+
+
+def test_it_learns_and_never_does_what_is_masked() -> None:
+    envs: list[Signal] = []
+
+    def make(context: Any) -> Signal:
+        envs.append(Signal())
+        return envs[-1]
+
+    exploration = {"initial_epsilon": 1.0, "final_epsilon": 0.0, "epsilon_timesteps": 1500}
+    with DQN(env=make, config={**QUICK, "exploration_config": exploration}) as algo:
+        results = [algo.train() for _ in range(12)]
+        stats = results[-1]["info"]["default_policy"]
+        action = algo.compute_single_action(
+            {"observation": np.int64(2), "action_mask": np.ones(3, np.int8)}, explore=False
+        )
+    assert results[0]["episode_reward_mean"] < 7.0
+    assert results[-1]["episode_reward_mean"] > 8.5
+    assert action == 2
+    assert stats["epsilon"] == 0.0
+    assert stats["updates"] > 0
+    assert {"loss", "mean_q", "mean_td_error", "cur_lr", "replay_rows"} <= stats.keys()
+    assert sum(env.illegal for env in envs) == 0
+    assert results[0]["num_env_steps_sampled"] == 256
+
+
+def test_the_first_actions_are_as_random_as_the_settings_say() -> None:
+    for epsilon, ways in ((0.0, 1), (1.0, 3)):
+        exploration = {"initial_epsilon": epsilon, "final_epsilon": epsilon, "epsilon_timesteps": 1}
+        with DQN(env=Duo, config={**QUICK, "exploration_config": exploration}) as algo:
+            at_start = algo.sample()["default_policy"]
+        first = at_start["actions"][(at_start["obs"] == at_start["obs"][0]).all(axis=1)]
+        assert len(set(first.tolist())) == ways
+
+
+def test_ppo_and_dqn_policies_train_side_by_side() -> None:
+    policies = {
+        "ppo": PolicySpec(config={"lr": 1e-3, "gamma": 0.9}),
+        "dqn": PolicySpec(algorithm="DQN", config={"train_batch_size": 16, "n_step": 1}),
+    }
+    multiagent = {"policies": policies, "policy_mapping_fn": to(a="ppo", b="dqn")}
+    config = {"num_envs_per_worker": 4, "train_batch_size": 512, "seed": 1, "multiagent": multiagent}
+    with PPO(env=Duo, config=config) as algo:
+        before = {policy_id: weights_of(algo, policy_id) for policy_id in policies}
+        results = [algo.train() for _ in range(3)]
+        for policy_id in policies:
+            assert weights_of(algo, policy_id) != before[policy_id]
+        info = results[-1]["info"]
+        assert "kl" in info["ppo"]
+        assert "mean_q" in info["dqn"]
+        assert results[-1]["num_env_steps_sampled_this_iter"] == 512
+        assert set(algo.sample()["dqn"]["actions"].tolist()) <= {0, 1, 2}
+    swapped = {**multiagent, "policies": {"ppo": PolicySpec(algorithm="PPO"), "dqn": PolicySpec()}}
+    with DQN(env=Duo, config={**QUICK, "multiagent": swapped}) as algo:
+        result = algo.train()
+        assert {"ppo", "dqn"} <= set(result["info"])
+        # PPO's batch decides how much is sampled before anybody learns.
+        assert result["num_env_steps_sampled_this_iter"] == 4096
+
+
+def test_two_trainers_swap_weights() -> None:
+    """The classic pattern: both know both policies, each trains its own and takes the other's weights."""
+    mapping = to(a="ppo", b="dqn")
+    both = {"ppo": PolicySpec(algorithm="PPO"), "dqn": PolicySpec(algorithm="DQN")}
+    ppo = PPO(env=Duo, config={"train_batch_size": 128, "seed": 1, "multiagent": {
+        "policies": both, "policy_mapping_fn": mapping, "policies_to_train": ["ppo"]}})  # fmt: skip
+    dqn = DQN(env=Duo, config={**QUICK, "multiagent": {
+        "policies": both, "policy_mapping_fn": mapping, "policies_to_train": ["dqn"]}})  # fmt: skip
+    with ppo, dqn:
+        for _ in range(2):
+            untrained = weights_of(ppo, "dqn")
+            assert "dqn" not in ppo.train()["info"]
+            assert weights_of(ppo, "dqn") == untrained
+            dqn.train()
+            ppo.set_weights(dqn.get_weights(["dqn"]))
+            dqn.set_weights(ppo.get_weights(["ppo"]))
+            assert all(weights_of(ppo, policy_id) == weights_of(dqn, policy_id) for policy_id in both)
+
+
+def test_a_dqn_policy_may_be_added_beside_a_random_one() -> None:
+    multiagent = {"policies": {"random": RandomPolicy}, "policy_mapping_fn": lambda agent: "random"}
+    with PPO(env=TicTacToe, config={"train_batch_size": 256, "multiagent": multiagent}) as algo:
+        algo.add_policy("q", PolicySpec(algorithm="DQN"), policy_mapping_fn=to(player1="q", player2="random"))
+        assert "q" in algo.train()["info"]
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    def run() -> Any:
+        with DQNConfig(env=Duo, **QUICK).build() as algo:
+            algo.train()
+            return algo.train()["info"]["default_policy"], weights_of(algo, "default_policy")
+
+    assert run() == run()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"env": "Pendulum-v1"}, "DQN: continuous action space .*train this policy with PPO"),
+        ({"lambda": 0.9}, "unknown key 'lambda'"),
+        ({"n_step": 0}, "DQN: n_step is 0, expected an integer of at least 1"),
+        (
+            {"multiagent": {"policies": {"p": PolicySpec(algorithm="A3C")}}},
+            "algorithm='A3C', expected one of DQN, PPO",
+        ),
+        (
+            {"multiagent": {"policies": {"p": PolicySpec(config={"train_batch_size": 8})}}},
+            "'train_batch_size' holds for all policies",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DQN(config={"env": Duo, **QUICK, **config})
