@@ -2,7 +2,8 @@
 
     python examples/ppo_and_dqn.py --seconds 20 [--two-trainers]
 
-With two trainers each knows both policies and trains its own; after every round they swap weights."""
+With two trainers each knows both policies and trains its own; after every round they swap weights.
+"""
 
 import argparse
 import json
@@ -48,16 +49,10 @@ def main() -> None:
             algos[0].set_weights(algos[1].get_weights(["lights"]))
             algos[1].set_weights(algos[0].get_weights(["cars"]))
         means = results[0]["policy_reward_mean"]
-        print(
-            f"{seconds:5.1f} s  " + "  ".join(f"{name} {mean:7.2f}" for name, mean in sorted(means.items()))
-        )
-    if args.json:
-        steps = sum(result["num_env_steps_sampled"] for result in results)
-        print(
-            json.dumps(
-                {"policy_reward_mean": means, "env_steps": steps, "seconds": seconds, "seed": args.seed}
-            )
-        )
+        print(f"{seconds:5.1f} s  {means}")
+    steps = sum(result["num_env_steps_sampled"] for result in results)
+    outcome = {"policy_reward_mean": means, "env_steps": steps, "seconds": seconds, "seed": args.seed}
+    print(json.dumps(outcome) if args.json else "")
 
 
 if __name__ == "__main__":
