@@ -274,7 +274,10 @@ class BaseEnv(abc.ABC):
         """Return this environment in table form (itself, unless it returns six dicts)."""
         from menv.loop.convert import to_base_env
 
-        return to_base_env(self, make_env, num_envs, remote_envs=remote_envs)
+        return to_base_env(
+            self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
+            restart_failed_sub_environments=restart_failed_sub_environments,
+        )  # fmt: skip
 
 
 def spaces_of(env: Any) -> tuple[gym.Space[Any] | None, gym.Space[Any] | None]:

@@ -194,12 +194,15 @@ class MultiAgentEnv:
             make_env: Makes the sub-environment of a given index; this one has index 0.
             num_envs: Sub-environments in all.
             remote_envs: True is refused in this version.
-            remote_env_batch_wait_ms: Has a meaning with remote environments only.
-            restart_failed_sub_environments: A sub-environment that raises ends the run in this version.
+            remote_env_batch_wait_ms: Anything but 0 is refused in this version.
+            restart_failed_sub_environments: True is refused in this version.
         """
         from menv.loop.convert import to_base_env
 
-        return to_base_env(self, make_env, num_envs, remote_envs=remote_envs)
+        return to_base_env(
+            self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
+            restart_failed_sub_environments=restart_failed_sub_environments,
+        )  # fmt: skip
 
 
 def _not_written(env: MultiAgentEnv, method: str, returned: str) -> str:

@@ -49,6 +49,9 @@ class RandomPolicy(Policy):
         self, obs_batch: Sequence[Any], row_draws: RowDraws, explore: bool | None, episodes: Sequence[Any]
     ) -> Sequence[Any]:
         """Return R random actions that depend on `row_draws` alone."""
+        if type(self).compute_actions is not RandomPolicy.compute_actions:
+            # A subclass that decides for itself in the classic way.
+            return super().answer(obs_batch, row_draws, explore, episodes)
         mask = None
         space = self.observation_space
         if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces:

@@ -135,7 +135,10 @@ class VectorEnv:
         """Return the sub-environments as a `BaseEnv`; `num_envs`, if given, must be their number."""
         from menv.loop.convert import to_base_env
 
-        return to_base_env(self, make_env, num_envs, remote_envs=remote_envs)
+        return to_base_env(
+            self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
+            restart_failed_sub_environments=restart_failed_sub_environments,
+        )  # fmt: skip
 
 
 class _GymEnvs(VectorEnv):

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,9 @@ class LocalEnvs(BaseEnv):
             raise ConfigError(
                 f"try_restart: env {index} was given as an instance, expected make_env; pass make_env to to_base_env"
             )
-        getattr(self._envs[index], "close", _nothing)()
+        # One that is broken may not be able to close any more; that must not keep it in its place.
+        with suppress(Exception):
+            getattr(self._envs[index], "close", _nothing)()
         self._envs[index] = self._make_env(index)
 
     def crash(self, index: int, where: str, error: Exception) -> EnvCrashError:

@@ -117,7 +117,9 @@ class LockstepEnvs(BaseEnv):
             CallOrderError: There are no actions, or rows have been polled before.
         """
         if self._started and (self._frames is None or self._actions is None):
-            raise CallOrderError("poll_frame: call answer_frame first, and do not mix it with poll")
+            raise CallOrderError(
+                "poll_frame: nobody has been answered, expected answer_frame before each; do not mix it with poll"
+            )
         if not self._started:
             self._started = True
             obs, infos = self._reset_all(None, None)

@@ -63,10 +63,15 @@ class VectorInfos(Sequence[Mapping[str, Any]]):
 
 
 def info_of(infos: Mapping[str, Any], index: int) -> Mapping[str, Any]:
-    """Return what a dict of arrays says about one sub-environment."""
+    """Return what a dict of arrays says about one sub-environment; values without a mask are everybody's."""
     found: dict[str, Any] = {}
     for name, values in infos.items():
         mask = infos.get(f"_{name}")
-        if mask is not None and mask[index]:
-            found[name] = info_of(values, index) if isinstance(values, dict) else values[index]
+        is_mask = name.startswith("_") and name[1:] in infos
+        if is_mask or (mask is not None and not mask[index]):
+            continue
+        if isinstance(values, dict):
+            found[name] = info_of(values, index)
+        else:
+            found[name] = values[index] if isinstance(values, np.ndarray | list | tuple) else values
     return found

@@ -27,6 +27,8 @@ def to_base_env(
     num_envs: int = 1,
     *,
     remote_envs: bool = False,
+    remote_env_batch_wait_ms: int = 0,
+    restart_failed_sub_environments: bool = False,
     seed: int | None = None,
     first_index: int = 0,
 ) -> BaseEnv:
@@ -38,15 +40,20 @@ def to_base_env(
         make_env: Creates sub-environment number `vector_index`, for the others.
         num_envs: How many sub-environments there shall be.
         remote_envs: True would put each into a process of its own; not in this version.
+        remote_env_batch_wait_ms: How long to wait for more of them; not in this version.
+        restart_failed_sub_environments: True would replace those that raise; not in this version.
         seed: Gives every reset its own seed; None leaves the environments alone.
         first_index: Index of sub-environment 0 among those of all workers.
 
     Raises:
         ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is
-            missing, or `remote_envs` is asked for.
+            missing, or something is asked for that is not in this version.
     """
-    if remote_envs:
-        raise ConfigError("to_base_env: remote_envs=True, expected False in this version; leave it out")
+    _refuse_what_is_not_there(
+        remote_envs=remote_envs,
+        remote_env_batch_wait_ms=remote_env_batch_wait_ms,
+        restart_failed_sub_environments=restart_failed_sub_environments,
+    )
     if isinstance(env, BaseEnv):
         if num_envs != 1 and num_envs != env.num_envs:
             raise ConfigError(
@@ -69,6 +76,15 @@ def to_base_env(
         "gymnasium.vector.VectorEnv, a menv.MultiAgentEnv, a menv.VectorEnv or a menv.BaseEnv; subclass one of them, "
         "wrap the object in one, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
     )
+
+
+def _refuse_what_is_not_there(**settings: Any) -> None:
+    """Refuse settings of environments in other processes."""
+    for name, value in settings.items():
+        if value:
+            raise ConfigError(
+                f"to_base_env: {name}={value!r}, expected {type(value)()!r} in this version; leave it out"
+            )
 
 
 def _check_number(env: Any, num_envs: int) -> None:

@@ -1,6 +1,5 @@
 """n-step transitions: by hand, and against a loop over rows."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given
