@@ -57,9 +57,22 @@ class Ledger:
     """Append-only columns of one cohort's rows."""
 
     def __init__(
-        self, obs_size: int, mask_width: int, action_shape: tuple[int, ...], action_dtype: npt.DTypeLike
+        self,
+        obs_size: int,
+        mask_width: int,
+        action_shape: tuple[int, ...],
+        action_dtype: npt.DTypeLike,
+        inputs_width: int = 0,
     ) -> None:
-        """Prepare columns for rows of `obs_size` floats and `mask_width` flags."""
+        """Prepare columns for rows of `obs_size` floats and `mask_width` flags.
+
+        Args:
+            obs_size: F.
+            mask_width: M, 0 without masks.
+            action_shape: Of one action.
+            action_dtype: Of actions.
+            inputs_width: D, the distribution inputs that `answer` is told; 0 for none.
+        """
         self._n = 0
         self._columns: dict[str, Column] = {
             "obs": np.empty((_FIRST_ROWS, obs_size), np.float32),
@@ -71,6 +84,8 @@ class Ledger:
         }
         if mask_width:
             self._columns["action_mask"] = np.empty((_FIRST_ROWS, mask_width), np.bool_)
+        if inputs_width:
+            self._columns["action_dist_inputs"] = np.zeros((_FIRST_ROWS, inputs_width), np.float32)
         # Trajectories that lived on over the last close, and those that began since.
         self._living = Trajectories.begun((), (), self._columns["actions"])
         self._starts: list[int] = []
@@ -142,8 +157,10 @@ class Ledger:
             count = len(infos) if places is None else len(places)
             self._info_polls.append((self._n - count, infos, places))
 
-    def answer(self, rows: Rows, actions: Any) -> None:
-        """Write down the actions of rows that were added before."""
+    def answer(self, rows: Rows, actions: Any, dist_inputs: Column | None = None) -> None:
+        """Write down the actions of rows that were added before, and what they were drawn from."""
+        if dist_inputs is not None:
+            self._columns["action_dist_inputs"][rows] = dist_inputs
         self._columns["actions"][rows] = actions
         self._columns["answered"][rows] = True
 
@@ -289,7 +306,7 @@ class Ledger:
         columns = {
             name: self._columns[name][rows]
             for name in self._columns
-            if name in ("obs", "actions", "action_mask")
+            if name in ("obs", "actions", "action_mask", "action_dist_inputs")
         }
         columns.update({name: column[chosen] for name, column in sorted_columns.items()})
         pieces = segments.take(mine & (segments.lengths > 0))

@@ -32,6 +32,7 @@ from menv.errors import ConfigError, ContractError, EnvCrashError, UnknownNameEr
 EnvCreator: TypeAlias = Callable[[EnvContext], Any]
 
 BUILT_IN: Final[Mapping[str, str]] = {
+    "connect_four": "menv.envs.connect_four:ConnectFour",
     "tictactoe": "menv.envs.tictactoe:TicTacToe",
     "traffic": "menv.envs.traffic:MultiAgentTrafficEnv",
 }

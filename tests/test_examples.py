@@ -12,7 +12,7 @@ import pytest
 from tests.house.sources import ROOT, python_files
 
 
-def outcome_of(name: str, *arguments: str, seconds: str = "0.1") -> tuple[dict[str, Any], str]:
+def outcome_of(name: str, *arguments: str, seconds: str = "0.1", seed: int = 3) -> tuple[dict[str, Any], str]:
     """Run an example and return its JSON and everything it printed."""
     command = [
         sys.executable,
@@ -20,7 +20,7 @@ def outcome_of(name: str, *arguments: str, seconds: str = "0.1") -> tuple[dict[s
         "--seconds",
         seconds,
         "--seed",
-        "3",
+        str(seed),
         "--json",
         *arguments,
     ]
@@ -28,7 +28,7 @@ def outcome_of(name: str, *arguments: str, seconds: str = "0.1") -> tuple[dict[s
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     outcome: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert outcome["seed"] == 3
+    assert outcome["seed"] == seed
     assert outcome["seconds"] > 0
     return outcome, done.stdout
 
@@ -106,9 +106,26 @@ def test_levels_of_agents_learn_what_their_example_says() -> None:
     assert all(outcome[name]["solved"] for name in ("flat", "two_levels", "three_levels"))
 
 
+def test_self_play_prints_the_win_rate_of_each_iteration_and_of_its_exam() -> None:
+    outcome, printed = outcome_of("self_play")
+    assert outcome["opponents"] == 1
+    assert 0.3 < outcome["won"] <= 1.0
+    assert "iteration 1: " in printed
+    assert f"{outcome['won']:.1%} won" in printed.splitlines()[-2]
+
+
+@pytest.mark.parametrize("opponents", [["always_same"], ["beat_last_move", "always_same"]])
+def test_rock_paper_scissors_counts_the_points_against_each_opponent(opponents: list[str]) -> None:
+    outcome, printed = outcome_of("rock_paper_scissors", "--opponents", *opponents)
+    assert list(outcome["points"]) == opponents
+    assert all(-10.0 <= points <= 10.0 for points in outcome["points"].values())
+    assert outcome["env_steps"] >= 2048
+    assert all(name in printed for name in opponents)
+
+
 def test_every_example_is_tested_here() -> None:
     names = {path.stem for path in python_files(ROOT, ("examples",))}
-    assert names == {
+    tested = {
         "tictactoe",
         "traffic",
         "cartpole",
@@ -117,3 +134,4 @@ def test_every_example_is_tested_here() -> None:
         "hierarchical",
         "ppo_and_dqn",
     }
+    assert names == tested | {"self_play", "rock_paper_scissors"}

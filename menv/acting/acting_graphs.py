@@ -23,7 +23,8 @@ class ActingGraphs(Protocol):
         """Return the model of one kind.
 
         Args:
-            kind: "act" (obs, mask, noise -> action), "greedy" (obs, mask -> action), "evaluate" (obs, mask,
+            kind: "act" (obs, mask, noise -> action), "greedy" (obs, mask -> action), both -> dist_inputs too if
+                `head.told`, "evaluate" (obs, mask,
                 actions -> dist_inputs, logp) or "values" (obs -> values).
             stacked: For P policies at once; "act" and "greedy" only.
             masked: Whether the graph has the input `mask`.

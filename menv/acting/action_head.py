@@ -82,6 +82,11 @@ class ActionHead:
         return sum(self.sizes)
 
     @cached_property
+    def told(self) -> bool:
+        """Whether acting tells the distribution inputs beside the actions: logits come for nothing."""
+        return self.kind in ("categorical", "multi_categorical")
+
+    @cached_property
     def noise(self) -> Literal["uniform", "normal"]:
         """What `noise` rows hold: uniform on [0, 1) in steps of 2**-23, or standard normal."""
         return "normal" if self.kind == "gaussian" else "uniform"
@@ -107,6 +112,26 @@ class ActionHead:
     def action_dtype(self) -> np.dtype[Any]:
         """int64 for choices, float32 for continuous actions."""
         return np.dtype(np.float32 if self.kind == "gaussian" else np.int64)
+
+    def logp(
+        self, dist_inputs: npt.NDArray[np.float32], actions: npt.NDArray[Any]
+    ) -> npt.NDArray[np.float32]:
+        """Return the [N] log-probabilities of choices.
+
+        Args:
+            dist_inputs: [N, D] logits; only for heads that are `told`.
+            actions: [N] or [N, components].
+        """
+        total = np.zeros(len(dist_inputs), np.float32)
+        rows, start = np.arange(len(dist_inputs)), 0
+        chosen = actions if actions.ndim == 2 else actions[:, None]
+        for column, size in enumerate(self.sizes):
+            logits = dist_inputs[:, start : start + size]
+            highest = np.maximum.reduce(logits, axis=1)
+            spread = np.add.reduce(np.exp(logits - highest[:, None]), axis=1)
+            total += logits[rows, chosen[:, column]] - highest - np.log(spread)
+            start += size
+        return total
 
     def empty_actions(self, rows: int) -> npt.NDArray[Any]:
         """Return an uninitialised array for the actions of `rows` rows."""

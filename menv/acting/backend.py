@@ -35,6 +35,18 @@ class Evaluation(NamedTuple):
     logp: Floats
 
 
+class Decision(NamedTuple):
+    """What a policy does.
+
+    Attributes:
+        actions: [R, *head.action_shape] of `head.action_dtype`.
+        dist_inputs: [R, D] after masking, what the actions were drawn from; None unless `head.told`.
+    """
+
+    actions: Actions
+    dist_inputs: Floats | None
+
+
 class ActingBackend(Protocol):
     """P policies of one architecture that answer whole batches of rows.
 
@@ -73,6 +85,9 @@ class ActingBackend(Protocol):
 
     def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
         """Return the most probable action of each row (the mean, for continuous actions)."""
+
+    def decide(self, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which = None) -> Decision:
+        """Return what `act` returns, or `greedy` without noise, and what the actions were drawn from."""
 
     def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
         """Return distribution inputs and log-probabilities of `actions` under one policy."""

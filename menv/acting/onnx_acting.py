@@ -21,7 +21,7 @@ import onnxruntime as ort
 
 from menv.acting.acting_graphs import ActingGraphs, GraphKind
 from menv.acting.action_head import ActionHead
-from menv.acting.backend import Actions, Evaluation, Flags, Floats, Weights, Which
+from menv.acting.backend import Actions, Decision, Evaluation, Flags, Floats, Weights, Which
 from menv.acting.runner import BoundRunner, Feed, Runner
 from menv.errors import ConfigError
 
@@ -97,15 +97,22 @@ class OnnxActing:
 
     def act(self, obs: Floats, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
         """Draw an action for each row; see `ActingBackend.act`."""
-        if which is None or isinstance(which, int):
-            return self._answer("act", which or 0, obs, mask, noise, None)
-        return self._mixed("act", which, obs, mask, noise)
+        return self._decide("act", obs, mask, noise, which).actions
 
     def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
         """Return the most probable action of each row; see `ActingBackend.greedy`."""
+        return self._decide("greedy", obs, mask, None, which).actions
+
+    def decide(self, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which = None) -> Decision:
+        """Return actions and what they were drawn from; see `ActingBackend.decide`."""
+        return self._decide("greedy" if noise is None else "act", obs, mask, noise, which)
+
+    def _decide(
+        self, kind: GraphKind, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which
+    ) -> Decision:
         if which is None or isinstance(which, int):
-            return self._answer("greedy", which or 0, obs, mask, None, None)
-        return self._mixed("greedy", which, obs, mask, None)
+            return self._answer(kind, which or 0, obs, mask, noise, None)
+        return self._mixed(kind, which, obs, mask, noise)
 
     def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
         """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
@@ -178,13 +185,13 @@ class OnnxActing:
         mask: Flags | None,
         noise: Floats | None,
         which: npt.NDArray[np.int64] | None,
-    ) -> Actions:
+    ) -> Decision:
         """Run one policy on rows, or all of them stacked if `policy` is None."""
         rows = len(obs)
         bound = self._bound.get((kind, policy, mask is None, rows))
         if bound is None:
             if rows == 0:
-                return self._head.empty_actions(0)
+                return self._empty(0)
             runner = self._runner(kind, policy, mask is not None)
             if rows > 1 and not self._worth_binding(obs.size + rows * self._numbers_a_row):
                 return runner.answer(obs, mask, noise, which)
@@ -206,7 +213,7 @@ class OnnxActing:
         obs: Floats,
         mask: Flags | None,
         noise: Floats | None,
-    ) -> Actions:
+    ) -> Decision:
         rows = len(which)
         if rows < 2 or self._policies == 1:
             return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, None)
@@ -221,8 +228,8 @@ class OnnxActing:
         obs: Floats,
         mask: Flags | None,
         noise: Floats | None,
-    ) -> Actions:
-        actions = self._head.empty_actions(len(which))
+    ) -> Decision:
+        found = self._empty(len(which))
         order = np.argsort(which, kind="stable")
         bounds = np.searchsorted(which[order], np.arange(self._policies + 1)).tolist()
         if bounds[0] or bounds[-1] < len(which):
@@ -232,8 +239,17 @@ class OnnxActing:
             if len(rows):
                 part_mask = None if mask is None else mask[rows]
                 part_noise = None if noise is None else noise[rows]
-                actions[rows] = self._answer(kind, policy, obs[rows], part_mask, part_noise, None)
-        return actions
+                part = self._answer(kind, policy, obs[rows], part_mask, part_noise, None)
+                found.actions[rows] = part.actions
+                if found.dist_inputs is not None:
+                    found.dist_inputs[rows] = part.dist_inputs
+        return found
+
+    def _empty(self, rows: int) -> Decision:
+        """Return a decision of `rows` rows that is to be filled in."""
+        head = self._head
+        inputs = np.empty((rows, head.inputs), np.float32) if head.told else None
+        return Decision(head.empty_actions(rows), inputs)
 
     def _runner(self, kind: GraphKind, policy: int | None, masked: bool) -> Runner:
         """Return the runner of one policy, or of all of them stacked if `policy` is None."""

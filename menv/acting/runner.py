@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from menv.acting.backend import Actions, Flags, Floats
+from menv.acting.backend import Decision, Flags, Floats
 from menv.errors import ConfigError
 
 Feed: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -58,8 +58,8 @@ class Runner:
 
     def answer(
         self, obs: Floats, mask: Flags | None, noise: Floats | None, which: npt.NDArray[np.int64] | None
-    ) -> Actions:
-        """Return the actions of R >= 2 rows; arguments as for `BoundRunner`."""
+    ) -> Decision:
+        """Return the decisions of R >= 2 rows; arguments as for `BoundRunner`."""
         feed = self.feed
         feed["obs"] = obs
         if mask is not None:
@@ -70,8 +70,8 @@ class Runner:
             feed["pick"] = which * len(which) + np.arange(len(which))
             if any(given.name == "which" for given in self.session.get_inputs()):
                 feed["which"] = which
-        actions: Actions = self.run()[0]
-        return actions
+        outputs = self.run()
+        return Decision(outputs[0], outputs[1] if len(outputs) > 1 else None)
 
 
 class BoundRunner:
@@ -90,6 +90,7 @@ class BoundRunner:
         "_binding",
         "_draws",
         "_held",
+        "_inputs",
         "_mask",
         "_mask_shape",
         "_noise",
@@ -121,7 +122,14 @@ class BoundRunner:
         self._actions = _buffer(session.get_outputs()[0], computed)
         answer = ort.OrtValue.ortvalue_from_numpy(self._actions)
         self._binding.bind_ortvalue_output(runner.outputs[0], answer)
-        self._held = (runner, buffers, values, answer)
+        self._inputs: Floats | None = None
+        inputs = None
+        if len(runner.outputs) > 1:
+            whole = _buffer(session.get_outputs()[1], computed)
+            inputs = ort.OrtValue.ortvalue_from_numpy(whole)
+            self._binding.bind_ortvalue_output(runner.outputs[1], inputs)
+            self._inputs = whole[:rows]
+        self._held = (runner, buffers, values, answer, inputs)
 
         self._rows = rows
         self._answer = self._actions[:rows]
@@ -137,8 +145,8 @@ class BoundRunner:
 
     def __call__(
         self, obs: Floats, mask: Flags | None, noise: Floats | None, which: npt.NDArray[np.int64] | None
-    ) -> Actions:
-        """Return the [R, ...] actions, in an array of the caller's own.
+    ) -> Decision:
+        """Return the decisions of R rows, in arrays of the caller's own.
 
         Args:
             obs: [R, F]; copied, so it may be read-only or a view with any strides.
@@ -167,7 +175,7 @@ class BoundRunner:
             if self._which.size:
                 self._which[...] = which
         self._run(self._binding)
-        return self._answer.copy()
+        return Decision(self._answer.copy(), None if self._inputs is None else self._inputs.copy())
 
 
 def _buffer(node: Any, rows: int) -> npt.NDArray[Any]:

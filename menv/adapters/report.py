@@ -84,7 +84,7 @@ def as_rewards(rewards: Any, num_envs: int, where: str) -> FloatArray:
     except (TypeError, ValueError):
         numbers = np.zeros((0, 0))
     # The sum is finite if each is: one reduction instead of a look at every reward.
-    if numbers.shape == (num_envs,) and np.isfinite(np.add.reduce(numbers)):
+    if numbers.shape == (num_envs,) and math.isfinite(np.add.reduce(numbers)):
         return numbers
     if len(rewards) != num_envs:
         raise ContractError(

@@ -66,9 +66,14 @@ def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, confi
     """Add what PPO learns from to a batch of released rows; one pass of each network over all rows."""
     obs, segments, count = batch["obs"], batch.segments, batch.count
     mask = batch.get(SampleBatch.ACTION_MASK)
-    evaluation = backend.evaluate(index, obs, mask, batch["actions"])
-    batch[SampleBatch.ACTION_LOGP] = evaluation.logp
-    batch[SampleBatch.ACTION_DIST_INPUTS] = evaluation.dist_inputs
+    inputs = batch.get(SampleBatch.ACTION_DIST_INPUTS)
+    if inputs is None:
+        inputs, logp = backend.evaluate(index, obs, mask, batch["actions"])
+        batch[SampleBatch.ACTION_DIST_INPUTS] = inputs
+    else:
+        # The logits that the actions were drawn from, by the weights of that moment.
+        logp = backend.head.logp(inputs, batch["actions"])
+    batch[SampleBatch.ACTION_LOGP] = logp
     values = backend.values(index, np.concatenate((obs, segments.next_obs)))
     ends = segments.ends - 1
     after = np.empty(count, np.float32)

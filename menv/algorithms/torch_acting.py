@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from menv.acting.action_head import ActionHead
-from menv.acting.backend import ActingBackend, Actions, Evaluation, Flags, Floats, Weights, Which
+from menv.acting.backend import ActingBackend, Actions, Decision, Evaluation, Flags, Floats, Weights, Which
 from menv.algorithms import distributions, epsilon_greedy
 from menv.algorithms.networks.mlp import EPSILON
 from menv.algorithms.networks.torch_network import TorchNetwork
@@ -72,11 +72,29 @@ class TorchActing:
 
     def act(self, obs: Floats, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
         """Draw an action for each row; see `ActingBackend.act`."""
-        return self._by_policy(obs, mask, noise, which)
+        return self.decide(obs, mask, noise, which).actions
 
     def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
         """Return the most probable action of each row; see `ActingBackend.greedy`."""
-        return self._by_policy(obs, mask, None, which)
+        return self.decide(obs, mask, None, which).actions
+
+    @torch.inference_mode()
+    def decide(self, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which = None) -> Decision:
+        """Return actions and what they were drawn from; see `ActingBackend.decide`."""
+        if which is None or isinstance(which, int):
+            return self._choose(which or 0, obs, mask, noise)
+        head = self._head
+        actions = head.empty_actions(len(which))
+        inputs = np.empty((len(which), head.inputs), np.float32) if head.told else None
+        for policy in np.unique(which).tolist():
+            rows = which == policy
+            part_mask = None if mask is None else mask[rows]
+            part_noise = None if noise is None else noise[rows]
+            part = self._choose(policy, obs[rows], part_mask, part_noise)
+            actions[rows] = part.actions
+            if inputs is not None:
+                inputs[rows] = part.dist_inputs
+        return Decision(actions, inputs)
 
     @torch.inference_mode()
     def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
@@ -133,24 +151,14 @@ class TorchActing:
             )
         return self._networks[policy]
 
-    @torch.inference_mode()
-    def _by_policy(self, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which) -> Actions:
-        if which is None or isinstance(which, int):
-            alike: Actions = self._choose(which or 0, obs, mask, noise).numpy()
-            return alike
-        actions = self._head.empty_actions(len(which))
-        for policy in np.unique(which).tolist():
-            rows = which == policy
-            part_mask = None if mask is None else mask[rows]
-            part_noise = None if noise is None else noise[rows]
-            actions[rows] = self._choose(policy, obs[rows], part_mask, part_noise).numpy()
-        return actions
-
-    def _choose(self, policy: int, obs: Floats, mask: Flags | None, noise: Floats | None) -> Tensor:
-        head = self._head
+    def _choose(self, policy: int, obs: Floats, mask: Flags | None, noise: Floats | None) -> Decision:
         allowed = None if mask is None else _tensor(mask)
         inputs = self._network(policy).dist_inputs(_tensor(obs), allowed)
-        draws = None if noise is None else _tensor(noise)
+        actions = self._actions(policy, inputs, allowed, None if noise is None else _tensor(noise))
+        return Decision(actions.numpy(), inputs.numpy() if self._head.told else None)
+
+    def _actions(self, policy: int, inputs: Tensor, allowed: Tensor | None, draws: Tensor | None) -> Tensor:
+        head = self._head
         if head.kind == "q_values":
             if draws is None:
                 return inputs.argmax(-1)

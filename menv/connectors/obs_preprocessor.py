@@ -9,7 +9,7 @@ whole batches; it knows no agents, policies or episodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -34,17 +34,18 @@ class Leaf:
         space: The leaf space.
         start: First column.
         width: Number of columns.
+        path: The way to the leaf, as it would be written in Python.
     """
 
     keys: tuple[Any, ...]
     space: gym.Space[Any]
     start: int
     width: int
+    path: str = field(init=False)
 
-    @property
-    def path(self) -> str:
-        """The way to the leaf, as it would be written in Python."""
-        return "obs" + "".join(f"[{key!r}]" for key in self.keys)
+    def __post_init__(self) -> None:
+        """Write the path once; every batch asks for it."""
+        object.__setattr__(self, "path", "obs" + "".join(f"[{key!r}]" for key in self.keys))
 
 
 class ObsPreprocessor:

@@ -9,10 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from menv.envs.connect_four import ConnectFour
     from menv.envs.hierarchical_maze import HierarchicalWindyMaze
     from menv.envs.independent_copies import make_multi_agent
     from menv.envs.null import NullEnv
     from menv.envs.rock_paper_scissors import RockPaperScissors
+    from menv.envs.rock_paper_scissors_heuristics import AlwaysSame, BeatLastMove
     from menv.envs.three_level_maze import ThreeLevelMaze
     from menv.envs.tictactoe import TicTacToe
     from menv.envs.traffic import MultiAgentTrafficEnv
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from menv.envs.windy_maze import WindyMaze
 
 __all__ = [
+    "AlwaysSame",
+    "BeatLastMove",
+    "ConnectFour",
     "HierarchicalWindyMaze",
     "MultiAgentTrafficEnv",
     "NullEnv",
@@ -32,6 +37,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AlwaysSame": "rock_paper_scissors_heuristics",
+    "BeatLastMove": "rock_paper_scissors_heuristics",
+    "ConnectFour": "connect_four",
     "HierarchicalWindyMaze": "hierarchical_maze",
     "MultiAgentTrafficEnv": "traffic",
     "NullEnv": "null",

@@ -69,13 +69,14 @@ class Cohort(ABC):
         observation_space: gym.Space[Any],
         action_shape: tuple[int, ...],
         action_dtype: npt.DTypeLike,
+        inputs_width: int = 0,
     ) -> None:
         """Prepare the ledger for rows of these spaces."""
         self.policy_ids = list(policy_ids)
         self.observation_space = observation_space
         self.preprocess = self._preprocessor(observation_space)
         size, width = (self.preprocess.size, self.preprocess.mask_width) if self.preprocess else (0, 0)
-        self._columns = (size, width, action_shape, np.dtype(action_dtype))
+        self._columns = (size, width, action_shape, np.dtype(action_dtype), inputs_width)
         self.ledger = Ledger(*self._columns)
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
@@ -155,7 +156,8 @@ class NetCohort(Cohort):
     ) -> None:
         """Put a preprocessor before and `output` behind `backend`."""
         head = backend.head
-        super().__init__(policy_ids, observation_space, head.action_shape, head.action_dtype)
+        told = head.inputs if head.told else 0
+        super().__init__(policy_ids, observation_space, head.action_shape, head.action_dtype, told)
         self.action_space = action_space
         self.backend = backend
         self.output = output
@@ -185,12 +187,10 @@ class NetCohort(Cohort):
         obs = ledger.obs[block.rows]
         masks = ledger.masks
         mask = None if masks is None else masks[block.rows]
-        if explore:
-            actions = self.backend.act(obs, mask, self.noise.rows(block.slots, table, env_steps), block.which)
-        else:
-            actions = self.backend.greedy(obs, mask, block.which)
-        ledger.answer(block.rows, actions)
-        return self.output(actions)
+        noise = self.noise.rows(block.slots, table, env_steps) if explore else None
+        decision = self.backend.decide(obs, mask, noise, block.which)
+        ledger.answer(block.rows, decision.actions, decision.dist_inputs)
+        return self.output(decision.actions)
 
 
 class OwnCohort(Cohort):

@@ -41,9 +41,10 @@ class FrameLoop:
         self._cohort = cohort
         self._policy = policy
         self._table = table
-        self._everybody = np.arange(env.num_envs)
         self._ledger = cohort.take_frames(policy, env.num_envs, book.new_ids)
         self._rows = slice(0, 0)
+        # Frames that were answered with draws.
+        self._age = 0
         for index in range(env.num_envs):
             table.sit(index, 0, policy, index, book.agent_key(index, SINGLE_AGENT))
 
@@ -83,12 +84,13 @@ class FrameLoop:
         obs, masks = ledger.obs[rows], ledger.masks
         mask = None if masks is None else masks[rows]
         if explore:
-            noise = cohort.noise.rows(self._everybody, self._table, self._env.env_steps)
-            actions = cohort.backend.act(obs, mask, noise, self._policy)
+            noise = cohort.noise.in_step(self._table, self._env.env_steps, self._age)
+            self._age += 1
         else:
-            actions = cohort.backend.greedy(obs, mask, self._policy)
-        ledger.answer(rows, actions)
-        return cohort.output(actions)
+            noise = None
+        decision = cohort.backend.decide(obs, mask, noise, self._policy)
+        ledger.answer(rows, decision.actions, decision.dist_inputs)
+        return cohort.output(decision.actions)
 
     def _write(self, frame: Frame) -> None:
         """Write a frame down."""

@@ -39,6 +39,7 @@ class Noise:
         self._first: Column = np.zeros(0, np.int64)
         self._block = np.zeros((0, 0, width), np.float32)
         self._misses = 0
+        self._everybody: Column = np.zeros(0, np.int64)
 
     def rows(self, slots: Column, table: SlotTable, env_steps: Column) -> Drawn:
         """Return the numbers of the rows at `slots` [R].
@@ -59,6 +60,16 @@ class Noise:
         first: Drawn = self._block[0].take(slots, axis=0)
         return first
 
+    def in_step(self, table: SlotTable, env_steps: Column, age: int) -> Drawn:
+        """Return the numbers of all slots, asked for once a step: `age` counts the steps.
+
+        Slots and sub-environments are the same there, and none is more than a step further each time.
+        """
+        if age % _AHEAD == 0:
+            self._draw_block(table, env_steps)
+        scattered: Drawn = self._block[env_steps - self._first, self._everybody]
+        return scattered
+
     def _drawn_ahead(self, slots: Column, table: SlotTable, ahead: Column) -> Drawn | None:
         """Return what the block holds for env steps [E] after its first; None if that is not in it."""
         first, last = int(np.minimum.reduce(ahead)), int(np.maximum.reduce(ahead))
@@ -77,3 +88,4 @@ class Noise:
         self._first = env_steps.copy()
         keys, steps = table.keys[: table.used], env_steps[table.env_indices[: table.used]]
         self._block = self.draw(keys[None, :], steps[None, :] + np.arange(_AHEAD)[:, None], self.width)
+        self._everybody = np.arange(table.used)

@@ -64,6 +64,8 @@ class MlpGraphs:
             return
         action = tail.sample() if kind == "act" else tail.mode()
         graph.result("action", *_action_type(head), action)
+        if head.told:
+            graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
 
 
 def _action_type(head: ActionHead) -> tuple[int, list[str | int]]:
