@@ -6,7 +6,7 @@ and no number of the training run depends on whether or when it was asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_keys
+from menv.algorithms.config.keys import section_values
+from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.algorithms.population import Population
 from menv.base_env import BaseEnv, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
@@ -22,6 +24,7 @@ from menv.errors import ConfigError
 from menv.loop.quota import Flags, Quota
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
+from menv.policy_map import PolicyMap
 from menv.segments import Column
 
 MakeBaseEnv = Callable[[AlgorithmConfig], BaseEnv]
@@ -78,7 +81,9 @@ class Evaluation:
         seed: int,
     ) -> None:
         self.config = evaluation_settings(config)
+        self._own = dict(config.evaluation_config or {})
         self._population = population
+        self._playing: PolicyMap | None = None
         self._make_base_env = make_base_env
         self._callbacks = callbacks
         self._seed = seed + _SEED
@@ -127,7 +132,7 @@ class Evaluation:
                     "evaluate: a vectorised environment steps all its sub-environments at once, so none can wait at "
                     "the end of its episodes, expected single environments; give them in evaluation_config={'env': ...}"
                 )
-        if self._sampler is None or self._sampler.policy_map is not population.policy_map:
+        if self._sampler is None or self._playing is not population.policy_map:
             # Whoever comes or goes, everybody stands at the beginning of an episode here.
             self._sampler = self._new_sampler()
         return self._sampler
@@ -137,8 +142,11 @@ class Evaluation:
         if self._sampler is not None:
             self._base_env.stop()
             self._base_env = self._make_base_env(self.config)
+        self._playing = policy_map = self._population.policy_map
+        if "policy_mapping_fn" in (self._own.get("multiagent") or {}):
+            policy_map = policy_map.changed(policy_mapping_fn=self.config.multiagent.policy_mapping_fn)
         sampler = Sampler(
-            self._base_env, self._population.policy_map, [cohort.twin() for cohort in self._population.cohorts],
+            self._base_env, policy_map, [cohort.twin() for cohort in self._population.cohorts],
             self._quota, metrics=self._metrics, seed=self._seed, observation_fn=self.config.multiagent.observation_fn,
             callbacks=self._callbacks,
         )  # fmt: skip
@@ -153,4 +161,7 @@ def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
     values = read_keys(type(config), changes, "evaluation_config: ")
     if "env_config" in values:
         values["env_config"] = {**config.env_config, **values["env_config"]}
+    if isinstance(values.get("multiagent"), Mapping):
+        own = section_values(MultiAgentConfig, values["multiagent"], "evaluation_config.multiagent")
+        values["multiagent"] = replace(config.multiagent, **own)
     return replace(config, **values)

@@ -16,6 +16,7 @@ from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.frame import Frame
 from menv.loop.cohort import Cohort, NetCohort, outside
 from menv.loop.episode_book import EpisodeBook
+from menv.loop.noise import AHEAD
 from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics
 from menv.segments import Column
@@ -43,8 +44,8 @@ class FrameLoop:
         self._table = table
         self._ledger = cohort.take_frames(policy, env.num_envs, book.new_ids)
         self._rows = slice(0, 0)
-        # Frames that were answered with draws.
-        self._age = 0
+        # Frames since draws were made ahead.
+        self._since = AHEAD
         for index in range(env.num_envs):
             table.sit(index, 0, policy, index, book.agent_key(index, SINGLE_AGENT))
 
@@ -84,10 +85,13 @@ class FrameLoop:
         obs, masks = ledger.obs[rows], ledger.masks
         mask = None if masks is None else masks[rows]
         if explore:
-            noise = cohort.noise.in_step(self._table, self._env.env_steps, self._age)
-            self._age += 1
+            if self._since >= AHEAD:
+                cohort.noise.draw_ahead(self._table, self._env.env_steps)
+                self._since = 0
+            noise = cohort.noise.ahead(self._env.env_steps)
         else:
             noise = None
+        self._since += 1
         decision = cohort.backend.decide(obs, mask, noise, self._policy)
         ledger.answer(rows, decision.actions, decision.dist_inputs)
         return cohort.output(decision.actions)

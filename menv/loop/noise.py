@@ -19,7 +19,8 @@ Column = npt.NDArray[Any]
 Drawn = npt.NDArray[np.float32]
 Draw = Callable[[draws.Keys, Column, int], Drawn]
 
-_AHEAD = 64
+AHEAD = 64
+"""Env steps that a block of draws serves."""
 # Slots of agents that do not wait are drawn for as well; with more of them drawing ahead does not pay.
 _SLOTS_PER_ROW = 4
 
@@ -60,20 +61,19 @@ class Noise:
         first: Drawn = self._block[0].take(slots, axis=0)
         return first
 
-    def in_step(self, table: SlotTable, env_steps: Column, age: int) -> Drawn:
-        """Return the numbers of all slots, asked for once a step: `age` counts the steps.
+    def draw_ahead(self, table: SlotTable, env_steps: Column) -> None:
+        """Draw `AHEAD` env steps of all sub-environments, from this one on; each is its own slot."""
+        self._draw_block(table, env_steps)
 
-        Slots and sub-environments are the same there, and none is more than a step further each time.
-        """
-        if age % _AHEAD == 0:
-            self._draw_block(table, env_steps)
-        scattered: Drawn = self._block[env_steps - self._first, self._everybody]
-        return scattered
+    def ahead(self, env_steps: Column) -> Drawn:
+        """Return what `draw_ahead` has drawn for these env steps [E] of all sub-environments."""
+        drawn: Drawn = self._block[env_steps - self._first, self._everybody]
+        return drawn
 
     def _drawn_ahead(self, slots: Column, table: SlotTable, ahead: Column) -> Drawn | None:
         """Return what the block holds for env steps [E] after its first; None if that is not in it."""
         first, last = int(np.minimum.reduce(ahead)), int(np.maximum.reduce(ahead))
-        if first < 0 or last >= _AHEAD:
+        if first < 0 or last >= AHEAD:
             return None
         if first == last:
             together: Drawn = self._block[first].take(slots, axis=0)
@@ -87,5 +87,5 @@ class Noise:
         self._version = table.version
         self._first = env_steps.copy()
         keys, steps = table.keys[: table.used], env_steps[table.env_indices[: table.used]]
-        self._block = self.draw(keys[None, :], steps[None, :] + np.arange(_AHEAD)[:, None], self.width)
+        self._block = self.draw(keys[None, :], steps[None, :] + np.arange(AHEAD)[:, None], self.width)
         self._everybody = np.arange(table.used)

@@ -90,6 +90,14 @@ def test_settings_of_evaluations_hold_for_them_alone() -> None:
     assert Sized.made == [{"other": 1}, {"other": 1}, {"other": 1, "length": 3}]
 
 
+def test_who_plays_in_evaluations_may_be_mapped_anew() -> None:
+    multiagent = {"policies": ["one", "two"], "policy_mapping_fn": to(a="one", b="two")}
+    settings = {"evaluation_config": {"multiagent": {"policy_mapping_fn": to(a="two", b="two")}}}
+    with PPO(env=Sized, config={**SMALL, **settings, "multiagent": multiagent}) as algo:
+        assert set(algo.evaluate()["evaluation"]["policy_reward_mean"]) == {"two"}
+        assert set(algo.train()["policy_reward_mean"]) == {"one", "two"}
+
+
 def test_policies_that_were_added_play_too() -> None:
     with PPO(env=Sized, config=SMALL) as algo:
         algo.evaluate()

@@ -120,6 +120,19 @@ def test_the_short_way_round_gives_the_rows_of_the_long_one(kind: str, length: i
     assert first["episodes_this_iter"] > 30
 
 
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_exploring_may_be_switched_off_and_on(kind: str) -> None:
+    short, long = (Run(kind, SOLO, 30, short=way) for way in (True, False))
+    for explore in (True, False, False, False, True, True, False, True):
+        for run in (short, long):
+            run.loop.explore = explore
+            run.lived(1)
+        one, other = (run.batches[0]["even"] for run in (short, long))
+        np.testing.assert_array_equal(one["actions"], other["actions"])
+        np.testing.assert_array_equal(one["obs"], other["obs"])
+    assert len(set(one["actions"].tolist())) > 1
+
+
 @pytest.mark.parametrize("short", [True, False])
 @given(script=solo_scripts(), length=st.integers(1, 9))
 @quick
