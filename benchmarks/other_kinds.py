@@ -67,14 +67,14 @@ def pettingzoo_tictactoe(effort: Effort) -> Finding:
 def passes_of_100_agents(effort: Effort) -> Finding:
     """Count the forward passes of one policy an env step, for 100 agents of one environment."""
     settings: dict[str, Any] = {"env_config": {"num_agents": 100}, "rollout_fragment_length": LENGTH}
-    act, passes = OnnxActing.act, 0
+    decide, passes = OnnxActing.decide, 0
 
     def counted(*args: Any) -> Any:
         nonlocal passes
         passes += 1
-        return act(*args)
+        return decide(*args)
 
-    with PPO(env=NullEnv, config=settings) as algo, mock.patch.object(OnnxActing, "act", counted):
+    with PPO(env=NullEnv, config=settings) as algo, mock.patch.object(OnnxActing, "decide", counted):
         steps = algo.sample().env_steps()
     return Finding(value=passes / steps, rates=[passes / steps])
 
