@@ -6,6 +6,7 @@ columns of flags when a fragment closes, for all rows at once. `menv.loop.frame_
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from operator import itemgetter
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from menv.base_env import SINGLE_AGENT
 from menv.cut import Cut
+from menv.errors import ContractError
 from menv.frame import Frame
 from menv.infos import InfoLog
 from menv.ledger import Ledger, Prepared, PrepareFinals
@@ -115,7 +117,19 @@ class FrameLedger(Ledger):
         return rows
 
     def close(self, prepare_finals: PrepareFinals) -> dict[int, Any]:
-        """Cut the rows into trajectories; see `Ledger.close`."""
+        """Cut the rows into trajectories; see `Ledger.close`.
+
+        Raises:
+            ContractError: A reward is not a finite number; it names whose.
+        """
+        income = self._columns["income"][: self._n]
+        # One reduction for all rows of the fragment instead of one for each step.
+        if not math.isfinite(np.add.reduce(income)):
+            row = int(np.argmin(np.isfinite(income)))
+            raise ContractError(
+                f"env {self._columns['slots'][row]}, env step {row // len(self._everybody)} of the fragment: the reward "
+                f"is {income[row]}, expected a finite number; look for a division by zero"
+            )
         self._read_flags()
         return super().close(prepare_finals)
 

@@ -50,6 +50,9 @@ class GymVectorEnvs(LockstepEnvs):
         self._mode = autoreset_mode(env)
         self._seed = None if seed is None else draws.reset_seed(seed, first_index, 0)
         self._batch_actions = env.action_space
+        self._name = type(env).__name__
+        kinds = gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
+        self._action_dtype = env.action_space.dtype if isinstance(env.action_space, kinds) else None
         # Sub-environments that the next step resets.
         self._due: Flags | None = None
         self._last_actions: npt.NDArray[Any] | None = None
@@ -98,7 +101,9 @@ class GymVectorEnvs(LockstepEnvs):
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._wrong("step", result, "(obs, rewards, terminations, truncations, infos)")
         obs, paid, terminated, truncated, infos = result
-        rewards = as_rewards(paid, self.num_envs, f"{type(self.env).__name__}.step")
+        rewards = paid
+        if type(paid) is not np.ndarray or paid.shape != self._everybody.shape or paid.dtype.kind != "f":
+            rewards = as_rewards(paid, self.num_envs, f"{self._name}.step")
         done: Flags = np.logical_or(terminated, truncated)
         begun, self._due = self._due, None
         frame = Frame(self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun)
@@ -169,12 +174,13 @@ class GymVectorEnvs(LockstepEnvs):
 
     def _all_actions(self, actions: Any, slots: IntArray | None) -> Any:
         """Return the actions in the form of the batched space, anything valid for who is reset."""
-        space = self._batch_actions
-        if not isinstance(space, gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+        dtype = self._action_dtype
+        if dtype is None:
             return self._nested_actions(actions, self._everybody if slots is None else slots)
         if slots is None or len(slots) == self.num_envs:
-            self._last_actions = np.asarray(actions, space.dtype)
+            self._last_actions = np.asarray(actions, dtype)
             return self._last_actions
+        space: Any = self._batch_actions
         full = np.zeros(space.shape, space.dtype) if self._last_actions is None else self._last_actions.copy()
         if len(slots):
             full[slots] = actions

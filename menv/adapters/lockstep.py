@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.answers import nested_answers
-from menv.adapters.report import Report, own_copy
+from menv.adapters.report import Report, as_rewards, own_copy
 from menv.adapters.vector_infos import VectorInfos
 from menv.base_env import (
     SINGLE_AGENT,
@@ -287,7 +287,8 @@ class LockstepEnvs(BaseEnv):
     def _take(self, frame: Frame) -> None:
         """Take an env step of everybody apart into rows, joins and ends."""
         self._count(frame)
-        rewards, begun, absent = frame.rewards, frame.begun, None
+        rewards = as_rewards(frame.rewards, self.num_envs, "step")
+        begun, absent = frame.begun, None
         if frame.done is not None:
             rewards = np.where(frame.done, 0.0, rewards)
             self._end(np.flatnonzero(frame.done), frame)

@@ -22,6 +22,7 @@ from menv.spaces import Array, OutsideSpaceError, bounds, stack, why_out_of_boun
 MASK_KEY = "action_mask"
 
 Rows = npt.NDArray[np.float32]
+_ROW = np.dtype(np.float32)
 Mask = npt.NDArray[np.bool_]
 
 
@@ -69,6 +70,8 @@ class ObsPreprocessor:
         self._only_box = only if only is not None and isinstance(only.space, gym.spaces.Box) else None
         self._keys = {len(space.spaces)} if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
         self._bounds = self._flat_bounds()
+        flat = isinstance(space, gym.spaces.Box) and space.dtype == _ROW and len(space.shape) == 1
+        self._row_shape = space.shape if flat else None
 
     def _collect(self, space: gym.Space[Any], keys: tuple[Any, ...]) -> None:
         """Walk the space depth first and note its leaves."""
@@ -95,6 +98,9 @@ class ObsPreprocessor:
             OutsideSpaceError: An observation has the wrong structure, shape or dtype, or a mask
                 allows nothing. Bounds are checked by `why_bad_row`, once for many rows.
         """
+        if type(obs) is np.ndarray and obs.dtype == _ROW and obs.shape[1:] == self._row_shape:
+            # An array of rows, as a vectorised environment gives it.
+            return obs, None
         try:
             if self._keys and set(map(len, obs)) != self._keys:
                 raise TypeError("an observation has another number of elements than its space")

@@ -21,7 +21,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space
 
 from menv import VectorEnv, to_base_env
 from menv.algorithms import PPO
@@ -280,3 +281,30 @@ def test_a_mode_that_is_not_told_is_asked_for() -> None:
         def metadata(self, value: Any) -> None: ...
 
     assert "AutoresetMode" in told(lambda: to_base_env(Silent([Noting])), ConfigError)
+
+
+def test_a_reward_that_is_no_number_is_named_also_where_whole_frames_are_taken() -> None:
+    class Spoilt(gym.vector.VectorEnv[Any, Any, Any]):
+        metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+        num_envs = 3
+
+        def __init__(self) -> None:
+            self.single_observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+            self.single_action_space = gym.spaces.Discrete(2)
+            self.observation_space = batch_space(self.single_observation_space, 3)
+            self.action_space = batch_space(self.single_action_space, 3)
+            self.at = 0
+
+        def reset(self, **kwargs: Any) -> Any:
+            return np.zeros((3, 2), np.float32), {}
+
+        def step(self, actions: Any) -> Any:
+            self.at += 1
+            rewards = np.array([1.0, np.nan if self.at == 4 else 1.0, 1.0])
+            return np.zeros((3, 2), np.float32), rewards, np.zeros(3, bool), np.zeros(3, bool), {}
+
+    algo = PPO(env=lambda context: Spoilt(), config={"rollout_fragment_length": 8})
+    message = "env 1, env step 4 of the fragment: the reward is nan"
+    with algo, pytest.raises(ContractError, match=message) as caught:
+        algo.sample()
+    checked(str(caught.value))
