@@ -127,8 +127,8 @@ class FrameLedger(Ledger):
         if not math.isfinite(np.add.reduce(income)):
             row = int(np.argmin(np.isfinite(income)))
             raise ContractError(
-                f"env {self._columns['slots'][row]}, env step {row // len(self._everybody)} of the fragment: the reward "
-                f"is {income[row]}, expected a finite number; look for a division by zero"
+                f"env {self._columns['slots'][row]}, env step {row // len(self._everybody)} of the fragment: the "
+                f"reward is {income[row]}, expected a finite number; look for a division by zero"
             )
         self._read_flags()
         return super().close(prepare_finals)

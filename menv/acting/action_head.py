@@ -122,6 +122,12 @@ class ActionHead:
             dist_inputs: [N, D] logits; only for heads that are `told`.
             actions: [N] or [N, components].
         """
+        if self.sizes == (2,):
+            # log sigmoid: numpy takes long over many rows of two.
+            lead = dist_inputs[:, 0] - dist_inputs[:, 1]
+            lead[actions == 1] *= -1
+            two: npt.NDArray[np.float32] = np.minimum(lead, 0) - np.log1p(np.exp(-np.abs(lead)))
+            return two
         total = np.zeros(len(dist_inputs), np.float32)
         rows, start = np.arange(len(dist_inputs)), 0
         chosen = actions if actions.ndim == 2 else actions[:, None]

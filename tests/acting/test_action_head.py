@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.acting.action_head import ActionHead
+from menv.acting.action_head import ILLEGAL, ActionHead
 from menv.errors import ConfigError
 
 
@@ -68,3 +68,30 @@ def test_a_head_survives_the_way_through_json(head: ActionHead) -> None:
 def test_json_that_describes_no_head_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="ActionHead"):
         ActionHead.from_json(value)
+
+
+@pytest.mark.parametrize("sizes", [(2,), (3,), (2, 4, 3)])
+def test_log_probabilities_of_choices_are_those_of_a_softmax(sizes: tuple[int, ...]) -> None:
+    head = ActionHead("categorical" if len(sizes) == 1 else "multi_categorical", sizes)
+    rng = np.random.default_rng(0)
+    inputs = (5 * rng.standard_normal((60, sum(sizes)))).astype(np.float32)
+    inputs[:20, 0] = ILLEGAL
+    actions = np.stack([rng.integers(1, size, 60) for size in sizes], axis=1)
+    expected = np.zeros(60)
+    start = 0
+    for column, size in enumerate(sizes):
+        part = inputs[:, start : start + size].astype(np.float64)
+        chances = np.exp(part - part.max(axis=1, keepdims=True))
+        chances /= chances.sum(axis=1, keepdims=True)
+        expected += np.log(chances[np.arange(60), actions[:, column]])
+        start += size
+    found = head.logp(inputs, actions if len(sizes) > 1 else actions[:, 0])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_an_illegal_choice_of_two_has_a_very_low_log_probability_and_no_warning() -> None:
+    inputs = np.array([[ILLEGAL, 0.5], [0.5, ILLEGAL]], np.float32)
+    found = ActionHead("categorical", (2,)).logp(inputs, np.array([0, 0]))
+    assert found[0] < -1e8
+    assert found[1] == 0.0
