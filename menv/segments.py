@@ -7,7 +7,7 @@ the columns that hold the rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,11 @@ class Segments:
 
     def take(self, which: Column) -> Segments:
         """Return the pieces selected by a mask or by indices."""
-        return Segments(*(getattr(self, part.name)[which] for part in fields(self)))
+        return Segments(*(getattr(self, name)[which] for name in self.__slots__))
 
     def copy(self, shallow: bool = False) -> Segments:
         """Return the same pieces; a shallow copy shares the arrays."""
-        parts = [getattr(self, part.name) for part in fields(self)]
+        parts = [getattr(self, name) for name in self.__slots__]
         return Segments(*(parts if shallow else [part.copy() for part in parts]))
 
     @property
@@ -115,7 +115,7 @@ class Segments:
     @staticmethod
     def concat(parts: Sequence[Segments]) -> Segments:
         """Return the pieces of several batches, in order."""
-        names = [part.name for part in fields(Segments)]
+        names = Segments.__slots__
         return Segments(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 

@@ -7,7 +7,7 @@ that live on cost nothing when a fragment closes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,10 +85,10 @@ class Trajectories:
 
     def take(self, which: Column | slice) -> Trajectories:
         """Return the trajectories selected by a mask or by indices."""
-        return Trajectories(*(getattr(self, part.name)[which] for part in fields(self)))
+        return Trajectories(*(getattr(self, name)[which] for name in self.__slots__))
 
     def and_then(self, others: Trajectories) -> Trajectories:
         """Return these trajectories and `others`, by slot; those that share one stay in order."""
-        pairs = [(getattr(self, part.name), getattr(others, part.name)) for part in fields(self)]
+        pairs = [(getattr(self, name), getattr(others, name)) for name in self.__slots__]
         together = Trajectories(*(np.concatenate(pair) for pair in pairs))
         return together.take(np.argsort(together.slot, kind="stable"))

@@ -74,11 +74,13 @@ def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, confi
         # The logits that the actions were drawn from, by the weights of that moment.
         logp = backend.head.logp(inputs, batch["actions"])
     batch[SampleBatch.ACTION_LOGP] = logp
-    values = backend.values(index, np.concatenate((obs, segments.next_obs)))
     ends = segments.ends - 1
+    goes_on = ~batch["terminateds"][ends]
+    values = backend.values(index, np.concatenate((obs, segments.next_obs[goes_on])))
     after = np.empty(count, np.float32)
     after[:-1] = values[1:count]
-    after[ends] = np.where(batch["terminateds"][ends], 0.0, values[count:])
+    after[ends] = 0.0
+    after[ends[goes_on]] = values[count:]
     is_last = np.zeros(count, np.bool_)
     is_last[ends] = True
     if config.clip_rewards:

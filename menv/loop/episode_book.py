@@ -97,7 +97,7 @@ class EpisodeBook:
         rank = np.arange(len(order)) - np.searchsorted(sorted_indices, sorted_indices)
         numbers = np.empty_like(env_indices)
         numbers[order] = self._begun[sorted_indices] + rank
-        np.add.at(self._begun, env_indices, 1)
+        self._begun += np.bincount(env_indices, minlength=len(self._begun))
         return (draws.keys(self._episode_keys[env_indices], numbers) >> np.uint64(5)).astype(np.int64)
 
     def agent_key(self, env_index: int, agent_id: AgentId) -> int:
