@@ -122,7 +122,7 @@ class ActionHead:
             dist_inputs: [N, D] logits; only for heads that are `told`.
             actions: [N] or [N, components].
         """
-        if self.sizes == (2,):
+        if self.sizes == (2,) and actions.ndim == 1:
             # log sigmoid: numpy takes long over many rows of two.
             lead = dist_inputs[:, 0] - dist_inputs[:, 1]
             lead[actions == 1] *= -1

@@ -1,6 +1,7 @@
 """How action spaces become heads."""
 
 import json
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -70,9 +71,17 @@ def test_json_that_describes_no_head_is_refused(value: dict[str, object]) -> Non
         ActionHead.from_json(value)
 
 
-@pytest.mark.parametrize("sizes", [(2,), (3,), (2, 4, 3)])
-def test_log_probabilities_of_choices_are_those_of_a_softmax(sizes: tuple[int, ...]) -> None:
-    head = ActionHead("categorical" if len(sizes) == 1 else "multi_categorical", sizes)
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("categorical", (2,)),
+        ("categorical", (3,)),
+        ("multi_categorical", (2,)),
+        ("multi_categorical", (2, 4, 3)),
+    ],
+)
+def test_log_probabilities_of_choices_are_those_of_a_softmax(kind: Any, sizes: tuple[int, ...]) -> None:
+    head = ActionHead(kind, sizes)
     rng = np.random.default_rng(0)
     inputs = (5 * rng.standard_normal((60, sum(sizes)))).astype(np.float32)
     inputs[:20, 0] = ILLEGAL
@@ -85,7 +94,7 @@ def test_log_probabilities_of_choices_are_those_of_a_softmax(sizes: tuple[int, .
         chances /= chances.sum(axis=1, keepdims=True)
         expected += np.log(chances[np.arange(60), actions[:, column]])
         start += size
-    found = head.logp(inputs, actions if len(sizes) > 1 else actions[:, 0])
+    found = head.logp(inputs, actions[:, 0] if kind == "categorical" else actions)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=2e-5)
 

@@ -21,6 +21,8 @@ HEADS = [
     ActionHead("gaussian", (1,)),
     ActionHead("q_values", (2,)),
     ActionHead("q_values", (5,)),
+    ActionHead("multi_categorical", (2,)),
+    ActionHead("categorical", (2,)),
 ]
 ALMOST_ONE = np.float32(1.0 - 2.0**-23)
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None, npt.NDArray[np.float32]]

@@ -24,6 +24,8 @@ HEADS = [
     ActionHead("gaussian", (1,)),
     ActionHead("q_values", (2,)),
     ActionHead("q_values", (5,)),
+    ActionHead("multi_categorical", (2,)),
+    ActionHead("categorical", (2,)),
 ]
 ALMOST_ONE = np.float32(1.0 - 2.0**-23)
 
@@ -100,7 +102,7 @@ def test_rows_of_several_policies_are_answered_by_their_own(head: ActionHead, ro
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("head", [HEADS[0], *HEADS[5:]])
+@pytest.mark.parametrize("head", [HEADS[0], *HEADS[5:7], HEADS[8]])
 @pytest.mark.parametrize("draw", [0.0, 0.5, ALMOST_ONE])
 def test_a_masked_choice_is_never_drawn(head: ActionHead, draw: float) -> None:
     spec = spec_of(6, head)

@@ -214,7 +214,7 @@ class _Choices:
         # Inverse CDF. Scaling the draw by the sum as computed, not by 1, keeps it below the last step
         # of the CDF, so that rounding can never pick a choice of probability 0.
         graph, head = self.graph, self.head
-        if head.sizes == (2,):
+        if head.sizes == (2,) and not self.several:
             return self._sample_of_two()
         chances = graph.add("Softmax", self.by_component(), axis=-1)
         steps = graph.add("CumSum", chances, graph.constant(2 if self.several else 1))
