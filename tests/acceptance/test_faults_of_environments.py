@@ -188,9 +188,16 @@ def test_infos_for_somebody_without_an_observation_and_for_all_are_taken() -> No
             return obs, *three, {"ann": {"a": 1}, "bob": {"b": 2}, "__common__": {"c": 3}}
 
     base = to_base_env(Informs())
+    seen = []
     for _ in range(8):
-        obs, *_ = base.poll()
-        base.send_actions({0: dict.fromkeys(obs[0], 0)})
+        ready = base.poll()
+        assert ready.infos is not None
+        seen += [
+            (ready.seats[slot][1], dict(info)) for slot, info in zip(ready.slots, ready.infos, strict=True)
+        ]
+        base.send_actions(ready.slots, [0] * len(ready.slots))
+    assert ("ann", {"a": 1}) in seen
+    assert all(info in ({}, {"a": 1} if agent == "ann" else {"b": 2}) for agent, info in seen)
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])
