@@ -14,7 +14,7 @@ from benchmarks.rows import Effort, Finding, Row, alternate
 from menv.acting.action_head import ActionHead
 from menv.algorithms.dqn_learner import DQNLearner
 from menv.algorithms.dqn_settings import DQNSettings
-from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.replay import ReplayBuffer
 
 ROWS_HELD = 1_000_000
@@ -69,13 +69,13 @@ def learning(effort: Effort) -> Finding:
     """Compare samples per second of whole gradient steps of DQN, an MLP of 2x64 and batches of 256."""
     torch.set_num_threads(1)
     rows, count = (10_000 if effort.quick else ROWS_HELD), 256
-    spec = MlpSpec(_OBS, ActionHead("q_values", (2,)), (64, 64), "relu", dueling=True)
+    spec = StockSpec(_OBS, ActionHead("q_values", (2,)), (64, 64), "relu", dueling=True)
     batches = effort.steps(1_000)
 
     def rate(prioritized: bool) -> Callable[[], float]:
         buffer: Any = {"capacity": rows, "prioritized_replay": prioritized}
         one = DQNLearner(
-            spec, DQNSettings(train_batch_size=count, replay_buffer_config=buffer), init_weights(spec, 0), 0
+            spec, DQNSettings(train_batch_size=count, replay_buffer_config=buffer), spec.first_weights(0), 0
         )
         one.replay = _full(prioritized, _OBS, rows)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from menv import draws
 from menv.acting.backend import ActingBackend
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.networks.mlp import MlpSpec
+from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.recipe import Recipe
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -38,7 +37,7 @@ class Built:
     """
 
     cohort: NetCohort
-    network: MlpSpec
+    network: NetworkSpec
     inference: str
     form: Any
 
@@ -77,7 +76,7 @@ def build_cohorts(
     return cohorts, nets
 
 
-def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recipe) -> MlpSpec:
+def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recipe) -> NetworkSpec:
     """Return the description of a policy's network, once it fits the spaces."""
     preprocessor = ObsPreprocessor(spec.observation_space)
     network = recipe.network(preprocessor.size, spec.action_space, config)
@@ -90,7 +89,9 @@ def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recip
 
 
 def _alike(
-    specs: Mapping[str, PolicySpec], configs: Mapping[str, AlgorithmConfig], networks: Mapping[str, MlpSpec]
+    specs: Mapping[str, PolicySpec],
+    configs: Mapping[str, AlgorithmConfig],
+    networks: Mapping[str, NetworkSpec],
 ) -> list[list[str]]:
     """Group policy ids by architecture, in order."""
     groups: list[tuple[Any, list[str]]] = []
@@ -105,7 +106,7 @@ def _alike(
     return [members for _, members in groups]
 
 
-def _form(spec: PolicySpec, config: AlgorithmConfig | None, network: MlpSpec | None) -> Any:
+def _form(spec: PolicySpec, config: AlgorithmConfig | None, network: NetworkSpec | None) -> Any:
     """Return what policies must have in common to act together."""
     form = config and (config.normalize_actions, config.clip_actions, config.inference)
     return spec.observation_space, spec.action_space, network, form
@@ -143,7 +144,9 @@ def add_to_cohorts(
     return [nets[-1].cohort]
 
 
-def _first_weights(network: MlpSpec, name: str, config: AlgorithmConfig, recipe: Recipe, seed: int) -> Any:
+def _first_weights(
+    network: NetworkSpec, name: str, config: AlgorithmConfig, recipe: Recipe, seed: int
+) -> Any:
     """Return a new policy's weights."""
     own_seed = draws.key(seed, draws.stable_hash(name), draws.WEIGHTS) >> 1
     return recipe.first_weights(network, config, own_seed)
@@ -164,7 +167,7 @@ def _net_cohort(
     members: Sequence[str],
     spec: PolicySpec,
     config: AlgorithmConfig,
-    network: MlpSpec,
+    network: NetworkSpec,
     weights: Sequence[Any],
     seed: int,
 ) -> Built:
@@ -177,21 +180,24 @@ def _net_cohort(
 
 
 def _backend(
-    network: MlpSpec, weights: Sequence[Mapping[str, Any]], inference: str, seed: int, masked: bool
+    network: NetworkSpec, weights: Sequence[Mapping[str, Any]], inference: str, seed: int, masked: bool
 ) -> tuple[ActingBackend, str]:
     """Return what runs the networks; "auto" falls back on torch where ONNX Runtime disagrees with it."""
     from menv.acting.onnx_acting import OnnxActing
-    from menv.algorithms.networks.graphs import MlpGraphs
 
+    graphs = None if inference == "torch" else network.graphs(weights[0])
     if inference == "onnx":
-        return OnnxActing(MlpGraphs(network, weights[0]), network.head, weights), "onnx"
-    from menv.algorithms.networks.torch_mlp import TorchMlp
+        if graphs is None:
+            raise ConfigError(
+                'inference: "onnx" for a network that has no acting graph, expected "auto" or "torch"; choose one'
+            )
+        return OnnxActing(graphs, network.head, weights), "onnx"
     from menv.algorithms.torch_acting import TorchActing, check_against
 
-    reference = TorchActing(partial(TorchMlp, network), network.head, weights)
-    if inference == "torch":
+    reference = TorchActing(network.torch_network, network.head, weights)
+    if graphs is None:
         return reference, "torch"
-    onnx = OnnxActing(MlpGraphs(network, weights[0]), network.head, weights)
+    onnx = OnnxActing(graphs, network.head, weights)
     try:
         check_against(onnx, reference, np.random.default_rng(seed), masked=masked)
     except ConfigError:

@@ -11,7 +11,8 @@ from menv.acting.backend import ActingBackend
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.dqn_config import DQNConfig
-from menv.algorithms.networks.mlp import EPSILON, MlpSpec, init_weights
+from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.stock import EPSILON, StockSpec
 from menv.algorithms.recipe import Learner, Weights
 from menv.connectors.clip_reward import clip_reward
 from menv.errors import ConfigError
@@ -24,7 +25,7 @@ class DQNRecipe:
     name = "DQN"
     config_class: type[AlgorithmConfig] = DQNConfig
 
-    def network(self, obs_size: int, action_space: gym.Space[Any], config: DQNConfig) -> MlpSpec:
+    def network(self, obs_size: int, action_space: gym.Space[Any], config: DQNConfig) -> NetworkSpec:
         """Return the network of one policy.
 
         Args:
@@ -42,13 +43,13 @@ class DQNRecipe:
             )
         head = ActionHead("q_values", (int(action_space.n),))
         model = config.model
-        return MlpSpec(
+        return StockSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, dueling=config.dueling
         )
 
-    def first_weights(self, network: MlpSpec, config: DQNConfig, seed: int) -> dict[str, Any]:
+    def first_weights(self, network: NetworkSpec, config: DQNConfig, seed: int) -> dict[str, Any]:
         """Return the weights that a policy begins with, epsilon among them."""
-        weights = init_weights(network, seed)
+        weights = network.first_weights(seed)
         weights[EPSILON][:] = config.epsilon_at(0)
         return weights
 
@@ -61,7 +62,7 @@ class DQNRecipe:
 
     def make_learner(
         self,
-        network: MlpSpec,
+        network: NetworkSpec,
         policy_id: str,
         weights: Weights,
         config: DQNConfig,

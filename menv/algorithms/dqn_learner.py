@@ -18,8 +18,8 @@ from menv.algorithms.dqn_loss import dqn_loss, td_targets
 from menv.algorithms.dqn_settings import DQNSettings
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.n_step import transitions
-from menv.algorithms.networks.mlp import EPSILON, MlpSpec
-from menv.algorithms.networks.torch_mlp import TorchMlp
+from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.replay import ReplayBuffer, Sample
 from menv.sample_batch import SampleBatch
 
@@ -43,7 +43,7 @@ class DQNLearner:
         replay: What was experienced.
     """
 
-    def __init__(self, spec: MlpSpec, settings: DQNSettings, weights: Weights, seed: int) -> None:
+    def __init__(self, spec: NetworkSpec, settings: DQNSettings, weights: Weights, seed: int) -> None:
         self._settings = settings
         self._seed = seed
         self._calls = 0
@@ -54,9 +54,9 @@ class DQNLearner:
         # In the order of the description, whatever the order of `weights`: state is saved flat.
         ordered = {name: weights[name] for name in spec.weight_shapes() if name != EPSILON}
         self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip, eps=settings.adam_epsilon)
-        self._network = TorchMlp(spec, self._adam.params)
+        self._network = spec.torch_network(self._adam.params)
         self._target_params = {name: param.detach().clone() for name, param in self._adam.params.items()}
-        self._target = TorchMlp(spec, self._target_params)
+        self._target = spec.torch_network(self._target_params)
         buffer = settings.replay_buffer_config
         self.replay = ReplayBuffer(
             buffer.capacity,

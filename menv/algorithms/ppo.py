@@ -11,7 +11,8 @@ from menv.acting.backend import ActingBackend
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.ppo_config import PPOConfig
-from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.recipe import Learner, Weights
 from menv.algorithms.returns import gae
 from menv.connectors.clip_reward import clip_reward
@@ -25,16 +26,16 @@ class PPORecipe:
     name = "PPO"
     config_class: type[AlgorithmConfig] = PPOConfig
 
-    def network(self, obs_size: int, action_space: Any, config: PPOConfig) -> MlpSpec:
+    def network(self, obs_size: int, action_space: Any, config: PPOConfig) -> NetworkSpec:
         """Return a policy and a value network; see `Recipe.network`."""
         model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
-        return MlpSpec(
+        return StockSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers
         )
 
-    def first_weights(self, network: MlpSpec, config: PPOConfig, seed: int) -> dict[str, Any]:
+    def first_weights(self, network: NetworkSpec, config: PPOConfig, seed: int) -> dict[str, Any]:
         """Return the weights that a policy begins with."""
-        return init_weights(network, seed)
+        return network.first_weights(seed)
 
     def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: PPOConfig) -> None:
         """Add `action_logp, action_dist_inputs, vf_preds, advantages, value_targets`.
@@ -45,7 +46,7 @@ class PPORecipe:
         add_advantages(batch, backend, index, config)
 
     def make_learner(
-        self, network: MlpSpec, policy_id: str, weights: Weights, config: PPOConfig, seed: int
+        self, network: NetworkSpec, policy_id: str, weights: Weights, config: PPOConfig, seed: int
     ) -> Learner:
         """Return a `PPOLearner`."""
         from menv.algorithms.ppo_learner import PPOLearner

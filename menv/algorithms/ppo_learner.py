@@ -17,8 +17,7 @@ from torch import Tensor
 
 from menv.algorithms import distributions
 from menv.algorithms.flat_adam import FlatAdam
-from menv.algorithms.networks.mlp import MlpSpec
-from menv.algorithms.networks.torch_mlp import TorchMlp
+from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.ppo_loss import LossWeights, Minibatch, adapted_kl_coeff, ppo_loss
 from menv.algorithms.ppo_settings import PPOSettings
 from menv.errors import ConfigError
@@ -41,7 +40,7 @@ class PPOLearner:
 
     def __init__(
         self,
-        spec: MlpSpec,
+        spec: NetworkSpec,
         settings: PPOSettings,
         weights: Mapping[str, npt.NDArray[np.float32]],
         seed: int,
@@ -54,7 +53,7 @@ class PPOLearner:
         # In the order of the description, whatever the order of `weights`: state is saved flat.
         ordered = {name: weights[name] for name in spec.weight_shapes()}
         self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip)
-        self._network = TorchMlp(spec, self._adam.params)
+        self._network = spec.torch_network(self._adam.params)
 
     def learn(self, columns: Columns, env_steps: int) -> dict[str, float]:
         """Improve the policy on one train batch.

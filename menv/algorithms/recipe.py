@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from menv.acting.backend import ActingBackend
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.networks.mlp import MlpSpec
+from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 
@@ -59,21 +59,23 @@ class Recipe(Protocol):
     def config_class(self) -> type[AlgorithmConfig]:
         """The settings of such a policy."""
 
-    def network(self, obs_size: int, action_space: Any, config: Any) -> MlpSpec:
+    def network(self, obs_size: int, action_space: Any, config: Any) -> NetworkSpec:
         """Return the description of the network.
 
         Raises:
             ConfigError: The action space is none for this algorithm.
         """
 
-    def first_weights(self, network: MlpSpec, config: Any, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    def first_weights(
+        self, network: NetworkSpec, config: Any, seed: int
+    ) -> dict[str, npt.NDArray[np.float32]]:
         """Return the weights that a policy begins with."""
 
     def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: Any) -> None:
         """Add the columns that the learner needs, such as advantages, to one policy's batch."""
 
     def make_learner(
-        self, network: MlpSpec, policy_id: str, weights: Weights, config: Any, seed: int
+        self, network: NetworkSpec, policy_id: str, weights: Weights, config: Any, seed: int
     ) -> Learner:
         """Return the learner of one policy."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend, Actions, Decision, Evaluation, Flags, Floats, Weights, Which
 from menv.algorithms import distributions, epsilon_greedy
-from menv.algorithms.networks.mlp import EPSILON
+from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.networks.torch_network import TorchNetwork
 from menv.errors import ConfigError
 
@@ -33,7 +33,7 @@ class TorchActing:
     """P policies of one architecture, run by torch on the CPU.
 
     Args:
-        make_network: Builds a network over parameters by name, such as `partial(TorchMlp, spec)`.
+        make_network: Builds a network over parameters by name, such as `partial(TorchStock, spec)`.
         head: How outputs become actions.
         weights: The weights of each policy, at least one.
 

@@ -9,8 +9,8 @@ import pytest
 
 from menv.acting.action_head import ActionHead
 from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.networks.graphs import MlpGraphs
-from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.algorithms.networks.graphs import StockGraphs
+from menv.algorithms.networks.stock import StockSpec
 from menv.errors import ConfigError
 
 HEADS = [
@@ -28,16 +28,16 @@ ALMOST_ONE = np.float32(1.0 - 2.0**-23)
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None, npt.NDArray[np.float32]]
 
 
-def spec_of(obs_size: int, head: ActionHead, hiddens: tuple[int, ...] = (64, 64)) -> MlpSpec:
+def spec_of(obs_size: int, head: ActionHead, hiddens: tuple[int, ...] = (64, 64)) -> StockSpec:
     """Q-values of more than two choices are dueling, so that both ways are met."""
     dueling = head.kind == "q_values" and head.sizes[0] > 2
-    return MlpSpec(obs_size, head, hiddens, dueling=dueling)
+    return StockSpec(obs_size, head, hiddens, dueling=dueling)
 
 
-def lively_weights(spec: MlpSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+def lively_weights(spec: StockSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
     """First weights are nearly the same for every row; these are not."""
     rng = np.random.default_rng(seed)
-    shaken = init_weights(spec, seed)
+    shaken = spec.first_weights(seed)
     weights = {
         name: value + 0.3 * rng.standard_normal(value.shape, np.float32) for name, value in shaken.items()
     }
@@ -46,11 +46,11 @@ def lively_weights(spec: MlpSpec, seed: int) -> dict[str, npt.NDArray[np.float32
     return weights
 
 
-def backend(spec: MlpSpec, policies: int = 1) -> OnnxActing:
-    return OnnxActing(MlpGraphs(spec), spec.head, [lively_weights(spec, seed) for seed in range(policies)])
+def backend(spec: StockSpec, policies: int = 1) -> OnnxActing:
+    return OnnxActing(StockGraphs(spec), spec.head, [lively_weights(spec, seed) for seed in range(policies)])
 
 
-def random_rows(spec: MlpSpec, rows: int, seed: int = 0) -> Rows:
+def random_rows(spec: StockSpec, rows: int, seed: int = 0) -> Rows:
     rng = np.random.default_rng(seed)
     head = spec.head
     obs = rng.standard_normal((rows, spec.obs_size), np.float32)
@@ -64,10 +64,10 @@ def random_rows(spec: MlpSpec, rows: int, seed: int = 0) -> Rows:
 
 def bias_only(logits: list[float], head: ActionHead) -> OnnxActing:
     """A policy whose logits are the same for every observation."""
-    spec = MlpSpec(1, head, hiddens=())
+    spec = StockSpec(1, head, hiddens=())
     weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     weights["policy.out.bias"][:] = logits
-    return OnnxActing(MlpGraphs(spec), head, [weights])
+    return OnnxActing(StockGraphs(spec), head, [weights])
 
 
 def test_a_draw_falls_where_the_cumulated_probabilities_pass_it() -> None:
@@ -87,11 +87,11 @@ def test_each_component_of_a_multi_discrete_action_reads_its_own_draw_and_logits
 
 
 def test_a_continuous_action_is_the_mean_plus_the_scaled_draw() -> None:
-    spec = MlpSpec(1, ActionHead("gaussian", (2,)), hiddens=())
-    weights = init_weights(spec, 0)
+    spec = StockSpec(1, ActionHead("gaussian", (2,)), hiddens=())
+    weights = spec.first_weights(0)
     weights["policy.out.weight"][:] = [[1.0, -1.0]]
     weights["policy.log_std"][:] = [np.log(2.0), np.log(0.5)]
-    acting = OnnxActing(MlpGraphs(spec), spec.head, [weights])
+    acting = OnnxActing(StockGraphs(spec), spec.head, [weights])
     obs = np.array([[3.0], [0.0]], np.float32)
     noise = np.array([[1.0, 1.0], [-1.0, 4.0]], np.float32)
     np.testing.assert_allclose(acting.act(obs, None, noise), [[5.0, -2.5], [-2.0, 2.0]], rtol=1e-6)
@@ -118,7 +118,7 @@ def test_a_masked_choice_is_never_drawn_nor_greedy(head: ActionHead, draw: float
 
 @pytest.mark.parametrize("choices", [2, 9, 33, 1000])
 def test_the_largest_draw_never_picks_a_choice_of_probability_zero(choices: int) -> None:
-    spec = MlpSpec(4, ActionHead("categorical", (choices,)))
+    spec = StockSpec(4, ActionHead("categorical", (choices,)))
     acting = backend(spec)
     obs, _, _ = random_rows(spec, 50)
     for legal in range(0, choices, max(1, choices // 7)):
@@ -148,14 +148,14 @@ def test_evaluate_returns_masked_inputs_and_the_log_probability_of_each_action()
 
 
 def test_a_mask_that_allows_everything_changes_nothing() -> None:
-    spec = MlpSpec(4, ActionHead("multi_categorical", (3, 2, 4)))
+    spec = StockSpec(4, ActionHead("multi_categorical", (3, 2, 4)))
     acting = backend(spec)
     obs, _, noise = random_rows(spec, 30)
     everything = np.ones((30, 9), np.bool_)
     np.testing.assert_array_equal(acting.act(obs, everything, noise), acting.act(obs, None, noise))
 
 
-def outputs_of(acting: OnnxActing, spec: MlpSpec, rows: Rows) -> list[npt.NDArray[Any]]:
+def outputs_of(acting: OnnxActing, spec: StockSpec, rows: Rows) -> list[npt.NDArray[Any]]:
     obs, mask, noise = rows
     actions = acting.act(obs, mask, noise)
     return [actions, acting.greedy(obs, mask), *acting.evaluate(0, obs, mask, actions), acting.values(0, obs)]
@@ -210,7 +210,7 @@ def test_no_rows_are_answered_with_no_actions(head: ActionHead) -> None:
 
 
 def test_new_weights_change_the_next_answer_of_that_policy_only() -> None:
-    spec = MlpSpec(4, ActionHead("gaussian", (2,)))
+    spec = StockSpec(4, ActionHead("gaussian", (2,)))
     acting = backend(spec, policies=2)
     obs, _, _ = random_rows(spec, 8)
     before = [acting.greedy(obs, None, policy) for policy in (0, 1)]
@@ -223,7 +223,7 @@ def test_new_weights_change_the_next_answer_of_that_policy_only() -> None:
 
 
 def test_weights_are_copied_in_and_out() -> None:
-    spec = MlpSpec(4, ActionHead("categorical", (2,)))
+    spec = StockSpec(4, ActionHead("categorical", (2,)))
     acting = backend(spec)
     mine = lively_weights(spec, 3)
     acting.set_weights(0, mine)
@@ -236,7 +236,7 @@ def test_weights_are_copied_in_and_out() -> None:
 
 
 def test_a_policy_added_later_copies_policy_0_or_brings_its_own_weights() -> None:
-    spec = MlpSpec(4, ActionHead("categorical", (5,)))
+    spec = StockSpec(4, ActionHead("categorical", (5,)))
     acting = backend(spec)
     obs, mask, noise = random_rows(spec, 16)
     first = acting.act(obs, mask, noise)
@@ -247,15 +247,15 @@ def test_a_policy_added_later_copies_policy_0_or_brings_its_own_weights() -> Non
 
 
 def test_weights_of_another_network_are_refused_with_name_and_shapes() -> None:
-    acting = backend(MlpSpec(4, ActionHead("categorical", (2,))))
-    other = init_weights(MlpSpec(5, ActionHead("categorical", (2,))), 0)
+    acting = backend(StockSpec(4, ActionHead("categorical", (2,))))
+    other = StockSpec(5, ActionHead("categorical", (2,))).first_weights(0)
     with pytest.raises(ConfigError, match=r"2 weights .*policy.0.weight.*\(5, 64\), expected \(4, 64\)"):
         acting.set_weights(0, other)
 
 
 @pytest.mark.parametrize("rows", [10, 1000])
 def test_a_row_of_an_unknown_policy_is_an_error(rows: int) -> None:
-    spec = MlpSpec(4, ActionHead("categorical", (2,)))
+    spec = StockSpec(4, ActionHead("categorical", (2,)))
     acting = backend(spec, policies=2)
     obs, mask, noise = random_rows(spec, rows)
     for unknown in (2, -1):
@@ -283,7 +283,7 @@ FLOAT = np.float32
 def test_rows_of_the_wrong_shape_or_type_are_refused_and_the_next_rows_are_answered(
     obs: Any, mask: Any, noise: Any, wrong: str
 ) -> None:
-    spec = MlpSpec(4, ActionHead("categorical", (2,)))
+    spec = StockSpec(4, ActionHead("categorical", (2,)))
     acting = backend(spec, policies=2)
     good = random_rows(spec, 3)
     expected = acting.act(*good)
@@ -294,7 +294,7 @@ def test_rows_of_the_wrong_shape_or_type_are_refused_and_the_next_rows_are_answe
 
 
 def test_large_batches_of_the_wrong_width_or_type_are_an_error_of_the_runtime() -> None:
-    acting = backend(MlpSpec(4, ActionHead("categorical", (2,))))
+    acting = backend(StockSpec(4, ActionHead("categorical", (2,))))
     noise = np.zeros((9000, 1), np.float32)
     with pytest.raises(Exception, match="obs"):
         acting.act(np.zeros((9000, 5), np.float32), None, noise)
@@ -320,7 +320,7 @@ def test_the_actions_of_an_earlier_call_are_not_overwritten_by_a_later_one(
 
 @pytest.mark.parametrize("rows", [1, 6, 300])
 def test_read_only_and_scattered_rows_are_read_and_left_alone(rows: int) -> None:
-    spec = MlpSpec(4, ActionHead("multi_categorical", (3, 2)))
+    spec = StockSpec(4, ActionHead("multi_categorical", (3, 2)))
     acting = backend(spec, policies=2)
     obs, mask, noise = random_rows(spec, rows)
     assert mask is not None
@@ -336,7 +336,7 @@ def test_read_only_and_scattered_rows_are_read_and_left_alone(rows: int) -> None
 
 
 def test_row_counts_that_change_all_the_time_do_not_pile_up_buffers() -> None:
-    spec = MlpSpec(4, ActionHead("categorical", (3,)), hiddens=(8,))
+    spec = StockSpec(4, ActionHead("categorical", (3,)), hiddens=(8,))
     acting = backend(spec)
     obs, mask, noise = random_rows(spec, 1200)
     expected = acting.act(obs, mask, noise)

@@ -9,9 +9,9 @@ import pytest
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend
 from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.networks.graphs import MlpGraphs
-from menv.algorithms.networks.mlp import MlpSpec, init_weights
-from menv.algorithms.networks.torch_mlp import TorchMlp
+from menv.algorithms.networks.graphs import StockGraphs
+from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.torch_acting import TorchActing
 
 LARGEST = float(1.0 - 2.0**-23)
@@ -20,14 +20,14 @@ Floats = npt.NDArray[np.float32]
 
 def constant_q(q_values: list[float], epsilon: float, kind: str = "onnx", policies: int = 1) -> ActingBackend:
     """Return policies with the same Q-values for every observation; later ones explore always."""
-    spec = MlpSpec(1, ActionHead("q_values", (len(q_values),)), hiddens=())
+    spec = StockSpec(1, ActionHead("q_values", (len(q_values),)), hiddens=())
     weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     weights["policy.out.bias"][:] = q_values
     weights["epsilon"][:] = epsilon
     each = [weights, *({**weights, "epsilon": np.ones(1, np.float32)} for _ in range(policies - 1))]
     if kind == "torch":
-        return TorchActing(partial(TorchMlp, spec), spec.head, each)
-    return OnnxActing(MlpGraphs(spec), spec.head, each)
+        return TorchActing(partial(TorchStock, spec), spec.head, each)
+    return OnnxActing(StockGraphs(spec), spec.head, each)
 
 
 def rows(count: int) -> Floats:
@@ -105,14 +105,14 @@ def test_the_value_of_an_observation_is_its_highest_q_value(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
 def test_dueling_adds_the_value_to_advantages_about_their_mean(kind: str) -> None:
-    spec = MlpSpec(2, ActionHead("q_values", (3,)), hiddens=(), dueling=True)
-    weights = init_weights(spec, 0)
+    spec = StockSpec(2, ActionHead("q_values", (3,)), hiddens=(), dueling=True)
+    weights = spec.first_weights(0)
     weights["policy.out.weight"][:] = [[1.0, 2.0, 6.0], [0.0, 3.0, 0.0]]
     weights["value.out.weight"][:] = [[10.0], [-1.0]]
     acting: ActingBackend = (
-        OnnxActing(MlpGraphs(spec), spec.head, [weights])
+        OnnxActing(StockGraphs(spec), spec.head, [weights])
         if kind == "onnx"
-        else TorchActing(partial(TorchMlp, spec), spec.head, [weights])
+        else TorchActing(partial(TorchStock, spec), spec.head, [weights])
     )
     obs = np.array([[1.0, 0.0], [0.0, 2.0]], np.float32)
     # Advantages (1, 2, 6) have mean 3 and value 10; (0, 6, 0) have mean 2 and value -2.

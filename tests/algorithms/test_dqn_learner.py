@@ -14,23 +14,23 @@ from menv.algorithms.config.dqn_config import DQNConfig
 from menv.algorithms.dqn import DQNRecipe
 from menv.algorithms.dqn_learner import DQNLearner
 from menv.algorithms.dqn_settings import DQNSettings
-from menv.algorithms.networks.graphs import MlpGraphs
-from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.algorithms.networks.graphs import StockGraphs
+from menv.algorithms.networks.stock import StockSpec
 from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 from menv.segments import Segments
 
-SPEC = MlpSpec(3, ActionHead("q_values", (2,)), (16,), dueling=True)
+SPEC = StockSpec(3, ActionHead("q_values", (2,)), (16,), dueling=True)
 
 
-def learner(spec: MlpSpec = SPEC, seed: int = 0, **settings: Any) -> DQNLearner:
+def learner(spec: StockSpec = SPEC, seed: int = 0, **settings: Any) -> DQNLearner:
     settings = {
         "train_batch_size": 8,
         "training_intensity": 8.0,
         "num_steps_sampled_before_learning_starts": 0,
         **settings,
     }
-    return DQNLearner(spec, DQNSettings(**settings), init_weights(spec, 1), seed)
+    return DQNLearner(spec, DQNSettings(**settings), spec.first_weights(1), seed)
 
 
 def one_step_pieces(
@@ -68,11 +68,11 @@ def bandit(rows: int, seed: int = 0) -> SampleBatch:
 @pytest.mark.parametrize("double_q", [False, True])
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_q_values_become_what_actions_pay(dueling: bool, double_q: bool, prioritized: bool) -> None:
-    spec = MlpSpec(3, ActionHead("q_values", (2,)), (16,), dueling=dueling)
+    spec = StockSpec(3, ActionHead("q_values", (2,)), (16,), dueling=dueling)
     one = learner(spec, lr=1e-2, double_q=double_q, replay_buffer_config={"prioritized_replay": prioritized})
     for number in range(4):
         stats = one.learn(bandit(64, number), 64 * (number + 1))
-    acting = OnnxActing(MlpGraphs(spec), spec.head, [one.weights()])
+    acting = OnnxActing(StockGraphs(spec), spec.head, [one.weights()])
     q_values = acting.evaluate(0, bandit(50)["obs"], None, np.zeros(50, np.int64)).dist_inputs
     np.testing.assert_allclose(q_values.mean(0), [0.0, 1.0], atol=0.1)
     assert stats["updates"] == 64.0
@@ -86,7 +86,7 @@ def test_q_values_become_what_actions_pay(dueling: bool, double_q: bool, priorit
 def test_one_gradient_step_is_the_one_worked_out_by_hand() -> None:
     # One linear layer on a constant observation, Q-values 0. Both rows took action 0 and ended with reward 0.5:
     # an error of -0.5 each, whose mean Huber gradient is -0.5. Adam's first step has the size of the learning rate.
-    spec = MlpSpec(1, ActionHead("q_values", (2,)), hiddens=())
+    spec = StockSpec(1, ActionHead("q_values", (2,)), hiddens=())
     zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     settings = DQNSettings(
         lr=0.01, train_batch_size=2, training_intensity=1.0, num_steps_sampled_before_learning_starts=0
@@ -108,7 +108,7 @@ def test_a_truncated_row_is_worth_what_follows_and_a_terminated_one_is_not(termi
     one = learner(lr=1e-2, gamma=0.5, target_network_update_freq=10)
     for number in range(8):
         one.learn(batch, number)
-    acting = OnnxActing(MlpGraphs(SPEC), SPEC.head, [one.weights()])
+    acting = OnnxActing(StockGraphs(SPEC), SPEC.head, [one.weights()])
     q_values = acting.evaluate(0, np.array([first], np.float32), None, np.zeros(1, np.int64)).dist_inputs
     assert q_values[0, 0] == pytest.approx(0.0 if terminated else 0.5, abs=0.1)
 
@@ -132,7 +132,7 @@ def test_a_choice_that_will_be_illegal_is_worth_nothing_however_much_it_would_pa
     one = learner(lr=1e-2, gamma=0.5, target_network_update_freq=10, double_q=double_q)
     for number in range(10):
         one.learn(batch, number)
-    acting = OnnxActing(MlpGraphs(SPEC), SPEC.head, [one.weights()])
+    acting = OnnxActing(StockGraphs(SPEC), SPEC.head, [one.weights()])
     seen = np.array([first, second], np.float32)
     q_values = acting.evaluate(0, seen, None, np.zeros(2, np.int64)).dist_inputs
     assert q_values[1, 1] > 5.0
@@ -206,7 +206,7 @@ def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(prioritized: bool
 
 def test_rows_with_larger_errors_get_higher_priorities() -> None:
     # Nothing is ever learned, Q-values are 0: the error of a row is its reward.
-    spec = MlpSpec(3, SPEC.head, hiddens=())
+    spec = StockSpec(3, SPEC.head, hiddens=())
     zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     buffer: Any = {"prioritized_replay": True, "prioritized_replay_alpha": 0.5}
     settings = DQNSettings(
@@ -222,12 +222,12 @@ def test_rows_with_larger_errors_get_higher_priorities() -> None:
 
 def test_new_weights_are_those_of_the_target_network_too() -> None:
     one = learner()
-    new = init_weights(SPEC, 9)
+    new = SPEC.first_weights(9)
     one.set_weights({**new, "epsilon": np.array([0.25], np.float32)})
     np.testing.assert_array_equal(one.state()["target.policy.out.weight"], new["policy.out.weight"])
     np.testing.assert_array_equal(one.weights()["epsilon"], np.array([0.25], np.float32))
     with pytest.raises(ConfigError, match="give the weights of the same network"):
-        one.set_weights(init_weights(MlpSpec(3, SPEC.head, (17,), dueling=True), 0))
+        one.set_weights(StockSpec(3, SPEC.head, (17,), dueling=True).first_weights(0))
 
 
 def test_an_empty_fragment_changes_nothing_and_is_answered() -> None:
@@ -244,8 +244,8 @@ def test_learning_leaves_the_global_torch_generator_alone() -> None:
 def test_a_recipe_makes_a_network_of_q_values_and_its_learner() -> None:
     recipe, config = DQNRecipe(), DQNConfig(env="unused", model={"fcnet_hiddens": [8]})  # type: ignore[arg-type]
     network = recipe.network(4, gym.spaces.Discrete(3, start=-1), config)
-    assert (network.head, network.hiddens, network.dueling) == (ActionHead("q_values", (3,)), (8,), True)
-    made = recipe.make_learner(network, "p", init_weights(network, 0), config, 5)
+    assert network == StockSpec(4, ActionHead("q_values", (3,)), (8,), "relu", dueling=True)
+    made = recipe.make_learner(network, "p", network.first_weights(0), config, 5)
     assert set(made.weights()) == set(network.weight_shapes())
 
 
@@ -263,7 +263,7 @@ def test_actions_that_are_not_discrete_are_refused_with_ppo_as_the_way_out(space
 
 def test_rewards_are_clipped_if_the_settings_say_so() -> None:
     batch = one_step_pieces(np.zeros((3, 3)), [0, 0, 0], [-3.0, 0.5, 9.0], np.zeros((3, 3)), True)
-    acting = OnnxActing(MlpGraphs(SPEC), SPEC.head, [init_weights(SPEC, 0)])
+    acting = OnnxActing(StockGraphs(SPEC), SPEC.head, [SPEC.first_weights(0)])
     DQNRecipe().complete(batch, acting, 0, DQNConfig(env="unused"))
     assert batch["rewards"].tolist() == [-3.0, 0.5, 9.0]
     DQNRecipe().complete(batch, acting, 0, DQNConfig(env="unused", clip_rewards=1.0))

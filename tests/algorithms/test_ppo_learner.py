@@ -11,8 +11,8 @@ import torch
 
 from menv.acting.action_head import ActionHead
 from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.networks.graphs import MlpGraphs
-from menv.algorithms.networks.mlp import MlpSpec, init_weights
+from menv.algorithms.networks.graphs import StockGraphs
+from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.ppo_learner import PPOLearner, explained_variance
 from menv.algorithms.ppo_settings import PPOSettings
 from menv.errors import ConfigError
@@ -38,12 +38,12 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 def batch_for(
-    spec: MlpSpec, weights: dict[str, npt.NDArray[np.float32]], rows: int, seed: int = 0
+    spec: StockSpec, weights: dict[str, npt.NDArray[np.float32]], rows: int, seed: int = 0
 ) -> Columns:
     """Rows as the sampler delivers them; some first actions are good."""
     rng = np.random.default_rng(seed)
     head = spec.head
-    acting = OnnxActing(MlpGraphs(spec), head, [weights])
+    acting = OnnxActing(StockGraphs(spec), head, [weights])
     obs = rng.standard_normal((rows, spec.obs_size), np.float32)
     mask = None
     if head.mask_width:
@@ -71,8 +71,8 @@ def batch_for(
 def learner_and_batch(
     head: ActionHead = HEADS[0], rows: int = 64, seed: int = 0, share: bool = False, **settings: Any
 ) -> tuple[PPOLearner, Columns]:
-    spec = MlpSpec(4, head, (16,), vf_share_layers=share)
-    weights = init_weights(spec, 1)
+    spec = StockSpec(4, head, (16,), vf_share_layers=share)
+    weights = spec.first_weights(1)
     settings = {"sgd_minibatch_size": 16, "lr": 1e-2, **settings}
     return PPOLearner(spec, PPOSettings(**settings), weights, seed), batch_for(spec, weights, rows)
 
@@ -100,8 +100,8 @@ def test_the_total_loss_is_the_weighted_sum_of_the_reported_terms() -> None:
 def test_good_actions_become_likelier_and_values_come_closer(head: ActionHead) -> None:
     learner, batch = learner_and_batch(head, rows=256)
     learner.learn(batch, 0)
-    spec = MlpSpec(4, head, (16,))
-    acting = OnnxActing(MlpGraphs(spec), head, [learner.weights()])
+    spec = StockSpec(4, head, (16,))
+    acting = OnnxActing(StockGraphs(spec), head, [learner.weights()])
     logp = acting.evaluate(0, batch["obs"], batch.get("action_mask"), batch["actions"]).logp
     change = logp - batch["action_logp"]
     good = batch["advantages"] > 0
@@ -114,7 +114,7 @@ def test_one_step_of_gradient_descent_is_the_one_worked_out_by_hand() -> None:
     # One linear layer on a constant observation, two rows of a fair coin with advantages 1 and -1: normalised
     # they stay so. The gradient of the loss for logit 0 is -(1 * 0.5 + -1 * -0.5) / 2 = -0.5, for the value
     # bias 2 * (0 - 3) = -6, halved. Adam's first step has the size of the learning rate.
-    spec = MlpSpec(1, ActionHead("categorical", (2,)), hiddens=())
+    spec = StockSpec(1, ActionHead("categorical", (2,)), hiddens=())
     zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     settings = PPOSettings(lr=0.01, num_sgd_iter=1, sgd_minibatch_size=2, grad_clip=None)
     learner = PPOLearner(spec, settings, zeros, 0)

@@ -10,9 +10,9 @@ import pytest
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend
 from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.networks.graphs import MlpGraphs
-from menv.algorithms.networks.mlp import Activation, MlpSpec, init_weights
-from menv.algorithms.networks.torch_mlp import TorchMlp
+from menv.algorithms.networks.graphs import StockGraphs
+from menv.algorithms.networks.stock import Activation, StockSpec
+from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.torch_acting import TorchActing, check_against
 from menv.errors import ConfigError
 
@@ -30,14 +30,14 @@ HEADS = [
 ALMOST_ONE = np.float32(1.0 - 2.0**-23)
 
 
-def spec_of(obs_size: int, head: ActionHead, **settings: Any) -> MlpSpec:
+def spec_of(obs_size: int, head: ActionHead, **settings: Any) -> StockSpec:
     """Q-values of more than two choices are dueling, so that both ways are met."""
-    return MlpSpec(obs_size, head, dueling=head.kind == "q_values" and head.sizes[0] > 2, **settings)
+    return StockSpec(obs_size, head, dueling=head.kind == "q_values" and head.sizes[0] > 2, **settings)
 
 
-def lively_weights(spec: MlpSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+def lively_weights(spec: StockSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
     rng = np.random.default_rng(seed)
-    first = init_weights(spec, seed)
+    first = spec.first_weights(seed)
     weights = {
         name: value + 0.3 * rng.standard_normal(value.shape, np.float32) for name, value in first.items()
     }
@@ -46,15 +46,15 @@ def lively_weights(spec: MlpSpec, seed: int) -> dict[str, npt.NDArray[np.float32
     return weights
 
 
-def both_backends(spec: MlpSpec, policies: int = 1) -> tuple[OnnxActing, TorchActing]:
+def both_backends(spec: StockSpec, policies: int = 1) -> tuple[OnnxActing, TorchActing]:
     weights = [lively_weights(spec, seed) for seed in range(policies)]
     return (
-        OnnxActing(MlpGraphs(spec), spec.head, weights),
-        TorchActing(partial(TorchMlp, spec), spec.head, weights),
+        OnnxActing(StockGraphs(spec), spec.head, weights),
+        TorchActing(partial(TorchStock, spec), spec.head, weights),
     )
 
 
-def random_rows(spec: MlpSpec, rows: int) -> tuple[Any, Any, Any]:
+def random_rows(spec: StockSpec, rows: int) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(rows)
     head = spec.head
     obs = rng.standard_normal((rows, spec.obs_size), np.float32)
@@ -113,7 +113,7 @@ def test_a_masked_choice_is_never_drawn(head: ActionHead, draw: float) -> None:
 
 
 def test_weights_go_in_and_out_by_copy_and_new_policies_start_as_policy_0() -> None:
-    spec = MlpSpec(6, HEADS[3])
+    spec = StockSpec(6, HEADS[3])
     _, torch = both_backends(spec)
     obs, _, _ = random_rows(spec, 9)
     mine = lively_weights(spec, 8)
@@ -129,12 +129,12 @@ def test_weights_go_in_and_out_by_copy_and_new_policies_start_as_policy_0() -> N
 
 
 def test_unknown_policies_and_foreign_weights_are_refused() -> None:
-    spec = MlpSpec(6, HEADS[0])
+    spec = StockSpec(6, HEADS[0])
     _, torch = both_backends(spec)
     with pytest.raises(ConfigError, match="policy 1, expected 0 to 0"):
         torch.values(1, np.zeros((2, 6), np.float32))
     with pytest.raises(ConfigError, match=r"policy.0.weight.*\(7, 64\), expected \(6, 64\)"):
-        torch.set_weights(0, init_weights(MlpSpec(7, HEADS[0]), 0))
+        torch.set_weights(0, StockSpec(7, HEADS[0]).first_weights(0))
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -144,7 +144,7 @@ def test_the_check_passes_for_equal_backends_and_first_weights(head: ActionHead,
     onnx, torch = both_backends(spec, policies=2)
     check_against(onnx, torch, np.random.default_rng(0), masked)
     for backend in (onnx, torch):
-        backend.set_weights(0, init_weights(spec, 0))
+        backend.set_weights(0, spec.first_weights(0))
     check_against(onnx, torch, np.random.default_rng(1), masked)
 
 
@@ -157,7 +157,7 @@ def test_the_check_passes_for_equal_backends_and_first_weights(head: ActionHead,
     ],
 )
 def test_the_check_names_what_differs_and_for_which_policy(name: str, what: str) -> None:
-    spec = MlpSpec(6, HEADS[3])
+    spec = StockSpec(6, HEADS[3])
     onnx, torch = both_backends(spec, policies=2)
     changed = onnx.get_weights(1)
     changed[name] += 0.01
@@ -168,7 +168,7 @@ def test_the_check_names_what_differs_and_for_which_policy(name: str, what: str)
 
 
 def test_outputs_that_are_no_numbers_do_not_pass_the_check() -> None:
-    onnx, torch = both_backends(MlpSpec(6, HEADS[3]))
+    onnx, torch = both_backends(StockSpec(6, HEADS[3]))
     broken = onnx.get_weights(0)
     broken["value.out.bias"][:] = np.nan
     onnx.set_weights(0, broken)

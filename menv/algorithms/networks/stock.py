@@ -1,6 +1,6 @@
-"""The multi-layer perceptron with a policy and a value head, or with Q-values: description, first weights.
+"""The stock network, a policy and a value head, or Q-values, on fully connected layers: description, first weights.
 
-`torch_mlp` and `graphs` build the same network from an `MlpSpec`; the learner and the acting
+`torch_stock` and `graphs` build the same network from an `StockSpec`; the learner and the acting
 back-ends share its weights by name. Weights are [in, out] (`x @ W + b`). Needs neither torch nor
 onnx, so that a process that only acts can create weights too.
 """
@@ -8,15 +8,19 @@ onnx, so that a process that only acts can create weights too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.action_head import ActionHead
 from menv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from menv.algorithms.networks.torch_network import TorchNetwork
 
 Activation: TypeAlias = Literal["tanh", "relu", "silu", "elu", "linear"]
 ACTIVATIONS: tuple[Activation, ...] = ("tanh", "relu", "silu", "elu", "linear")
@@ -41,7 +45,7 @@ class Layer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MlpSpec:
+class StockSpec:
     """A policy and a value network of fully connected layers.
 
     Attributes:
@@ -65,17 +69,17 @@ class MlpSpec:
         """Refuse sizes and activations that describe no network."""
         if self.activation not in ACTIVATIONS:
             raise ConfigError(
-                f"MlpSpec: activation {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}; "
+                f"StockSpec: activation {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}; "
                 "set model.fcnet_activation to one of them"
             )
         if min((self.obs_size, *self.hiddens)) < 1:
             raise ConfigError(
-                f"MlpSpec: obs_size {self.obs_size} and hiddens {self.hiddens}, expected positive numbers; "
+                f"StockSpec: obs_size {self.obs_size} and hiddens {self.hiddens}, expected positive numbers; "
                 "check the observation space and model.fcnet_hiddens"
             )
         if self.dueling and self.head.kind != "q_values":
             raise ConfigError(
-                f"MlpSpec: dueling with a head of kind {self.head.kind!r}, expected 'q_values'; leave dueling out"
+                f"StockSpec: dueling with a head of kind {self.head.kind!r}, expected 'q_values'; leave dueling out"
             )
 
     @property
@@ -115,22 +119,33 @@ class MlpSpec:
             shapes[EPSILON] = (1,)
         return shapes
 
+    def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+        """Return first weights: orthogonal matrices (Saxe et al. 2014), zero biases and log_std, epsilon 1.
 
-def init_weights(spec: MlpSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Return first weights: orthogonal matrices (Saxe et al. 2014), zero biases and log_std, epsilon 1.
+        Gains are sqrt(2) for hidden layers, 0.01 for the last policy layer (so that the first policy is
+        close to uniform) and 1 for the value layer. The same seed gives the same weights.
+        """
+        weights = {name: np.zeros(shape, np.float32) for name, shape in self.weight_shapes().items()}
+        if EPSILON in weights:
+            weights[EPSILON][:] = 1.0
+        for layer, matrix in zip(self.layers(), _matrices(self, seed), strict=True):
+            weights[f"{layer.name}.weight"] = (layer.gain * matrix).astype(np.float32)
+        return weights
 
-    Gains are sqrt(2) for hidden layers, 0.01 for the last policy layer (so that the first policy is
-    close to uniform) and 1 for the value layer. The same seed gives the same weights.
-    """
-    weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
-    if EPSILON in weights:
-        weights[EPSILON][:] = 1.0
-    for layer, matrix in zip(spec.layers(), _matrices(spec, seed), strict=True):
-        weights[f"{layer.name}.weight"] = (layer.gain * matrix).astype(np.float32)
-    return weights
+    def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
+        """Return the network over `params`; see `NetworkSpec.torch_network`."""
+        from menv.algorithms.networks.torch_stock import TorchStock
+
+        return TorchStock(self, params)
+
+    def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> ActingGraphs:
+        """Return what builds its acting graphs."""
+        from menv.algorithms.networks.graphs import StockGraphs
+
+        return StockGraphs(self, defaults)
 
 
-def _matrices(spec: MlpSpec, seed: int) -> Iterator[npt.NDArray[np.float64]]:
+def _matrices(spec: StockSpec, seed: int) -> Iterator[npt.NDArray[np.float64]]:
     rng = np.random.default_rng(seed)
     for layer in spec.layers():
         tall = (max(layer.inputs, layer.outputs), min(layer.inputs, layer.outputs))

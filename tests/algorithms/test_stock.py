@@ -10,15 +10,15 @@ import pytest
 from menv.acting.acting_graphs import GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.onnx_acting import open_session
-from menv.algorithms.networks.graphs import MlpGraphs
-from menv.algorithms.networks.mlp import Activation, MlpSpec, init_weights
+from menv.algorithms.networks.graphs import StockGraphs
+from menv.algorithms.networks.stock import Activation, StockSpec
 from menv.errors import ConfigError
 
 HEAD = ActionHead("categorical", (3,))
 
 
 def test_names_and_shapes_of_separate_networks() -> None:
-    shapes = MlpSpec(4, HEAD, (8,)).weight_shapes()
+    shapes = StockSpec(4, HEAD, (8,)).weight_shapes()
     assert shapes == {
         "policy.0.weight": (4, 8),
         "policy.0.bias": (8,),
@@ -32,7 +32,7 @@ def test_names_and_shapes_of_separate_networks() -> None:
 
 
 def test_shared_layers_appear_once_and_a_gaussian_head_has_a_free_log_std() -> None:
-    shapes = MlpSpec(4, ActionHead("gaussian", (2,)), (8,), vf_share_layers=True).weight_shapes()
+    shapes = StockSpec(4, ActionHead("gaussian", (2,)), (8,), vf_share_layers=True).weight_shapes()
     assert [name for name in shapes if name.endswith("weight")] == [
         "shared.0.weight",
         "policy.out.weight",
@@ -44,27 +44,27 @@ def test_shared_layers_appear_once_and_a_gaussian_head_has_a_free_log_std() -> N
 
 def test_q_values_have_an_epsilon_of_1_and_a_value_head_only_if_they_duel() -> None:
     head = ActionHead("q_values", (3,))
-    assert list(MlpSpec(4, head, (8,)).weight_shapes()) == [
+    assert list(StockSpec(4, head, (8,)).weight_shapes()) == [
         "policy.0.weight",
         "policy.0.bias",
         "policy.out.weight",
         "policy.out.bias",
         "epsilon",
     ]
-    dueling = MlpSpec(4, head, (8,), dueling=True)
+    dueling = StockSpec(4, head, (8,), dueling=True)
     assert [name for name in dueling.weight_shapes() if not name.endswith("bias")] == [
         "shared.0.weight",
         "policy.out.weight",
         "value.out.weight",
         "epsilon",
     ]
-    assert init_weights(dueling, 0)["epsilon"].tolist() == [1.0]
+    assert dueling.first_weights(0)["epsilon"].tolist() == [1.0]
     with pytest.raises(ConfigError, match="dueling with a head of kind 'categorical', expected 'q_values'"):
-        MlpSpec(4, HEAD, dueling=True)
+        StockSpec(4, HEAD, dueling=True)
 
 
 def test_first_weights_are_orthogonal_with_their_gains_and_biases_zero() -> None:
-    weights = init_weights(MlpSpec(4, HEAD, (8, 6)), seed=1)
+    weights = StockSpec(4, HEAD, (8, 6)).first_weights(1)
     for name, gain in (
         ("policy.0", 2.0**0.5),
         ("value.1", 2.0**0.5),
@@ -79,8 +79,8 @@ def test_first_weights_are_orthogonal_with_their_gains_and_biases_zero() -> None
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
-    spec = MlpSpec(4, HEAD)
-    one, same, other = (init_weights(spec, seed) for seed in (5, 5, 6))
+    spec = StockSpec(4, HEAD)
+    one, same, other = (spec.first_weights(seed) for seed in (5, 5, 6))
     for name in one:
         np.testing.assert_array_equal(one[name], same[name])
     assert not np.array_equal(one["policy.0.weight"], other["policy.0.weight"])
@@ -88,12 +88,12 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
 
 def test_an_unknown_activation_is_refused_and_the_right_ones_are_listed() -> None:
     with pytest.raises(ConfigError, match=r"'swish', expected one of tanh, relu"):
-        MlpSpec(4, HEAD, activation="swish")  # type: ignore[arg-type]
+        StockSpec(4, HEAD, activation="swish")  # type: ignore[arg-type]
 
 
 def test_sizes_that_are_not_positive_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"hiddens \(64, 0\)"):
-        MlpSpec(4, HEAD, hiddens=(64, 0))
+        StockSpec(4, HEAD, hiddens=(64, 0))
 
 
 @pytest.mark.parametrize("kind", ["act", "greedy", "evaluate", "values"])
@@ -108,19 +108,19 @@ def test_sizes_that_are_not_positive_are_refused() -> None:
     ],
 )
 def test_every_graph_is_valid_onnx(kind: GraphKind, share: bool, head: ActionHead) -> None:
-    spec = MlpSpec(4, head, vf_share_layers=share, dueling=share and head.kind == "q_values")
+    spec = StockSpec(4, head, vf_share_layers=share, dueling=share and head.kind == "q_values")
     for masked in {False, head.mask_width > 0 and kind != "values"}:
         for stacked in {False, kind in ("act", "greedy")}:
-            model = onnx.load_from_string(MlpGraphs(spec).build(kind, stacked, masked))
+            model = onnx.load_from_string(StockGraphs(spec).build(kind, stacked, masked))
             onnx.checker.check_model(model, full_check=True)
             assert model.ir_version >= 4
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "elu", "linear"])
 def test_a_graph_with_defaults_runs_alone_and_yields_to_weights_that_are_fed(activation: Activation) -> None:
-    spec = MlpSpec(4, HEAD, (8,), activation)
-    weights = init_weights(spec, 0)
-    session = open_session(MlpGraphs(spec, weights).build("values"))
+    spec = StockSpec(4, HEAD, (8,), activation)
+    weights = spec.first_weights(0)
+    session = open_session(StockGraphs(spec, weights).build("values"))
     obs = np.ones((3, 4), np.float32)
     alone = session.run(None, {"obs": obs})[0]
     fed = session.run(None, {"obs": obs, "value.out.bias": np.ones(1, np.float32)})[0]
@@ -128,14 +128,14 @@ def test_a_graph_with_defaults_runs_alone_and_yields_to_weights_that_are_fed(act
 
 
 def test_a_graph_without_defaults_refuses_to_run_with_a_weight_forgotten() -> None:
-    session = open_session(MlpGraphs(MlpSpec(4, HEAD)).build("values"))
+    session = open_session(StockGraphs(StockSpec(4, HEAD)).build("values"))
     with pytest.raises(ValueError, match=r"value\.0\.weight"):
         session.run(None, {"obs": np.ones((3, 4), np.float32)})
 
 
 def test_describing_and_creating_weights_and_graphs_needs_no_torch() -> None:
     code = (
-        "import sys; from menv.algorithms.networks import graphs, mlp; from menv.acting import onnx_acting;"
+        "import sys; from menv.algorithms.networks import graphs, stock; from menv.acting import onnx_acting;"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from menv.acting.action_head import ILLEGAL
-from menv.algorithms.networks.mlp import LOG_STD, Activation, MlpSpec, Role
+from menv.algorithms.networks.stock import LOG_STD, Activation, Role, StockSpec
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -22,7 +22,7 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-class TorchMlp:
+class TorchStock:
     """The network of `spec` over `params`, whose current values every call reads.
 
     Args:
@@ -33,7 +33,7 @@ class TorchMlp:
         obs_size: F, numbers in a flat observation.
     """
 
-    def __init__(self, spec: MlpSpec, params: Mapping[str, Tensor]) -> None:
+    def __init__(self, spec: StockSpec, params: Mapping[str, Tensor]) -> None:
         self.obs_size = spec.obs_size
         self._shared = spec.vf_share_layers
         self._activation = _ACTIVATIONS.get(spec.activation)

@@ -1,0 +1,142 @@
+"""GraphBuilder: collects the nodes, inputs and constants of one acting graph of a stock network.
+
+`graphs` adds what a graph of one kind computes, `graph_tails` what a head makes of the outputs. All weights are
+graph inputs. In a stacked graph every weight has a leading axis P, biases are [P, 1, out], and `pick` [R] names
+the row `policy * R + row` of the [P * R] results that each row wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from menv.algorithms.networks.stock import EPSILON, LOG_STD, Activation, Layer, Role, StockSpec
+
+OPSET = 17
+IR_VERSION = 9
+
+# ONNX Runtime splits an inner product of more than this many terms, and then a Gemm adds its bias to
+# the first part, a MatMul with Add to the total. Up to here both give the same bits and Gemm is faster.
+_GEMM_INPUTS = 128
+_OPS: dict[Activation, str] = {"tanh": "Tanh", "relu": "Relu", "elu": "Elu"}
+
+
+class GraphBuilder:
+    """Collects nodes, inputs and constants; knows the layers, not what they are for."""
+
+    def __init__(self, spec: StockSpec, stacked: bool) -> None:
+        self.spec = spec
+        self.stacked = stacked
+        self.nodes: list[onnx.NodeProto] = []
+        self.inputs: dict[str, onnx.ValueInfoProto] = {}
+        self.outputs: list[onnx.ValueInfoProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def add(self, op: str, *operands: str, **attributes: Any) -> str:
+        """Add a node with one output and return its name."""
+        name = f"{op}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, list(operands), [name], name, **attributes))
+        return name
+
+    def constant(self, value: Any, dtype: Any = np.int64) -> str:
+        """Add a constant."""
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def given(self, name: str, element: int, shape: Sequence[str | int]) -> str:
+        """Declare an input."""
+        self.inputs[name] = helper.make_tensor_value_info(name, element, shape)
+        return name
+
+    def result(self, name: str, element: int, shape: Sequence[str | int], source: str) -> None:
+        """Declare an output."""
+        self.nodes.append(helper.make_node("Identity", [source], [name], name))
+        self.outputs.append(helper.make_tensor_value_info(name, element, shape))
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> str:
+        """Declare a weight as an input."""
+        if not self.stacked:
+            return self.given(name, TensorProto.FLOAT, shape)
+        row_vector = len(shape) == 1 and name not in (LOG_STD, EPSILON)
+        return self.given(name, TensorProto.FLOAT, ["P", *((1,) if row_vector else ()), *shape])
+
+    def affine(self, layer: Layer, x: str) -> str:
+        """Return `x @ W + b`."""
+        weight = self.weight(f"{layer.name}.weight", (layer.inputs, layer.outputs))
+        bias = self.weight(f"{layer.name}.bias", (layer.outputs,))
+        if layer.outputs > 1:
+            return self.product(layer, x, weight, bias)
+        # A product with one column has a kernel of its own whose rounding depends on the batch size.
+        two_columns = self.product(layer, x, self.add("Concat", weight, weight, axis=-1), bias)
+        return self.add("Gather", two_columns, self.constant([0]), axis=-1)
+
+    def product(self, layer: Layer, x: str, weight: str, bias: str) -> str:
+        """Return the product and sum of an affine layer, rounded alike for any number of rows."""
+        if not self.stacked and layer.inputs <= _GEMM_INPUTS:
+            return self.add("Gemm", x, weight, bias)
+        return self.add("Add", self.add("MatMul", x, weight), bias)
+
+    def activated(self, x: str) -> str:
+        """Return the spec's non-linearity of x."""
+        if self.spec.activation == "linear":
+            return x
+        if self.spec.activation == "silu":
+            return self.add("Mul", x, self.add("Sigmoid", x))
+        return self.add(_OPS[self.spec.activation], x)
+
+    def features(self, role: Role) -> str:
+        """Return what the last layer of a role stands on."""
+        x = "obs"
+        for layer in self.spec.hidden_layers(role):
+            x = self.activated(self.affine(layer, x))
+        return x
+
+    def outputs_of(self, role: Role, features: str) -> str:
+        """Return the outputs of a role for the rows that are wanted."""
+        layer = self.spec.out_layer(role)
+        x = self.affine(layer, features)
+        if not self.stacked:
+            return x
+        rows = self.add("Reshape", x, self.constant([-1, layer.outputs]))
+        return self.add("Gather", rows, self.given("pick", TensorProto.INT64, ["R"]), axis=0)
+
+    def policy_outputs(self) -> str:
+        """Return the policy's outputs: logits, means or Q-values."""
+        features = self.features("policy")
+        outputs = self.outputs_of("policy", features)
+        if not self.spec.dueling:
+            return outputs
+        # ReduceMean rounds differently for other numbers of rows, and so does a product with one column.
+        choices = self.spec.head.outputs
+        averaging = self.constant(np.full((choices, 2), 1.0 / choices), np.float32)
+        mean = self.add("Gather", self.add("MatMul", outputs, averaging), self.constant([0]), axis=-1)
+        return self.add("Add", self.add("Sub", outputs, mean), self.outputs_of("value", features))
+
+    def values(self) -> str:
+        """Return the state values."""
+        if self.spec.head.kind == "q_values":
+            return self.add("ReduceMax", self.policy_outputs(), axes=[1], keepdims=0)
+        return self.add("Squeeze", self.outputs_of("value", self.features("value")), self.constant([1]))
+
+    def of_each_row(self, name: str, shape: tuple[int, ...]) -> str:
+        """Return a weight that is no layer's: broadcastable to rows if alone, [R, ...] if stacked."""
+        weight = self.weight(name, shape)
+        if not self.stacked:
+            return weight
+        return self.add("Gather", weight, self.given("which", TensorProto.INT64, ["R"]), axis=0)
+
+    def serialised(self, name: str, defaults: Mapping[str, npt.NDArray[np.float32]]) -> bytes:
+        """Return the model; `defaults` are held as overridable initializers."""
+        held = [numpy_helper.from_array(defaults[key], key) for key in self.inputs if key in defaults]
+        graph = helper.make_graph(
+            self.nodes, name, list(self.inputs.values()), self.outputs, [*self.constants, *held]
+        )
+        opsets = [helper.make_opsetid("", OPSET)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="menv")
+        return bytes(model.SerializeToString())

@@ -1,0 +1,203 @@
+"""What heads make of a network's outputs, as nodes of a graph: distribution inputs, draws, log-probabilities.
+
+`graphs` chooses a tail for each graph. Nothing here knows layers.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from onnx import TensorProto
+
+from menv.acting.action_head import ILLEGAL, LEAST_CHANCE, ActionHead
+from menv.algorithms.networks.graph_builder import GraphBuilder
+from menv.algorithms.networks.stock import EPSILON, LOG_STD
+
+
+class _Choices:
+    """The tail of one or several categorical components.
+
+    Components of unlike sizes are laid out as [R, components, largest size], padded with illegal
+    choices, so that any number of them costs the same few nodes.
+    """
+
+    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+        self.graph = graph
+        self.head = head
+        self.several = head.kind == "multi_categorical"
+        self.logits = ""
+
+    def dist_inputs(self, masked: bool) -> str:
+        graph = self.graph
+        self.logits = graph.policy_outputs()
+        if masked:
+            mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
+            self.logits = graph.add("Where", mask, self.logits, graph.constant(ILLEGAL, np.float32))
+        return self.logits
+
+    def by_component(self) -> str:
+        graph, sizes, widest = self.graph, self.head.sizes, max(self.head.sizes)
+        if not self.several:
+            return self.logits
+        if min(sizes) == widest:
+            return graph.add("Reshape", self.logits, graph.constant([0, len(sizes), widest]))
+        starts = np.cumsum((0, *sizes[:-1]))[:, None]
+        choice = np.arange(widest)[None, :]
+        real = choice < np.asarray(sizes)[:, None]
+        padded = graph.add("Gather", self.logits, graph.constant(np.where(real, starts + choice, 0)), axis=1)
+        illegal = graph.constant(ILLEGAL, np.float32)
+        return graph.add("Where", graph.constant(real, np.bool_), padded, illegal)
+
+    def sample(self) -> str:
+        # Inverse CDF. Scaling the draw by the sum as computed, not by 1, keeps it below the last step
+        # of the CDF, so that rounding can never pick a choice of probability 0.
+        graph, head = self.graph, self.head
+        if head.sizes == (2,) and not self.several:
+            return self._sample_of_two()
+        chances = graph.add("Softmax", self.by_component(), axis=-1)
+        steps = graph.add("CumSum", chances, graph.constant(2 if self.several else 1))
+        axis = 2 if self.several else 1
+        total = graph.add("Gather", steps, graph.constant([max(head.sizes) - 1]), axis=axis)
+        draws = graph.given("noise", TensorProto.FLOAT, ["R", head.noise_width])
+        if self.several:
+            draws = graph.add("Unsqueeze", draws, graph.constant([2]))
+        beyond = graph.add("Greater", steps, graph.add("Mul", draws, total))
+        return self._first_highest(graph.add("Cast", beyond, to=TensorProto.UINT8))
+
+    def _sample_of_two(self) -> str:
+        # A softmax of two numbers takes as long as the layer before it. The draw is below 1 and may be 0, so
+        # a choice of probability 0 is never taken.
+        graph = self.graph
+        pair = [graph.add("Gather", self.logits, graph.constant([place]), axis=1) for place in (0, 1)]
+        chance = graph.add("Sigmoid", graph.add("Sub", *pair))
+        second = graph.add("GreaterOrEqual", graph.given("noise", TensorProto.FLOAT, ["R", 1]), chance)
+        return graph.add("Squeeze", graph.add("Cast", second, to=TensorProto.INT64), graph.constant([-1]))
+
+    def mode(self) -> str:
+        return self._first_highest(self.by_component())
+
+    def _first_highest(self, x: str) -> str:
+        return self.graph.add("ArgMax", x, axis=-1, keepdims=0)
+
+    def logp(self, dist_inputs: str, actions: str) -> str:
+        graph = self.graph
+        last = graph.constant([-1])
+        logs = graph.add("LogSoftmax", self.by_component(), axis=-1)
+        taken = graph.add("GatherElements", logs, graph.add("Unsqueeze", actions, last), axis=-1)
+        taken = graph.add("Squeeze", taken, last)
+        return graph.add("ReduceSum", taken, last, keepdims=0) if self.several else taken
+
+
+class _Gaussian:
+    """The tail of a diagonal normal distribution with a free log_std."""
+
+    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+        self.graph = graph
+        self.head = head
+        self.means = ""
+        self.log_std = ""
+
+    def dist_inputs(self, masked: bool) -> str:
+        assert not masked, "continuous actions have no mask"
+        graph = self.graph
+        self.means = graph.policy_outputs()
+        return self.means if graph.stacked else self._with_log_std()
+
+    def _with_log_std(self) -> str:
+        graph = self.graph
+        self.log_std = graph.weight(LOG_STD, (self.head.outputs,))
+        rows = graph.add("Expand", self.log_std, graph.add("Shape", self.means))
+        return graph.add("Concat", self.means, rows, axis=1)
+
+    def sample(self) -> str:
+        graph = self.graph
+        log_std = graph.of_each_row(LOG_STD, (self.head.outputs,))
+        draws = graph.given("noise", TensorProto.FLOAT, ["R", self.head.noise_width])
+        return graph.add("Add", self.means, graph.add("Mul", graph.add("Exp", log_std), draws))
+
+    def mode(self) -> str:
+        return self.means
+
+    def logp(self, dist_inputs: str, actions: str) -> str:
+        graph = self.graph
+        z = graph.add("Div", graph.add("Sub", actions, self.means), graph.add("Exp", self.log_std))
+        terms = graph.add("Mul", graph.add("Mul", z, z), graph.constant(-0.5, np.float32))
+        terms = graph.add("Sub", terms, self.log_std)
+        terms = graph.add("Sub", terms, graph.constant(0.5 * np.log(2.0 * np.pi), np.float32))
+        return graph.add("ReduceSum", terms, graph.constant([-1]), keepdims=0)
+
+
+class _QValues:
+    """The tail of one choice by its worth: the best one, or by a chance of epsilon any legal one."""
+
+    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+        self.graph = graph
+        self.head = head
+        self.worth = ""
+        self.mask = ""
+
+    def dist_inputs(self, masked: bool) -> str:
+        graph = self.graph
+        self.worth = graph.policy_outputs()
+        if masked:
+            self.mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
+            self.worth = graph.add("Where", self.mask, self.worth, graph.constant(ILLEGAL, np.float32))
+        return self.worth
+
+    def mode(self) -> str:
+        return self.graph.add("ArgMax", self.worth, axis=-1, keepdims=0)
+
+    def sample(self) -> str:
+        graph = self.graph
+        draws = graph.given("noise", TensorProto.FLOAT, ["R", self.head.noise_width])
+        whether, what = (graph.add("Gather", draws, graph.constant([place]), axis=1) for place in (0, 1))
+        explores = graph.add("Less", whether, graph.of_each_row(EPSILON, (1,)))
+        explores = graph.add("Squeeze", explores, graph.constant([1]))
+        return graph.add("Where", explores, self._any_legal(what), self.mode())
+
+    def _any_legal(self, draw: str) -> str:
+        # A draw of at most 1 - 2**-23 times a count stays below the count in float32, so that the first choice
+        # whose number among the legal ones exceeds the product exists, and is legal.
+        graph, count = self.graph, self.head.sizes[0]
+        if not self.mask:
+            number = graph.add("Mul", draw, graph.constant(count, np.float32))
+            number = graph.add("Cast", number, to=TensorProto.INT64)
+            return graph.add("Squeeze", number, graph.constant([1]))
+        numbers = graph.add("CumSum", self._legal(), graph.constant(1))
+        total = graph.add("Gather", numbers, graph.constant([count - 1]), axis=1)
+        beyond = graph.add("Greater", numbers, graph.add("Mul", draw, total))
+        return graph.add("ArgMax", graph.add("Cast", beyond, to=TensorProto.UINT8), axis=-1, keepdims=0)
+
+    def _legal(self) -> str:
+        return self.graph.add("Cast", self.mask, to=TensorProto.FLOAT)
+
+    def logp(self, dist_inputs: str, actions: str) -> str:
+        graph, last = self.graph, self.graph.constant([-1])
+        epsilon = graph.weight(EPSILON, (1,))
+        one = graph.constant(1.0, np.float32)
+        share = graph.add("Mul", epsilon, graph.constant(1.0 / self.head.sizes[0], np.float32))
+        if self.mask:
+            legal = self._legal()
+            own = graph.add("GatherElements", legal, graph.add("Unsqueeze", actions, last), axis=1)
+            total = graph.add("ReduceSum", legal, last, keepdims=1)
+            # A mask of a row that nobody asked may allow nothing.
+            shares = graph.add("Div", own, graph.add("Max", total, one))
+            share = graph.add("Squeeze", graph.add("Mul", epsilon, shares), last)
+        best = graph.add("Cast", graph.add("Equal", actions, self.mode()), to=TensorProto.FLOAT)
+        chance = graph.add("Add", share, graph.add("Mul", best, graph.add("Sub", one, epsilon)))
+        chance = graph.add("Max", chance, graph.constant(LEAST_CHANCE, np.float32))
+        # Log rounds the numbers that fill no vector register differently: each row gets registers of its own.
+        wide = graph.add("Mul", graph.add("Unsqueeze", chance, last), graph.constant([1.0] * 16, np.float32))
+        return graph.add(
+            "Squeeze", graph.add("Gather", graph.add("Log", wide), graph.constant([0]), axis=1), last
+        )
+
+
+Tail: TypeAlias = _Choices | _Gaussian | _QValues
+
+
+def tail_of(graph: GraphBuilder, head: ActionHead) -> Tail:
+    """Return what a head makes of the outputs of `graph`."""
+    tails: dict[str, type[Tail]] = {"gaussian": _Gaussian, "q_values": _QValues}
+    return tails.get(head.kind, _Choices)(graph, head)
