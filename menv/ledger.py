@@ -28,6 +28,7 @@ Prepared = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
 PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
 
 _FIRST_ROWS = 256
+_RELEASED = ("obs", "actions", "action_mask", "action_dist_inputs")
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ class Ledger:
             self._columns["action_mask"] = np.empty((_FIRST_ROWS, mask_width), np.bool_)
         if inputs_width:
             self._columns["action_dist_inputs"] = np.zeros((_FIRST_ROWS, inputs_width), np.float32)
+        self._released: tuple[str, ...] = _RELEASED
         # Trajectories that lived on over the last close, and those that began since.
         self._living = Trajectories.begun((), (), self._columns["actions"])
         self._starts: list[int] = []
@@ -306,9 +308,7 @@ class Ledger:
         places = np.flatnonzero(chosen)
         rows = cut_rows.order.take(places)
         columns = {
-            name: self._columns[name].take(rows, axis=0)
-            for name in self._columns
-            if name in ("obs", "actions", "action_mask", "action_dist_inputs")
+            name: self._columns[name].take(rows, axis=0) for name in self._released if name in self._columns
         }
         columns.update({name: column.take(places) for name, column in sorted_columns.items()})
         pieces = segments.take(mine & (segments.lengths > 0))

@@ -101,6 +101,10 @@ class Policy:
         actions, _, _ = self.compute_actions(obs_batch, [], episodes=episodes, explore=explore)
         return actions  # type: ignore[no-any-return]
 
+    def get_initial_state(self) -> list[Any]:
+        """Return the parts of the state that each life of an agent begins with; [] for a policy without a memory."""
+        return []
+
     def get_weights(self) -> dict[str, Any]:
         """Return the weights by name; a policy that does not learn has none."""
         return {}

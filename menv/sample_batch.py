@@ -31,8 +31,9 @@ _DONES = "SampleBatch: 'dones' is split into 'terminateds' and 'truncateds'; use
 class SampleBatch(Mapping[str, Column]):
     """The rows of one policy, as columns.
 
-    Stored: `obs, actions, rewards, terminateds, truncateds, t`, `action_mask` where there is one, and
-    what a learner adds. Derived when asked for: `new_obs, prev_actions, prev_rewards, infos, eps_id,
+    Stored: `obs, actions, rewards, terminateds, truncateds, t`, `action_mask` where there is one, `state_in_0`
+    and so on of recurrent policies (the state before each row; that after it is the next row's), and what a
+    learner adds. Derived when asked for: `new_obs, prev_actions, prev_rewards, infos, eps_id,
     agent_index, env_id, unroll_id`, and `action_prob` where there is an `action_logp`.
 
     `infos` holds for each row the info dict that came back with the step that the row's action caused:
@@ -61,6 +62,7 @@ class SampleBatch(Mapping[str, Column]):
     SEQ_LENS = "seq_lens"
     SEQ_MASK = "seq_mask"
     ACTION_MASK = "action_mask"
+    STATE_IN = "state_in_{}"
     ACTION_LOGP = "action_logp"
     ACTION_PROB = "action_prob"
     ACTION_DIST_INPUTS = "action_dist_inputs"

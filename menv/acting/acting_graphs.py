@@ -14,8 +14,9 @@ GraphKind: TypeAlias = Literal["act", "greedy", "evaluate", "values"]
 class ActingGraphs(Protocol):
     """Builds the serialised graphs of one architecture.
 
-    Inputs are called obs, mask, noise, actions and, in stacked graphs, pick (`policy * R + row` of each
-    row) and which; every other input is a weight, by its name. In stacked graphs a weight has a leading
+    Inputs are called obs, mask, noise, actions, state (of recurrent networks) and, in stacked graphs, pick
+    (`policy * R + row` of each row) and which; every other input is a weight, by its name. In stacked graphs a
+    weight has a leading
     axis P and may have axes of length 1 after it.
     """
 
@@ -24,8 +25,8 @@ class ActingGraphs(Protocol):
 
         Args:
             kind: "act" (obs, mask, noise -> action), "greedy" (obs, mask -> action), both -> dist_inputs too if
-                `head.told`, "evaluate" (obs, mask,
-                actions -> dist_inputs, logp) or "values" (obs -> values).
+                `head.told` and state_after if recurrent; "evaluate" (obs, mask, actions -> dist_inputs, logp)
+                or "values" (obs -> values).
             stacked: For P policies at once; "act" and "greedy" only.
             masked: Whether the graph has the input `mask`.
         """

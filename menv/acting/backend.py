@@ -41,17 +41,20 @@ class Decision(NamedTuple):
     Attributes:
         actions: [R, *head.action_shape] of `head.action_dtype`.
         dist_inputs: [R, D] after masking, what the actions were drawn from; None unless `head.told`.
+        state: [R, S] of a recurrent network after the rows, otherwise None.
     """
 
     actions: Actions
     dist_inputs: Floats | None
+    state: Floats | None = None
 
 
 class ActingBackend(Protocol):
     """P policies of one architecture that answer whole batches of rows.
 
     Choices that a mask forbids have probability exactly 0: they are never drawn and never greedy.
-    Not for several threads at once.
+    A recurrent network is told the state [R, S] before each row, everywhere but in `act` and `greedy`, which are
+    for networks without one. Not for several threads at once.
     """
 
     @property
@@ -61,6 +64,10 @@ class ActingBackend(Protocol):
     @property
     def obs_size(self) -> int:
         """F, numbers in a flat observation."""
+
+    @property
+    def state_size(self) -> int:
+        """S, numbers in a row of recurrent state; 0 for a network without one."""
 
     @property
     def policies(self) -> int:
@@ -86,13 +93,22 @@ class ActingBackend(Protocol):
     def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
         """Return the most probable action of each row (the mean, for continuous actions)."""
 
-    def decide(self, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which = None) -> Decision:
+    def decide(
+        self,
+        obs: Floats,
+        mask: Flags | None,
+        noise: Floats | None,
+        which: Which = None,
+        state: Floats | None = None,
+    ) -> Decision:
         """Return what `act` returns, or `greedy` without noise, and what the actions were drawn from."""
 
-    def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
+    def evaluate(
+        self, policy: int, obs: Floats, mask: Flags | None, actions: Actions, state: Floats | None = None
+    ) -> Evaluation:
         """Return distribution inputs and log-probabilities of `actions` under one policy."""
 
-    def values(self, policy: int, obs: Floats) -> Floats:
+    def values(self, policy: int, obs: Floats, state: Floats | None = None) -> Floats:
         """Return the [N] state values of one policy's critic."""
 
     def add_policy(self, weights: Weights | None = None) -> int:

@@ -12,7 +12,7 @@ two, because ONNX Runtime computes a lone row with another kernel that rounds di
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +22,7 @@ import onnxruntime as ort
 from menv.acting.acting_graphs import ActingGraphs, GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import Actions, Decision, Evaluation, Flags, Floats, Weights, Which
-from menv.acting.runner import BoundRunner, Feed, Runner
+from menv.acting.runner import BoundRunner, Feed, RecurrentRunner, Runner
 from menv.errors import ConfigError
 
 BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int]
@@ -53,20 +53,24 @@ class OnnxActing:
         graphs: Builds the graphs; each is asked for when first needed (a session opens in 4 to 8 ms).
         head: How outputs become actions.
         weights: The weights of each policy, at least one.
+        state_size: S, numbers in a row of recurrent state.
 
     Raises:
         ConfigError: The policies' weights differ in names or shapes.
     """
 
-    def __init__(self, graphs: ActingGraphs, head: ActionHead, weights: Sequence[Weights]) -> None:
+    def __init__(
+        self, graphs: ActingGraphs, head: ActionHead, weights: Sequence[Weights], state_size: int = 0
+    ) -> None:
         self._graphs = graphs
         self._head = head
+        self._state_size = state_size
         self._shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
         weights_each = sum(math.prod(shape) for shape in self._shapes.values())
         self._stacked_rows = _STACKED_WORK // (_ROW_WORK + weights_each)
         self._stacks: dict[str, Floats] = {}
         self._sessions: dict[tuple[GraphKind, bool, bool], ort.InferenceSession] = {}
-        self._numbers_a_row = head.mask_width + head.noise_width
+        self._numbers_a_row = head.mask_width + head.noise_width + state_size
         self._runners: dict[tuple[GraphKind, int | None, bool], Runner] = {}
         self._bound: dict[BoundKey, BoundRunner] = {}
         self._newcomers = 0
@@ -86,6 +90,11 @@ class OnnxActing:
         return next(int(given.shape[1]) for given in inputs if given.name == "obs")
 
     @property
+    def state_size(self) -> int:
+        """S, numbers in a row of recurrent state; 0 for a network without one."""
+        return self._state_size
+
+    @property
     def policies(self) -> int:
         """P, the number of policies."""
         return self._policies
@@ -97,35 +106,51 @@ class OnnxActing:
 
     def act(self, obs: Floats, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
         """Draw an action for each row; see `ActingBackend.act`."""
-        return self._decide("act", obs, mask, noise, which).actions
+        return self._decide("act", obs, mask, noise, which, None).actions
 
     def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
         """Return the most probable action of each row; see `ActingBackend.greedy`."""
-        return self._decide("greedy", obs, mask, None, which).actions
+        return self._decide("greedy", obs, mask, None, which, None).actions
 
-    def decide(self, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which = None) -> Decision:
+    def decide(
+        self,
+        obs: Floats,
+        mask: Flags | None,
+        noise: Floats | None,
+        which: Which = None,
+        state: Floats | None = None,
+    ) -> Decision:
         """Return actions and what they were drawn from; see `ActingBackend.decide`."""
-        return self._decide("greedy" if noise is None else "act", obs, mask, noise, which)
+        return self._decide("greedy" if noise is None else "act", obs, mask, noise, which, state)
 
     def _decide(
-        self, kind: GraphKind, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which
+        self,
+        kind: GraphKind,
+        obs: Floats,
+        mask: Flags | None,
+        noise: Floats | None,
+        which: Which,
+        state: Floats | None,
     ) -> Decision:
         if which is None or isinstance(which, int):
-            return self._answer(kind, which or 0, obs, mask, noise, None)
-        return self._mixed(kind, which, obs, mask, noise)
+            return self._answer(kind, which or 0, obs, mask, noise, None, state)
+        return self._mixed(kind, which, obs, mask, noise, state)
 
-    def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
+    def evaluate(
+        self, policy: int, obs: Floats, mask: Flags | None, actions: Actions, state: Floats | None = None
+    ) -> Evaluation:
         """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
         rows = len(obs)
         if rows == 0:
             return Evaluation(np.empty((0, self._head.inputs), np.float32), np.empty(0, np.float32))
         if rows == 1:
-            twice = None if mask is None else _twice(mask)
-            inputs, logp = self.evaluate(policy, _twice(obs), twice, _twice(actions))
+            inputs, logp = self.evaluate(
+                policy, _twice(obs), _maybe(_twice, mask), _twice(actions), _maybe(_twice, state)
+            )
             return Evaluation(inputs[:1], logp[:1])
         if rows > _ROWS_AT_ONCE:
             parts = [
-                self.evaluate(policy, obs[part], None if mask is None else mask[part], actions[part])
+                self.evaluate(policy, obs[part], _taken(mask, part), actions[part], _taken(state, part))
                 for part in _slices(rows)
             ]
             return Evaluation(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
@@ -134,16 +159,21 @@ class OnnxActing:
         runner.feed["actions"] = actions
         if mask is not None:
             runner.feed["mask"] = mask
+        if state is not None:
+            runner.feed["state"] = state
         return Evaluation(*runner.run())
 
-    def values(self, policy: int, obs: Floats) -> Floats:
+    def values(self, policy: int, obs: Floats, state: Floats | None = None) -> Floats:
         """Return the [N] state values of one policy's critic."""
         if len(obs) == 0:
             return np.empty(0, np.float32)
         if len(obs) > _ROWS_AT_ONCE:
-            return np.concatenate([self.values(policy, obs[part]) for part in _slices(len(obs))])
+            parts = [self.values(policy, obs[part], _taken(state, part)) for part in _slices(len(obs))]
+            return np.concatenate(parts)
         runner = self._runner("values", policy, False)
         runner.feed["obs"] = obs if len(obs) > 1 else _twice(obs)
+        if state is not None:
+            runner.feed["state"] = state if len(obs) > 1 else _twice(state)
         values: Floats = runner.run()[0]
         return values[: len(obs)]
 
@@ -185,6 +215,7 @@ class OnnxActing:
         mask: Flags | None,
         noise: Floats | None,
         which: npt.NDArray[np.int64] | None,
+        state: Floats | None,
     ) -> Decision:
         """Run one policy on rows, or all of them stacked if `policy` is None."""
         rows = len(obs)
@@ -194,12 +225,12 @@ class OnnxActing:
                 return self._empty(0)
             runner = self._runner(kind, policy, mask is not None)
             if rows > 1 and not self._worth_binding(obs.size + rows * self._numbers_a_row):
-                return runner.answer(obs, mask, noise, which)
-            bound = BoundRunner(runner, rows)
+                return runner.answer(obs, mask, noise, which, state)
+            bound = (RecurrentRunner if self._state_size else BoundRunner)(runner, rows)
             self._bound[kind, policy, mask is None, rows] = bound
             if len(self._bound) > _BOUND_RUNNERS:
                 del self._bound[next(iter(self._bound))]
-        return bound(obs, mask, noise, which)
+        return bound(obs, mask, noise, which, state)
 
     def _worth_binding(self, numbers: int) -> bool:
         self._newcomers += 1
@@ -213,13 +244,14 @@ class OnnxActing:
         obs: Floats,
         mask: Flags | None,
         noise: Floats | None,
+        state: Floats | None,
     ) -> Decision:
         rows = len(which)
         if rows < 2 or self._policies == 1:
-            return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, None)
+            return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, None, state)
         if rows > self._stacked_rows:
-            return self._grouped(kind, which, obs, mask, noise)
-        return self._answer(kind, None, obs, mask, noise, which)
+            return self._grouped(kind, which, obs, mask, noise, state)
+        return self._answer(kind, None, obs, mask, noise, which, state)
 
     def _grouped(
         self,
@@ -228,6 +260,7 @@ class OnnxActing:
         obs: Floats,
         mask: Flags | None,
         noise: Floats | None,
+        state: Floats | None,
     ) -> Decision:
         found = self._empty(len(which))
         order = np.argsort(which, kind="stable")
@@ -237,19 +270,26 @@ class OnnxActing:
         for policy in range(self._policies):
             rows = order[bounds[policy] : bounds[policy + 1]]
             if len(rows):
-                part_mask = None if mask is None else mask[rows]
-                part_noise = None if noise is None else noise[rows]
-                part = self._answer(kind, policy, obs[rows], part_mask, part_noise, None)
-                found.actions[rows] = part.actions
-                if found.dist_inputs is not None:
-                    found.dist_inputs[rows] = part.dist_inputs
+                part = self._answer(
+                    kind,
+                    policy,
+                    obs[rows],
+                    _taken(mask, rows),
+                    _taken(noise, rows),
+                    None,
+                    _taken(state, rows),
+                )
+                for whole, own in zip(found, part, strict=True):
+                    if whole is not None:
+                        whole[rows] = own
         return found
 
     def _empty(self, rows: int) -> Decision:
         """Return a decision of `rows` rows that is to be filled in."""
-        head = self._head
+        head, width = self._head, self._state_size
         inputs = np.empty((rows, head.inputs), np.float32) if head.told else None
-        return Decision(head.empty_actions(rows), inputs)
+        state = np.empty((rows, width), np.float32) if width else None
+        return Decision(head.empty_actions(rows), inputs, state)
 
     def _runner(self, kind: GraphKind, policy: int | None, masked: bool) -> Runner:
         """Return the runner of one policy, or of all of them stacked if `policy` is None."""
@@ -314,6 +354,14 @@ def open_session(model: bytes) -> ort.InferenceSession:
 
 def _slices(rows: int) -> list[slice]:
     return [slice(start, start + _ROWS_AT_ONCE) for start in range(0, rows, _ROWS_AT_ONCE)]
+
+
+def _maybe(change: Callable[[Any], Any], array: Any) -> Any:
+    return None if array is None else change(array)
+
+
+def _taken(array: Any, rows: Any) -> Any:
+    return None if array is None else array[rows]
 
 
 def _twice(row: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -57,11 +57,18 @@ class Runner:
         return outputs
 
     def answer(
-        self, obs: Floats, mask: Flags | None, noise: Floats | None, which: npt.NDArray[np.int64] | None
+        self,
+        obs: Floats,
+        mask: Flags | None,
+        noise: Floats | None,
+        which: npt.NDArray[np.int64] | None,
+        state: Floats | None,
     ) -> Decision:
         """Return the decisions of R >= 2 rows; arguments as for `BoundRunner`."""
         feed = self.feed
         feed["obs"] = obs
+        if state is not None:
+            feed["state"] = state
         if mask is not None:
             feed["mask"] = mask
         if noise is not None:
@@ -70,8 +77,8 @@ class Runner:
             feed["pick"] = which * len(which) + np.arange(len(which))
             if any(given.name == "which" for given in self.session.get_inputs()):
                 feed["which"] = which
-        outputs = self.run()
-        return Decision(outputs[0], outputs[1] if len(outputs) > 1 else None)
+        outputs = dict(zip(self.outputs, self.run(), strict=True))
+        return Decision(outputs["action"], outputs.get("dist_inputs"), outputs.get("state_after"))
 
 
 class BoundRunner:
@@ -85,9 +92,9 @@ class BoundRunner:
     """
 
     __slots__ = (
-        "_actions",
         "_answer",
         "_binding",
+        "_buffers",
         "_draws",
         "_held",
         "_inputs",
@@ -99,6 +106,7 @@ class BoundRunner:
         "_obs_shape",
         "_pick",
         "_places",
+        "_results",
         "_rows",
         "_run",
         "_which",
@@ -119,20 +127,16 @@ class BoundRunner:
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in buffers.items()}
         for name, value in values.items():
             self._binding.bind_ortvalue_input(name, value)
-        self._actions = _buffer(session.get_outputs()[0], computed)
-        answer = ort.OrtValue.ortvalue_from_numpy(self._actions)
-        self._binding.bind_ortvalue_output(runner.outputs[0], answer)
-        self._inputs: Floats | None = None
-        inputs = None
-        if len(runner.outputs) > 1:
-            whole = _buffer(session.get_outputs()[1], computed)
-            inputs = ort.OrtValue.ortvalue_from_numpy(whole)
-            self._binding.bind_ortvalue_output(runner.outputs[1], inputs)
-            self._inputs = whole[:rows]
-        self._held = (runner, buffers, values, answer, inputs)
+        results = {given.name: _buffer(given, computed) for given in session.get_outputs()}
+        bound = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in results.items()}
+        for name, value in bound.items():
+            self._binding.bind_ortvalue_output(name, value)
+        self._buffers, self._results = buffers, results
+        self._held = (runner, values, bound)
 
         self._rows = rows
-        self._answer = self._actions[:rows]
+        self._answer = results["action"][:rows]
+        self._inputs: Floats | None = results["dist_inputs"][:rows] if "dist_inputs" in results else None
         nothing = np.empty(0)
         self._obs, self._mask, self._noise, self._pick, self._which = (
             buffers.get(name, nothing) for name in ("obs", "mask", "noise", "pick", "which")
@@ -144,7 +148,12 @@ class BoundRunner:
         self._places = np.arange(len(self._pick))
 
     def __call__(
-        self, obs: Floats, mask: Flags | None, noise: Floats | None, which: npt.NDArray[np.int64] | None
+        self,
+        obs: Floats,
+        mask: Flags | None,
+        noise: Floats | None,
+        which: npt.NDArray[np.int64] | None,
+        state: Floats | None = None,
     ) -> Decision:
         """Return the decisions of R rows, in arrays of the caller's own.
 
@@ -153,6 +162,7 @@ class BoundRunner:
             mask: [R, choices], None if the graph has no mask.
             noise: [R, width], None if the graph draws nothing.
             which: [R] policy indices, None if the graph is of one policy.
+            state: For a `RecurrentRunner`; nothing here remembers.
 
         Raises:
             ConfigError: An array has another shape or type than the graph needs.
@@ -176,6 +186,33 @@ class BoundRunner:
                 self._which[...] = which
         self._run(self._binding)
         return Decision(self._answer.copy(), None if self._inputs is None else self._inputs.copy())
+
+
+class RecurrentRunner(BoundRunner):
+    """A `BoundRunner` of a network that is told a state before each row and tells the one after it."""
+
+    __slots__ = ("_after", "_state", "_state_shape")
+
+    def __init__(self, runner: Runner, rows: int) -> None:
+        super().__init__(runner, rows)
+        self._state = self._buffers["state"]
+        self._state_shape = (rows, *self._state.shape[1:])
+        self._after = self._results["state_after"][:rows]
+
+    def __call__(
+        self,
+        obs: Floats,
+        mask: Flags | None,
+        noise: Floats | None,
+        which: npt.NDArray[np.int64] | None,
+        state: Floats | None = None,
+    ) -> Decision:
+        """Return the decisions of R rows, told `state` [R, S]; see `BoundRunner`."""
+        if state is None or state.shape != self._state_shape or state.dtype != _FLOAT:
+            raise _unfit("state", state, self._state_shape, _FLOAT)
+        self._state[...] = state
+        actions, inputs, _ = super().__call__(obs, mask, noise, which)
+        return Decision(actions, inputs, self._after.copy())
 
 
 def _buffer(node: Any, rows: int) -> npt.NDArray[Any]:

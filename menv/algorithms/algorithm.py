@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
@@ -22,7 +24,7 @@ from menv.algorithms.recipe import Recipe
 from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
 from menv.env_context import EnvContext
-from menv.errors import CallOrderError
+from menv.errors import CallOrderError, ContractError
 from menv.loop.convert import to_base_env
 from menv.loop.dry_run import GivenSpaces, resolve_specs
 from menv.loop.quota import Quota
@@ -224,7 +226,11 @@ class Algorithm:
         return to_base_env(make(0), make, config.num_envs_per_worker, seed=seed)
 
     def compute_single_action(
-        self, obs: Any, policy_id: str = DEFAULT_POLICY, explore: bool | None = None
+        self,
+        obs: Any,
+        policy_id: str = DEFAULT_POLICY,
+        explore: bool | None = None,
+        state: Sequence[Any] | None = None,
     ) -> Any:
         """Return one policy's env-ready action for one observation.
 
@@ -232,14 +238,25 @@ class Algorithm:
             obs: An element of the policy's observation space.
             policy_id: Who answers.
             explore: False takes the most likely action; None does as `config.explore` says.
+            state: Of a recurrent policy: at first `get_policy(policy_id).get_initial_state()`, then what was
+                returned for the observation before. With a state, `(action, state, fetches)` is returned.
 
         Raises:
             ConfigError: There is no such policy.
-            ContractError: The observation is outside the space.
+            ContractError: The observation is outside the space, or a recurrent policy is given no state.
         """
         explore = self.config.explore if explore is None else explore
-        actions, _, _ = self.get_policy(policy_id).compute_actions([obs], explore=explore)
-        return actions[0]
+        policy = self.get_policy(policy_id)
+        if state is None:
+            if policy.get_initial_state():
+                raise ContractError(
+                    f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
+                    "state=policy.get_initial_state() at first and the returned state from then on"
+                )
+            return policy.compute_actions([obs], explore=explore)[0][0]
+        batches = [np.asarray(part)[None] for part in state]
+        actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)
+        return actions[0], [part[0] for part in states], {name: value[0] for name, value in fetches.items()}
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY) -> Policy:
         """Return a policy.

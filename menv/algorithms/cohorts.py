@@ -175,7 +175,9 @@ def _net_cohort(
     masked = ObsPreprocessor(spec.observation_space).mask_width > 0
     backend, inference = _backend(network, weights, config.inference, seed, masked)
     output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
-    cohort = NetCohort(members, spec.observation_space, spec.action_space, backend, output)
+    cohort = NetCohort(
+        members, spec.observation_space, spec.action_space, backend, output, network.state_sizes
+    )
     return Built(cohort, network, inference, _form(spec, config, network))
 
 
@@ -185,19 +187,20 @@ def _backend(
     """Return what runs the networks; "auto" falls back on torch where ONNX Runtime disagrees with it."""
     from menv.acting.onnx_acting import OnnxActing
 
+    state_size = sum(network.state_sizes)
     graphs = None if inference == "torch" else network.graphs(weights[0])
     if inference == "onnx":
         if graphs is None:
             raise ConfigError(
                 'inference: "onnx" for a network that has no acting graph, expected "auto" or "torch"; choose one'
             )
-        return OnnxActing(graphs, network.head, weights), "onnx"
+        return OnnxActing(graphs, network.head, weights, state_size), "onnx"
     from menv.algorithms.torch_acting import TorchActing, check_against
 
-    reference = TorchActing(network.torch_network, network.head, weights)
+    reference = TorchActing(network.torch_network, network.head, weights, state_size)
     if graphs is None:
         return reference, "torch"
-    onnx = OnnxActing(graphs, network.head, weights)
+    onnx = OnnxActing(graphs, network.head, weights, state_size)
     try:
         check_against(onnx, reference, np.random.default_rng(seed), masked=masked)
     except ConfigError:

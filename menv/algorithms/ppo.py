@@ -15,6 +15,7 @@ from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.recipe import Learner, Weights
 from menv.algorithms.returns import gae
+from menv.algorithms.sequences import state_before
 from menv.connectors.clip_reward import clip_reward
 from menv.connectors.flat_actions import flat_action_space
 from menv.sample_batch import SampleBatch
@@ -30,7 +31,12 @@ class PPORecipe:
         """Return a policy and a value network; see `Recipe.network`."""
         model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
         return StockSpec(
-            obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers
+            obs_size,
+            head,
+            tuple(model.fcnet_hiddens),
+            model.fcnet_activation,
+            model.vf_share_layers,
+            cell=model.cell,
         )
 
     def first_weights(self, network: NetworkSpec, config: PPOConfig, seed: int) -> dict[str, Any]:
@@ -51,7 +57,7 @@ class PPORecipe:
         """Return a `PPOLearner`."""
         from menv.algorithms.ppo_learner import PPOLearner
 
-        return PPOLearner(network, config, weights, seed)
+        return PPOLearner(network, config, weights, seed, config.model.max_seq_len)
 
 
 class PPO(Algorithm):
@@ -68,8 +74,9 @@ def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, confi
     obs, segments, count = batch["obs"], batch.segments, batch.count
     mask = batch.get(SampleBatch.ACTION_MASK)
     inputs = batch.get(SampleBatch.ACTION_DIST_INPUTS)
+    state = state_before(batch) if backend.state_size else None
     if inputs is None:
-        inputs, logp = backend.evaluate(index, obs, mask, batch["actions"])
+        inputs, logp = backend.evaluate(index, obs, mask, batch["actions"], state)
         batch[SampleBatch.ACTION_DIST_INPUTS] = inputs
     else:
         # The logits that the actions were drawn from, by the weights of that moment.
@@ -77,7 +84,9 @@ def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, confi
     batch[SampleBatch.ACTION_LOGP] = logp
     ends = segments.ends - 1
     goes_on = ~batch["terminateds"][ends]
-    values = backend.values(index, np.concatenate((obs, segments.next_obs[goes_on])))
+    if state is not None:
+        state = np.concatenate((state, _state_after(batch, backend, index, state, ends[goes_on])))
+    values = backend.values(index, np.concatenate((obs, segments.next_obs[goes_on])), state)
     after = np.empty(count, np.float32)
     after[:-1] = values[1:count]
     after[ends] = 0.0
@@ -92,3 +101,12 @@ def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, confi
     batch[SampleBatch.VF_PREDS] = own
     batch[SampleBatch.ADVANTAGES] = advantages
     batch[SampleBatch.VALUE_TARGETS] = advantages + own
+
+
+def _state_after(batch: SampleBatch, backend: ActingBackend, index: int, state: Any, rows: Any) -> Any:
+    """Return the recurrent state after some rows, told that before all of them."""
+    mask = batch.get(SampleBatch.ACTION_MASK)
+    decision = backend.decide(
+        batch["obs"][rows], None if mask is None else mask[rows], None, index, state[rows]
+    )
+    return decision.state

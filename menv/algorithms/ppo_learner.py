@@ -20,6 +20,7 @@ from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.ppo_loss import LossWeights, Minibatch, adapted_kl_coeff, ppo_loss
 from menv.algorithms.ppo_settings import PPOSettings
+from menv.algorithms.sequences import sequences, state_before
 from menv.errors import ConfigError
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -36,6 +37,7 @@ class PPOLearner:
         settings: Numbers of the loss and the optimizer.
         weights: First weights by name; copied.
         seed: Decides the order of rows; the same seed and batches give the same weights.
+        max_seq_len: Rows through which a recurrent network learns at a time.
     """
 
     def __init__(
@@ -44,8 +46,11 @@ class PPOLearner:
         settings: PPOSettings,
         weights: Mapping[str, npt.NDArray[np.float32]],
         seed: int,
+        max_seq_len: int = 1,
     ) -> None:
+        self._max_seq_len = max_seq_len
         self._head = spec.head
+        self._recurrent = bool(spec.state_sizes)
         self._settings = settings
         self._seed = seed
         self._batches = 0
@@ -60,7 +65,8 @@ class PPOLearner:
 
         Args:
             columns: obs [N, F], action_mask [N, M] (optional), actions [N, ...], action_logp [N],
-                action_dist_inputs [N, D], advantages [N], value_targets [N].
+                action_dist_inputs [N, D], advantages [N], value_targets [N]; of a recurrent policy seq_lens [S] and
+                state_in_0 and so on [N, ...] too.
             env_steps: Env steps of the whole run so far, for the schedules.
 
         Returns:
@@ -84,7 +90,8 @@ class PPOLearner:
             settings.entropy_coeff_at(env_steps),
             self._kl_coeff,
         )
-        stats = self._epochs(self._rows(columns), weights)
+        rows = self._rows(columns) if not self._recurrent else self._sequences(columns)
+        stats = self._epochs(rows, weights)
         stats["vf_explained_var"] = explained_variance(columns["value_targets"], columns["advantages"])
         stats["cur_lr"] = self._adam.lr
         stats["cur_kl_coeff"] = self._kl_coeff
@@ -137,6 +144,15 @@ class PPOLearner:
             value_targets=_tensor(columns["value_targets"], np.float32),
         )
 
+    def _sequences(self, columns: Columns) -> Minibatch:
+        """Return the rows laid out in sequences."""
+        rows = self._rows(columns)
+        cut = sequences(columns["seq_lens"], self._max_seq_len)
+        places = torch.from_numpy(cut.rows)
+        laid_out = rows.each(lambda column: column[places])
+        state = state_before(columns, cut.starts)
+        return laid_out._replace(state=torch.from_numpy(state), valid=torch.from_numpy(cut.valid))
+
     def _epochs(self, rows: Minibatch, weights: LossWeights) -> dict[str, float]:
         # A pure function of seed and batch number: a resumed run shuffles as if it had never stopped.
         rng = np.random.default_rng((self._seed, self._batches))
@@ -149,18 +165,35 @@ class PPOLearner:
         return dict(zip(names, torch.stack(last_epoch).mean(0).tolist(), strict=True))
 
     def _minibatches(self, rows: Minibatch, order: Tensor) -> list[Minibatch]:
-        size = self._settings.sgd_minibatch_size
+        size, least = self._settings.sgd_minibatch_size, 2
+        if rows.valid is not None:
+            size, least = max(1, size // rows.valid.shape[1]), 1
         shuffled = rows.each(lambda column: column.index_select(0, order))
         # A last part of a single row would be a step on noise.
-        starts = [start for start in range(0, len(order), size) if start == 0 or len(order) - start > 1]
+        starts = [start for start in range(0, len(order), size) if start == 0 or len(order) - start >= least]
         return [shuffled.each(operator.itemgetter(slice(start, start + size))) for start in starts]
 
     def _update(self, rows: Minibatch, weights: LossWeights) -> Tensor:
-        terms = ppo_loss(self._head, weights, rows, *self._network.both(rows.obs, rows.mask))
+        if rows.valid is None:
+            inputs, values = self._network.both(rows.obs, rows.mask)
+        else:
+            rows, inputs, values = self._unrolled(rows, rows.valid)
+        terms = ppo_loss(self._head, weights, rows, inputs, values)
         torch.autograd.backward(terms.total)
         norm = self._adam.step()
         # One scalar tensor each; reading them as numbers here would cost a synchronisation a step.
         return torch.stack((*terms, norm)).detach()
+
+    def _unrolled(self, rows: Minibatch, valid: Tensor) -> tuple[Minibatch, Tensor, Tensor]:
+        """Return the steps of sequences as rows, without those behind their ends, and their outputs."""
+        steps = rows._replace(state=None, valid=None).each(lambda column: column.flatten(0, 1))
+        inputs, values = self._network.both(steps.obs, steps.mask, rows.state)
+        chosen = valid.flatten().nonzero()[:, 0]
+        return (
+            steps.each(lambda column: column.index_select(0, chosen)),
+            inputs.index_select(0, chosen),
+            values.index_select(0, chosen),
+        )
 
 
 def explained_variance(value_targets: npt.NDArray[Any], advantages: npt.NDArray[Any]) -> float:

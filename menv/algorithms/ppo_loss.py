@@ -34,6 +34,9 @@ class Minibatch(NamedTuple):
         old_inputs: [B, D] in the standard form of `distributions`.
         advantages: [B], normalised.
         value_targets: [B].
+        state: Only of sequences, which all other columns are then laid out in, [B, T, ...]: [B, S] the state
+            before each.
+        valid: Only of sequences: [B, T] False where one has ended already.
     """
 
     obs: Tensor
@@ -43,12 +46,17 @@ class Minibatch(NamedTuple):
     old_inputs: Tensor
     advantages: Tensor
     value_targets: Tensor
+    state: Tensor | None = None
+    valid: Tensor | None = None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Minibatch:
         """Return a minibatch of the changed columns."""
-        mask = None if self.mask is None else change(self.mask)
-        obs, _, *others = self
-        return Minibatch(change(obs), mask, *map(change, others))
+        changed = {
+            name: change(column)
+            for name, column in zip(self._fields, self, strict=True)
+            if column is not None
+        }
+        return self._replace(**changed)
 
 
 @dataclass(frozen=True, slots=True)

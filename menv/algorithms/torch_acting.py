@@ -36,14 +36,18 @@ class TorchActing:
         make_network: Builds a network over parameters by name, such as `partial(TorchStock, spec)`.
         head: How outputs become actions.
         weights: The weights of each policy, at least one.
+        state_size: S, numbers in a row of recurrent state.
 
     Raises:
         ConfigError: The policies' weights differ in names or shapes.
     """
 
-    def __init__(self, make_network: MakeNetwork, head: ActionHead, weights: Sequence[Weights]) -> None:
+    def __init__(
+        self, make_network: MakeNetwork, head: ActionHead, weights: Sequence[Weights], state_size: int = 0
+    ) -> None:
         self._make_network = make_network
         self._head = head
+        self._state_size = state_size
         self._shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
         self._params: list[dict[str, Tensor]] = []
         self._networks: list[TorchNetwork] = []
@@ -59,6 +63,11 @@ class TorchActing:
     def obs_size(self) -> int:
         """F, numbers in a flat observation."""
         return self._networks[0].obs_size
+
+    @property
+    def state_size(self) -> int:
+        """S, numbers in a row of recurrent state; 0 for a network without one."""
+        return self._state_size
 
     @property
     def policies(self) -> int:
@@ -79,28 +88,38 @@ class TorchActing:
         return self.decide(obs, mask, None, which).actions
 
     @torch.inference_mode()
-    def decide(self, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which = None) -> Decision:
+    def decide(
+        self,
+        obs: Floats,
+        mask: Flags | None,
+        noise: Floats | None,
+        which: Which = None,
+        state: Floats | None = None,
+    ) -> Decision:
         """Return actions and what they were drawn from; see `ActingBackend.decide`."""
         if which is None or isinstance(which, int):
-            return self._choose(which or 0, obs, mask, noise)
-        head = self._head
-        actions = head.empty_actions(len(which))
-        inputs = np.empty((len(which), head.inputs), np.float32) if head.told else None
+            return self._choose(which or 0, obs, mask, noise, state)
+        head, width = self._head, self._state_size
+        found = Decision(
+            head.empty_actions(len(which)),
+            np.empty((len(which), head.inputs), np.float32) if head.told else None,
+            np.empty((len(which), width), np.float32) if width else None,
+        )
         for policy in np.unique(which).tolist():
             rows = which == policy
-            part_mask = None if mask is None else mask[rows]
-            part_noise = None if noise is None else noise[rows]
-            part = self._choose(policy, obs[rows], part_mask, part_noise)
-            actions[rows] = part.actions
-            if inputs is not None:
-                inputs[rows] = part.dist_inputs
-        return Decision(actions, inputs)
+            parts = (None if array is None else array[rows] for array in (mask, noise, state))
+            for whole, own in zip(found, self._choose(policy, obs[rows], *parts), strict=True):
+                if whole is not None:
+                    whole[rows] = own
+        return found
 
     @torch.inference_mode()
-    def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
+    def evaluate(
+        self, policy: int, obs: Floats, mask: Flags | None, actions: Actions, state: Floats | None = None
+    ) -> Evaluation:
         """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
-        allowed = None if mask is None else _tensor(mask)
-        inputs = self._network(policy).dist_inputs(_tensor(obs), allowed)
+        allowed = _maybe_tensor(mask)
+        inputs = self._network(policy).dist_inputs(_tensor(obs), allowed, _maybe_tensor(state))
         if self._head.kind == "q_values":
             logp = epsilon_greedy.logp(inputs, allowed, self._params[policy][EPSILON], _tensor(actions))
         else:
@@ -108,9 +127,9 @@ class TorchActing:
         return Evaluation(inputs.numpy(), logp.numpy())
 
     @torch.inference_mode()
-    def values(self, policy: int, obs: Floats) -> Floats:
+    def values(self, policy: int, obs: Floats, state: Floats | None = None) -> Floats:
         """Return the [N] state values of one policy's critic."""
-        values: Floats = self._network(policy).values(_tensor(obs)).numpy()
+        values: Floats = self._network(policy).values(_tensor(obs), _maybe_tensor(state)).numpy()
         return values
 
     def add_policy(self, weights: Weights | None = None) -> int:
@@ -151,11 +170,17 @@ class TorchActing:
             )
         return self._networks[policy]
 
-    def _choose(self, policy: int, obs: Floats, mask: Flags | None, noise: Floats | None) -> Decision:
-        allowed = None if mask is None else _tensor(mask)
-        inputs = self._network(policy).dist_inputs(_tensor(obs), allowed)
-        actions = self._actions(policy, inputs, allowed, None if noise is None else _tensor(noise))
-        return Decision(actions.numpy(), inputs.numpy() if self._head.told else None)
+    def _choose(
+        self, policy: int, obs: Floats, mask: Flags | None, noise: Floats | None, state: Floats | None
+    ) -> Decision:
+        allowed, network, after = _maybe_tensor(mask), self._network(policy), None
+        if state is None:
+            inputs = network.dist_inputs(_tensor(obs), allowed)
+        else:
+            inputs, after = network.step(_tensor(obs), allowed, _tensor(state))
+        actions = self._actions(policy, inputs, allowed, _maybe_tensor(noise))
+        told = inputs.numpy() if self._head.told else None
+        return Decision(actions.numpy(), told, None if after is None else after.numpy())
 
     def _actions(self, policy: int, inputs: Tensor, allowed: Tensor | None, draws: Tensor | None) -> Tensor:
         head = self._head
@@ -202,20 +227,25 @@ def _differences(
     acting: ActingBackend, reference: ActingBackend, policy: int, rng: np.random.Generator, masked: bool
 ) -> dict[str, float]:
     """Return the largest relative error of each output; of actions, 1 if too many differ."""
-    head = reference.head
+    head, both = reference.head, (acting, reference)
     obs, mask, noise = _random_rows(head, reference.obs_size, rng)
     mask = mask if masked else None
-    actions = reference.act(obs, mask, noise, policy)
-    mine, theirs = (one.evaluate(policy, obs, mask, actions) for one in (acting, reference))
-    return {
+    width = reference.state_size
+    state = rng.standard_normal((_CHECK_ROWS, width), np.float32) if width else None
+    drawn = [one.decide(obs, mask, noise, policy, state) for one in both]
+    greedy = [one.decide(obs, mask, None, policy, state).actions for one in both]
+    mine, theirs = (one.evaluate(policy, obs, mask, drawn[1].actions, state) for one in both)
+    found = {
         "distribution inputs": _error(mine.dist_inputs, theirs.dist_inputs),
         "log-probabilities": _error(mine.logp, theirs.logp),
-        "values": _error(acting.values(policy, obs), reference.values(policy, obs)),
-        "drawn actions": _action_error(head, acting.act(obs, mask, noise, policy), actions),
-        "greedy actions": _action_error(
-            head, acting.greedy(obs, mask, policy), reference.greedy(obs, mask, policy)
-        ),
+        "values": _error(*(one.values(policy, obs, state) for one in both)),
+        "drawn actions": _action_error(head, drawn[0].actions, drawn[1].actions),
+        "greedy actions": _action_error(head, *greedy),
     }
+    states = [decision.state for decision in drawn]
+    if states[0] is not None and states[1] is not None:
+        found["states"] = _error(states[0], states[1])
+    return found
 
 
 def _random_rows(
@@ -246,6 +276,10 @@ def _inverse_cdf(logits: Tensor, draws: Tensor) -> Tensor:
     """Return the [N] first choices whose cumulated probability exceeds the draw."""
     steps = logits.softmax(-1).cumsum(-1)
     return (steps > (draws * steps[:, -1])[:, None]).to(torch.uint8).argmax(-1)
+
+
+def _maybe_tensor(array: npt.NDArray[Any] | None) -> Tensor | None:
+    return None if array is None else _tensor(array)
 
 
 def _tensor(array: npt.NDArray[Any]) -> Tensor:

@@ -26,6 +26,7 @@ from menv.ledger import Ledger, Prepared, Rows
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
 from menv.policy import Policy, RowDraws
+from menv.recurrent_ledger import RecurrentLedger
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError, stack
@@ -61,6 +62,7 @@ class Cohort(ABC):
     Attributes:
         policy_ids: Their ids, by index.
         ledger: What they experienced.
+        state_sizes: Numbers in each part of their recurrent state, () without one.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Cohort(ABC):
         action_shape: tuple[int, ...],
         action_dtype: npt.DTypeLike,
         inputs_width: int = 0,
+        state_sizes: tuple[int, ...] = (),
     ) -> None:
         """Prepare the ledger for rows of these spaces."""
         self.policy_ids = list(policy_ids)
@@ -77,7 +80,10 @@ class Cohort(ABC):
         self.preprocess = self._preprocessor(observation_space)
         size, width = (self.preprocess.size, self.preprocess.mask_width) if self.preprocess else (0, 0)
         self._columns = (size, width, action_shape, np.dtype(action_dtype), inputs_width)
-        self.ledger = Ledger(*self._columns)
+        self.state_sizes = state_sizes
+        self.ledger: Ledger = Ledger(*self._columns)
+        if state_sizes:
+            self.ledger = RecurrentLedger(*self._columns, state_sizes)
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
         """Return what turns observations into rows."""
@@ -153,11 +159,14 @@ class NetCohort(Cohort):
         action_space: gym.Space[Any],
         backend: ActingBackend,
         output: ActionOutput,
+        state_sizes: tuple[int, ...] = (),
     ) -> None:
         """Put a preprocessor before and `output` behind `backend`."""
         head = backend.head
         told = head.inputs if head.told else 0
-        super().__init__(policy_ids, observation_space, head.action_shape, head.action_dtype, told)
+        super().__init__(
+            policy_ids, observation_space, head.action_shape, head.action_dtype, told, state_sizes
+        )
         self.action_space = action_space
         self.backend = backend
         self.output = output
@@ -176,7 +185,12 @@ class NetCohort(Cohort):
     def twin(self) -> NetCohort:
         """Return a cohort of the same policies, their weights included, with a ledger of its own."""
         return NetCohort(
-            self.policy_ids, self.observation_space, self.action_space, self.backend, self.output
+            self.policy_ids,
+            self.observation_space,
+            self.action_space,
+            self.backend,
+            self.output,
+            self.state_sizes,
         )
 
     def answer(
@@ -188,7 +202,13 @@ class NetCohort(Cohort):
         masks = ledger.masks
         mask = None if masks is None else masks[block.rows]
         noise = self.noise.rows(block.slots, table, env_steps) if explore else None
-        decision = self.backend.decide(obs, mask, noise, block.which)
+        if isinstance(ledger, RecurrentLedger):
+            before = ledger.states(block.slots)
+            decision = self.backend.decide(obs, mask, noise, block.which, before)
+            assert decision.state is not None
+            ledger.remember(block.rows, block.slots, before, decision.state)
+        else:
+            decision = self.backend.decide(obs, mask, noise, block.which)
         ledger.answer(block.rows, decision.actions, decision.dist_inputs)
         return self.output(decision.actions)
 

@@ -110,10 +110,10 @@ class FrameLoop:
 def frame_loop(
     env: BaseEnv, cohorts: list[Cohort], only: str | None, table: SlotTable, book: EpisodeBook
 ) -> FrameLoop | None:
-    """Return the short way round, None where there are several policies or one without a network."""
+    """Return the short way round, None where one network without a memory is not all."""
     if only is None or not isinstance(env, LockstepEnvs) or len(cohorts) != 1:
         return None
     cohort = cohorts[0]
-    if not isinstance(cohort, NetCohort):
+    if not isinstance(cohort, NetCohort) or cohort.state_sizes:
         return None
     return FrameLoop(env, cohort, cohort.policy_ids.index(only), table, book)

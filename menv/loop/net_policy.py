@@ -46,17 +46,34 @@ class NetPolicy(Policy):
         """Return `(actions, states, fetches)`; see `Policy.compute_actions`.
 
         Raises:
-            ContractError: An observation is outside the policy's space.
+            ContractError: An observation is outside the policy's space, or a state does not fit.
         """
         obs, mask = self._rows(obs_batch)
-        actions = self._choose(obs, mask, explore is not False)
-        logp = self._cohort.backend.evaluate(self._index, obs, mask, actions).logp
-        return self._cohort.output(actions), [], {"action_logp": logp}
+        state = self._state(state_batches, len(obs))
+        backend, noise = self._cohort.backend, None if explore is False else self._noise(len(obs))
+        decision = backend.decide(obs, mask, noise, self._index, state)
+        logp = backend.evaluate(self._index, obs, mask, decision.actions, state).logp
+        states = [] if decision.state is None else self._parts(decision.state)
+        return self._cohort.output(decision.actions), states, {"action_logp": logp}
 
     def act(self, obs: Any, *, explore: bool = False) -> Any:
-        """Return the action for one observation, the most likely one unless `explore`."""
+        """Return the action for one observation, the most likely one unless `explore`.
+
+        Raises:
+            ContractError: The observation is outside the space, or the policy has a memory.
+        """
+        if self._cohort.state_sizes:
+            raise ContractError(
+                f"policy {self.policy_id!r}: act cannot keep the state of a recurrent policy, expected a call that "
+                "takes it; use compute_actions, beginning with get_initial_state()"
+            )
         rows, mask = self._rows([obs])
-        return self._cohort.output(self._choose(rows, mask, explore))[0]
+        noise = self._noise(1) if explore else None
+        return self._cohort.output(self._cohort.backend.decide(rows, mask, noise, self._index).actions)[0]
+
+    def get_initial_state(self) -> list[Any]:
+        """Return the parts of the recurrent state that a life begins with, [H] each; [] without one."""
+        return [np.zeros(size, np.float32) for size in self._cohort.state_sizes]
 
     def get_weights(self) -> dict[str, Any]:
         """Return copies of the weights by name."""
@@ -78,11 +95,24 @@ class NetPolicy(Policy):
             raise self._outside(bad[0], len(obs), bad[1])
         return obs, mask
 
-    def _choose(self, obs: Any, mask: Any, explore: bool) -> Any:
-        """Return the network's actions."""
-        if explore:
-            return self._cohort.backend.act(obs, mask, self._noise(len(obs)), self._index)
-        return self._cohort.backend.greedy(obs, mask, self._index)
+    def _state(self, state_batches: Sequence[Any] | None, rows: int) -> Any:
+        """Return the [R, S] state of a recurrent policy, zeros if none is given; None of any other."""
+        sizes = self._cohort.state_sizes
+        if not sizes:
+            return None
+        if not state_batches:
+            return np.zeros((rows, sum(sizes)), np.float32)
+        found = [np.shape(part) for part in state_batches]
+        if found != [(rows, size) for size in sizes]:
+            raise ContractError(
+                f"policy {self.policy_id!r}: states of shapes {found}, expected {[(rows, size) for size in sizes]}; "
+                "pass the states that compute_actions returned, one row for each observation"
+            )
+        return np.concatenate([np.asarray(part, np.float32) for part in state_batches], 1)
+
+    def _parts(self, state: Any) -> list[Any]:
+        """Return the parts of [R, S] states."""
+        return np.split(state, np.cumsum(self._cohort.state_sizes)[:-1], 1)
 
     def _outside(self, row: int, rows: int, why: str) -> ContractError:
         """Return the error for an observation outside the space."""

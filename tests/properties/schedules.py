@@ -11,8 +11,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from menv.algorithms.cohorts import build_cohorts
+from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.ppo_config import PPOConfig
 from menv.algorithms.ppo import PPORecipe
+from menv.algorithms.sequences import state_before
 from menv.base_env import BaseEnv, Ready
 from menv.connectors.action_output import ActionOutput
 from menv.loop.cohort import Cohort, NetCohort, OwnCohort
@@ -93,9 +95,10 @@ class Drawn(Policy):
         return [int(number) for number in row_draws.uniforms(1)[:, 0] * 4]
 
 
-@lru_cache(maxsize=1)
-def _networks() -> NetCohort:
-    config = PPOConfig(env="unused", inference="onnx")
+@lru_cache(maxsize=2)
+def _networks(kind: str) -> NetCohort:
+    model = ModelConfig(use_lstm=True, lstm_cell_size=8) if kind == "recurrent" else ModelConfig()
+    config = PPOConfig(env="unused", inference="onnx", model=model)
     spec = PolicySpec(observation_space=OBS, action_space=ACTIONS)
     _, (built,) = build_cohorts(
         dict.fromkeys(("even", "odd"), spec), dict.fromkeys(("even", "odd"), config),
@@ -105,10 +108,11 @@ def _networks() -> NetCohort:
 
 
 def cohort(kind: str) -> Cohort:
-    """Return the policies "even" and "odd": networks, or of one's own."""
+    """Return the policies "even" and "odd": networks, with a memory or without, or of one's own."""
     if kind == "own":
         return OwnCohort(["even", "odd"], [Drawn(OBS, ACTIONS), Drawn(OBS, ACTIONS)], OBS, ACTIONS)
-    return NetCohort(["even", "odd"], OBS, ACTIONS, _networks().backend, ActionOutput(ACTIONS))
+    nets = _networks(kind)
+    return NetCohort(["even", "odd"], OBS, ACTIONS, nets.backend, ActionOutput(ACTIONS), nets.state_sizes)
 
 
 def sampler(base_env: BaseEnv, kind: str, quota: Quota, seed: int = 0, first_index: int = 0) -> Sampler:
@@ -174,6 +178,30 @@ def check_piece(policy_id: str, piece: Any) -> None:
     assert piece["infos"].tolist() == after
     assert not piece["terminateds"][:-1].any()
     assert not piece["truncateds"][:-1].any()
+
+
+def check_memory(batches: Sequence[MultiAgentBatch]) -> int:
+    """Check that each life began with nothing to remember and went on from the state after its row before.
+
+    Returns:
+        How many rows remember something.
+    """
+    backend = _networks("recurrent").backend
+    after: dict[Any, Any] = {}
+    remembering = 0
+    for batch in batches:
+        for policy_id, part in batch.policy_batches.items():
+            for obs, state in zip(part["obs"], state_before(part), strict=True):
+                life = seen(obs)[:4]
+                wanted = after.get(life, np.zeros_like(state))
+                np.testing.assert_array_equal(state, wanted)
+                remembering += bool(state.any())
+                decision = backend.decide(
+                    obs[None], None, None, ["even", "odd"].index(policy_id), state[None]
+                )
+                assert decision.state is not None
+                after[life] = decision.state[0]
+    return remembering
 
 
 def paid_in(batches: Sequence[MultiAgentBatch]) -> Counter[str]:

@@ -48,7 +48,7 @@ def of(world: int, lived: dict[Any, list[Row]]) -> dict[Any, list[Row]]:
     return {life: rows for life, rows in lived.items() if life[0] == world}
 
 
-@pytest.mark.parametrize("kind", ["networks", "own"])
+@pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
 @pytest.mark.parametrize(("script", "gym"), [(GOING, False), (TURNS, False), (TOGETHER, False), (SOLO, True)])
 @pytest.mark.parametrize("length", [1, 4, 10, 60])
 def test_a_sub_environment_lives_the_same_alone_and_among_others(
@@ -60,7 +60,7 @@ def test_a_sub_environment_lives_the_same_alone_and_among_others(
     same(of(3, together), alone)
 
 
-@pytest.mark.parametrize("kind", ["networks", "own"])
+@pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
 def test_steps_without_a_waiting_agent_change_nothing_either(kind: str) -> None:
     together, alone = live(kind, IRREGULAR, [0, 1, 2], 3), live(kind, IRREGULAR, [1], 4)
     compared = 0

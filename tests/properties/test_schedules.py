@@ -19,6 +19,7 @@ from tests.properties.schedules import (
     Row,
     Tap,
     by_agent,
+    check_memory,
     paid_in,
     sampler,
     scripts,
@@ -96,7 +97,7 @@ def check_life(rows: list[Row], shown: list[Seen], end: Any) -> None:
 
 
 @pytest.mark.parametrize("length", FRAGMENTS)
-@pytest.mark.parametrize("kind", ["networks", "own"])
+@pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
 @given(script=scripts, num_envs=st.integers(1, 3))
 @quick
 def test_no_reward_is_lost_and_no_lives_are_mixed(
@@ -200,3 +201,16 @@ def test_an_episode_in_which_nobody_acts_is_recorded_with_what_it_paid(adapter: 
     summary = run.sampler.metrics.summary()["hist_stats"]
     assert summary["episode_reward"][:4] == [UNITS["a"], UNITS["b"] + UNITS["c"]] * 2
     assert summary["episode_lengths"][:4] == [2, 2, 2, 2]
+
+
+@quick
+@given(scripts, st.sampled_from(FRAGMENTS))
+def test_every_life_has_a_memory_of_its_own_that_survives_the_cuts(script: Script, length: int) -> None:
+    run = Run(script, "recurrent", length)
+    check_memory(run.batches)
+
+
+def test_memories_are_seen_to_be_used() -> None:
+    """The property above would hold for a ledger that never remembered anything."""
+    script: Script = [[Moment("ab"), *[Moment("abc")] * 6, Moment("ab", over="terminated")]]
+    assert check_memory(Run(script, "recurrent", 4).batches) > 50

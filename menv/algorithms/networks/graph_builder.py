@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from menv.algorithms.networks.cell import INPUT, STATE, Cell
 from menv.algorithms.networks.stock import EPSILON, LOG_STD, Activation, Layer, Role, StockSpec
 
 OPSET = 17
@@ -36,6 +37,7 @@ class GraphBuilder:
         self.inputs: dict[str, onnx.ValueInfoProto] = {}
         self.outputs: list[onnx.ValueInfoProto] = []
         self.constants: list[onnx.TensorProto] = []
+        self._after: dict[str, str] = {}
 
     def add(self, op: str, *operands: str, **attributes: Any) -> str:
         """Add a node with one output and return its name."""
@@ -95,16 +97,65 @@ class GraphBuilder:
         x = "obs"
         for layer in self.spec.hidden_layers(role):
             x = self.activated(self.affine(layer, x))
-        return x
+        return self._remembered(self.spec.cell, self.spec.trunk(role), x) if self.spec.cell else x
 
     def outputs_of(self, role: Role, features: str) -> str:
         """Return the outputs of a role for the rows that are wanted."""
         layer = self.spec.out_layer(role)
-        x = self.affine(layer, features)
+        return self._wanted(self.affine(layer, features), layer.outputs)
+
+    def state_after(self) -> str:
+        """Return the recurrent state after the rows that are wanted."""
+        for role in self.spec.roles:
+            if self.spec.trunk(role) not in self._after:
+                self.features(role)
+        parts = [self._after[trunk] for trunk in self.spec.trunks]
+        return self._wanted(self.add("Concat", *parts, axis=-1), sum(self.spec.state_sizes))
+
+    def _wanted(self, x: str, width: int) -> str:
+        """Return the rows that were picked of those of all policies."""
         if not self.stacked:
             return x
-        rows = self.add("Reshape", x, self.constant([-1, layer.outputs]))
+        rows = self.add("Reshape", x, self.constant([-1, width]))
         return self.add("Gather", rows, self.given("pick", TensorProto.INT64, ["R"]), axis=0)
+
+    def _remembered(self, cell: Cell, trunk: str, x: str) -> str:
+        """Add one step of the recurrent layer of a trunk."""
+        state = self.given("state", TensorProto.FLOAT, ["R", sum(self.spec.state_sizes)])
+        first = self.spec.trunks.index(trunk) * len(cell.state_sizes)
+        width, name = cell.gates * cell.size, STATE.format(trunk)
+        of_input = self.affine(Layer(INPUT.format(trunk), self.spec.hidden_features, width, 1.0), x)
+        h = self._part(cell, state, first)
+        of_state = self.add("MatMul", h, self.weight(f"{name}.weight", (cell.size, width)))
+        if cell.kind == "lstm":
+            gates, c = self.add("Add", of_input, of_state), self._part(cell, state, first + 1)
+            h, self._after[trunk] = self._lstm(cell, gates, c)
+            return h
+        of_state = self.add("Add", of_state, self.weight(f"{name}.bias", (width,)))
+        self._after[trunk] = self._gru(cell, of_input, of_state, h)
+        return self._after[trunk]
+
+    def _lstm(self, cell: Cell, gates: str, c: str) -> tuple[str, str]:
+        admit, forget, candidate, show = (self._part(cell, gates, number) for number in range(4))
+        kept = self.add("Mul", self.add("Sigmoid", forget), c)
+        new = self.add("Mul", self.add("Sigmoid", admit), self.add("Tanh", candidate))
+        c = self.add("Add", kept, new)
+        h = self.add("Mul", self.add("Sigmoid", show), self.add("Tanh", c))
+        return h, self.add("Concat", h, c, axis=-1)
+
+    def _gru(self, cell: Cell, of_input: str, of_state: str, h: str) -> str:
+        (reset, update, new), (reset_h, update_h, new_h) = (
+            [self._part(cell, gates, number) for number in range(3)] for gates in (of_input, of_state)
+        )
+        reset = self.add("Sigmoid", self.add("Add", reset, reset_h))
+        update = self.add("Sigmoid", self.add("Add", update, update_h))
+        new = self.add("Tanh", self.add("Add", new, self.add("Mul", reset, new_h)))
+        return self.add("Add", new, self.add("Mul", update, self.add("Sub", h, new)))
+
+    def _part(self, cell: Cell, x: str, number: int) -> str:
+        """Return one of the parts of x that lie side by side, H wide each."""
+        first, last = self.constant([number * cell.size]), self.constant([(number + 1) * cell.size])
+        return self.add("Slice", x, first, last, self.constant([-1]))
 
     def policy_outputs(self) -> str:
         """Return the policy's outputs: logits, means or Q-values."""

@@ -58,6 +58,9 @@ class StockGraphs:
         graph.result("action", *action_type(head), action)
         if head.told:
             graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
+        if self.spec.cell:
+            state_size = sum(self.spec.state_sizes)
+            graph.result("state_after", TensorProto.FLOAT, ["R", state_size], graph.state_after())
 
 
 def action_type(head: ActionHead) -> tuple[int, list[str | int]]:

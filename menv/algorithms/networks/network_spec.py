@@ -31,6 +31,10 @@ class NetworkSpec(Protocol):
     def head(self) -> ActionHead:
         """What the policy's outputs mean."""
 
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Numbers in each part of the recurrent state, () for a network without one."""
+
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every weight by name, in a fixed order."""
 

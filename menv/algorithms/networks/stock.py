@@ -8,7 +8,7 @@ onnx, so that a process that only acts can create weights too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.action_head import ActionHead
+from menv.algorithms.networks.cell import Cell, orthogonal
 from menv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class StockSpec:
         vf_share_layers: True if both heads stand on the same hidden layers.
         dueling: Of Q-values: True computes them as V + A - mean A (Wang et al. 2016, eq. 9), both on the
             same hidden layers; otherwise there is no value head.
+        cell: A recurrent layer behind the hidden layers, one for each trunk; None for a network without a memory.
     """
 
     obs_size: int
@@ -64,6 +66,7 @@ class StockSpec:
     activation: Activation = "tanh"
     vf_share_layers: bool = False
     dueling: bool = False
+    cell: Cell | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes and activations that describe no network."""
@@ -83,13 +86,37 @@ class StockSpec:
             )
 
     @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Numbers in each part of the recurrent state, () without one."""
+        return self.cell.state_sizes * len(self.trunks) if self.cell else ()
+
+    def trunk(self, role: Role) -> str:
+        """Return the name of the layers that a head stands on."""
+        return "shared" if self.vf_share_layers or self.dueling else role
+
+    @property
+    def trunks(self) -> tuple[str, ...]:
+        """The layers that heads stand on, each once; recurrent states lie in this order."""
+        return tuple(dict.fromkeys(self.trunk(role) for role in self.roles))
+
+    @property
+    def features(self) -> int:
+        """Numbers a row that the heads stand on."""
+        return self.cell.size if self.cell else self.hidden_features
+
+    @property
+    def hidden_features(self) -> int:
+        """Numbers a row behind the hidden layers."""
+        return (self.obs_size, *self.hiddens)[-1]
+
+    @property
     def roles(self) -> tuple[Role, ...]:
         """The heads that there are."""
         return ROLES if self.head.kind != "q_values" or self.dueling else ("policy",)
 
     def hidden_layers(self, role: Role) -> tuple[Layer, ...]:
         """Return the hidden layers below the policy or the value head, first to last."""
-        trunk = "shared" if self.vf_share_layers or self.dueling else role
+        trunk = self.trunk(role)
         widths = (self.obs_size, *self.hiddens)
         return tuple(
             Layer(f"{trunk}.{i}", widths[i], widths[i + 1], _HIDDEN_GAIN) for i in range(len(self.hiddens))
@@ -97,10 +124,9 @@ class StockSpec:
 
     def out_layer(self, role: Role) -> Layer:
         """Return the last layer of the policy or of the value network."""
-        width = (self.obs_size, *self.hiddens)[-1]
         if role == "policy":
-            return Layer("policy.out", width, self.head.outputs, _POLICY_GAIN)
-        return Layer("value.out", width, 1, _VALUE_GAIN)
+            return Layer("policy.out", self.features, self.head.outputs, _POLICY_GAIN)
+        return Layer("value.out", self.features, 1, _VALUE_GAIN)
 
     def layers(self) -> tuple[Layer, ...]:
         """Return every layer once: policy, then value."""
@@ -113,6 +139,9 @@ class StockSpec:
         for layer in self.layers():
             shapes[f"{layer.name}.weight"] = (layer.inputs, layer.outputs)
             shapes[f"{layer.name}.bias"] = (layer.outputs,)
+        if self.cell:
+            for trunk in self.trunks:
+                shapes.update(self.cell.weight_shapes(trunk, self.hidden_features))
         if self.head.kind == "gaussian":
             shapes[LOG_STD] = (self.head.outputs,)
         if self.head.kind == "q_values":
@@ -128,8 +157,13 @@ class StockSpec:
         weights = {name: np.zeros(shape, np.float32) for name, shape in self.weight_shapes().items()}
         if EPSILON in weights:
             weights[EPSILON][:] = 1.0
-        for layer, matrix in zip(self.layers(), _matrices(self, seed), strict=True):
+        rng = np.random.default_rng(seed)
+        for layer in self.layers():
+            matrix = orthogonal(layer.inputs, layer.outputs, rng)
             weights[f"{layer.name}.weight"] = (layer.gain * matrix).astype(np.float32)
+        if self.cell:
+            for trunk in self.trunks:
+                weights.update(self.cell.first_weights(trunk, self.hidden_features, rng))
         return weights
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
@@ -143,13 +177,3 @@ class StockSpec:
         from menv.algorithms.networks.graphs import StockGraphs
 
         return StockGraphs(self, defaults)
-
-
-def _matrices(spec: StockSpec, seed: int) -> Iterator[npt.NDArray[np.float64]]:
-    rng = np.random.default_rng(seed)
-    for layer in spec.layers():
-        tall = (max(layer.inputs, layer.outputs), min(layer.inputs, layer.outputs))
-        q, r = np.linalg.qr(rng.standard_normal(tall))
-        # QR leaves the signs to LAPACK; a positive diagonal makes the answer unique and uniform.
-        q *= np.where(np.diagonal(r) < 0, -1.0, 1.0)
-        yield np.ascontiguousarray(q if layer.inputs >= layer.outputs else q.T)

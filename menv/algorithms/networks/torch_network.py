@@ -8,17 +8,24 @@ from torch import Tensor
 
 
 class TorchNetwork(Protocol):
-    """A policy and a value function over the same parameters, as plain functions of tensors."""
+    """A policy and a value function over the same parameters, as plain functions of tensors.
+
+    A recurrent network is told the `state` [B, S] before B sequences, which the rows are, one after the other and all
+    of N / B rows; B = N is one step of each row. Without a state the rows are independent of each other.
+    """
 
     @property
     def obs_size(self) -> int:
         """F, numbers in a flat observation."""
 
-    def dist_inputs(self, obs: Tensor, mask: Tensor | None) -> Tensor:
+    def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
         """Return [N, D] distribution inputs after masking, from obs [N, F] and mask [N, M]."""
 
-    def values(self, obs: Tensor) -> Tensor:
+    def values(self, obs: Tensor, state: Tensor | None = None) -> Tensor:
         """Return [N] state values."""
 
-    def both(self, obs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def both(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return distribution inputs and values in one pass."""
+
+    def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return distribution inputs and the state [B, S] after the sequences, of a recurrent network."""

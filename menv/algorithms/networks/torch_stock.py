@@ -13,6 +13,7 @@ from torch import Tensor
 
 from menv.acting.action_head import ILLEGAL
 from menv.algorithms.networks.stock import LOG_STD, Activation, Role, StockSpec
+from menv.algorithms.networks.torch_cell import TorchCell
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -35,7 +36,14 @@ class TorchStock:
 
     def __init__(self, spec: StockSpec, params: Mapping[str, Tensor]) -> None:
         self.obs_size = spec.obs_size
-        self._shared = spec.vf_share_layers
+        self._trunks = {role: spec.trunk(role) for role in spec.roles}
+        self._cells: dict[str, tuple[TorchCell, slice]] = {}
+        if spec.cell:
+            size = sum(spec.cell.state_sizes)
+            for number, trunk in enumerate(spec.trunks):
+                part = slice(number * size, (number + 1) * size)
+                self._cells[trunk] = TorchCell(spec.cell, trunk, params), part
+        self._one_trunk = len(spec.trunks) == 1
         self._activation = _ACTIVATIONS.get(spec.activation)
         self._hidden = {
             role: [_weight_and_bias(params, layer.name) for layer in spec.hidden_layers(role)]
@@ -47,26 +55,44 @@ class TorchStock:
         self._of_q_values = spec.head.kind == "q_values"
         self._log_std = params.get(LOG_STD)
 
-    def dist_inputs(self, obs: Tensor, mask: Tensor | None) -> Tensor:
+    def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
         """Return [N, D] distribution inputs after masking, from obs [N, F] and mask [N, M]."""
-        return self._policy_head(self._features("policy", obs), mask)
+        return self._policy_head(self._features("policy", obs, state), mask)
 
-    def values(self, obs: Tensor) -> Tensor:
+    def values(self, obs: Tensor, state: Tensor | None = None) -> Tensor:
         """Return [N] state values; of Q-values the highest of each row."""
         if self._of_q_values:
-            return self.dist_inputs(obs, None).amax(-1)
-        return self._value_head(self._features("value", obs))
+            return self.dist_inputs(obs, None, state).amax(-1)
+        return self._value_head(self._features("value", obs, state))
 
-    def both(self, obs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def both(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return distribution inputs and values; shared layers are computed once."""
         if self._of_q_values:
-            q_values = self.dist_inputs(obs, None)
+            q_values = self.dist_inputs(obs, None, state)
             return q_values if mask is None else torch.where(mask, q_values, ILLEGAL), q_values.amax(-1)
-        features = self._features("policy", obs)
-        value_features = features if self._shared else self._features("value", obs)
+        features = self._features("policy", obs, state)
+        value_features = features if self._one_trunk else self._features("value", obs, state)
         return self._policy_head(features, mask), self._value_head(value_features)
 
-    def _features(self, role: Role, x: Tensor) -> Tensor:
+    def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return distribution inputs and the state after them."""
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for role, trunk in self._trunks.items():
+            if trunk not in found:
+                cell, part = self._cells[trunk]
+                found[trunk] = cell(self._hidden_features(role, obs), state[:, part])
+        after = torch.cat([own for _, own in found.values()], 1)
+        return self._policy_head(found[self._trunks["policy"]][0], mask), after
+
+    def _features(self, role: Role, obs: Tensor, state: Tensor | None) -> Tensor:
+        features = self._hidden_features(role, obs)
+        if not self._cells:
+            return features
+        assert state is not None, "a recurrent network needs its state"
+        cell, part = self._cells[self._trunks[role]]
+        return cell(features, state[:, part])[0]
+
+    def _hidden_features(self, role: Role, x: Tensor) -> Tensor:
         for weight, bias in self._hidden[role]:
             x = torch.addmm(bias, x, weight)
             if self._activation is not None:

@@ -1,0 +1,168 @@
+"""Policies with a memory from the outside: what they learn, how they are asked, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.algorithms import PPO
+from menv.errors import ConfigError, ContractError
+
+STEPS = 4
+
+
+class Recall(gym.Env[Any, Any]):
+    """A cue is shown once; the last action should name it. Guessing gets 0.5 on average."""
+
+    observation_space = gym.spaces.Discrete(3)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.cue, self.t = int(self.np_random.integers(2)), 0
+        return 1 + self.cue, {}
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        over = self.t == STEPS
+        return 0, float(over and action == self.cue), over, False, {}
+
+
+def recall(context: Any) -> Recall:
+    return Recall()
+
+
+MODEL = {"fcnet_hiddens": [16], "lstm_cell_size": 16, "max_seq_len": STEPS}
+CONFIG: dict[str, Any] = {
+    "num_envs_per_worker": 32,
+    "train_batch_size": 1024,
+    "sgd_minibatch_size": 256,
+    "lr": 5e-3,
+    "seed": 0,
+}
+
+
+@pytest.mark.parametrize(("model", "least", "most"), [
+    ({"use_lstm": True}, 0.95, 1.0),
+    ({"use_gru": True}, 0.95, 1.0),
+    ({"use_lstm": True, "vf_share_layers": True}, 0.95, 1.0),
+    ({}, 0.0, 0.7),
+], ids=["lstm", "gru", "shared", "none"])  # fmt: skip
+def test_a_cue_is_remembered_by_those_that_have_a_memory(
+    model: dict[str, Any], least: float, most: float
+) -> None:
+    with PPO(env=recall, config={**CONFIG, "model": {**MODEL, **model}}) as algorithm:
+        for _ in range(40):
+            result = algorithm.train()
+    assert least <= result["episode_reward_mean"] <= most
+
+
+def test_a_state_is_handed_in_and_handed_back() -> None:
+    config = {**CONFIG, "explore": False, "model": {**MODEL, "use_lstm": True}}
+    with PPO(env=recall, config=config) as algorithm:
+        policy = algorithm.get_policy()
+        state = policy.get_initial_state()
+        assert [part.shape for part in state] == [(16,)] * 4
+        assert not any(part.any() for part in state)
+        for obs in (1, 0):
+            batch = [part[None] for part in state]
+            actions, states, fetches = policy.compute_actions([obs], batch, explore=False)
+            action, after, single = algorithm.compute_single_action(obs, state=state)
+            assert action == actions[0]
+            np.testing.assert_array_equal(single["action_logp"], fetches["action_logp"][0])
+            for one, other, before in zip(after, states, state, strict=True):
+                np.testing.assert_array_equal(one, other[0])
+                assert (one != before).any()
+            state = after
+        # Without states every row begins anew.
+        fresh = policy.compute_actions([1, 1], explore=False)[1]
+        np.testing.assert_array_equal(fresh[0][0], fresh[0][1])
+
+
+def test_a_recurrent_policy_is_never_asked_without_its_state() -> None:
+    with PPO(env=recall, config={**CONFIG, "model": {**MODEL, "use_gru": True}}) as algorithm:
+        with pytest.raises(ContractError, match=r"no state for the recurrent policy.*get_initial_state\(\)"):
+            algorithm.compute_single_action(0)
+        with pytest.raises(ContractError, match=r"act cannot keep the state.*compute_actions"):
+            algorithm.get_policy().act(0)  # type: ignore[attr-defined]
+        with pytest.raises(ContractError, match=r"shapes \[\(1, 3\)\], expected \[\(1, 16\), \(1, 16\)\]"):
+            algorithm.compute_single_action(0, state=[np.zeros(3)])
+
+
+@pytest.mark.parametrize("inference", ["onnx", "torch"])
+def test_recurrent_policies_of_one_architecture_act_and_learn_side_by_side(inference: str) -> None:
+    from menv.envs import make_multi_agent
+
+    config = {
+        "num_envs_per_worker": 3,
+        "train_batch_size": 300,
+        "sgd_minibatch_size": 64,
+        "env_config": {"num_agents": 3},
+        "inference": inference,
+        "seed": 3,
+        "model": {**MODEL, "use_lstm": True},
+        "multiagent": {
+            "policies": ["even", "odd"],
+            "policy_mapping_fn": lambda agent_id: ["even", "odd"][int(str(agent_id)[-1]) % 2],
+            "policies_to_train": ["even"],
+        },
+        "evaluation_duration": 2,
+    }
+    with PPO(env=make_multi_agent("CartPole-v1"), config=config) as algorithm:
+        before = algorithm.get_weights()
+        batch = algorithm.sample()
+        assert {"state_in_0", "state_in_3"} <= set(batch["odd"])
+        assert batch["odd"]["state_in_2"].shape == (batch["odd"].count, 16)
+        result = algorithm.train()
+        assert algorithm.evaluate()["evaluation"]["episodes_this_iter"] == 2
+        after = algorithm.get_weights()
+        assert set(algorithm.inference.values()) == {inference}
+        algorithm.add_policy("new", policy_mapping_fn=lambda agent_id: "new")
+        algorithm.train()
+    assert "even" in result["info"]
+    assert all((before["odd"][name] == after["odd"][name]).all() for name in before["odd"])
+    assert any((before["even"][name] != after["even"][name]).any() for name in before["even"])
+
+
+def test_the_same_seed_gives_the_same_memory() -> None:
+    def weights() -> Any:
+        with PPO(env=recall, config={**CONFIG, "model": {**MODEL, "use_gru": True}}) as algorithm:
+            algorithm.train()
+            algorithm.train()
+            return algorithm.get_weights()["default_policy"]
+
+    one, other = weights(), weights()
+    assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_a_vectorised_environment_is_played_with_a_memory_too() -> None:
+    env = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
+    config = {
+        **CONFIG,
+        "num_envs_per_worker": 4,
+        "train_batch_size": 256,
+        "model": {**MODEL, "use_lstm": True},
+    }
+    with PPO(env=lambda context: env, config=config) as algorithm:
+        batch = algorithm.sample()["default_policy"]
+        first = batch["t"] == 0
+        assert first.any()
+        assert not batch["state_in_0"][first].any()
+        assert batch["state_in_0"][~first].any(1).all()
+        algorithm.train()
+
+
+@pytest.mark.parametrize(("model", "words"), [
+    ({"use_lstm": True, "max_seq_len": None}, r"max_seq_len is None, expected a positive integer"),
+    ({"use_lstm": True, "max_seq_len": 0}, r"max_seq_len is 0, expected a positive integer"),
+    ({"use_lstm": True, "lstm_cell_size": -4}, r"lstm_cell_size is -4, expected a positive integer"),
+    ({"use_lstm": True, "use_gru": True}, r"use_lstm and use_gru are both set"),
+    ({"use_lstm": True, "seq_len": 3}, r"unknown key 'seq_len'.*max_seq_len"),
+])  # fmt: skip
+def test_a_memory_of_no_length_is_refused(model: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        PPO(env=recall, config={"model": model})
+    assert "\n" not in str(caught.value)
