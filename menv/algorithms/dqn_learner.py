@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.algorithms.dqn_loss import dqn_loss, td_targets
+from menv.algorithms.dqn_loss import DQNTerms, dqn_loss, td_targets
 from menv.algorithms.dqn_settings import DQNSettings
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.n_step import transitions
@@ -170,28 +170,29 @@ class DQNLearner:
 
     def _step(self, sample: Sample) -> Tensor:
         """Make one gradient step and return the statistics, a tensor each number."""
-        settings, columns = self._settings, sample.columns
-        mask = columns.get("next_mask")
-        next_obs, allowed = (
-            torch.from_numpy(columns["next_obs"]),
-            None if mask is None else torch.from_numpy(mask),
-        )
-        with torch.no_grad():
-            target_next = self._target.dist_inputs(next_obs, allowed)
-            online_next = self._network.dist_inputs(next_obs, allowed) if settings.double_q else None
-            targets = td_targets(
-                torch.from_numpy(columns["returns"]), torch.from_numpy(columns["discounts"]), target_next, online_next
-            )  # fmt: skip
-        q_values = self._network.dist_inputs(torch.from_numpy(columns["obs"]), None)
-        weights = (
-            torch.from_numpy(sample.weights) if settings.replay_buffer_config.prioritized_replay else None
-        )
-        terms = dqn_loss(q_values, torch.from_numpy(columns["actions"]), targets, weights)
+        rows = {name: torch.from_numpy(column) for name, column in sample.columns.items()}
+        prioritized = self._settings.replay_buffer_config.prioritized_replay
+        terms = self._terms(rows, torch.from_numpy(sample.weights) if prioritized else None)
         torch.autograd.backward(terms.loss)
         norm = self._adam.step()
         self.replay.update_priorities(sample.indices, terms.td_errors.numpy())
         self._count_towards_copy()
         return torch.stack((terms.loss.detach(), terms.q_taken.mean(), terms.td_errors.abs().mean(), norm))
+
+    def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> DQNTerms:
+        """Return the loss of rows that were drawn, and what it was made of.
+
+        Args:
+            rows: obs, actions, returns, discounts, next_obs and, where choices are masked, next_mask; [B, ...].
+            weights: [B] importance of the rows; None weighs all alike.
+        """
+        next_obs, allowed = rows["next_obs"], rows.get("next_mask")
+        with torch.no_grad():
+            target_next = self._target.dist_inputs(next_obs, allowed)
+            online_next = self._network.dist_inputs(next_obs, allowed) if self._settings.double_q else None
+            targets = td_targets(rows["returns"], rows["discounts"], target_next, online_next)
+        q_values = self._network.dist_inputs(rows["obs"], None)
+        return dqn_loss(q_values, rows["actions"], targets, weights)
 
     def _count_towards_copy(self) -> None:
         # Counted in the rows that a step stands for, so that a long fragment is not learned with one old target.

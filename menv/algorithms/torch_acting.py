@@ -101,8 +101,9 @@ class TorchActing:
         """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
         allowed = None if mask is None else _tensor(mask)
         inputs = self._network(policy).dist_inputs(_tensor(obs), allowed)
-        if self._head.kind == "q_values":
-            logp = epsilon_greedy.logp(inputs, allowed, self._params[policy][EPSILON], _tensor(actions))
+        if self._head.by_worth:
+            epsilon = self._params[policy][EPSILON]
+            logp = epsilon_greedy.logp(self._head, inputs, allowed, epsilon, _tensor(actions))
         else:
             logp = distributions.logp(self._head, inputs, _tensor(actions))
         return Evaluation(inputs.numpy(), logp.numpy())
@@ -159,10 +160,10 @@ class TorchActing:
 
     def _actions(self, policy: int, inputs: Tensor, allowed: Tensor | None, draws: Tensor | None) -> Tensor:
         head = self._head
-        if head.kind == "q_values":
+        if head.by_worth:
             if draws is None:
-                return inputs.argmax(-1)
-            return epsilon_greedy.draw(inputs, allowed, self._params[policy][EPSILON], draws)
+                return epsilon_greedy.best(head, inputs)
+            return epsilon_greedy.draw(head, inputs, allowed, self._params[policy][EPSILON], draws)
         if head.kind == "gaussian":
             mean, log_std = inputs.chunk(2, -1)
             return mean if draws is None else mean + log_std.exp() * draws

@@ -27,11 +27,16 @@ _OPS: dict[Activation, str] = {"tanh": "Tanh", "relu": "Relu", "elu": "Elu"}
 
 
 class GraphBuilder:
-    """Collects nodes, inputs and constants; knows the layers, not what they are for."""
+    """Collects nodes, inputs and constants; knows the layers, not what they are for.
+
+    Attributes:
+        reads: The name of what the first layers read.
+    """
 
     def __init__(self, spec: StockSpec, stacked: bool) -> None:
         self.spec = spec
         self.stacked = stacked
+        self.reads = "obs"
         self.nodes: list[onnx.NodeProto] = []
         self.inputs: dict[str, onnx.ValueInfoProto] = {}
         self.outputs: list[onnx.ValueInfoProto] = []
@@ -92,7 +97,7 @@ class GraphBuilder:
 
     def features(self, role: Role) -> str:
         """Return what the last layer of a role stands on."""
-        x = "obs"
+        x = self.reads
         for layer in self.spec.hidden_layers(role):
             x = self.activated(self.affine(layer, x))
         return x

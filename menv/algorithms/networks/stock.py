@@ -148,8 +148,12 @@ class StockSpec:
 def _matrices(spec: StockSpec, seed: int) -> Iterator[npt.NDArray[np.float64]]:
     rng = np.random.default_rng(seed)
     for layer in spec.layers():
-        tall = (max(layer.inputs, layer.outputs), min(layer.inputs, layer.outputs))
-        q, r = np.linalg.qr(rng.standard_normal(tall))
-        # QR leaves the signs to LAPACK; a positive diagonal makes the answer unique and uniform.
-        q *= np.where(np.diagonal(r) < 0, -1.0, 1.0)
-        yield np.ascontiguousarray(q if layer.inputs >= layer.outputs else q.T)
+        yield orthogonal(rng, layer.inputs, layer.outputs)
+
+
+def orthogonal(rng: np.random.Generator, inputs: int, outputs: int) -> npt.NDArray[np.float64]:
+    """Return an [inputs, outputs] matrix whose rows or columns, whichever are fewer, are orthonormal."""
+    q, r = np.linalg.qr(rng.standard_normal((max(inputs, outputs), min(inputs, outputs))))
+    # QR leaves the signs to LAPACK; a positive diagonal makes the answer unique and uniform.
+    q *= np.where(np.diagonal(r) < 0, -1.0, 1.0)
+    return np.ascontiguousarray(q if inputs >= outputs else q.T)
