@@ -41,9 +41,7 @@ def draw(head: ActionHead, q_values: Tensor, mask: Tensor | None, epsilon: Tenso
     return _by_row(head, torch.where(explores, beyond.to(torch.uint8).argmax(-1), worth.argmax(-1)))
 
 
-def logp(
-    head: ActionHead, q_values: Tensor, mask: Tensor | None, epsilon: Tensor, actions: Tensor
-) -> Tensor:
+def logp(head: ActionHead, q_values: Tensor, mask: Tensor | None, epsilon: Tensor, actions: Tensor) -> Tensor:
     """Return the [N] log-probability of each row's action; arguments as for `draw`."""
     worth, legal, taken = _by_component(head, q_values), _legal(head, q_values, mask), actions.reshape(-1)
     share = epsilon * legal.gather(1, taken[:, None])[:, 0] / legal.sum(-1).clamp(min=1.0)

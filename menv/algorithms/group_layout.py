@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -44,9 +45,9 @@ def group_layout(observation_space: gym.Space[Any], action_space: gym.Space[Any]
             f"QMIX: {len(members)} members observe and {len(actions)} act, expected the same number; group the agents "
             "with env.with_agent_groups"
         )
-    _refuse_unlike("observation", members, [str(space) for space in members])
-    kinds = [str(space.n) if isinstance(space, gym.spaces.Discrete) else str(space) for space in actions]
-    _refuse_unlike("action", actions, kinds)
+    _refuse_unlike("observation", members, members)
+    # Where a member's numbers begin is of no account.
+    _refuse_unlike("action", actions, [getattr(space, "n", space) for space in actions])
     if not isinstance(actions[0], gym.spaces.Discrete):
         raise ConfigError(
             f"QMIX: the members' action space is {actions[0]!s:.80}, expected Discrete; train this policy with PPO"
@@ -66,10 +67,10 @@ def _parts(kind: str, space: gym.Space[Any]) -> tuple[Any, ...]:
     return tuple(space.spaces)
 
 
-def _refuse_unlike(kind: str, spaces: tuple[Any, ...], shown: list[str]) -> None:
-    """Refuse members whose spaces count as different."""
-    for place, (space, text) in enumerate(zip(spaces, shown, strict=True)):
-        if text != shown[0] or type(space) is not type(spaces[0]):
+def _refuse_unlike(kind: str, spaces: Sequence[Any], forms: Sequence[Any]) -> None:
+    """Refuse members of whose spaces something differs that must not."""
+    for place, (space, form) in enumerate(zip(spaces, forms, strict=True)):
+        if form != forms[0] or type(space) is not type(spaces[0]):
             raise ConfigError(
                 f"QMIX: the {kind} spaces of members 0 and {place} of the group are {spaces[0]!s:.80} and "
                 f"{space!s:.80}, expected equal ones, because the members share one network; pad the smaller one "

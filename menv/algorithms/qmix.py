@@ -1,5 +1,7 @@
-"""QMIX: a group of agents learns what it earns together (Rashid et al. 2018, "QMIX: monotonic value function
-factorisation for deep multi-agent reinforcement learning")."""
+"""QMIX: a group of agents learns what it earns together.
+
+Rashid et al. 2018, "QMIX: monotonic value function factorisation for deep multi-agent reinforcement learning".
+"""
 
 from __future__ import annotations
 

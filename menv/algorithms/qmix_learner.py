@@ -58,4 +58,6 @@ class QMIXLearner(DQNLearner):
         online_next = self._group.by_member(next_obs, allowed) if self._settings.double_q else None
         worth = self._target_group.mixed(best_worth(target_next, online_next), next_obs)
         returns, discounts = rows["returns"], rows["discounts"]
-        return returns + discounts * worth if worth.ndim == 1 else returns[:, None] + discounts[:, None] * worth
+        return (
+            returns + discounts * worth if worth.ndim == 1 else returns[:, None] + discounts[:, None] * worth
+        )

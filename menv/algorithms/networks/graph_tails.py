@@ -86,7 +86,9 @@ class _Choices:
         logs = graph.add("LogSoftmax", self.by_component(), axis=-1)
         taken = graph.add("GatherElements", logs, graph.add("Unsqueeze", actions, last), axis=-1)
         taken = graph.add("Squeeze", taken, last)
-        return graph.add("ReduceSum", taken, last, keepdims=0) if self.several else taken
+        if not self.several:
+            return taken
+        return graph.add("Squeeze", graph.row_sum(taken, len(self.head.sizes)), last)
 
 
 class _Gaussian:
@@ -125,7 +127,7 @@ class _Gaussian:
         terms = graph.add("Mul", graph.add("Mul", z, z), graph.constant(-0.5, np.float32))
         terms = graph.add("Sub", terms, self.log_std)
         terms = graph.add("Sub", terms, graph.constant(0.5 * np.log(2.0 * np.pi), np.float32))
-        return graph.add("ReduceSum", terms, graph.constant([-1]), keepdims=0)
+        return graph.add("Squeeze", graph.row_sum(terms, self.head.outputs), graph.constant([-1]))
 
 
 class _QValues:
@@ -220,7 +222,8 @@ class _MultiQValues(_QValues):
     def logp(self, dist_inputs: str, actions: str) -> str:
         graph, last = self.graph, self.graph.constant([-1])
         logs = super().logp(dist_inputs, graph.add("Reshape", actions, last))
-        return graph.add("ReduceSum", self.by_row(logs, len(self.head.sizes)), last, keepdims=0)
+        members = len(self.head.sizes)
+        return graph.add("Squeeze", graph.row_sum(self.by_row(logs, members), members), last)
 
 
 Tail: TypeAlias = _Choices | _Gaussian | _QValues

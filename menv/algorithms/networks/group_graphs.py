@@ -44,8 +44,9 @@ class GroupGraphs:
         graph.given("obs", TensorProto.FLOAT, ["R", self.spec.obs_size])
         graph.reads = self._member_rows(graph)
         if kind == "values":
-            best = graph.add("Reshape", graph.values(), graph.constant([-1, len(self.spec.layout.members)]))
-            total = graph.add("ReduceSum", best, graph.constant([-1]), keepdims=0)
+            members = len(self.spec.layout.members)
+            best = graph.add("Reshape", graph.values(), graph.constant([-1, members]))
+            total = graph.add("Squeeze", graph.row_sum(best, members), graph.constant([-1]))
             graph.result("values", TensorProto.FLOAT, ["R"], total)
         else:
             add_policy(graph, self.spec.head, kind, masked)

@@ -31,6 +31,7 @@ class TorchGroup:
         self._mixer, self._embed_dim = spec.mixer, spec.embed_dim
         self._members, self._choices = len(spec.layout.members), spec.layout.choices
         self._member = TorchStock(spec.member, params)
+        self._width = spec.member.obs_size
         self._inputs = torch.tensor(spec.inputs)
         self._state = torch.tensor(spec.layout.state)
         self._zero_one = torch.tensor([[0.0, 1.0]])
@@ -41,7 +42,7 @@ class TorchGroup:
     def dist_inputs(self, obs: Tensor, mask: Tensor | None) -> Tensor:
         """Return [N, C * n] Q-values of all members after masking, from obs [N, F] and mask [N, C * n]."""
         row = torch.cat((obs, self._zero_one.expand(len(obs), 2)), 1).index_select(1, self._inputs)
-        seen = row.reshape(len(obs) * self._members, -1)
+        seen = row.reshape(-1, self._width)
         allowed = None if mask is None else mask.reshape(-1, self._choices)
         return self._member.dist_inputs(seen, allowed).reshape(-1, self._members * self._choices)
 
