@@ -19,7 +19,10 @@ MEMBERS = 3
 
 def spaces(choices: int = 3, members: int = MEMBERS) -> tuple[gym.spaces.Tuple[Any], gym.spaces.Tuple[Any]]:
     """Return observation and action space: flat rows hold [obs, state] of each member in turn."""
-    unit = {"obs": gym.spaces.Box(-9.0, 9.0, (SEEN,)), "state": gym.spaces.Box(-9.0, 9.0, (STATE,))}
+    unit: dict[str, gym.Space[Any]] = {
+        "obs": gym.spaces.Box(-9.0, 9.0, (SEEN,)),
+        "state": gym.spaces.Box(-9.0, 9.0, (STATE,)),
+    }
     seen = [gym.spaces.Dict(unit) for _ in range(members)]
     return gym.spaces.Tuple(seen), gym.spaces.Tuple([gym.spaces.Discrete(choices)] * members)
 

@@ -158,7 +158,8 @@ def test_no_rows_are_answered_with_no_actions(kind: str) -> None:
     acting = acting_of(spec, kind, lively_weights(spec))
     obs, mask, noise = random_rows(spec, 0)
     for actions in (acting.act(obs, mask, noise), acting.greedy(obs, None)):
-        assert (actions.shape, actions.dtype) == ((0, MEMBERS), np.int64)
+        assert actions.shape == (0, MEMBERS)
+        assert actions.dtype == np.int64
     assert acting.evaluate(0, obs, mask, actions).logp.shape == acting.values(0, obs).shape == (0,)
 
 
