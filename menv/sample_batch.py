@@ -238,6 +238,12 @@ class SampleBatch(Mapping[str, Column]):
             for index, (start, end) in enumerate(spans)
         ]
 
+    def in_pieces(self, most: int) -> SampleBatch:
+        """Return the same rows, their columns shared, in pieces of at most `most` rows."""
+        since = np.arange(self.count) - np.repeat(self.segments.starts, self.segments.lengths)
+        pieces = self._pieces(np.arange(self.count), since // most)
+        return SampleBatch(self._columns, pieces, self._infos)
+
     def right_zero_pad(self, max_seq_len: int) -> Self:
         """Make every piece `max_seq_len` rows long, in place, and return this batch.
 
@@ -253,8 +259,7 @@ class SampleBatch(Mapping[str, Column]):
                 f"SampleBatch.right_zero_pad: got max_seq_len={max_seq_len} {state}, expected at least 1 and an "
                 "unpadded batch; pad a copy once"
             )
-        since = np.arange(self.count) - np.repeat(self.segments.starts, self.segments.lengths)
-        segments = self._pieces(np.arange(self.count), since // max_seq_len)
+        segments = self.in_pieces(max_seq_len).segments
         total = len(segments.lengths) * max_seq_len
         firsts = np.arange(0, total, max_seq_len)
         places = np.repeat(firsts - segments.starts, segments.lengths) + np.arange(self.count)

@@ -123,6 +123,19 @@ def test_rock_paper_scissors_counts_the_points_against_each_opponent(opponents: 
     assert all(name in printed for name in opponents)
 
 
+def test_the_two_step_game_prints_what_qmix_reaches_and_independent_learners_beside_it() -> None:
+    outcome, printed = outcome_of("two_step_game")
+    assert {outcome["qmix"], outcome["independent"]} <= {0.0, 1.0, 7.0, 8.0}
+    assert "qmix: " in printed
+    assert "independent: " in printed
+
+
+@pytest.mark.slow
+def test_qmix_reaches_the_best_return_of_the_two_step_game() -> None:
+    outcome, _ = outcome_of("two_step_game", seconds="8")
+    assert outcome["qmix"] == 8.0
+
+
 def test_every_example_is_tested_here() -> None:
     names = {path.stem for path in python_files(ROOT, ("examples",))}
     tested = {
@@ -134,4 +147,4 @@ def test_every_example_is_tested_here() -> None:
         "hierarchical",
         "ppo_and_dqn",
     }
-    assert names == tested | {"self_play", "rock_paper_scissors"}
+    assert names == tested | {"self_play", "rock_paper_scissors", "two_step_game"}

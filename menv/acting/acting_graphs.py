@@ -20,6 +20,10 @@ class ActingGraphs(Protocol):
     axis P and may have axes of length 1 after it.
     """
 
+    @property
+    def stacks(self) -> bool:
+        """Whether there are stacked graphs; otherwise policies are answered one after the other."""
+
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
         """Return the model of one kind.
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from menv.errors import ConfigError
 
-Kind: TypeAlias = Literal["categorical", "multi_categorical", "gaussian", "q_values"]
-KINDS: tuple[Kind, ...] = ("categorical", "multi_categorical", "gaussian", "q_values")
+Kind: TypeAlias = Literal["categorical", "multi_categorical", "gaussian", "q_values", "multi_q_values"]
+KINDS: tuple[Kind, ...] = ("categorical", "multi_categorical", "gaussian", "q_values", "multi_q_values")
 
 ILLEGAL = -1e9
 """The distribution input of a masked action: finite, so that KL terms stay numbers, and so low that
@@ -36,8 +36,10 @@ class ActionHead:
     Attributes:
         kind: "categorical" and "multi_categorical" hold logits; "gaussian" holds means, then log
             standard deviations; "q_values" the worth of each choice, of which the highest is taken but for
-            a share epsilon (a weight of the network) of uniformly drawn ones.
-        sizes: Number of choices of each component; for "gaussian" the one number k of dimensions.
+            a share epsilon (a weight of the network) of uniformly drawn ones; "multi_q_values" the same for
+            several components, each of which explores by draws of its own.
+        sizes: Number of choices of each component, the same for all of "multi_q_values"; for "gaussian" the
+            one number k of dimensions.
     """
 
     kind: Kind
@@ -45,12 +47,18 @@ class ActionHead:
 
     def __post_init__(self) -> None:
         """Refuse a kind or sizes that describe no distribution."""
-        one_size = self.kind == "multi_categorical" or len(self.sizes) == 1
-        if self.kind not in KINDS or not self.sizes or min(self.sizes) < 1 or not one_size:
+        if self.kind not in KINDS or not self.sizes or min(self.sizes) < 1 or not self._right_number():
             raise ConfigError(
                 f"ActionHead: kind {self.kind!r} with sizes {self.sizes}, expected one of {KINDS} and "
-                "positive sizes (exactly one unless multi_categorical); use ActionHead.for_space"
+                "positive sizes (exactly one unless multi_categorical, equal ones for multi_q_values); "
+                "use ActionHead.for_space"
             )
+
+    def _right_number(self) -> bool:
+        """Return whether there are as many sizes as the kind can have."""
+        if self.kind == "multi_q_values":
+            return len(set(self.sizes)) == 1
+        return self.kind == "multi_categorical" or len(self.sizes) == 1
 
     @classmethod
     def for_space(cls, space: gym.Space[Any]) -> ActionHead:
@@ -82,6 +90,11 @@ class ActionHead:
         return sum(self.sizes)
 
     @cached_property
+    def by_worth(self) -> bool:
+        """Whether the inputs are Q-values, so that chance enters by epsilon alone."""
+        return self.kind in ("q_values", "multi_q_values")
+
+    @cached_property
     def told(self) -> bool:
         """Whether acting tells the distribution inputs beside the actions: logits come for nothing."""
         return self.kind in ("categorical", "multi_categorical")
@@ -93,9 +106,9 @@ class ActionHead:
 
     @cached_property
     def noise_width(self) -> int:
-        """Random numbers a row: one a component; of "q_values" one for whether to explore, one for what."""
-        if self.kind == "q_values":
-            return 2
+        """Random numbers a row: one a component; of Q-values one for whether to explore, one for what."""
+        if self.by_worth:
+            return 2 * len(self.sizes)
         return self.sizes[0] if self.kind == "gaussian" else len(self.sizes)
 
     @cached_property
@@ -106,7 +119,9 @@ class ActionHead:
     @cached_property
     def action_shape(self) -> tuple[int, ...]:
         """Shape of one row's action: (), (components,) or (k,)."""
-        return () if self.kind in ("categorical", "q_values") else (self.noise_width,)
+        if self.kind == "gaussian":
+            return self.sizes
+        return () if self.kind in ("categorical", "q_values") else (len(self.sizes),)
 
     @cached_property
     def action_dtype(self) -> np.dtype[Any]:

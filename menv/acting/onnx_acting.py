@@ -67,7 +67,7 @@ class OnnxActing:
         self._state_size = state_size
         self._shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
         weights_each = sum(math.prod(shape) for shape in self._shapes.values())
-        self._stacked_rows = _STACKED_WORK // (_ROW_WORK + weights_each)
+        self._stacked_rows = _STACKED_WORK // (_ROW_WORK + weights_each) if graphs.stacks else 0
         self._stacks: dict[str, Floats] = {}
         self._sessions: dict[tuple[GraphKind, bool, bool], ort.InferenceSession] = {}
         self._numbers_a_row = head.mask_width + head.noise_width + state_size

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from menv.algorithms.config.model_config import ModelConfig as ModelConfig
     from menv.algorithms.config.multi_agent_config import MultiAgentConfig as MultiAgentConfig
     from menv.algorithms.config.ppo_config import PPOConfig as PPOConfig
+    from menv.algorithms.config.qmix_config import QMIXConfig as QMIXConfig
     from menv.algorithms.dqn import DQN as DQN
     from menv.algorithms.ppo import PPO as PPO
+    from menv.algorithms.qmix import QMIX as QMIX
 
 _HOMES = {
     "Algorithm": "menv.algorithms.algorithm",
@@ -24,8 +26,20 @@ _HOMES = {
     "MultiAgentConfig": "menv.algorithms.config.multi_agent_config",
     "PPO": "menv.algorithms.ppo",
     "PPOConfig": "menv.algorithms.config.ppo_config",
+    "QMIX": "menv.algorithms.qmix",
+    "QMIXConfig": "menv.algorithms.config.qmix_config",
 }
-__all__ = ["DQN", "PPO", "Algorithm", "DQNConfig", "ModelConfig", "MultiAgentConfig", "PPOConfig"]
+__all__ = [
+    "DQN",
+    "PPO",
+    "QMIX",
+    "Algorithm",
+    "DQNConfig",
+    "ModelConfig",
+    "MultiAgentConfig",
+    "PPOConfig",
+    "QMIXConfig",
+]
 
 
 def __dir__() -> list[str]:

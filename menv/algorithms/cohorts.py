@@ -79,7 +79,7 @@ def build_cohorts(
 def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recipe) -> NetworkSpec:
     """Return the description of a policy's network, once it fits the spaces."""
     preprocessor = ObsPreprocessor(spec.observation_space)
-    network = recipe.network(preprocessor.size, spec.action_space, config)
+    network = recipe.network(preprocessor.size, spec.action_space, config, spec.observation_space)
     if preprocessor.mask_width not in (0, network.head.mask_width):
         raise ConfigError(
             f"policies[{name!r}]: action_mask of {preprocessor.mask_width} flags for the action space "

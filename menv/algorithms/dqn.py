@@ -7,31 +7,32 @@ from typing import Any
 import gymnasium as gym
 
 from menv.acting.action_head import ActionHead
-from menv.acting.backend import ActingBackend
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.dqn_config import DQNConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
-from menv.algorithms.networks.stock import EPSILON, StockSpec
+from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.off_policy_recipe import OffPolicyRecipe
 from menv.algorithms.recipe import Learner, Weights
-from menv.connectors.clip_reward import clip_reward
 from menv.errors import ConfigError
-from menv.sample_batch import SampleBatch
 
 
-class DQNRecipe:
+class DQNRecipe(OffPolicyRecipe):
     """How a DQN policy is trained: by Q-values of discrete actions, from replayed rows."""
 
     name = "DQN"
     config_class: type[AlgorithmConfig] = DQNConfig
 
-    def network(self, obs_size: int, action_space: gym.Space[Any], config: DQNConfig) -> NetworkSpec:
+    def network(
+        self, obs_size: int, action_space: gym.Space[Any], config: DQNConfig, observation_space: Any = None
+    ) -> NetworkSpec:
         """Return the network of one policy.
 
         Args:
             obs_size: F, numbers in a flat observation.
             action_space: Of the policy.
             config: Its settings.
+            observation_space: Not read.
 
         Raises:
             ConfigError: The actions are not Discrete.
@@ -44,21 +45,9 @@ class DQNRecipe:
         head = ActionHead("q_values", (int(action_space.n),))
         model = config.model
         return StockSpec(
-            obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, dueling=config.dueling
-        )
-
-    def first_weights(self, network: NetworkSpec, config: DQNConfig, seed: int) -> dict[str, Any]:
-        """Return the weights that a policy begins with, epsilon among them."""
-        weights = network.first_weights(seed)
-        weights[EPSILON][:] = config.epsilon_at(0)
-        return weights
-
-    def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: DQNConfig) -> None:
-        """Clip the rewards if the settings say so; targets are made when rows are learned from."""
-        if config.clip_rewards:
-            segments = batch.segments
-            batch[SampleBatch.REWARDS] = clip_reward(batch["rewards"], config.clip_rewards)
-            segments.prev_reward = clip_reward(segments.prev_reward, config.clip_rewards)
+            obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation,
+            dueling=config.dueling, cell=model.cell,
+        )  # fmt: skip
 
     def make_learner(
         self,
@@ -68,7 +57,11 @@ class DQNRecipe:
         config: DQNConfig,
         seed: int,
     ) -> Learner:
-        """Return a `DQNLearner`."""
+        """Return a `DQNLearner`, of sequences if the network is recurrent."""
+        if network.state_sizes:
+            from menv.algorithms.recurrent_dqn_learner import RecurrentDQNLearner
+
+            return RecurrentDQNLearner(network, config, weights, seed, config.model.max_seq_len)
         from menv.algorithms.dqn_learner import DQNLearner
 
         return DQNLearner(network, config, weights, seed)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.algorithms.dqn_loss import dqn_loss, td_targets
+from menv.algorithms.dqn_loss import DQNTerms, dqn_loss, td_targets
 from menv.algorithms.dqn_settings import DQNSettings
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.n_step import transitions
@@ -38,12 +38,16 @@ class DQNLearner:
         settings: Numbers of the loss, the optimizer, the buffer and the exploration.
         weights: First weights by name; copied.
         seed: Decides which rows are drawn; the same seed and fragments give the same weights.
+        rows_each: Rows that one entry of the buffer stands for, which its capacity and the batch size count.
 
     Attributes:
         replay: What was experienced.
     """
 
-    def __init__(self, spec: NetworkSpec, settings: DQNSettings, weights: Weights, seed: int) -> None:
+    def __init__(
+        self, spec: NetworkSpec, settings: DQNSettings, weights: Weights, seed: int, *, rows_each: int = 1
+    ) -> None:
+        self._rows_each = rows_each
         self._settings = settings
         self._seed = seed
         self._calls = 0
@@ -59,7 +63,7 @@ class DQNLearner:
         self._target = spec.torch_network(self._target_params)
         buffer = settings.replay_buffer_config
         self.replay = ReplayBuffer(
-            buffer.capacity,
+            max(1, buffer.capacity // rows_each),
             prioritized=buffer.prioritized_replay,
             alpha=buffer.prioritized_replay_alpha,
             beta=buffer.prioritized_replay_beta,
@@ -102,7 +106,7 @@ class DQNLearner:
         # A pure function of seed and call: a resumed run draws as if it had never stopped.
         rng = np.random.default_rng((self._seed, self._calls))
         self._calls += 1
-        size = self._settings.train_batch_size
+        size = max(1, self._settings.train_batch_size // self._rows_each)
         done = [self._step(self.replay.sample(size, rng)) for _ in range(count)]
         return dict(zip(_STATISTICS, torch.stack(done).mean(0).tolist(), strict=True)) if done else {}
 
@@ -148,8 +152,11 @@ class DQNLearner:
         self._owed, self._since_copy = float(state["owed"]), float(state["since_copy"])
 
     def _store(self, batch: SampleBatch) -> None:
-        if not batch.count:
-            return
+        if batch.count:
+            self.replay.add(self._columns(batch))
+
+    def _columns(self, batch: SampleBatch) -> dict[str, Column]:
+        """Return what is kept of a batch, [N, ...]; see `_terms`."""
         found = transitions(batch, self._settings.gamma, self._settings.n_step)
         columns: dict[str, Column] = {
             "obs": np.asarray(batch["obs"], np.float32),
@@ -160,7 +167,7 @@ class DQNLearner:
         }
         if found.next_mask is not None:
             columns["next_mask"] = found.next_mask
-        self.replay.add(columns)
+        return columns
 
     def _steps_due(self, rows: int) -> int:
         self._owed += rows * self._settings.training_intensity / self._settings.train_batch_size
@@ -170,28 +177,29 @@ class DQNLearner:
 
     def _step(self, sample: Sample) -> Tensor:
         """Make one gradient step and return the statistics, a tensor each number."""
-        settings, columns = self._settings, sample.columns
-        mask = columns.get("next_mask")
-        next_obs, allowed = (
-            torch.from_numpy(columns["next_obs"]),
-            None if mask is None else torch.from_numpy(mask),
-        )
-        with torch.no_grad():
-            target_next = self._target.dist_inputs(next_obs, allowed)
-            online_next = self._network.dist_inputs(next_obs, allowed) if settings.double_q else None
-            targets = td_targets(
-                torch.from_numpy(columns["returns"]), torch.from_numpy(columns["discounts"]), target_next, online_next
-            )  # fmt: skip
-        q_values = self._network.dist_inputs(torch.from_numpy(columns["obs"]), None)
-        weights = (
-            torch.from_numpy(sample.weights) if settings.replay_buffer_config.prioritized_replay else None
-        )
-        terms = dqn_loss(q_values, torch.from_numpy(columns["actions"]), targets, weights)
+        rows = {name: torch.from_numpy(column) for name, column in sample.columns.items()}
+        prioritized = self._settings.replay_buffer_config.prioritized_replay
+        terms = self._terms(rows, torch.from_numpy(sample.weights) if prioritized else None)
         torch.autograd.backward(terms.loss)
         norm = self._adam.step()
         self.replay.update_priorities(sample.indices, terms.td_errors.numpy())
         self._count_towards_copy()
         return torch.stack((terms.loss.detach(), terms.q_taken.mean(), terms.td_errors.abs().mean(), norm))
+
+    def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> DQNTerms:
+        """Return the loss of rows that were drawn, and what it was made of.
+
+        Args:
+            rows: obs, actions, returns, discounts, next_obs and, where choices are masked, next_mask; [B, ...].
+            weights: [B] importance of the rows; None weighs all alike.
+        """
+        next_obs, allowed = rows["next_obs"], rows.get("next_mask")
+        with torch.no_grad():
+            target_next = self._target.dist_inputs(next_obs, allowed)
+            online_next = self._network.dist_inputs(next_obs, allowed) if self._settings.double_q else None
+            targets = td_targets(rows["returns"], rows["discounts"], target_next, online_next)
+        q_values = self._network.dist_inputs(rows["obs"], None)
+        return dqn_loss(q_values, rows["actions"], targets, weights)
 
     def _count_towards_copy(self) -> None:
         # Counted in the rows that a step stands for, so that a long fragment is not learned with one old target.

@@ -33,15 +33,23 @@ def td_targets(returns: Tensor, discounts: Tensor, target_next: Tensor, online_n
         returns: [B] discounted rewards up to the next observation.
         discounts: [B] of what follows; 0 where nothing does.
         target_next: [B, n] Q-values of the next observation by the target network, masked.
-        online_next: [B, n] by the network that learns, masked: its best choice is the one that counts (van
+        online_next: [B, n] by the network that learns, masked, or None; see `best_worth`.
+    """
+    return returns + discounts * best_worth(target_next, online_next)
+
+
+def best_worth(target_next: Tensor, online_next: Tensor | None) -> Tensor:
+    """Return what the best of n choices is worth.
+
+    Args:
+        target_next: [..., n] Q-values by the target network, masked.
+        online_next: [..., n] by the network that learns, masked: its best choice is the one that counts (van
             Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", eq. 4); None takes the
             best of `target_next` (Mnih et al. 2015).
     """
     if online_next is None:
-        worth = target_next.amax(-1)
-    else:
-        worth = target_next.gather(1, online_next.argmax(-1, keepdim=True))[:, 0]
-    return returns + discounts * worth
+        return target_next.amax(-1)
+    return target_next.gather(-1, online_next.argmax(-1, keepdim=True))[..., 0]
 
 
 def dqn_loss(q_values: Tensor, actions: Tensor, targets: Tensor, weights: Tensor | None) -> DQNTerms:
@@ -53,7 +61,11 @@ def dqn_loss(q_values: Tensor, actions: Tensor, targets: Tensor, weights: Tensor
         targets: [B], without a gradient.
         weights: [B] importance of the rows; None weighs all alike.
     """
-    q_taken = q_values.gather(1, actions[:, None])[:, 0]
+    return td_loss(q_values.gather(1, actions[:, None])[:, 0], targets, weights)
+
+
+def td_loss(q_taken: Tensor, targets: Tensor, weights: Tensor | None) -> DQNTerms:
+    """Return the loss of the worth [B] of what was done; other arguments as for `dqn_loss`."""
     losses = torch.nn.functional.smooth_l1_loss(q_taken, targets, reduction="none")
     loss = losses.mean() if weights is None else (weights * losses).mean()
     return DQNTerms(loss, q_taken.detach(), q_taken.detach() - targets)

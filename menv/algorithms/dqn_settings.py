@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from menv.algorithms.config.exploration_config import ExplorationConfig
 from menv.algorithms.config.keys import section
@@ -18,7 +18,10 @@ from menv.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class DQNSettings:
-    """Settings of one DQN policy."""
+    """Settings of one policy that learns as DQN does."""
+
+    algorithm: ClassVar[str] = "DQN"
+    """Named in messages."""
 
     lr: float = 2e-3
     """Learning rate of Adam."""
@@ -55,14 +58,14 @@ class DQNSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(
-                    f"DQN: {name} is {value!r}, expected an integer of at least {least}; raise it"
+                    f"{self.algorithm}: {name} is {value!r}, expected an integer of at least {least}; raise it"
                 )
         for name, (low, high) in _RANGES.items():
-            _check_range(name, getattr(self, name), low, high)
+            _check_range(self.algorithm, name, getattr(self, name), low, high)
         for name in ("double_q", "dueling"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
-                    f"DQN: {name} is {getattr(self, name)!r}, expected True or False; choose one"
+                    f"{self.algorithm}: {name} is {getattr(self, name)!r}, expected True or False; choose one"
                 )
 
     def epsilon_at(self, env_steps: int) -> float:
@@ -89,7 +92,7 @@ _RANGES = {
 }
 
 
-def _check_range(name: str, value: Any, least: float, most: float) -> None:
+def _check_range(algorithm: str, name: str, value: Any, least: float, most: float) -> None:
     """Refuse a value that is no number within [least, most]."""
     if value is None and name == "grad_clip":
         return
@@ -97,5 +100,5 @@ def _check_range(name: str, value: Any, least: float, most: float) -> None:
     if not number or not least <= value <= most:
         off = ", or None to switch it off" if name == "grad_clip" else ""
         raise ConfigError(
-            f"DQN: {name} is {value!r}, expected a number from {least:g} to {most:g}{off}; correct it"
+            f"{algorithm}: {name} is {value!r}, expected a number from {least:g} to {most:g}{off}; correct it"
         )

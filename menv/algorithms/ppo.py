@@ -27,7 +27,9 @@ class PPORecipe:
     name = "PPO"
     config_class: type[AlgorithmConfig] = PPOConfig
 
-    def network(self, obs_size: int, action_space: Any, config: PPOConfig) -> NetworkSpec:
+    def network(
+        self, obs_size: int, action_space: Any, config: PPOConfig, observation_space: Any = None
+    ) -> NetworkSpec:
         """Return a policy and a value network; see `Recipe.network`."""
         model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
         return StockSpec(

@@ -39,22 +39,23 @@ class Sequences(NamedTuple):
         return lengths
 
 
-def sequences(lengths: Column, most: int) -> Sequences:
+def sequences(lengths: Column, most: int, width: int | None = None) -> Sequences:
     """Cut pieces into sequences.
 
     Args:
         lengths: [S] rows of each piece; the pieces lie one after the other.
         most: Rows of a sequence at most; all but the last one of a piece have so many.
+        width: T, at least `most`; None takes the length of the longest.
 
     Returns:
-        B sequences in the order of the rows; T is the length of the longest.
+        B sequences in the order of the rows.
     """
     parts = -(-lengths // most)
     piece = np.repeat(np.arange(len(lengths)), parts)
     number = np.arange(len(piece)) - np.repeat(np.cumsum(parts) - parts, parts)
     starts = (np.cumsum(lengths) - lengths)[piece] + number * most
     own = np.minimum(lengths[piece] - number * most, most)
-    steps = np.arange(int(own.max(initial=0)))
+    steps = np.arange(int(own.max(initial=0)) if width is None else width)
     return Sequences(starts[:, None] + np.minimum(steps, own[:, None] - 1), steps < own[:, None])
 
 

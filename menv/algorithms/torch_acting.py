@@ -7,7 +7,7 @@ The algorithm builds it for `inference="torch"`; with "auto" it builds both back
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend, Actions, Decision, Evaluation, Flags, Floats, Weights, Which
 from menv.algorithms import distributions, epsilon_greedy
 from menv.algorithms.networks.stock import EPSILON
-from menv.algorithms.networks.torch_network import TorchNetwork
+from menv.algorithms.networks.torch_network import RecurrentNetwork, TorchNetwork
 from menv.errors import ConfigError
 
 MakeNetwork: TypeAlias = Callable[[Mapping[str, Tensor]], TorchNetwork]
@@ -120,8 +120,9 @@ class TorchActing:
         """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
         allowed = _maybe_tensor(mask)
         inputs = self._network(policy).dist_inputs(_tensor(obs), allowed, _maybe_tensor(state))
-        if self._head.kind == "q_values":
-            logp = epsilon_greedy.logp(inputs, allowed, self._params[policy][EPSILON], _tensor(actions))
+        if self._head.by_worth:
+            epsilon = self._params[policy][EPSILON]
+            logp = epsilon_greedy.logp(self._head, inputs, allowed, epsilon, _tensor(actions))
         else:
             logp = distributions.logp(self._head, inputs, _tensor(actions))
         return Evaluation(inputs.numpy(), logp.numpy())
@@ -177,17 +178,17 @@ class TorchActing:
         if state is None:
             inputs = network.dist_inputs(_tensor(obs), allowed)
         else:
-            inputs, after = network.step(_tensor(obs), allowed, _tensor(state))
+            inputs, after = cast("RecurrentNetwork", network).step(_tensor(obs), allowed, _tensor(state))
         actions = self._actions(policy, inputs, allowed, _maybe_tensor(noise))
         told = inputs.numpy() if self._head.told else None
         return Decision(actions.numpy(), told, None if after is None else after.numpy())
 
     def _actions(self, policy: int, inputs: Tensor, allowed: Tensor | None, draws: Tensor | None) -> Tensor:
         head = self._head
-        if head.kind == "q_values":
+        if head.by_worth:
             if draws is None:
-                return inputs.argmax(-1)
-            return epsilon_greedy.draw(inputs, allowed, self._params[policy][EPSILON], draws)
+                return epsilon_greedy.best(head, inputs)
+            return epsilon_greedy.draw(head, inputs, allowed, self._params[policy][EPSILON], draws)
         if head.kind == "gaussian":
             mean, log_std = inputs.chunk(2, -1)
             return mean if draws is None else mean + log_std.exp() * draws

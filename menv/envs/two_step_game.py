@@ -30,13 +30,24 @@ class TwoStepGame(MultiAgentEnv):
     - End: terminated after the second step; the last observations show state 2A or 2B.
 
     Args:
-        config: Not read.
+        config: `{"one_hot_state_encoding": bool, "with_state": bool}`, True and False by default. Without the
+            code an observation is a number from 0 to 5: the state, and 3 more for agent_2. With the state it is
+            `{"obs": the observation, "state": what `state()` returns}`.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__()
+        config = config or {}
+        self._one_hot = bool(config.get("one_hot_state_encoding", True))
+        self._with_state = bool(config.get("with_state", False))
         self.possible_agents = list(AGENTS)
-        self.observation_space = gym.spaces.Box(0.0, 1.0, (5,), np.float32)
+        space: gym.Space[Any] = (
+            gym.spaces.Box(0.0, 1.0, (5,), np.float32) if self._one_hot else gym.spaces.Discrete(6)
+        )
+        whole = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
+        self.observation_space = (
+            gym.spaces.Dict({"obs": space, "state": whole}) if self._with_state else space
+        )
         self.action_space = gym.spaces.Discrete(2)
         self._state = FIRST
 
@@ -81,6 +92,13 @@ class TwoStepGame(MultiAgentEnv):
     def _observe(self) -> AgentDict:
         obs: AgentDict = {}
         for number, agent in enumerate(AGENTS):
-            obs[agent] = np.zeros(5, np.float32)
-            obs[agent][[self._state, 3 + number]] = 1.0
+            shown = self._shown_to(number)
+            obs[agent] = {"obs": shown, "state": self.state()} if self._with_state else shown
         return obs
+
+    def _shown_to(self, number: int) -> Any:
+        if not self._one_hot:
+            return np.int64(self._state + 3 * number)
+        code = np.zeros(5, np.float32)
+        code[[self._state, 3 + number]] = 1.0
+        return code

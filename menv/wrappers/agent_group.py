@@ -18,6 +18,8 @@ from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
 
 MASK_KEY = "action_mask"
+STATE_KEY = "state"
+"""The entry of a Dict observation that holds the state of the whole, the same for all members."""
 
 
 class AgentGroup:
@@ -139,7 +141,7 @@ class AgentGroup:
         """Give the group its observation, and with it what happened since the one before."""
         self.alive, self._over = True, False
         out[0][self.group_id] = tuple(
-            obs[member] if member in obs else self._stand_in(place)
+            obs[member] if member in obs else self._stand_in(place, obs)
             for place, member in enumerate(self.members)
         )
         out[4][self.group_id] = {
@@ -158,12 +160,19 @@ class AgentGroup:
         self._ended = dict.fromkeys(self._ended, False)
         self._earned, self._told = {}, {}
 
-    def _stand_in(self, place: int) -> Any:
+    def _stand_in(self, place: int, obs: AgentDict) -> Any:
         """Return what is shown for a member without an observation."""
         member = self.members[place]
         if member in self._last:
-            return self._last[member]
-        return blank(self.space.spaces[place], f"group {self.group_id!r}, member {member!r}")
+            shown = self._last[member]
+        else:
+            shown = blank(self.space.spaces[place], f"group {self.group_id!r}, member {member!r}")
+        if isinstance(shown, dict) and STATE_KEY in shown:
+            # The state of the whole goes on, whoever has ended.
+            others = [obs[other] for other in self.members if other in obs]
+            states = [other[STATE_KEY] for other in others if isinstance(other, dict) and STATE_KEY in other]
+            return {**shown, STATE_KEY: states[0]} if states else shown
+        return shown
 
     def _number(self, member: AgentId, reward: Any) -> float:
         """Return a member's reward as a float."""

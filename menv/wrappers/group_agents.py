@@ -27,7 +27,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
     - The observation of a group is the tuple of its members' observations, its action a sequence of
       their actions, both in the order in which the group lists them.
     - All living members act at the same time. One that has not appeared yet is shown as the blank of
-      its space (zeros; in an `"action_mask"`, ones), one that has ended as it was last seen. Their actions
+      its space (zeros; in an `"action_mask"`, ones), one that has ended as it was last seen; but an entry
+      `"state"` of a Dict, the state of the whole, is the one that others are shown. Their actions
       are ignored: the environment gets those of `infos[group]["acting"]` only.
     - The reward of a group is the sum over its members, paid at the step at which they were; members
       that have ended still earn for it.

@@ -27,6 +27,17 @@ def test_q_values_need_one_flag_a_choice_and_two_uniforms_a_row() -> None:
         ActionHead("q_values", (4, 2))
 
 
+def test_q_values_of_several_components_need_two_uniforms_each_and_equal_sizes() -> None:
+    head = ActionHead("multi_q_values", (4, 4, 4))
+    assert (head.inputs, head.outputs, head.mask_width, head.noise_width) == (12, 12, 12, 6)
+    assert (head.noise, head.action_shape, head.told, head.by_worth) == ("uniform", (3,), False, True)
+    assert head.action_dtype == np.int64
+    assert ActionHead("multi_q_values", (2,)).action_shape == (1,)
+    assert ActionHead.from_json(json.loads(json.dumps(head.to_json()))) == head
+    with pytest.raises(ConfigError, match="equal ones for multi_q_values"):
+        ActionHead("multi_q_values", (4, 2))
+
+
 def test_a_multi_discrete_space_needs_one_uniform_a_component() -> None:
     head = ActionHead.for_space(gym.spaces.MultiDiscrete([3, 2, 4]))
     assert (head.kind, head.sizes, head.inputs, head.mask_width) == ("multi_categorical", (3, 2, 4), 9, 9)

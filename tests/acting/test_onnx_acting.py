@@ -23,6 +23,8 @@ HEADS = [
     ActionHead("q_values", (5,)),
     ActionHead("multi_categorical", (2,)),
     ActionHead("categorical", (2,)),
+    ActionHead("multi_categorical", (2,) * 9),
+    ActionHead("gaussian", (17,)),
 ]
 ALMOST_ONE = np.float32(1.0 - 2.0**-23)
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None, npt.NDArray[np.float32]]
@@ -101,7 +103,7 @@ def test_a_continuous_action_is_the_mean_plus_the_scaled_draw() -> None:
     np.testing.assert_allclose(logp, [-1.0 - np.log(2.0 * np.pi)], rtol=1e-6)
 
 
-@pytest.mark.parametrize("head", [*HEADS[:3], *HEADS[5:]])
+@pytest.mark.parametrize("head", [*HEADS[:3], *HEADS[5:10]])
 @pytest.mark.parametrize("draw", [0.0, 2.0**-23, 0.5, ALMOST_ONE])
 def test_a_masked_choice_is_never_drawn_nor_greedy(head: ActionHead, draw: float) -> None:
     spec = spec_of(4, head)

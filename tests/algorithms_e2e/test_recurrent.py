@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.algorithms import PPO
+from menv.algorithms import DQN, PPO
 from menv.errors import ConfigError, ContractError
 
 STEPS = 4
@@ -56,6 +56,31 @@ def test_a_cue_is_remembered_by_those_that_have_a_memory(
 ) -> None:
     with PPO(env=recall, config={**CONFIG, "model": {**MODEL, **model}}) as algorithm:
         for _ in range(40):
+            result = algorithm.train()
+    assert least <= result["episode_reward_mean"] <= most
+
+
+@pytest.mark.parametrize(("model", "least", "most"), [
+    ({"use_lstm": True}, 0.9, 1.0),
+    ({"use_gru": True}, 0.9, 1.0),
+    ({}, 0.0, 0.7),
+], ids=["lstm", "gru", "none"])  # fmt: skip
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_q_values_of_a_memory_are_learned_from_replayed_sequences(
+    model: dict[str, Any], least: float, most: float, prioritized: bool
+) -> None:
+    config = {
+        "num_envs_per_worker": 8,
+        "seed": 0,
+        "train_batch_size": 128,
+        "training_intensity": 8,
+        "num_steps_sampled_before_learning_starts": 200,
+        "exploration_config": {"epsilon_timesteps": 2000, "final_epsilon": 0.02},
+        "replay_buffer_config": {"prioritized_replay": prioritized},
+        "model": {**MODEL, **model},
+    }
+    with DQN(env=recall, config=config) as algorithm:
+        for _ in range(8):
             result = algorithm.train()
     assert least <= result["episode_reward_mean"] <= most
 

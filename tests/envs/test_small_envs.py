@@ -136,6 +136,27 @@ def test_the_two_step_game_pays_the_team_as_published(
     assert env.observation_space_contains(obs)
 
 
+@pytest.mark.parametrize("one_hot", [True, False])
+@pytest.mark.parametrize("with_state", [True, False])
+def test_the_two_step_game_shows_what_its_settings_ask_for(one_hot: bool, with_state: bool) -> None:
+    env = TwoStepGame({"one_hot_state_encoding": one_hot, "with_state": with_state})
+    for number, (obs, state) in enumerate([
+        (env.reset()[0], FIRST),
+        (env.step({"agent_1": 1, "agent_2": 0})[0], STATE_2B),
+        (env.step({"agent_1": 1, "agent_2": 0})[0], STATE_2B),
+    ]):  # fmt: skip
+        assert env.observation_space_contains(obs), number
+        for agent, place in (("agent_1", 0), ("agent_2", 1)):
+            shown = obs[agent]
+            if with_state:
+                assert np.flatnonzero(shown["state"]).tolist() == [state]
+                shown = shown["obs"]
+            if one_hot:
+                assert np.flatnonzero(shown).tolist() == [state, 3 + place]
+            else:
+                assert int(shown) == state + 3 * place
+
+
 def test_the_two_step_game_refuses_half_an_answer_and_steps_after_the_end() -> None:
     env = TwoStepGame()
     with pytest.raises(CallOrderError, match="call reset"):

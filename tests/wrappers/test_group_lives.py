@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from menv.base_env import ALL
 from menv.loop.convert import to_base_env
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.contract.scripted import Moment, ScriptedEnv
 from tests.wrappers.groups import BOTH, DEATH, playing, steps_of
 
@@ -73,6 +76,44 @@ def test_a_member_that_has_not_appeared_is_a_blank_and_is_sent_no_action() -> No
     assert infos["ab"]["acting"] == ["a", "b"]
     env.step({"ab": (1, 1)})
     assert game.complaints == []
+
+
+class Fading(MultiAgentEnv):
+    """ "a" ends after the first step, "c" comes after it; everybody is shown the state of the whole, the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b", "c"]
+        part = gym.spaces.Box(0.0, 9.0, (1,))
+        self.observation_space = gym.spaces.Dict({"obs": part, "state": part})
+        self.action_space = gym.spaces.Discrete(2)
+
+    def shown(self, *agents: str) -> AgentDict:
+        obs = {"obs": np.full(1, self.at, np.float32), "state": np.full(1, self.at, np.float32)}
+        return dict.fromkeys(agents, obs)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
+        self.at = 1
+        return self.shown("a", "b"), {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        self.at += 1
+        over = {ALL: self.at == 4, "a": self.at == 2}
+        return self.shown("b", "c") if self.at > 2 else self.shown("b"), {}, over, {ALL: False}, {}
+
+
+def test_the_state_of_the_whole_goes_on_in_the_place_of_members_that_are_not_there() -> None:
+    env = Fading().with_agent_groups({"all": ["a", "b", "c"]})
+
+    def told(obs: AgentDict) -> list[list[float]]:
+        return [[float(part[name][0]) for part in obs["all"]] for name in ("obs", "state")]
+
+    obs, _ = env.reset()
+    assert told(obs) == [[1, 1, 0], [1, 1, 1]]
+    assert told(env.step({"all": (0, 0, 0)})[0]) == [[1, 2, 0], [2, 2, 2]]
+    assert told(env.step({"all": (0, 0, 0)})[0]) == [[1, 3, 3], [3, 3, 3]]
+    # What was shown before has not changed since.
+    assert told(obs) == [[1, 1, 0], [1, 1, 1]]
 
 
 def test_the_blank_of_a_nested_space_is_one_of_its_elements_and_masks_nothing() -> None:

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from menv.algorithms.networks.orthogonal import orthogonal
 from menv.errors import ConfigError
 
 CellKind: TypeAlias = Literal["lstm", "gru"]
@@ -80,18 +81,8 @@ class Cell:
         shapes = self.weight_shapes(trunk, inputs)
         weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
         for name, rows in ((INPUT.format(trunk), inputs), (STATE.format(trunk), self.size)):
-            gates = [orthogonal(rows, self.size, rng) for _ in range(self.gates)]
+            gates = [orthogonal(rng, rows, self.size) for _ in range(self.gates)]
             weights[f"{name}.weight"] = np.concatenate(gates, 1).astype(np.float32)
         if self.kind == "lstm":
             weights[f"{INPUT.format(trunk)}.bias"][self.size : 2 * self.size] = _FORGET_BIAS
         return weights
-
-
-def orthogonal(inputs: int, outputs: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Return an [inputs, outputs] matrix with orthonormal rows or columns (Saxe et al. 2014)."""
-    tall = (max(inputs, outputs), min(inputs, outputs))
-    q, r = np.linalg.qr(rng.standard_normal(tall))
-    # QR leaves the signs to LAPACK; a positive diagonal makes the answer unique and uniform.
-    q *= np.where(np.diagonal(r) < 0, -1.0, 1.0)
-    matrix: npt.NDArray[np.float64] = np.ascontiguousarray(q if inputs >= outputs else q.T)
-    return matrix

@@ -28,11 +28,16 @@ _OPS: dict[Activation, str] = {"tanh": "Tanh", "relu": "Relu", "elu": "Elu"}
 
 
 class GraphBuilder:
-    """Collects nodes, inputs and constants; knows the layers, not what they are for."""
+    """Collects nodes, inputs and constants; knows the layers, not what they are for.
+
+    Attributes:
+        reads: The name of what the first layers read.
+    """
 
     def __init__(self, spec: StockSpec, stacked: bool) -> None:
         self.spec = spec
         self.stacked = stacked
+        self.reads = "obs"
         self.nodes: list[onnx.NodeProto] = []
         self.inputs: dict[str, onnx.ValueInfoProto] = {}
         self.outputs: list[onnx.ValueInfoProto] = []
@@ -94,7 +99,7 @@ class GraphBuilder:
 
     def features(self, role: Role) -> str:
         """Return what the last layer of a role stands on."""
-        x = "obs"
+        x = self.reads
         for layer in self.spec.hidden_layers(role):
             x = self.activated(self.affine(layer, x))
         return self._remembered(self.spec.cell, self.spec.trunk(role), x) if self.spec.cell else x
@@ -163,11 +168,16 @@ class GraphBuilder:
         outputs = self.outputs_of("policy", features)
         if not self.spec.dueling:
             return outputs
-        # ReduceMean rounds differently for other numbers of rows, and so does a product with one column.
         choices = self.spec.head.outputs
-        averaging = self.constant(np.full((choices, 2), 1.0 / choices), np.float32)
-        mean = self.add("Gather", self.add("MatMul", outputs, averaging), self.constant([0]), axis=-1)
+        mean = self.row_sum(outputs, choices, 1.0 / choices)
         return self.add("Add", self.add("Sub", outputs, mean), self.outputs_of("value", features))
+
+    def row_sum(self, x: str, width: int, factor: float = 1.0) -> str:
+        """Return the sums of rows of `width` numbers times `factor`, as one column."""
+        # ReduceSum and ReduceMean round differently for other numbers of rows, and so does a product with one
+        # column.
+        ones = self.constant(np.full((width, 2), factor), np.float32)
+        return self.add("Gather", self.add("MatMul", x, ones), self.constant([0]), axis=-1)
 
     def values(self) -> str:
         """Return the state values."""

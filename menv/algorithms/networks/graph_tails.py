@@ -86,7 +86,9 @@ class _Choices:
         logs = graph.add("LogSoftmax", self.by_component(), axis=-1)
         taken = graph.add("GatherElements", logs, graph.add("Unsqueeze", actions, last), axis=-1)
         taken = graph.add("Squeeze", taken, last)
-        return graph.add("ReduceSum", taken, last, keepdims=0) if self.several else taken
+        if not self.several:
+            return taken
+        return graph.add("Squeeze", graph.row_sum(taken, len(self.head.sizes)), last)
 
 
 class _Gaussian:
@@ -125,7 +127,7 @@ class _Gaussian:
         terms = graph.add("Mul", graph.add("Mul", z, z), graph.constant(-0.5, np.float32))
         terms = graph.add("Sub", terms, self.log_std)
         terms = graph.add("Sub", terms, graph.constant(0.5 * np.log(2.0 * np.pi), np.float32))
-        return graph.add("ReduceSum", terms, graph.constant([-1]), keepdims=0)
+        return graph.add("Squeeze", graph.row_sum(terms, self.head.outputs), graph.constant([-1]))
 
 
 class _QValues:
@@ -141,20 +143,34 @@ class _QValues:
         graph = self.graph
         self.worth = graph.policy_outputs()
         if masked:
-            self.mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
+            mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
+            self.mask = self.by_component(mask, self.head.sizes[0])
             self.worth = graph.add("Where", self.mask, self.worth, graph.constant(ILLEGAL, np.float32))
-        return self.worth
+        return self.by_row(self.worth, self.head.inputs)
+
+    def by_component(self, x: str, width: int) -> str:
+        """Return what rows hold for their component, `width` numbers, as the Q-values are laid out."""
+        return x
+
+    def by_row(self, x: str, width: int) -> str:
+        """Return what components hold as rows of `width`."""
+        return x
 
     def mode(self) -> str:
+        return self.by_row(self._best(), len(self.head.sizes))
+
+    def _best(self) -> str:
         return self.graph.add("ArgMax", self.worth, axis=-1, keepdims=0)
 
     def sample(self) -> str:
         graph = self.graph
         draws = graph.given("noise", TensorProto.FLOAT, ["R", self.head.noise_width])
+        draws = self.by_component(draws, 2)
         whether, what = (graph.add("Gather", draws, graph.constant([place]), axis=1) for place in (0, 1))
         explores = graph.add("Less", whether, graph.of_each_row(EPSILON, (1,)))
         explores = graph.add("Squeeze", explores, graph.constant([1]))
-        return graph.add("Where", explores, self._any_legal(what), self.mode())
+        chosen = graph.add("Where", explores, self._any_legal(what), self._best())
+        return self.by_row(chosen, len(self.head.sizes))
 
     def _any_legal(self, draw: str) -> str:
         # A draw of at most 1 - 2**-23 times a count stays below the count in float32, so that the first choice
@@ -184,7 +200,7 @@ class _QValues:
             # A mask of a row that nobody asked may allow nothing.
             shares = graph.add("Div", own, graph.add("Max", total, one))
             share = graph.add("Squeeze", graph.add("Mul", epsilon, shares), last)
-        best = graph.add("Cast", graph.add("Equal", actions, self.mode()), to=TensorProto.FLOAT)
+        best = graph.add("Cast", graph.add("Equal", actions, self._best()), to=TensorProto.FLOAT)
         chance = graph.add("Add", share, graph.add("Mul", best, graph.add("Sub", one, epsilon)))
         chance = graph.add("Max", chance, graph.constant(LEAST_CHANCE, np.float32))
         # Log rounds the numbers that fill no vector register differently: each row gets registers of its own.
@@ -194,10 +210,30 @@ class _QValues:
         )
 
 
+class _MultiQValues(_QValues):
+    """The tail of several choices by their worth; the graph computes [R * components, choices]."""
+
+    def by_component(self, x: str, width: int) -> str:
+        return self.graph.add("Reshape", x, self.graph.constant([-1, width]))
+
+    def by_row(self, x: str, width: int) -> str:
+        return self.graph.add("Reshape", x, self.graph.constant([-1, width]))
+
+    def logp(self, dist_inputs: str, actions: str) -> str:
+        graph, last = self.graph, self.graph.constant([-1])
+        logs = super().logp(dist_inputs, graph.add("Reshape", actions, last))
+        members = len(self.head.sizes)
+        return graph.add("Squeeze", graph.row_sum(self.by_row(logs, members), members), last)
+
+
 Tail: TypeAlias = _Choices | _Gaussian | _QValues
 
 
 def tail_of(graph: GraphBuilder, head: ActionHead) -> Tail:
     """Return what a head makes of the outputs of `graph`."""
-    tails: dict[str, type[Tail]] = {"gaussian": _Gaussian, "q_values": _QValues}
+    tails: dict[str, type[Tail]] = {
+        "gaussian": _Gaussian,
+        "q_values": _QValues,
+        "multi_q_values": _MultiQValues,
+    }
     return tails.get(head.kind, _Choices)(graph, head)

@@ -26,7 +26,12 @@ class StockGraphs:
         spec: The network.
         defaults: Weights that a single-policy graph holds as overridable initializers, for files
             that shall run on their own. Without them a forgotten weight is an error of the runtime.
+
+    Attributes:
+        stacks: True.
     """
+
+    stacks = True
 
     def __init__(
         self, spec: StockSpec, defaults: Mapping[str, npt.NDArray[np.float32]] | None = None
@@ -42,25 +47,26 @@ class StockGraphs:
         if kind == "values":
             graph.result("values", TensorProto.FLOAT, ["R"], graph.values())
         else:
-            self._add_policy(graph, kind, masked)
+            add_policy(graph, self.spec.head, kind, masked)
         return graph.serialised(kind, {} if stacked else self.defaults)
 
-    def _add_policy(self, graph: GraphBuilder, kind: GraphKind, masked: bool) -> None:
-        head = self.spec.head
-        tail = tail_of(graph, head)
-        outputs = tail.dist_inputs(masked)
-        if kind == "evaluate":
-            actions = graph.given("actions", *action_type(head))
-            graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
-            graph.result("logp", TensorProto.FLOAT, ["R"], tail.logp(outputs, actions))
-            return
-        action = tail.sample() if kind == "act" else tail.mode()
-        graph.result("action", *action_type(head), action)
-        if head.told:
-            graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
-        if self.spec.cell:
-            state_size = sum(self.spec.state_sizes)
-            graph.result("state_after", TensorProto.FLOAT, ["R", state_size], graph.state_after())
+
+def add_policy(graph: GraphBuilder, head: ActionHead, kind: GraphKind, masked: bool) -> None:
+    """Add what a graph of a kind other than "values" computes, and its results."""
+    tail = tail_of(graph, head)
+    outputs = tail.dist_inputs(masked)
+    if kind == "evaluate":
+        actions = graph.given("actions", *action_type(head))
+        graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
+        graph.result("logp", TensorProto.FLOAT, ["R"], tail.logp(outputs, actions))
+        return
+    action = tail.sample() if kind == "act" else tail.mode()
+    graph.result("action", *action_type(head), action)
+    if head.told:
+        graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
+    state_sizes = graph.spec.state_sizes
+    if state_sizes:
+        graph.result("state_after", TensorProto.FLOAT, ["R", sum(state_sizes)], graph.state_after())
 
 
 def action_type(head: ActionHead) -> tuple[int, list[str | int]]:

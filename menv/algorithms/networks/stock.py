@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.action_head import ActionHead
-from menv.algorithms.networks.cell import Cell, orthogonal
+from menv.algorithms.networks.cell import Cell
+from menv.algorithms.networks.orthogonal import orthogonal
 from menv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class StockSpec:
             weights[EPSILON][:] = 1.0
         rng = np.random.default_rng(seed)
         for layer in self.layers():
-            matrix = orthogonal(layer.inputs, layer.outputs, rng)
+            matrix = orthogonal(rng, layer.inputs, layer.outputs)
             weights[f"{layer.name}.weight"] = (layer.gain * matrix).astype(np.float32)
         if self.cell:
             for trunk in self.trunks:

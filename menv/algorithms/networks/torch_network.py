@@ -27,5 +27,9 @@ class TorchNetwork(Protocol):
     def both(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return distribution inputs and values in one pass."""
 
+
+class RecurrentNetwork(TorchNetwork, Protocol):
+    """A network that remembers."""
+
     def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return distribution inputs and the state [B, S] after the sequences, of a recurrent network."""
+        """Return distribution inputs and the state [B, S] after the sequences."""

@@ -1,0 +1,54 @@
+"""What the settings of all algorithms have in common that replay their experience."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.dqn_settings import DQNSettings
+from menv.errors import ConfigError
+
+# What "auto" makes of the fragment length: so many env steps, of all sub-environments together, between two
+# times of learning, and at least so many of each.
+_STEPS_TOGETHER = 64
+_STEPS_OF_EACH = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(AlgorithmConfig, DQNSettings):
+    """What `AlgorithmConfig` says about sampling and `DQNSettings` about learning."""
+
+    own_meaning: ClassVar[frozenset[str]] = frozenset({"train_batch_size"})
+
+    train_batch_size: int = 256
+    """Rows of one gradient step, drawn from the replay buffer; how often, `training_intensity` says."""
+    min_sample_timesteps_per_iteration: int = 1_000
+    """Env steps, of all sub-environments together, that one training iteration samples."""
+
+    def __post_init__(self) -> None:
+        """Check both halves."""
+        AlgorithmConfig.__post_init__(self)
+        DQNSettings.__post_init__(self)
+        least = self.min_sample_timesteps_per_iteration
+        if not isinstance(least, int) or isinstance(least, bool) or least < 1:
+            raise ConfigError(
+                f"{self.algorithm}: min_sample_timesteps_per_iteration is {least!r}, expected an integer of at least "
+                "1; raise it"
+            )
+
+    def fragment_length(self, num_envs: int) -> int:
+        """Return the steps of each of `num_envs` sub-environments between two times of learning."""
+        if self.rollout_fragment_length == "auto":
+            # A recurrent policy learns through sequences, and these end where a fragment does.
+            least = self.model.max_seq_len if self.model.cell else _STEPS_OF_EACH
+            return max(least, -(-_STEPS_TOGETHER // num_envs))
+        return self.rollout_fragment_length
+
+    def sample_size(self, num_envs: int) -> int:
+        """Return the env steps, of all sub-environments together, between two times of learning."""
+        return self.fragment_length(num_envs) * num_envs
+
+    def iteration_size(self, num_envs: int) -> int:
+        """Return the env steps, of all sub-environments together, of one training iteration."""
+        return max(self.min_sample_timesteps_per_iteration, self.sample_size(num_envs))

@@ -1,0 +1,53 @@
+"""Settings of QMIX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from menv.algorithms.config.off_policy_config import OffPolicyConfig
+from menv.algorithms.networks.group_spec import MIXERS, Mixer
+from menv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from menv.algorithms.qmix import QMIX
+
+
+@dataclass(frozen=True, kw_only=True)
+class QMIXConfig(OffPolicyConfig):
+    """What `OffPolicyConfig` says, and how the members of a group share what they earn; a row is the whole group's."""
+
+    algorithm: ClassVar[str] = "QMIX"
+
+    mixer: Mixer = "qmix"
+    """How the members' Q-values become the group's: "qmix" by a network that is monotonic in each of them and reads
+    the state of the whole; "vdn" as their sum; None not at all, so that each learns the group's reward by itself."""
+    mixing_embed_dim: int = 32
+    """Width of the mixing network's hidden layer."""
+    lr: float = 1e-3
+    """Learning rate of Adam."""
+    train_batch_size: int = 64
+    """Rows of one gradient step, drawn from the replay buffer; how often, `training_intensity` says."""
+    training_intensity: float = 8.0
+    """Rows that are learned from for each row that is sampled; divided by `train_batch_size`, gradient steps."""
+    dueling: bool = False
+    """Whether a member's Q-values are the sum of a state's value and the actions' advantages."""
+    n_step: int = 1
+    """Rewards that a target holds before it relies on the target network."""
+
+    def __post_init__(self) -> None:
+        """Check everything."""
+        OffPolicyConfig.__post_init__(self)
+        if self.mixer not in MIXERS:
+            raise ConfigError(f"QMIX: mixer is {self.mixer!r}, expected one of {MIXERS}; choose one of these")
+        width = self.mixing_embed_dim
+        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+            raise ConfigError(
+                f"QMIX: mixing_embed_dim is {width!r}, expected an integer of at least 1; raise it"
+            )
+
+    def build(self) -> QMIX:
+        """Return the algorithm, its environments created."""
+        from menv.algorithms.qmix import QMIX
+
+        return QMIX(config=self)

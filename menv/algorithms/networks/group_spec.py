@@ -1,0 +1,128 @@
+"""The network of a group of agents: one network of Q-values that all members share, and one that mixes them.
+
+`torch_group` and `group_graphs` build it. What acts is the shared network alone; the mixing network belongs to
+learning (Rashid et al. 2018, "QMIX: monotonic value function factorisation", section 4). Needs neither torch nor
+onnx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.acting.acting_graphs import ActingGraphs
+from menv.acting.action_head import ActionHead
+from menv.algorithms.group_layout import GroupLayout
+from menv.algorithms.networks.orthogonal import orthogonal
+from menv.algorithms.networks.stock import Activation, Layer, StockSpec
+
+if TYPE_CHECKING:
+    from menv.algorithms.networks.torch_group import TorchGroup
+
+Mixer: TypeAlias = Literal["qmix", "vdn"] | None
+MIXERS: tuple[Mixer, ...] = ("qmix", "vdn", None)
+
+_GAIN = 1.0
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Q-values of every member of a group, and what makes one number of them.
+
+    Attributes:
+        obs_size: F, numbers in the group's flat observation.
+        layout: Whose they are.
+        hiddens: Width of each hidden layer of the shared network.
+        activation: Non-linearity after each of them.
+        dueling: Whether its Q-values are V + A - mean A.
+        mixer: "qmix" mixes by weights that depend on the state of the whole and are never negative; "vdn"
+            adds the members' Q-values up (Sunehag et al. 2018); None leaves each to itself.
+        embed_dim: Width of the mixing network's hidden layer.
+    """
+
+    obs_size: int
+    layout: GroupLayout
+    hiddens: tuple[int, ...] = (64, 64)
+    activation: Activation = "relu"
+    dueling: bool = False
+    mixer: Mixer = "qmix"
+    embed_dim: int = 32
+
+    @cached_property
+    def member(self) -> StockSpec:
+        """The network that the members share; it reads what a member sees, and which member it is as a one-hot code."""
+        size = len(self.layout.members[0]) + len(self.layout.members)
+        head = ActionHead("q_values", (self.layout.choices,))
+        return StockSpec(size, head, self.hiddens, self.activation, dueling=self.dueling)
+
+    @cached_property
+    def head(self) -> ActionHead:
+        """One choice of each member."""
+        return ActionHead("multi_q_values", (self.layout.choices,) * len(self.layout.members))
+
+    @cached_property
+    def inputs(self) -> tuple[int, ...]:
+        """[C * member.obs_size] where the members' inputs lie in a row that a 0 and a 1 were put behind."""
+        zero, one, places = self.obs_size, self.obs_size + 1, range(len(self.layout.members))
+        return tuple(
+            column
+            for place, own in enumerate(self.layout.members)
+            for column in (*own, *(one if other == place else zero for other in places))
+        )
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """(): there is no recurrent state."""
+        return ()
+
+    def mixing_layers(self) -> tuple[Layer, ...]:
+        """Return the layers that make the mixing network's weights of the state; none without "qmix".
+
+        In this order: weights and bias of its hidden layer, weights of its last layer, and the two layers that
+        give the bias of the last.
+        """
+        if self.mixer != "qmix":
+            return ()
+        state, width, members = len(self.layout.state), self.embed_dim, len(self.layout.members)
+        return (
+            Layer("mixer.hidden_weight", state, members * width, _GAIN),
+            Layer("mixer.hidden_bias", state, width, _GAIN),
+            Layer("mixer.out_weight", state, width, _GAIN),
+            Layer("mixer.out_bias.0", state, width, _GAIN),
+            Layer("mixer.out_bias.1", width, 1, _GAIN),
+        )
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every weight by name: the shared network's, epsilon, the mixing network's."""
+        shapes = self.member.weight_shapes()
+        for layer in self.mixing_layers():
+            shapes[f"{layer.name}.weight"] = (layer.inputs, layer.outputs)
+            shapes[f"{layer.name}.bias"] = (layer.outputs,)
+        return shapes
+
+    def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+        """Return first weights: orthogonal matrices and zero biases; the same seed gives the same."""
+        weights = self.member.first_weights(seed)
+        rng = np.random.default_rng((seed, len(weights)))
+        for layer in self.mixing_layers():
+            matrix = layer.gain * orthogonal(rng, layer.inputs, layer.outputs)
+            weights[f"{layer.name}.weight"] = matrix.astype(np.float32)
+            weights[f"{layer.name}.bias"] = np.zeros(layer.outputs, np.float32)
+        return weights
+
+    def torch_network(self, params: Mapping[str, Any]) -> TorchGroup:
+        """Return the network over `params`; see `NetworkSpec.torch_network`."""
+        from menv.algorithms.networks.torch_group import TorchGroup
+
+        return TorchGroup(self, params)
+
+    def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> ActingGraphs:
+        """Return what builds its acting graphs."""
+        from menv.algorithms.networks.group_graphs import GroupGraphs
+
+        return GroupGraphs(self, defaults)

@@ -1,0 +1,34 @@
+"""What the recipes of all algorithms have in common that choose by replayed Q-values.
+
+`DQNRecipe` and its siblings derive from it and add the network and the learner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from menv.acting.backend import ActingBackend
+from menv.algorithms.config.off_policy_config import OffPolicyConfig
+from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.stock import EPSILON
+from menv.connectors.clip_reward import clip_reward
+from menv.sample_batch import SampleBatch
+
+
+class OffPolicyRecipe:
+    """First weights, and what a batch lacks."""
+
+    def first_weights(self, network: NetworkSpec, config: OffPolicyConfig, seed: int) -> dict[str, Any]:
+        """Return the weights that a policy begins with, epsilon among them."""
+        weights = network.first_weights(seed)
+        weights[EPSILON][:] = config.epsilon_at(0)
+        return weights
+
+    def complete(
+        self, batch: SampleBatch, backend: ActingBackend, index: int, config: OffPolicyConfig
+    ) -> None:
+        """Clip the rewards if the settings say so; targets are made when rows are learned from."""
+        if config.clip_rewards:
+            segments = batch.segments
+            batch[SampleBatch.REWARDS] = clip_reward(batch["rewards"], config.clip_rewards)
+            segments.prev_reward = clip_reward(segments.prev_reward, config.clip_rewards)

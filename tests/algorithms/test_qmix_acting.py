@@ -1,0 +1,185 @@
+"""Acting for a group: each member by its own Q-values, in ONNX Runtime as in torch, whatever the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from menv.acting.backend import ActingBackend
+from menv.acting.onnx_acting import OnnxActing
+from menv.algorithms.networks.group_graphs import GroupGraphs
+from menv.algorithms.networks.group_spec import GroupSpec
+from menv.algorithms.torch_acting import TorchActing, check_against
+from tests.algorithms.groups_of_three import MEMBERS, SEEN, STATE, lively_weights, random_rows, spec_of
+
+LARGEST = float(1.0 - 2.0**-23)
+KINDS = pytest.mark.parametrize("kind", ["onnx", "torch"])
+SPECS = [
+    spec_of(),
+    spec_of(2, hiddens=(64, 64)),
+    spec_of(5, dueling=True, hiddens=(37, 21)),
+    spec_of(3, 1, mixer="vdn"),
+    spec_of(4, 5, mixer=None, activation="tanh", hiddens=()),
+    spec_of(1),
+]
+
+
+def acting_of(spec: GroupSpec, kind: str, *weights: Any) -> ActingBackend:
+    if kind == "torch":
+        return TorchActing(spec.torch_network, spec.head, weights)
+    return OnnxActing(spec.graphs(weights[0]), spec.head, weights)
+
+
+def constant_q(q_values: list[float], epsilon: float, kind: str, members: int = 2) -> ActingBackend:
+    """Every member's Q-values are these, whatever is seen."""
+    spec = spec_of(len(q_values), members, hiddens=())
+    weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    weights["policy.out.bias"][:] = q_values
+    weights["epsilon"][:] = epsilon
+    return acting_of(spec, kind, weights)
+
+
+def rows(count: int, members: int = 2) -> Any:
+    return np.zeros((count, (SEEN + STATE) * members), np.float32)
+
+
+@KINDS
+def test_each_member_explores_by_draws_of_its_own(kind: str) -> None:
+    acting = constant_q([0.0, 3.0, 1.0, 2.0], 0.25, kind)
+    noise = np.array([[0.0, 0.0, 0.25, 0.9], [0.9, 0.0, 0.2, 0.6], [0.1, LARGEST, 0.24, 0.3]], np.float32)
+    assert acting.act(rows(3), None, noise).tolist() == [[0, 1], [1, 2], [3, 1]]
+    assert acting.greedy(rows(3), None).tolist() == [[1, 1]] * 3
+
+
+@KINDS
+@pytest.mark.parametrize("draw", [0.0, 0.49, 0.5, LARGEST])
+@pytest.mark.parametrize("epsilon", [0.0, 0.6, 1.0])
+def test_a_member_never_does_what_it_may_not(kind: str, draw: float, epsilon: float) -> None:
+    spec = spec_of(5)
+    acting = acting_of(spec, kind, {**lively_weights(spec), "epsilon": np.array([epsilon], np.float32)})
+    obs, mask, _ = random_rows(spec, 200)
+    assert not mask.all()
+    noise = np.full((200, 2 * MEMBERS), draw, np.float32)
+    for actions in (acting.act(obs, mask, noise), acting.greedy(obs, mask)):
+        assert np.take_along_axis(mask.reshape(200, MEMBERS, 5), actions[..., None], 2).all()
+
+
+@KINDS
+def test_exploring_counts_the_legal_choices_of_each_member(kind: str) -> None:
+    acting = constant_q([0.0, 3.0, 1.0, 2.0], 1.0, kind)
+    mask = np.tile([False, True, False, True, True, False, False, False], (4, 1))
+    noise = np.array([[0.0, at, 0.0, at] for at in (0.0, 0.49, 0.5, LARGEST)], np.float32)
+    assert acting.act(rows(4), mask, noise).tolist() == [[1, 0], [1, 0], [3, 0], [3, 0]]
+
+
+@KINDS
+def test_the_chance_of_a_row_is_the_product_of_its_members_chances(kind: str) -> None:
+    acting = constant_q([1.0, 2.0, 3.0], 0.3, kind)
+    inputs, logp = acting.evaluate(0, rows(3), None, np.array([[0, 1], [2, 1], [2, 2]]))
+    np.testing.assert_array_equal(inputs, np.tile(np.array([1, 2, 3, 1, 2, 3], np.float32), (3, 1)))
+    np.testing.assert_allclose(np.exp(logp), [0.01, 0.08, 0.64], rtol=1e-5)
+    mask = np.tile([True, True, False, True, True, True], (2, 1))
+    inputs, logp = acting.evaluate(0, rows(2), mask, np.array([[1, 2], [2, 2]]))
+    np.testing.assert_array_equal(inputs[0], np.array([1, 2, -1e9, 1, 2, 3], np.float32))
+    np.testing.assert_allclose(np.exp(logp), [0.85 * 0.8, 0.0], rtol=1e-5, atol=1e-9)
+    assert np.isfinite(logp).all()
+
+
+@KINDS
+def test_members_share_one_network_which_sees_who_they_are_and_nobody_elses_observation(kind: str) -> None:
+    spec = spec_of()
+    acting = acting_of(spec, kind, lively_weights(spec))
+    one, other = (np.zeros((1, spec.obs_size), np.float32) for _ in range(2))
+    # The second member sees something else; then the state of the whole is another.
+    other[0, SEEN + STATE : SEEN + STATE + SEEN] = 5.0
+    no_action = np.zeros((1, MEMBERS), np.int64)
+    before, after = (acting.evaluate(0, obs, None, no_action).dist_inputs[0] for obs in (one, other))
+    assert np.array_equal(before[:3], after[:3])
+    assert np.array_equal(before[6:], after[6:])
+    assert not np.allclose(before[3:6], after[3:6])
+    assert not np.allclose(before[:3], before[3:6])
+    for place in range(MEMBERS):
+        start = (SEEN + STATE) * place + SEEN
+        other[0, start : start + STATE] = 7.0
+    np.testing.assert_array_equal(acting.evaluate(0, other, None, no_action).dist_inputs[0], after)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_torch_and_onnx_agree(spec: GroupSpec, masked: bool) -> None:
+    weights = [lively_weights(spec, seed) for seed in range(2)]
+    onnx_acting, torch_acting = (acting_of(spec, kind, *weights) for kind in ("onnx", "torch"))
+    check_against(onnx_acting, torch_acting, np.random.default_rng(0), masked)
+    assert onnx_acting.obs_size == torch_acting.obs_size == spec.obs_size
+    assert onnx_acting.weight_names == torch_acting.weight_names == tuple(sorted(spec.weight_shapes()))
+
+
+def outputs_of(acting: ActingBackend, obs: Any, mask: Any, noise: Any) -> list[Any]:
+    actions = acting.act(obs, mask, noise)
+    return [actions, acting.greedy(obs, mask), *acting.evaluate(0, obs, mask, actions), acting.values(0, obs)]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(
+    spec: GroupSpec, masked: bool
+) -> None:
+    acting = acting_of(spec, "onnx", lively_weights(spec))
+    obs, mask, noise = random_rows(spec, 257)
+    expected = outputs_of(acting, obs, mask if masked else None, noise)
+    for size in (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 64, 100, 255, 256):
+        for start in (0, 257 - size):
+            part = slice(start, start + size)
+            found = outputs_of(acting, obs[part], mask[part] if masked else None, noise[part])
+            for mine, wanted in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(mine, wanted[part])
+
+
+@KINDS
+@pytest.mark.parametrize("count", [1, 2, 20, 300])
+def test_many_groups_in_one_batch_answer_as_each_alone(kind: str, count: int) -> None:
+    spec = spec_of()
+    acting = acting_of(spec, kind, *(lively_weights(spec, seed) for seed in range(3)))
+    obs, mask, noise = random_rows(spec, count, seed=count)
+    which = np.random.default_rng(count).integers(0, 3, count)
+    drawn, best = acting.act(obs, mask, noise, which), acting.greedy(obs, mask, which)
+    for policy in range(3):
+        mine = which == policy
+        np.testing.assert_array_equal(drawn[mine], acting.act(obs, mask, noise, policy)[mine])
+        np.testing.assert_array_equal(best[mine], acting.greedy(obs, mask, policy)[mine])
+
+
+@KINDS
+def test_no_rows_are_answered_with_no_actions(kind: str) -> None:
+    spec = spec_of()
+    acting = acting_of(spec, kind, lively_weights(spec))
+    obs, mask, noise = random_rows(spec, 0)
+    for actions in (acting.act(obs, mask, noise), acting.greedy(obs, None)):
+        assert actions.shape == (0, MEMBERS)
+        assert actions.dtype == np.int64
+    assert acting.evaluate(0, obs, mask, actions).logp.shape == acting.values(0, obs).shape == (0,)
+
+
+@pytest.mark.parametrize("kind", ["act", "greedy", "evaluate", "values"])
+def test_the_mixing_network_is_in_no_graph(kind: Any) -> None:
+    spec = spec_of()
+    weights = lively_weights(spec)
+    assert any(name.startswith("mixer.") for name in weights)
+    model = onnx.load_from_string(GroupGraphs(spec, weights).build(kind))
+    held = {given.name for given in (*model.graph.input, *model.graph.initializer)}
+    assert {"shared.0.weight", "policy.0.weight"} & held
+    assert not [name for name in held if name.startswith("mixer.")]
+
+
+def test_the_same_seed_gives_the_same_first_weights_in_the_order_of_their_shapes() -> None:
+    spec = spec_of()
+    one, same, other = (spec.first_weights(seed) for seed in (3, 3, 4))
+    assert {name: value.shape for name, value in one.items()} == spec.weight_shapes()
+    assert list(one) == list(spec.weight_shapes())
+    for name, value in one.items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, same[name])
+        assert name.endswith("weight") != np.array_equal(value, other[name])

@@ -1,0 +1,198 @@
+"""The learner of a group: its targets, worked out by hand, and that masks, seeds and state decide as they must."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from menv.acting.onnx_acting import OnnxActing
+from menv.algorithms.dqn_settings import DQNSettings
+from menv.algorithms.networks.group_spec import GroupSpec
+from menv.algorithms.qmix_learner import QMIXLearner
+from menv.errors import ConfigError
+from tests.algorithms.groups_of_three import MEMBERS, lively_weights, random_rows, spec_of
+from tests.algorithms.test_dqn_learner import one_step_pieces
+
+QUICK: dict[str, Any] = {
+    "train_batch_size": 16, "training_intensity": 16.0, "num_steps_sampled_before_learning_starts": 0, "lr": 1e-2,
+    "n_step": 1,
+}  # fmt: skip
+
+
+def learner(spec: GroupSpec, weights: Any = None, seed: int = 0, **settings: Any) -> QMIXLearner:
+    return QMIXLearner(spec, DQNSettings(**{**QUICK, **settings}), weights or lively_weights(spec), seed)
+
+
+def constant(spec: GroupSpec, q_values: list[float]) -> dict[str, Any]:
+    """Return weights by which every member's Q-values are these, whatever is seen."""
+    weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    weights["policy.out.bias"][:] = q_values
+    return weights
+
+
+def next_rows(
+    spec: GroupSpec, returns: list[float], discounts: list[float], mask: Any = None
+) -> dict[str, Tensor]:
+    rows = {
+        "returns": torch.tensor(returns),
+        "discounts": torch.tensor(discounts),
+        "next_obs": torch.zeros(len(returns), spec.obs_size),
+    }
+    return rows if mask is None else {**rows, "next_mask": torch.tensor(mask)}
+
+
+def team(rows: int, seed: int = 0) -> Any:
+    """Return games of one step that pay the number of members that chose 1, but 9 if all did."""
+    rng = np.random.default_rng(seed)
+    spec = spec_of(2)
+    obs, actions = rng.standard_normal((rows, spec.obs_size)), rng.integers(0, 2, (rows, MEMBERS))
+    count = actions.sum(1)
+    return one_step_pieces(obs, actions, np.where(count == MEMBERS, 9, count), obs, True)
+
+
+def test_targets_without_mixing_network_are_the_sum_of_the_members_best() -> None:
+    spec = spec_of(2, mixer="vdn", hiddens=())
+    one = learner(spec, constant(spec, [1.0, 3.0]))
+    found = one.targets(next_rows(spec, [1.0, 2.0, 5.0], [0.5, 1.0, 0.0]))
+    # Three members, each at best worth 3.
+    assert found.tolist() == [1.0 + 0.5 * 9.0, 2.0 + 9.0, 5.0]
+
+
+def test_targets_without_a_mixer_are_each_members_own() -> None:
+    spec = spec_of(2, mixer=None, hiddens=())
+    one = learner(spec, constant(spec, [1.0, 3.0]))
+    assert one.targets(next_rows(spec, [1.0, 5.0], [0.5, 0.0])).tolist() == [[2.5] * 3, [5.0] * 3]
+
+
+def test_targets_are_mixed_by_the_state_that_follows() -> None:
+    # One hidden unit: weights |1|, |1| and |-2| times a state of 1 or 3, no bias; the last weight is |-1| always.
+    layout = spec_of(2).layout._replace(state=(2,))
+    spec = GroupSpec(18, layout, (), embed_dim=1)
+    weights = constant(spec, [1.0, 2.0])
+    weights["mixer.hidden_weight.weight"][:] = [[1.0, 1.0, -2.0]]
+    weights["mixer.out_weight.bias"][:] = -1.0
+    rows = next_rows(spec, [1.0, 2.0], [0.5, 0.5])
+    rows["next_obs"][:, 2] = torch.tensor([1.0, 3.0])
+    # (1 + 1 + 2) * 2 = 8, and three times that.
+    np.testing.assert_allclose(learner(spec, weights).targets(rows).numpy(), [5.0, 14.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("double_q", [False, True])
+def test_what_a_member_may_not_do_is_never_in_the_maximum(double_q: bool) -> None:
+    spec = spec_of(3, mixer="vdn", hiddens=())
+    one = learner(spec, constant(spec, [1.0, 3.0, 50.0]), double_q=double_q)
+    mask = [
+        [True, True, True, True, True, False, True, False, False],
+        [False, True, False, True, False, False, False, False, True],
+    ]
+    found = one.targets(next_rows(spec, [0.0, 0.0], [1.0, 1.0], mask))
+    assert found.tolist() == [50.0 + 3.0 + 1.0, 3.0 + 1.0 + 50.0]
+
+
+def test_with_double_q_the_members_choices_are_those_of_the_network_that_learns() -> None:
+    spec = spec_of(2, mixer="vdn", hiddens=())
+    for double_q, wanted in ((True, 3.0 * 1.0), (False, 3.0 * 4.0)):
+        one = learner(spec, constant(spec, [1.0, 4.0]), double_q=double_q, target_network_update_freq=10**9)
+        # All choose 0 and are paid much: the learned network soon prefers it, the target network stays.
+        actions = np.zeros((64, MEMBERS), np.int64)
+        obs = np.zeros((64, spec.obs_size))
+        for _ in range(12):
+            one.learn(one_step_pieces(obs, actions, np.full(64, 60.0), obs, True), 0)
+        found = one.targets(next_rows(spec, [0.0], [1.0]))
+        assert found.tolist() == [wanted]
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_a_truncated_row_is_worth_what_follows_and_a_terminated_one_is_not(terminated: bool) -> None:
+    spec = spec_of(2, mixer="vdn", hiddens=())
+    one = learner(spec, constant(spec, [0.0, 2.0]), gamma=0.5, lr=0.0)
+    zeros = np.zeros((16, spec.obs_size))
+    stats = one.learn(one_step_pieces(zeros, np.ones((16, MEMBERS)), np.full(16, 6.0), zeros, terminated), 0)
+    # All are worth 6 together: what was paid, and half of 6 more if the game goes on.
+    assert stats["mean_q"] == 6.0
+    assert stats["mean_td_error"] == (0.0 if terminated else 3.0)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_mixing_learns_what_adding_up_cannot_express(prioritized: bool) -> None:
+    errors = {}
+    for mixer in ("qmix", "vdn", None):
+        spec = spec_of(2, mixer=mixer)
+        one = learner(spec, spec.first_weights(0), replay_buffer_config={"prioritized_replay": prioritized})
+        for number in range(12):
+            stats = one.learn(team(64, number), 0)
+        errors[mixer] = stats["mean_td_error"]
+        assert stats["updates"] == 64.0
+        assert all(type(value) is float and math.isfinite(value) for value in stats.values())
+    assert errors["qmix"] < 0.4
+    assert errors["vdn"] > 1.0
+    assert errors[None] > 1.0
+
+
+def test_every_weight_but_epsilon_learns_and_all_are_published() -> None:
+    spec = spec_of(2)
+    one = learner(spec, exploration_config={"initial_epsilon": 0.5, "final_epsilon": 0.5})
+    before = one.weights()
+    one.learn(team(64), 0)
+    after = one.weights()
+    assert list(after) == [*[name for name in spec.weight_shapes() if name != "epsilon"], "epsilon"]
+    for name, value in after.items():
+        assert not np.array_equal(value, before[name]), name
+    assert after["epsilon"].tolist() == [0.5]
+    acting = OnnxActing(spec.graphs(after), spec.head, [before])
+    acting.set_weights(0, after)
+    obs, _, _ = random_rows(spec, 5)
+    q_values = acting.evaluate(0, obs, None, np.zeros((5, MEMBERS), np.int64)).dist_inputs
+    network = spec.torch_network({name: torch.from_numpy(value) for name, value in after.items()})
+    np.testing.assert_allclose(q_values, network.dist_inputs(torch.from_numpy(obs), None).numpy(), atol=1e-5)
+
+
+def test_the_mixing_network_has_a_target_of_its_own() -> None:
+    spec = spec_of(2)
+    one = learner(spec, target_network_update_freq=10**9)
+    rows = next_rows(spec, [0.0], [1.0])
+    name = "mixer.hidden_weight.weight"
+    target, before = one.state()[f"target.{name}"], one.targets(rows).tolist()
+    one.learn(team(64), 0)
+    np.testing.assert_array_equal(one.state()[f"target.{name}"], target)
+    assert not np.array_equal(one.weights()[name], target)
+    one.set_weights(one.weights())
+    np.testing.assert_array_equal(one.state()[f"target.{name}"], one.weights()[name])
+    assert one.targets(rows).tolist() != before
+
+
+@pytest.mark.parametrize("mixer", ["qmix", None])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(mixer: Any, prioritized: bool) -> None:
+    spec = spec_of(2, mixer=mixer)
+    settings: dict[str, Any] = {
+        "replay_buffer_config": {"prioritized_replay": prioritized}, "target_network_update_freq": 20,
+    }  # fmt: skip
+    whole, resumed = learner(spec, **settings), learner(spec, **settings)
+    whole.learn(team(50), 50)
+    resumed.set_weights(whole.weights())
+    resumed.set_state(whole.state())
+    for number in (1, 2):
+        assert whole.learn(team(9, number), 60) == resumed.learn(team(9, number), 60)
+    for name, value in whole.weights().items():
+        np.testing.assert_array_equal(value, resumed.weights()[name])
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    found = []
+    for seed in (3, 3, 4):
+        one = learner(spec_of(2), seed=seed)
+        one.learn(team(64), 0)
+        found.append(one.weights()["mixer.out_weight.weight"])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])
+
+
+def test_weights_of_another_network_are_refused() -> None:
+    with pytest.raises(ConfigError, match="give the weights of the same network"):
+        learner(spec_of(2)).set_weights(spec_of(2, mixer="vdn").first_weights(0))

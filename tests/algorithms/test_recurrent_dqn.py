@@ -1,0 +1,133 @@
+"""Q-learning with a memory: what is kept of sequences, and the loss over them against one written out row by row."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from menv.acting.action_head import ActionHead
+from menv.algorithms.dqn_settings import DQNSettings
+from menv.algorithms.networks.cell import Cell
+from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.recurrent_dqn_learner import RecurrentDQNLearner
+from menv.sample_batch import SampleBatch
+from tests.written_batches import batch as written
+
+SPEC = StockSpec(1, ActionHead("q_values", (4,)), (5,), dueling=True, cell=Cell("lstm", 3))
+MOST = 3
+
+
+def lively(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    shaken = {
+        name: (value + 0.5 * rng.standard_normal(value.shape)).astype(np.float32)
+        for name, value in SPEC.first_weights(seed).items()
+    }
+    shaken["epsilon"][:] = 0.5
+    return shaken
+
+
+def learner(**settings: Any) -> RecurrentDQNLearner:
+    sizes = {"train_batch_size": 12, "num_steps_sampled_before_learning_starts": 0, "gamma": 0.9}
+    return RecurrentDQNLearner(SPEC, DQNSettings(**{**sizes, **settings}), lively(1), 0, MOST)
+
+
+def pieces(masked: bool = False) -> SampleBatch:
+    """Pieces of 5, 2 and 3 rows; the second one goes on after its last row."""
+    batch = written([5, 2, 3])
+    rng = np.random.default_rng(2)
+    batch["obs"][:] *= 0.01
+    batch.segments.next_obs *= np.float32(0.01)
+    batch["terminateds"][6] = False
+    for part in range(2):
+        batch[f"state_in_{part}"] = rng.standard_normal((10, 3)).astype(np.float32)
+    if masked:
+        mask = rng.random((10, 4)) < 0.6
+        mask[:, 0] = True
+        batch["action_mask"] = mask
+        batch.segments.next_mask = np.array([[True, False, True, False]] * 3)
+    return batch
+
+
+def test_sequences_are_kept_with_the_state_before_them_and_the_observation_behind_them() -> None:
+    found = learner(n_step=1)._columns(pieces())
+    obs = [
+        [0.0, 0.01, 0.02, 0.03],
+        [0.03, 0.04, 0.15, None],
+        [1.0, 1.01, 1.12, None],
+        [2.0, 2.01, 2.02, 2.13],
+    ]
+    for row, wanted in zip(found["obs"][..., 0].tolist(), obs, strict=True):
+        assert row[: len(wanted) - wanted.count(None)] == pytest.approx(
+            [number for number in wanted if number is not None]
+        )
+    assert found["valid"].tolist() == [[True] * 3, [True, True, False], [True, True, False], [True] * 3]
+    assert found["after"].tolist() == [[1, 2, 3], [1, 2, 0], [1, 2, 0], [1, 2, 3]]
+    np.testing.assert_array_equal(found["state"][:, :3], pieces()["state_in_0"][[0, 3, 5, 7]])
+    assert found["discounts"][found["valid"]] == pytest.approx([0.9] * 4 + [0.0] + [0.9] * 4 + [0.0])
+
+
+@pytest.mark.parametrize("double_q", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("n_step", [1, 2, 5])
+def test_the_loss_is_that_of_every_row_unrolled_by_itself(double_q: bool, masked: bool, n_step: int) -> None:
+    batch, one = pieces(masked), learner(n_step=n_step, double_q=double_q)
+    for param in one._target_params.values():
+        param += 0.1
+    stored = {name: torch.from_numpy(column) for name, column in one._columns(batch).items()}
+    weights = torch.tensor([1.0, 0.5, 0.25, 2.0])
+    terms = one._terms(stored, weights)
+
+    losses, errors, means = [], [], []
+    for number, (start, length, piece) in enumerate(((0, 3, 0), (3, 2, 0), (5, 2, 1), (7, 3, 2))):
+        whole_end = int(batch.segments.ends[piece])
+        leaves = start + length == whole_end
+        beyond = batch.segments.next_obs[piece] if leaves else batch["obs"][start + length]
+        shown = torch.from_numpy(np.concatenate((batch["obs"][start : start + length], beyond[None])))
+        state = torch.from_numpy(
+            np.concatenate([batch[f"state_in_{part}"][start] for part in range(2)])[None].astype(np.float32)
+        )
+        online = one._network.dist_inputs(shown, None, state)
+        with torch.no_grad():
+            target = one._target.dist_inputs(shown, None, state)
+        of_sequence = []
+        for row in range(length):
+            steps = min(n_step, length - row)
+            rewards = batch["rewards"][start + row : start + row + steps]
+            wanted = sum(0.9**lag * float(reward) for lag, reward in enumerate(rewards))
+            last, after = start + row + steps - 1, row + steps
+            if not batch["terminateds"][last]:
+                allowed = np.ones(4, bool)
+                if masked:
+                    at_end = leaves and after == length
+                    allowed = batch.segments.next_mask[piece] if at_end else batch["action_mask"][last + 1]
+                choice_of = (online if double_q else target)[after].detach().numpy()
+                best = int(np.argmax(np.where(allowed, choice_of, -1e9)))
+                wanted += 0.9**steps * float(target[after, best])
+            error = online[row, int(batch["actions"][start + row])] - wanted
+            size = error.abs()
+            losses.append(weights[number] * torch.where(size < 1, 0.5 * error**2, size - 0.5))
+            of_sequence.append(float(size.detach()))
+        errors.append(max(of_sequence))
+        means.append(sum(of_sequence) / length)
+    torch.testing.assert_close(terms.loss, torch.stack(losses).mean())
+    priorities = 0.9 * np.array(errors) + 0.1 * np.array(means)
+    np.testing.assert_allclose(terms.td_errors.numpy(), priorities, rtol=1e-4)
+
+
+def test_sizes_count_rows() -> None:
+    one = learner(replay_buffer_config={"capacity": 30}, train_batch_size=12)
+    assert one.replay.capacity == 10
+    one.learn(pieces(), 100)
+    assert one.replay.rows == 4
+    drawn: list[int] = []
+    sample = one.replay.sample
+
+    def watched(count: int, rng: Any) -> Any:
+        drawn.append(count)
+        return sample(count, rng)
+
+    one.replay.sample = watched  # type: ignore[method-assign]
+    one.gradient_steps(2)
+    assert drawn == [4, 4]
