@@ -52,16 +52,9 @@ def pieces(masked: bool = False) -> SampleBatch:
 
 def test_sequences_are_kept_with_the_state_before_them_and_the_observation_behind_them() -> None:
     found = learner(n_step=1)._columns(pieces())
-    obs = [
-        [0.0, 0.01, 0.02, 0.03],
-        [0.03, 0.04, 0.15, None],
-        [1.0, 1.01, 1.12, None],
-        [2.0, 2.01, 2.02, 2.13],
-    ]
+    obs = [[0.0, 0.01, 0.02, 0.03], [0.03, 0.04, 0.15], [1.0, 1.01, 1.12], [2.0, 2.01, 2.02, 2.13]]
     for row, wanted in zip(found["obs"][..., 0].tolist(), obs, strict=True):
-        assert row[: len(wanted) - wanted.count(None)] == pytest.approx(
-            [number for number in wanted if number is not None]
-        )
+        assert row[: len(wanted)] == pytest.approx(wanted)
     assert found["valid"].tolist() == [[True] * 3, [True, True, False], [True, True, False], [True] * 3]
     assert found["after"].tolist() == [[1, 2, 3], [1, 2, 0], [1, 2, 0], [1, 2, 3]]
     np.testing.assert_array_equal(found["state"][:, :3], pieces()["state_in_0"][[0, 3, 5, 7]])

@@ -43,7 +43,7 @@ def test_states_are_put_together_in_the_order_of_their_parts() -> None:
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_padded_and_unpadded_sequences_give_the_same_outputs_and_states(kind: CellKind) -> None:
     spec = StockSpec(3, ActionHead("categorical", (2,)), (4,), cell=Cell(kind, 5))
-    network = spec.torch_network({name: torch.from_numpy(value) for name, value in lively(spec).items()})
+    network: Any = spec.torch_network({name: torch.from_numpy(value) for name, value in lively(spec).items()})
     lengths = [4, 1, 7, 2]
     obs = torch.randn(sum(lengths), 3, generator=torch.Generator().manual_seed(0))
     cut = sequences(np.array(lengths), 7)
