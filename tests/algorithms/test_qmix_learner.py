@@ -154,13 +154,14 @@ def test_every_weight_but_epsilon_learns_and_all_are_published() -> None:
 
 def test_the_mixing_network_has_a_target_of_its_own() -> None:
     spec = spec_of(2)
-    one = learner(spec, target_network_update_freq=10**9)
+    one = learner(spec, target_network_update_freq=10**9, double_q=False)
     rows = next_rows(spec, [0.0], [1.0])
     name = "mixer.hidden_weight.weight"
     target, before = one.state()[f"target.{name}"], one.targets(rows).tolist()
     one.learn(team(64), 0)
     np.testing.assert_array_equal(one.state()[f"target.{name}"], target)
     assert not np.array_equal(one.weights()[name], target)
+    assert one.targets(rows).tolist() == before
     one.set_weights(one.weights())
     np.testing.assert_array_equal(one.state()[f"target.{name}"], one.weights()[name])
     assert one.targets(rows).tolist() != before
