@@ -255,7 +255,11 @@ class Algorithm:
         return {policy_id: self.get_policy(policy_id).get_weights() for policy_id in ids}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
-        """Copy weights in, by policy id; learners go on from them."""
+        """Copy weights in, by policy id; learners go on from them.
+
+        Layers that a policy shares (`model={"shared_layers": ...}`) change for its whole group; if several of a group
+        are given, the last one's hold.
+        """
         for policy_id, by_name in weights.items():
             self.get_policy(policy_id).set_weights(by_name)
             self._population.learners.set_weights(policy_id, by_name)

@@ -6,7 +6,7 @@ model and the form of their actions are equal; their weights and learning settin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,7 @@ def add_to_cohorts(
     config: AlgorithmConfig | None,
     recipe: Recipe | None,
     seed: int,
+    admit: Callable[[NetworkSpec], None],
 ) -> list[Cohort]:
     """Add a policy to the networks that it is like, or return a new cohort of it.
 
@@ -129,10 +130,12 @@ def add_to_cohorts(
         config: Its settings, None for one without a network.
         recipe: What trains it, likewise.
         seed: Decides the first weights.
+        admit: Called with its network before anything changes; may refuse it.
     """
     if recipe is None or config is None:
         return [OwnCohort([name], [_own_policy(name, spec)], spec.observation_space, spec.action_space)]
     network = _network(name, spec, config, recipe)
+    admit(network)
     form = _form(spec, config, network)
     weights = _first_weights(network, name, config, recipe, seed)
     for built in nets:

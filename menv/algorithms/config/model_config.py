@@ -19,6 +19,9 @@ class ModelConfig:
     """Activation after each hidden layer."""
     vf_share_layers: bool = False
     """Whether the value function uses the policy's hidden layers."""
+    shared_layers: str | None = None
+    """Name of a group of policies that stand on one set of hidden layers, each with heads of its own; None shares
+    nothing. Each makes its own gradient steps, and what they change holds for all: so all of a group learn, or none."""
 
     def __post_init__(self) -> None:
         """Take a list of widths for what it means, and refuse anything else."""
@@ -30,3 +33,10 @@ class ModelConfig:
                 f"model: fcnet_hiddens is {widths!r}, expected a list of positive integers; for example [64, 64]"
             )
         object.__setattr__(self, "fcnet_hiddens", tuple(widths))
+        if self.shared_layers is not None and (
+            not isinstance(self.shared_layers, str) or not self.shared_layers
+        ):
+            raise ConfigError(
+                f"model: shared_layers is {self.shared_layers!r}, expected the name of a group of policies, or None; "
+                'for example "trunk"'
+            )

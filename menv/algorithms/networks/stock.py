@@ -44,6 +44,18 @@ class Layer(NamedTuple):
     gain: float
 
 
+class Trunk(NamedTuple):
+    """The layers below the heads.
+
+    Attributes:
+        shapes: Name and shape of each of their weights.
+        activation: Non-linearity after each.
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    activation: str
+
+
 @dataclass(frozen=True)
 class StockSpec:
     """A policy and a value network of fully connected layers.
@@ -118,6 +130,13 @@ class StockSpec:
         if self.head.kind == "q_values":
             shapes[EPSILON] = (1,)
         return shapes
+
+    def trunk(self) -> Trunk:
+        """Return the hidden layers, which policies may share whatever their heads are."""
+        hidden = [layer for role in self.roles for layer in self.hidden_layers(role)]
+        names = [f"{layer.name}.{part}" for layer in dict.fromkeys(hidden) for part in ("weight", "bias")]
+        shapes = self.weight_shapes()
+        return Trunk(tuple((name, shapes[name]) for name in names), self.activation)
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
         """Return first weights: orthogonal matrices (Saxe et al. 2014), zero biases and log_std, epsilon 1.
