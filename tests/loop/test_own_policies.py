@@ -178,6 +178,22 @@ def test_rows_say_of_actions_and_rewards_what_the_policy_was_shown() -> None:
     assert sum(own.count for own in rows) > 100
 
 
+def test_returns_are_told_for_each_agent_also_where_all_share_a_policy() -> None:
+    config = {"rollout_fragment_length": LENGTH, "train_batch_size": 10 * LENGTH, "seed": 3,
+              "multiagent": {"policies": {"own": Diary}}}  # fmt: skip
+    with PPO(env=Shifts, config=config) as algo:
+        result = algo.train()
+    means = result["agent_reward_mean"]
+    steps = sum(range(LENGTH))
+    assert means.keys() == set(AGENTS)
+    assert (means["day"], means["night"]) == (LENGTH + steps, 100 * LENGTH + steps)
+    # The guest's several lives in an episode add up; what it is paid between them belongs to none.
+    paid = LENGTH * 1101 + 3 * steps
+    assert sum(means.values()) == paid - result["unclaimed_rewards"] / result["episodes_this_iter"]
+    assert result["policy_reward_mean"] == {"own": pytest.approx(sum(means.values()) / 3)}
+    assert result["agent_reward_max"] == result["agent_reward_min"] == means
+
+
 class Boxes(Diary):
     """Answers with arrays."""
 
