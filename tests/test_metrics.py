@@ -95,11 +95,11 @@ def test_of_endlessly_many_agents_those_are_shown_that_come_again() -> None:
     metrics = Metrics()
     for number in range(30):
         passing = {(f"car_{100 * number + at}", "cars"): 1.0 for at in range(100)}
-        metrics.record(episode({**passing, ("light", "lights"): 5.0}))
+        metrics.record(episode({**passing, ("light", "lights"): 5.0} if number >= 20 else passing))
     summary = metrics.summary()
     assert len(summary["agent_reward_mean"]) == 1000
     assert summary["agent_reward_mean"]["light"] == 5.0
-    assert summary["agent_rewards_omitted"] == 30 * 101 - (999 + 30)
+    assert summary["agent_rewards_omitted"] == 30 * 100 - 999
     assert summary["policy_reward_mean"] == {"cars": 1.0, "lights": 5.0}
     assert len(summary["hist_stats"]["policy_cars_reward"]) == 3000
 

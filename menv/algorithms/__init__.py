@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from menv.algorithms.config.model_config import ModelConfig as ModelConfig
     from menv.algorithms.config.multi_agent_config import MultiAgentConfig as MultiAgentConfig
     from menv.algorithms.config.ppo_config import PPOConfig as PPOConfig
+    from menv.algorithms.curves import plot_curves as plot_curves
     from menv.algorithms.dqn import DQN as DQN
     from menv.algorithms.ppo import PPO as PPO
+    from menv.algorithms.tensorboard import TensorBoardCallbacks as TensorBoardCallbacks
+    from menv.algorithms.tensorboard import TensorBoardWriter as TensorBoardWriter
 
 _HOMES = {
     "Algorithm": "menv.algorithms.algorithm",
@@ -24,8 +27,22 @@ _HOMES = {
     "MultiAgentConfig": "menv.algorithms.config.multi_agent_config",
     "PPO": "menv.algorithms.ppo",
     "PPOConfig": "menv.algorithms.config.ppo_config",
+    "TensorBoardCallbacks": "menv.algorithms.tensorboard",
+    "TensorBoardWriter": "menv.algorithms.tensorboard",
+    "plot_curves": "menv.algorithms.curves",
 }
-__all__ = ["DQN", "PPO", "Algorithm", "DQNConfig", "ModelConfig", "MultiAgentConfig", "PPOConfig"]
+__all__ = [
+    "DQN",
+    "PPO",
+    "Algorithm",
+    "DQNConfig",
+    "ModelConfig",
+    "MultiAgentConfig",
+    "PPOConfig",
+    "TensorBoardCallbacks",
+    "TensorBoardWriter",
+    "plot_curves",
+]
 
 
 def __dir__() -> list[str]:
