@@ -79,7 +79,10 @@ def build_cohorts(
 def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recipe) -> NetworkSpec:
     """Return the description of a policy's network, once it fits the spaces."""
     preprocessor = ObsPreprocessor(spec.observation_space)
-    network = recipe.network(preprocessor.size, spec.action_space, config)
+    try:
+        network = recipe.network(preprocessor.size, spec.action_space, config)
+    except ConfigError as error:
+        raise ConfigError(f"policies[{name!r}], {error}") from error
     if preprocessor.mask_width not in (0, network.head.mask_width):
         raise ConfigError(
             f"policies[{name!r}]: action_mask of {preprocessor.mask_width} flags for the action space "
