@@ -93,8 +93,10 @@ class DefaultCallbacks:
 HOOKS = tuple(name for name in vars(DefaultCallbacks) if name.startswith("on_"))
 
 
-def make_multi_callbacks(callback_classes: Sequence[type[DefaultCallbacks]]) -> type[DefaultCallbacks]:
-    """Return a class that calls each of several callbacks, in order."""
+def make_multi_callbacks(
+    callback_classes: Sequence[type[DefaultCallbacks] | DefaultCallbacks],
+) -> type[DefaultCallbacks]:
+    """Return a class that calls each of several callbacks, classes or instances, in order."""
 
     class MultiCallbacks(DefaultCallbacks):
         """Calls several callbacks."""
@@ -103,7 +105,7 @@ def make_multi_callbacks(callback_classes: Sequence[type[DefaultCallbacks]]) -> 
             self.callbacks = [read_callbacks(one) for one in callback_classes]
 
     for hook in HOOKS:
-        if any(_overrides(one, hook) for one in callback_classes):
+        if any(_overrides(one if isinstance(one, type) else type(one), hook) for one in callback_classes):
             setattr(MultiCallbacks, hook, _each(hook))
     return MultiCallbacks
 
@@ -117,7 +119,8 @@ def read_callbacks(value: Any) -> DefaultCallbacks:
     """Return the callbacks that a config's `callbacks` means.
 
     Args:
-        value: A class, an instance, None, or the classic dict of functions by hook, each of one dict.
+        value: A class, an instance, a list of these, None, or the classic dict of functions by hook, each of one
+            dict.
 
     Raises:
         ConfigError: It is anything else, or names a hook that does not exist.
@@ -126,6 +129,8 @@ def read_callbacks(value: Any) -> DefaultCallbacks:
         return DefaultCallbacks()
     if isinstance(value, Mapping):
         return _of_functions(value)
+    if isinstance(value, list | tuple):
+        return make_multi_callbacks(value)()
     if isinstance(value, type):
         value = value()
     if isinstance(value, DefaultCallbacks):

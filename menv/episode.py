@@ -14,6 +14,9 @@ from menv import draws
 from menv.base_env import AgentId, EnvId
 from menv.errors import ConfigError
 
+MEMBER_REWARDS = "__member_rewards__"
+"""The key in the last info dict of a group's life, at which is what each of its members earned in that life."""
+
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -35,6 +38,7 @@ class Episode:
         user_data: Anything of yours.
         hist_data: Lists of yours; they reach the results under `hist_stats`.
         media: Anything of yours to look at, such as videos; it reaches one result, under `episode_media`.
+        member_rewards: Return of each member of each group of agents, by group; complete when the episode has ended.
     """
 
     __slots__ = (
@@ -77,10 +81,11 @@ class Episode:
     user_data: dict[str, Any] = _kept("user_data")
     hist_data: dict[str, list[float]] = _kept("hist_data")
     media: dict[str, Any] = _kept("media")
+    member_rewards: dict[AgentId, dict[AgentId, float]] = _kept("member_rewards")
 
     @property
     def extras(self) -> Mapping[str, Any]:
-        """What there is of these four, by name."""
+        """What there is of these five, by name."""
         return self._extras or _NOTHING
 
     @property
@@ -145,3 +150,9 @@ class Episode:
         """Add what an agent earned in a life that ended."""
         key = (agent_id, self._policies[agent_id][0])
         self.agent_rewards[key] = self.agent_rewards.get(key, 0.0) + reward
+
+    def credit_members(self, group_id: AgentId, rewards: Mapping[AgentId, float]) -> None:
+        """Add what the members of a group earned in a life of the group that ended."""
+        earned = self.member_rewards.setdefault(group_id, {})
+        for member, reward in rewards.items():
+            earned[member] = earned.get(member, 0.0) + reward

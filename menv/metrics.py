@@ -6,14 +6,21 @@ None and a count of 0, never NaN.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
+from menv.base_env import SINGLE_AGENT, AgentId
 from menv.episode import Episode
 
+Returns: TypeAlias = dict[Any, list[float]]
+
 _MOST_NEW = 10_000
-_NOTHING: Mapping[str, Any] = {}
+# Environments whose agents never come again have no end of ids.
+_MOST_AGENTS = 1_000
+_NOTHING: Mapping[Any, Any] = {}
 
 
 class Record(NamedTuple):
@@ -22,14 +29,18 @@ class Record(NamedTuple):
     Attributes:
         total_reward: Of all agents, unclaimed rewards included.
         length: Env steps.
-        rewards: The return of each agent, with the policy that answered for it.
+        rewards: The return of each agent and the policy that answered for it.
+        others: Policies and returns of agents beyond `_MOST_AGENTS`.
+        members: See `Episode.member_rewards`.
         custom_metrics: See `Episode`.
         hist_data: See `Episode`.
     """
 
     total_reward: float
     length: int
-    rewards: Sequence[tuple[str, float]]
+    rewards: Mapping[tuple[AgentId, str], float]
+    others: Sequence[tuple[str, float]]
+    members: Mapping[AgentId, Mapping[AgentId, float]]
     custom_metrics: Mapping[str, float]
     hist_data: Mapping[str, list[float]]
 
@@ -47,7 +58,9 @@ class Metrics:
         # Of this iteration; bounded, because nobody may ever ask for a summary.
         self._new: deque[Record] = deque(maxlen=max(window, _MOST_NEW))
         # Episodes of one agent each, taken apart when they are summed up.
-        self._solo: deque[tuple[str, Sequence[float], Sequence[int]]] = deque(maxlen=_MOST_NEW)
+        self._solo: deque[tuple[tuple[AgentId, str], Sequence[float], Sequence[int]]] = deque(
+            maxlen=_MOST_NEW
+        )
         self._new_count = 0
         self._new_faulty = 0
         # What episodes of this iteration left to look at; it may be large, so it is let go of with the summary.
@@ -57,19 +70,26 @@ class Metrics:
 
     def record(self, episode: Episode) -> None:
         """Take in an episode that ended."""
-        rewards = [(policy_id, reward) for (_, policy_id), reward in episode.agent_rewards.items()]
+        rewards: Mapping[tuple[AgentId, str], float] = episode.agent_rewards
+        others: Sequence[tuple[str, float]] = ()
+        if len(rewards) > _MOST_AGENTS:
+            rewards, others = _cut_short(episode)
         extras = episode.extras
-        custom, hist = extras.get("custom_metrics", _NOTHING), extras.get("hist_data", _NOTHING)
-        self._new.append(Record(episode.total_reward, episode.length, rewards, custom, hist))
-        if "media" in extras:
-            self._media.append(extras["media"])
+        if extras:
+            members, custom = extras.get("member_rewards", _NOTHING), extras.get("custom_metrics", _NOTHING)
+            hist = extras.get("hist_data", _NOTHING)
+            if "media" in extras:
+                self._media.append(extras["media"])
+        else:
+            members = custom = hist = _NOTHING
+        self._new.append(Record(episode.total_reward, episode.length, rewards, others, members, custom, hist))
         self._new_count += 1
         self.episodes_total += 1
         self.unclaimed_rewards += episode.unclaimed_rewards
 
     def record_many(self, policy_id: str, returns: Sequence[float], lengths: Sequence[int]) -> None:
         """Take in episodes of one agent each that ended and of which there is no more to say."""
-        self._solo.append((policy_id, returns, lengths))
+        self._solo.append(((SINGLE_AGENT, policy_id), returns, lengths))
         self._new_count += len(returns)
         self.episodes_total += len(returns)
 
@@ -90,10 +110,9 @@ class Metrics:
         self._before.extend(new)
         returns = [episode.total_reward for episode in episodes]
         lengths = [episode.length for episode in episodes]
-        by_policy: dict[str, list[float]] = {}
-        for episode in episodes:
-            for policy_id, reward in episode.rewards:
-                by_policy.setdefault(policy_id, []).append(reward)
+        by_policy, by_agent, by_group = _apart(episodes)
+        shown = _without_strangers(by_agent)
+        omitted = _count(by_agent) - _count(shown) + sum(len(episode.others) for episode in episodes)
         return {
             "episode_reward_mean": _mean(returns),
             "episode_reward_min": min(returns, default=None),
@@ -102,9 +121,10 @@ class Metrics:
             "episodes_this_iter": count,
             "episodes_in_window": len(episodes),
             "episodes_total": self.episodes_total,
-            "policy_reward_mean": {policy: _mean(values) for policy, values in by_policy.items()},
-            "policy_reward_min": {policy: min(values) for policy, values in by_policy.items()},
-            "policy_reward_max": {policy: max(values) for policy, values in by_policy.items()},
+            **_mean_min_max("policy_reward", by_policy),
+            **_mean_min_max("agent_reward", shown),
+            **_mean_min_max("group_reward", by_group),
+            "agent_rewards_omitted": omitted,
             "unclaimed_rewards": self.unclaimed_rewards,
             "num_faulty_episodes": faulty,
             "custom_metrics": _custom(episodes),
@@ -120,10 +140,59 @@ class Metrics:
     def _solos(self) -> list[Record]:
         """Return what is kept of the episodes of one agent each."""
         return [
-            Record(reward, length, ((policy_id, reward),), _NOTHING, _NOTHING)
-            for policy_id, returns, lengths in self._solo
+            Record(reward, length, {key: reward}, (), _NOTHING, _NOTHING, _NOTHING)
+            for key, returns, lengths in self._solo
             for reward, length in zip(returns, lengths, strict=True)
         ]
+
+
+def _cut_short(episode: Episode) -> tuple[dict[tuple[AgentId, str], float], list[tuple[str, float]]]:
+    """Return the returns of the agents that appeared first in a crowd, and those of the others without their ids."""
+    first = set(islice(episode.get_agents(), _MOST_AGENTS))
+    rewards = {key: reward for key, reward in episode.agent_rewards.items() if key[0] in first}
+    others = [
+        (policy, reward) for (agent, policy), reward in episode.agent_rewards.items() if agent not in first
+    ]
+    return rewards, others
+
+
+def _apart(episodes: Sequence[Record]) -> tuple[Returns, Returns, Returns]:
+    """Return all returns by policy, by agent and by group of agents."""
+    by_policy: Returns = {}
+    by_agent: Returns = {}
+    by_group: Returns = {}
+    for episode in episodes:
+        for (agent_id, policy_id), reward in episode.rewards.items():
+            by_policy.setdefault(policy_id, []).append(reward)
+            by_agent.setdefault(agent_id, []).append(reward)
+            if agent_id in episode.members:
+                by_group.setdefault(agent_id, []).append(reward)
+        for policy_id, reward in episode.others:
+            by_policy.setdefault(policy_id, []).append(reward)
+        for members in episode.members.values():
+            for agent_id, reward in members.items():
+                by_agent.setdefault(agent_id, []).append(reward)
+    return by_policy, by_agent, by_group
+
+
+def _without_strangers(by_agent: Returns) -> Returns:
+    """Return the returns of the agents that lived in most of the episodes, `_MOST_AGENTS` of them at most."""
+    if len(by_agent) <= _MOST_AGENTS:
+        return by_agent
+    kept = heapq.nlargest(_MOST_AGENTS, by_agent, key=lambda agent_id: len(by_agent[agent_id]))
+    return {agent_id: by_agent[agent_id] for agent_id in kept}
+
+
+def _count(returns: Returns) -> int:
+    return sum(map(len, returns.values()))
+
+
+def _mean_min_max(name: str, returns: Returns) -> dict[str, dict[Any, float | None]]:
+    return {
+        f"{name}_mean": {key: _mean(values) for key, values in returns.items()},
+        f"{name}_min": {key: min(values) for key, values in returns.items()},
+        f"{name}_max": {key: max(values) for key, values in returns.items()},
+    }
 
 
 def _mean(values: Sequence[float]) -> float | None:

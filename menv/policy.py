@@ -74,36 +74,41 @@ class Policy:
 
         Args:
             obs_batch: R elements of `observation_space`.
-            state_batches: Recurrent state, [R, ...] arrays; empty for policies without state.
-            prev_action_batch: R previous actions, or None.
-            prev_reward_batch: R previous rewards, or None.
-            info_batch: R info dicts, or None.
-            episodes: R `Episode` objects, or None.
+            state_batches: An [R, ...] array for each part of the states that were returned at the same lives' last
+                rows, or that `get_initial_state` gave; empty for policies without state.
+            prev_action_batch: [R, ...] previous actions of the same lives, zeros before the first; a list, with None
+                before the first, where the space is neither Discrete, MultiDiscrete nor Box.
+            prev_reward_batch: [R] what they earned, 0 before the first action.
+            info_batch: R info dicts that came with the observations.
+            episodes: R `Episode` objects.
             explore: False asks for the most likely action; None means the policy's default.
             timestep: Env steps sampled so far.
 
+            The sampler gives all of them; who calls a policy without a sampler may leave them out.
+
         Returns:
-            R actions of `action_space`, the next states, and anything else by name.
+            R actions of `action_space`, the next states, and anything else by name. An agent's state lasts as
+            long as its life, over the cuts of fragments; an agent that returns begins anew.
         """
         raise ContractError(
             f"{type(self).__name__}.compute_actions: not defined, expected (actions, states, fetches); "
             "define it in your Policy subclass"
         )
 
+    def get_initial_state(self) -> list[Any]:
+        """Return what `state_batches` holds for one agent as its life begins; [] for a policy without a memory."""
+        return []
+
     def answer(
         self, obs_batch: Sequence[Any], row_draws: RowDraws, explore: bool | None, episodes: Sequence[Any]
     ) -> Sequence[Any]:
-        """Return R actions; the sampler calls this.
+        """Return R actions; the sampler calls this where a subclass overrides it, `compute_actions` otherwise.
 
         Override it instead of `compute_actions` to draw from `row_draws`: the same seed then gives
         the same actions however the rows are batched.
         """
         actions, _, _ = self.compute_actions(obs_batch, [], episodes=episodes, explore=explore)
         return actions  # type: ignore[no-any-return]
-
-    def get_initial_state(self) -> list[Any]:
-        """Return the parts of the state that each life of an agent begins with; [] for a policy without a memory."""
-        return []
 
     def get_weights(self) -> dict[str, Any]:
         """Return the weights by name; a policy that does not learn has none."""

@@ -131,6 +131,10 @@ class PolicyMap:
             return bool(self._to_train(policy_id, batch))
         return self._to_train is None or policy_id in self._to_train
 
+    def is_frozen(self, policy_id: str) -> bool:
+        """Return whether a policy never learns; False where a function decides that for each batch."""
+        return self._to_train is not None and not callable(self._to_train) and policy_id not in self._to_train
+
     def _only_one(self, agent_id: AgentId, episode: Episode, worker: Any) -> str:
         """Map everybody to the only policy, the mapping function being optional then."""
         if len(self.specs) > 1:

@@ -9,6 +9,7 @@ from typing import Any
 from menv.errors import ConfigError
 
 _BAD_IN_IDS = '<>:"/\\|?*'
+_MOST_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,19 @@ def check_policy_id(policy_id: Any) -> str:
     """Return a policy id that can also name a folder.
 
     Raises:
-        ConfigError: It is no string, is empty, or has a character that file names cannot hold.
+        ConfigError: It is no string, is empty or too long, or has a character that file names cannot hold.
     """
     bad = not isinstance(policy_id, str) or not policy_id or policy_id[-1] in " ."
-    if bad or any(char in _BAD_IN_IDS for char in policy_id):
+    # Control characters and halves of characters are not printable.
+    if bad or not policy_id.isprintable() or any(char in _BAD_IN_IDS for char in policy_id):
         raise ConfigError(
-            f"policies: id {policy_id!r}, expected a string without any of {_BAD_IN_IDS} that does not end in a "
-            "space or a dot, because it names a folder in checkpoints; choose another id"
+            f"policies: id {policy_id!r:.300}, expected a printable string without any of {_BAD_IN_IDS} that does not "
+            "end in a space or a dot, because it names a folder in checkpoints; choose another id"
+        )
+    size = len(policy_id.encode())
+    if size > _MOST_BYTES:
+        raise ConfigError(
+            f"policies: id {policy_id[:20]!r}... of {size} bytes, expected at most {_MOST_BYTES}, because it names a "
+            "folder in checkpoints; choose a shorter id"
         )
     return str(policy_id)

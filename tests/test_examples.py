@@ -136,6 +136,14 @@ def test_qmix_reaches_the_best_return_of_the_two_step_game() -> None:
     assert outcome["qmix"] == 8.0
 
 
+def test_a_step_of_one_policy_changes_the_layers_that_it_shares_with_another() -> None:
+    outcome, printed = outcome_of("shared_layers")
+    assert set(outcome["policy_reward_mean"]) == {"careful", "hasty"}
+    parts = [f"{number}.{part}" for number in (0, 1) for part in ("bias", "weight")]
+    assert outcome["changed"] == [f"{role}.{part}" for role in ("policy", "value") for part in parts]
+    assert "the first steps of 'careful' changed" in printed
+
+
 def test_every_example_is_tested_here() -> None:
     names = {path.stem for path in python_files(ROOT, ("examples",))}
     tested = {
@@ -147,4 +155,4 @@ def test_every_example_is_tested_here() -> None:
         "hierarchical",
         "ppo_and_dqn",
     }
-    assert names == tested | {"self_play", "rock_paper_scissors", "two_step_game"}
+    assert names == tested | {"self_play", "rock_paper_scissors", "shared_layers", "two_step_game"}

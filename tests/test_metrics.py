@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from menv.base_env import SINGLE_AGENT
 from menv.episode import Episode
 from menv.errors import ConfigError
 from menv.metrics import Metrics
 
 
-def episode(rewards: dict[tuple[str, str], float], length: int = 10, unclaimed: float = 0.0) -> Episode:
+def episode(rewards: dict[tuple[Any, str], float], length: int = 10, unclaimed: float = 0.0) -> Episode:
     one = Episode(1, 0)
     for agent, policy in rewards:
         one.bind(agent, policy)
@@ -26,6 +29,8 @@ def test_a_window_without_an_episode_reports_none_and_a_count_of_zero() -> None:
     assert summary["episodes_this_iter"] == summary["episodes_total"] == summary["episodes_in_window"] == 0
     assert summary["policy_reward_mean"] == summary["policy_reward_min"] == summary["custom_metrics"] == {}
     assert summary["hist_stats"] == {"episode_reward": [], "episode_lengths": []}
+    assert summary["agent_reward_mean"] == summary["group_reward_max"] == {}
+    assert summary["agent_rewards_omitted"] == 0
     assert (summary["episode_media"], summary["num_faulty_episodes"]) == ({}, 0)
 
 
@@ -49,6 +54,69 @@ def test_two_agents_of_one_policy_are_two_entries() -> None:
     metrics = Metrics()
     metrics.record(episode({("a", "p"): 1.0, ("b", "p"): 5.0}))
     assert metrics.summary()["policy_reward_mean"] == {"p": 3.0}
+
+
+def test_agents_that_share_a_policy_are_told_apart() -> None:
+    metrics = Metrics()
+    metrics.record(episode({("a", "p"): 1.0, ("b", "p"): 5.0}))
+    metrics.record(episode({("a", "p"): 3.0, ("b", "q"): 9.0}))
+    metrics.record(episode({("b", "p"): 10.0}))
+    summary = metrics.summary()
+    # Over the episodes in which an agent lived, whoever answered for it.
+    assert summary["agent_reward_mean"] == {"a": 2.0, "b": 8.0}
+    assert summary["agent_reward_min"] == {"a": 1.0, "b": 5.0}
+    assert summary["agent_reward_max"] == {"a": 3.0, "b": 10.0}
+    assert summary["group_reward_mean"] == {}
+
+
+def test_groups_and_their_members_are_agents_and_groups_are_groups_as_well() -> None:
+    metrics = Metrics()
+    for factor in (1.0, 3.0):
+        one = episode({("team", "p"): 3 * factor, ("c", "p"): 7.0})
+        one.credit_members("team", {"a": factor})
+        one.credit_members("team", {"a": factor / 2, "b": factor / 2})
+        metrics.record(one)
+    summary = metrics.summary()
+    assert summary["agent_reward_mean"] == {"team": 6.0, "c": 7.0, "a": 3.0, "b": 1.0}
+    assert summary["agent_reward_max"] == {"team": 9.0, "c": 7.0, "a": 4.5, "b": 1.5}
+    assert summary["group_reward_mean"] == {"team": 6.0}
+    assert (summary["group_reward_min"], summary["group_reward_max"]) == ({"team": 3.0}, {"team": 9.0})
+    assert summary["policy_reward_mean"] == {"p": 6.5}
+
+
+def test_episodes_of_one_agent_each_are_those_of_that_agent() -> None:
+    metrics = Metrics()
+    metrics.record_many("p", [1.0, 2.0], [10, 20])
+    summary = metrics.summary()
+    assert (summary["agent_reward_mean"], summary["policy_reward_mean"]) == ({SINGLE_AGENT: 1.5}, {"p": 1.5})
+
+
+def test_of_endlessly_many_agents_those_are_shown_that_come_again() -> None:
+    metrics = Metrics()
+    for number in range(30):
+        passing = {(f"car_{100 * number + at}", "cars"): 1.0 for at in range(100)}
+        metrics.record(episode({**passing, ("light", "lights"): 5.0} if number >= 20 else passing))
+    summary = metrics.summary()
+    assert len(summary["agent_reward_mean"]) == 1000
+    assert summary["agent_reward_mean"]["light"] == 5.0
+    assert summary["agent_rewards_omitted"] == 30 * 100 - 999
+    assert summary["policy_reward_mean"] == {"cars": 1.0, "lights": 5.0}
+    assert len(summary["hist_stats"]["policy_cars_reward"]) == 3000
+
+
+def test_in_a_crowd_those_are_shown_that_appeared_first() -> None:
+    crowd: dict[tuple[Any, str], float] = {(f"car_{number}", "cars"): 1.0 for number in range(5000)}
+    one = episode({("light", "lights"): 0.0, **crowd})
+    # As a rule those who live on to the end are booked last.
+    one.agent_rewards = {**crowd, ("light", "lights"): 5.0}
+    metrics = Metrics()
+    metrics.record(one)
+    summary = metrics.summary()
+    assert len(summary["agent_reward_mean"]) == 1000
+    assert summary["agent_reward_mean"]["light"] == 5.0
+    assert summary["agent_rewards_omitted"] == 4001
+    assert summary["policy_reward_mean"] == {"cars": 1.0, "lights": 5.0}
+    assert len(summary["hist_stats"]["policy_cars_reward"]) == 5000
 
 
 def test_several_lives_of_an_agent_add_up() -> None:

@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from menv.algorithms.config.multi_agent_config import MultiAgentConfig as MultiAgentConfig
     from menv.algorithms.config.ppo_config import PPOConfig as PPOConfig
     from menv.algorithms.config.qmix_config import QMIXConfig as QMIXConfig
+    from menv.algorithms.curves import plot_curves as plot_curves
     from menv.algorithms.dqn import DQN as DQN
     from menv.algorithms.ppo import PPO as PPO
     from menv.algorithms.qmix import QMIX as QMIX
+    from menv.algorithms.tensorboard import TensorBoardCallbacks as TensorBoardCallbacks
+    from menv.algorithms.tensorboard import TensorBoardWriter as TensorBoardWriter
 
 _HOMES = {
     "Algorithm": "menv.algorithms.algorithm",
@@ -28,6 +31,9 @@ _HOMES = {
     "PPOConfig": "menv.algorithms.config.ppo_config",
     "QMIX": "menv.algorithms.qmix",
     "QMIXConfig": "menv.algorithms.config.qmix_config",
+    "TensorBoardCallbacks": "menv.algorithms.tensorboard",
+    "TensorBoardWriter": "menv.algorithms.tensorboard",
+    "plot_curves": "menv.algorithms.curves",
 }
 __all__ = [
     "DQN",
@@ -39,6 +45,9 @@ __all__ = [
     "MultiAgentConfig",
     "PPOConfig",
     "QMIXConfig",
+    "TensorBoardCallbacks",
+    "TensorBoardWriter",
+    "plot_curves",
 ]
 
 

@@ -149,7 +149,10 @@ class Algorithm:
             The classic keys:
 
             - Of the latest episodes: `episode_reward_mean/min/max` and `episode_len_mean` (None without
-              a finished episode), `policy_reward_mean/min/max` by policy, `hist_stats`, `custom_metrics`.
+              a finished episode), `policy_reward_mean/min/max` by policy, the same by agent (`agent_reward_...`, over
+              the episodes in which it lived; members of a group too) and by group of agents (`group_reward_...`),
+              `hist_stats`, `custom_metrics`. Of more than 1,000 agents those are shown that lived in most episodes;
+              `agent_rewards_omitted` counts the others' returns.
             - Of this iteration's: `episodes_this_iter`, `num_faulty_episodes` (broken off by a fault of
               their environment), `episode_media` (a list for each name in `episode.media`).
             - `sampler_results`: all of these again, and `sampler_perf`.
@@ -272,7 +275,11 @@ class Algorithm:
         return {policy_id: self.get_policy(policy_id).get_weights() for policy_id in ids}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
-        """Copy weights in, by policy id; learners go on from them."""
+        """Copy weights in, by policy id; learners go on from them.
+
+        Layers that a policy shares (`model={"shared_layers": ...}`) change for its whole group; if several of a group
+        are given, the last one's hold.
+        """
         for policy_id, by_name in weights.items():
             self.get_policy(policy_id).set_weights(by_name)
             self._population.learners.set_weights(policy_id, by_name)

@@ -6,7 +6,7 @@ model and the form of their actions are equal; their weights and learning settin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,10 @@ def build_cohorts(
 def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recipe) -> NetworkSpec:
     """Return the description of a policy's network, once it fits the spaces."""
     preprocessor = ObsPreprocessor(spec.observation_space)
-    network = recipe.network(preprocessor.size, spec.action_space, config, spec.observation_space)
+    try:
+        network = recipe.network(preprocessor.size, spec.action_space, config, spec.observation_space)
+    except ConfigError as error:
+        raise ConfigError(f"policies[{name!r}], {error}") from error
     if preprocessor.mask_width not in (0, network.head.mask_width):
         raise ConfigError(
             f"policies[{name!r}]: action_mask of {preprocessor.mask_width} flags for the action space "
@@ -119,6 +122,7 @@ def add_to_cohorts(
     config: AlgorithmConfig | None,
     recipe: Recipe | None,
     seed: int,
+    admit: Callable[[NetworkSpec], None],
 ) -> list[Cohort]:
     """Add a policy to the networks that it is like, or return a new cohort of it.
 
@@ -129,10 +133,12 @@ def add_to_cohorts(
         config: Its settings, None for one without a network.
         recipe: What trains it, likewise.
         seed: Decides the first weights.
+        admit: Called with its network before anything changes; may refuse it.
     """
     if recipe is None or config is None:
         return [OwnCohort([name], [_own_policy(name, spec)], spec.observation_space, spec.action_space)]
     network = _network(name, spec, config, recipe)
+    admit(network)
     form = _form(spec, config, network)
     weights = _first_weights(network, name, config, recipe, seed)
     for built in nets:

@@ -125,6 +125,10 @@ class DQNLearner:
             self._epsilon = float(weights[EPSILON][0])
         self._copy_to_target()
 
+    def take(self, weights: Weights) -> None:
+        """Copy in what another policy has learned about layers that both share; the target network stays."""
+        self._adam.take(weights)
+
     def state(self) -> dict[str, Column]:
         """Return everything besides the weights that the next step depends on, experience included, as arrays."""
         return {

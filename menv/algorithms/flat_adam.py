@@ -103,8 +103,13 @@ class FlatAdam:
                 f"learner weights: {wrong[0]!r} has shape {found.get(wrong[0])}, expected "
                 f"{wanted.get(wrong[0])}; give the weights of the same network"
             )
-        for name, param in self.params.items():
-            param.copy_(torch.from_numpy(np.array(weights[name], np.float32)))
+        self.take(weights)
+
+    @torch.no_grad()
+    def take(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Copy the weights of some parameters in; the moments stay."""
+        for name, value in weights.items():
+            self.params[name].copy_(torch.from_numpy(np.array(value, np.float32)))
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return copies of the moments [parameters] and the number of updates []."""

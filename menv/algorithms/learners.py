@@ -7,11 +7,12 @@ knows no environments and no sampler.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from menv.algorithms.cohorts import Built
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.recipe import Learner, Recipe, Weights
+from menv.algorithms.shared_layers import SharedLayers, SharingLearner
 from menv.callbacks import DefaultCallbacks
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
@@ -33,6 +34,7 @@ class Learners:
         recipes: What trains each of their policies.
         configs: The settings of each of them.
         policy_map: Which of them learn.
+        shared: Which of them stand on the same layers.
         env_steps_trained: Env steps of batches that somebody learned from.
         agent_steps_trained: Rows that were learned from.
     """
@@ -51,12 +53,17 @@ class Learners:
         self.recipes = recipes
         self.configs = configs
         self.policy_map = policy_map
+        self.shared = SharedLayers()
         self._seed = seed
         self._learners: dict[str, Learner] = {}
         self._policies = policies
         self._callbacks = callbacks
         self.env_steps_trained = 0
         self.agent_steps_trained = 0
+        for policy_id, config in configs.items():
+            network = self._home(policy_id)[0].network
+            self.shared.join(policy_id, config, recipes[policy_id], network, policy_map)
+            self.take_over(policy_id)
 
     def complete(self, batch: MultiAgentBatch) -> None:
         """Add to each policy's rows what its algorithm learns from."""
@@ -75,16 +82,19 @@ class Learners:
             Statistics of each policy that learned.
         """
         stats: dict[str, dict[str, float]] = {}
-        for built, index, policy_id in self._of(batch):
+        found = list(self._of(batch))
+        chosen = [one for one in found if self.policy_map.trains(one[2], batch[one[2]])]
+        self.shared.check_asked([one[2] for one in chosen], [one[2] for one in found])
+        for built, index, policy_id in chosen:
             own = batch[policy_id]
-            if not self.policy_map.trains(policy_id, own):
-                continue
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
             told: dict[str, Any] = {}
             policy = self._policies.get(policy_id)
             self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
             stats[policy_id] = {**learner.learn(own, env_steps), **told}
-            built.cohort.backend.set_weights(index, learner.weights())
+            weights = learner.weights()
+            built.cohort.backend.set_weights(index, weights)
+            self._hand_on(policy_id, weights)
             self.agent_steps_trained += own.count
         if stats:
             self.env_steps_trained += batch.env_steps()
@@ -95,11 +105,38 @@ class Learners:
         self._learners.pop(policy_id, None)
         self.recipes.pop(policy_id, None)
         self.configs.pop(policy_id, None)
+        self.shared.leave(policy_id)
 
     def set_weights(self, policy_id: str, weights: Weights) -> None:
-        """Let a policy's learner go on from other weights."""
+        """Let a policy's learner go on from other weights, and the policies that share layers with it as well."""
         if policy_id in self._learners:
             self._learners[policy_id].set_weights(weights)
+        self._hand_on(policy_id, weights)
+
+    def take_over(self, policy_id: str) -> None:
+        """Give a new policy the layers that its group has."""
+        first = next(iter(self.shared.peers(policy_id)), None)
+        if first is not None:
+            built, index = self._home(first)
+            self._give(policy_id, built.cohort.backend.get_weights(index))
+
+    def _hand_on(self, policy_id: str, weights: Weights) -> None:
+        """Give the layers that a policy shares to the others of its group, their optimizers' moments left alone."""
+        for other in self.shared.peers(policy_id):
+            self._give(other, weights)
+
+    def _give(self, policy_id: str, weights: Weights) -> None:
+        """Put what a policy shares of `weights` in the place of its own, for acting and for learning."""
+        built, index = self._home(policy_id)
+        part = {name: weights[name] for name in self.shared.names(policy_id)}
+        built.cohort.backend.set_weights(index, {**built.cohort.backend.get_weights(index), **part})
+        if policy_id in self._learners:
+            cast(SharingLearner, self._learners[policy_id]).take(part)
+
+    def _home(self, policy_id: str) -> tuple[Built, int]:
+        """Return the networks that a policy's is among, and its index there."""
+        built = next(built for built in self.nets if policy_id in built.cohort.policy_ids)
+        return built, built.cohort.policy_ids.index(policy_id)
 
     def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[Built, int, str]]:
         """Yield the networks whose policies have rows, each with the policy's index and id."""

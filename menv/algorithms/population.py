@@ -12,6 +12,7 @@ from menv.algorithms.cohorts import add_to_cohorts, build_cohorts
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import adopt, override
 from menv.algorithms.learners import Learners
+from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.recipe import Recipe, recipe_named
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
@@ -94,10 +95,18 @@ class Population:
             recipe = self._recipe_of(policy_id, spec)
             config = self._config_of(policy_id, spec, recipe)
         resolved = self._resolve(changed)[policy_id]
-        added = add_to_cohorts(learners.nets, policy_id, resolved, config, recipe, self._seed)
+        learners.shared.check_frozen(changed)
+
+        def admit(network: NetworkSpec) -> None:
+            assert recipe is not None
+            assert config is not None
+            learners.shared.join(policy_id, config, recipe, network, changed)
+
+        added = add_to_cohorts(learners.nets, policy_id, resolved, config, recipe, self._seed, admit)
         self.cohorts.extend(added)
         if recipe is not None and config is not None:
             learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
+            learners.take_over(policy_id)
         home = list(added)
         for built in learners.nets:
             if policy_id in built.cohort.policy_ids:
@@ -113,6 +122,7 @@ class Population:
             remove=[policy_id], policy_mapping_fn=mapping_fn, policies_to_train=to_train
         )
         self._resolve(changed)
+        self.learners.shared.check_frozen(changed)
         self.learners.forget(policy_id)
         del self.policies[policy_id]
         self.inference.pop(policy_id, None)

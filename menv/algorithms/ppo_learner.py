@@ -111,6 +111,10 @@ class PPOLearner:
         """
         self._adam.set_weights(weights)
 
+    def take(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Copy in what another policy has learned about layers that both share."""
+        self._adam.take(weights)
+
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything besides the weights that the next update depends on, as arrays."""
         return {

@@ -23,6 +23,7 @@ from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.frame_ledger import FrameLedger, NewIds
 from menv.ledger import Ledger, Prepared, Rows
+from menv.loop.life_ledger import Life, LifeLedger, ask, decides_in_compute_actions
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
 from menv.policy import Policy, RowDraws
@@ -230,6 +231,9 @@ class OwnCohort(Cohort):
         self.policies = list(policies)
         self.action_space = action_space
         self._plain = plain
+        self._classic = [decides_in_compute_actions(policy) for policy in policies]
+        if any(self._classic):
+            self.ledger = LifeLedger(*self._columns)
 
     def twin(self) -> OwnCohort:
         """Return a cohort of the same policy objects, with a ledger of its own."""
@@ -256,9 +260,15 @@ class OwnCohort(Cohort):
         for index, places in groups:
             row_draws = RowDraws(keys[places], steps[places])
             shown = [block.raw[place] for place in places.tolist()]
-            chosen = self.policies[index].answer(
-                shown, row_draws, explore, [episodes[place] for place in places.tolist()]
-            )
+            whose = [episodes[place] for place in places.tolist()]
+            if self._classic[index]:
+                lives = self._lives(block.slots[places])
+                chosen = ask(
+                    self.policies[index], lives, shown, policy_id=self.policy_ids[index], episodes=whose,
+                    explore=explore, timestep=int(env_steps.sum()),
+                )  # fmt: skip
+            else:
+                chosen = self.policies[index].answer(shown, row_draws, explore, whose)
             if len(chosen) != len(places):
                 raise ContractError(
                     f"policy {self.policy_ids[index]!r}: answered {len(chosen)} of {len(places)} observations, "
@@ -268,6 +278,11 @@ class OwnCohort(Cohort):
                 answers[place] = action
         self.ledger.answer(block.rows, self._as_column(answers, block))
         return answers
+
+    def _lives(self, slots: Column) -> list[Life]:
+        """Return what is remembered of R lives."""
+        assert isinstance(self.ledger, LifeLedger)
+        return [self.ledger.lives[slot] for slot in slots.tolist()]
 
     def _as_column(self, answers: list[Any], block: Block) -> Column:
         """Return the actions as one array.

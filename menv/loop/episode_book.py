@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from menv import draws
 from menv.base_env import AgentId, EnvId, Join, Ready, Unclaimed
-from menv.episode import Episode
+from menv.episode import MEMBER_REWARDS, Episode
 from menv.loop.cohort import Cohort
 from menv.loop.hooks import Hooks
 from menv.loop.slot_table import SlotTable
@@ -118,6 +118,8 @@ class EpisodeBook:
             if self._hooks.active:
                 episode.look_at(end.agent_id, end.obs, end.info)
             episode.credit(end.agent_id, float(returns[end.slot]) + end.reward)
+            if end.info and MEMBER_REWARDS in end.info:
+                episode.credit_members(end.agent_id, end.info[MEMBER_REWARDS])
             cohorts[table.seat(end.slot).cohort].ledger.end(end)
         booked = 0
         for finished in ready.episodes:

@@ -7,13 +7,14 @@ its members alone; ungrouped agents, spaces of the whole and the environment are
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from menv.base_env import ALL, AgentId
+from menv.episode import MEMBER_REWARDS
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
 
@@ -51,6 +52,8 @@ class AgentGroup:
         self._ended: dict[AgentId, bool] = {}
         self._earned: dict[AgentId, float] = {}
         self._told: AgentDict = {}
+        # What each member has earned in this life of the group.
+        self._lifetime: dict[AgentId, float] = {}
 
     def unpack(self, actions: Any) -> AgentDict:
         """Return `{member: action}` for the members that wait.
@@ -89,7 +92,7 @@ class AgentGroup:
         self._check_together()
         self._pay(rewards, out[1])
         if infos:
-            self._told.update({member: infos[member] for member in self.members if member in infos})
+            self._note(infos)
         gone = len(self._ended) == len(self.members)
         # A life that ends on the step on which it would begin is told as well.
         ends = (self.alive and (over or gone)) or (gone and bool(seen))
@@ -131,11 +134,17 @@ class AgentGroup:
         if self.acting or not self._over:
             for member, reward in paid.items():
                 self._earned[member] = self._earned.get(member, 0.0) + reward
+                self._lifetime[member] = self._lifetime.get(member, 0.0) + reward
 
     def _note(self, infos: AgentDict) -> None:
         """Keep the members' infos until the group is shown."""
-        if infos:
-            self._told.update({member: infos[member] for member in self.members if member in infos})
+        told = {member: infos[member] for member in self.members if member in infos}
+        self._told.update(told)
+        for info in told.values():
+            # A member that is a group itself tells what its own members earned.
+            if isinstance(info, Mapping) and MEMBER_REWARDS in info:
+                for member, reward in info[MEMBER_REWARDS].items():
+                    self._lifetime[member] = self._lifetime.get(member, 0.0) + reward
 
     def _show(self, obs: AgentDict, out: StepDicts) -> None:
         """Give the group its observation, and with it what happened since the one before."""
@@ -151,11 +160,18 @@ class AgentGroup:
         }
         self._earned, self._told = {}, {}
 
+    def _tell_lifetime(self, out: StepDicts) -> None:
+        """Tell with the end of a life what each member earned in it, whether the group is shown then or not."""
+        info = {"individual_rewards": self._earned, "individual_infos": self._told, "acting": []}
+        out[4].setdefault(self.group_id, info)[MEMBER_REWARDS] = self._lifetime
+        self._lifetime = {}
+
     def _end(self, truncated: bool, out: StepDicts) -> None:
         """End the group's life."""
         truncations = [self._ended.get(member, truncated) for member in self.members]
         out[2][self.group_id], out[3][self.group_id] = not any(truncations), any(truncations)
         self.alive, self._over = False, True
+        self._tell_lifetime(out)
         # How members ended says nothing about a later life of the group.
         self._ended = dict.fromkeys(self._ended, False)
         self._earned, self._told = {}, {}

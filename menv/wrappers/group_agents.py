@@ -37,7 +37,9 @@ class GroupAgentsWrapper(MultiAgentEnv):
       that returns lives on in the group, or begins a new life of it.
     - `infos[group]` comes with each observation of the group. `"individual_rewards"` is `{member:
       reward}` since the observation before, which adds up to the group's reward for that row;
-      `"individual_infos"` holds what the environment told each member; `"acting"` lists those that act.
+      `"individual_infos"` holds what the environment told each member; `"acting"` lists those that act. It comes
+      with each end of the group too, and tells then what each member earned in that life: results have it under
+      `agent_reward_*`, beside the groups' own returns, which are under `group_reward_*` as well.
 
     A group may be a member of another one: wrap twice. What breaks the contract of `MultiAgentEnv` is
     passed on as it is, for the adapter to name.

@@ -203,3 +203,32 @@ def test_a_dict_of_functions_works_and_warns() -> None:
 def test_anything_else_is_refused(callbacks: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PPO(env=Duo, config={**SMALL, "callbacks": callbacks})
+
+
+def test_several_callbacks_are_called_in_order_as_classes_or_instances() -> None:
+    told: list[str] = []
+
+    class First(DefaultCallbacks):
+        def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+            told.append("first")
+
+    class Second(DefaultCallbacks):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+            told.append(self.name)
+
+    with PPO(
+        env="CartPole-v1", config={"callbacks": [Second("second"), First], "train_batch_size": 64}
+    ) as algo:
+        algo.train()
+        # Hooks that none of them overrides cost nothing.
+        assert not algo._sampler._hooks.active
+    assert told == ["second", "first"]
+
+
+@pytest.mark.parametrize("callbacks", [[3], [DefaultCallbacks, "x"]])
+def test_lists_of_anything_else_are_refused(callbacks: Any) -> None:
+    with pytest.raises(ConfigError, match=r"callbacks: .*expected a subclass of menv\.DefaultCallbacks"):
+        PPO(env="CartPole-v1", config={"callbacks": callbacks})

@@ -42,6 +42,7 @@ CONFINED = {
     "onnx": {"algorithms"},
     "onnxscript": {"algorithms"},
     "tensorboard": {"algorithms"},
+    "PIL": {"algorithms"},
     "onnxruntime": {"acting"},
     "ray": {"scale"},
     "pettingzoo": {"wrappers"},

@@ -12,6 +12,7 @@ from menv import Policy, RandomPolicy
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.envs import TwoStepGame
+from menv.episode import MEMBER_REWARDS
 from menv.errors import ContractError
 from menv.loop.convert import to_base_env
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
@@ -178,6 +179,19 @@ def test_a_group_can_be_a_member_of_a_group() -> None:
     assert env.get_action_space("all")[0] == gym.spaces.Tuple([ACTIONS, ACTIONS])  # type: ignore[index]
 
 
+def test_members_of_inner_groups_are_told_at_the_end_of_the_outer_one() -> None:
+    death = Moment("abd", {"a": 1, "b": 2, "c": 4, "d": 8}, terminated="c")
+    script: Script = [[Moment("abcd"), death, Moment("", {"a": 16, "d": 32}, over="terminated")]]
+    inner = ScriptedEnv(script).with_agent_groups({"ab": ["a", "b"], "cd": ["c", "d"]})
+    env = inner.with_agent_groups({"all": ["cd", "ab"]})
+    env.reset()
+    for _ in range(2):
+        _, _, terminateds, _, infos = env.step({"all": ((0, 1), (2, 3))})
+    assert terminateds["all"]
+    earned = {"a": 17.0, "b": 2.0, "c": 4.0, "d": 40.0}
+    assert infos["all"][MEMBER_REWARDS] == {"ab": 19.0, "cd": 44.0, **earned}
+
+
 def test_groups_go_through_the_sampler_and_nothing_that_was_paid_is_lost() -> None:
     games: list[ScriptedEnv] = []
 
@@ -193,11 +207,13 @@ def test_groups_go_through_the_sampler_and_nothing_that_was_paid_is_lost() -> No
     }
     with PPO(env=make, config=config) as algo:
         batch = algo.sample()["random"]
-        unclaimed = algo.train()["unclaimed_rewards"]
+        result = algo.train()
     episodes = sum(len(game.resets) - 1 for game in games)
     assert batch.count == 3 * 3 * 10
     assert batch["rewards"].sum() == 15 * 3 * 10
-    assert unclaimed == 16.0 * episodes
+    assert result["unclaimed_rewards"] == 16.0 * episodes
+    assert result["group_reward_mean"] == {"ab": 15.0}
+    assert result["agent_reward_mean"] == result["agent_reward_min"] == {"ab": 15.0, "a": 3.0, "b": 12.0}
     assert all(game.complaints == [] for game in games)
 
 

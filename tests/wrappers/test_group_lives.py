@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from menv.base_env import ALL
+from menv.episode import MEMBER_REWARDS
 from menv.loop.convert import to_base_env
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.contract.scripted import Moment, ScriptedEnv
@@ -212,6 +213,7 @@ def test_whatever_members_do_nothing_that_was_paid_is_lost_and_only_those_asked_
     game = ScriptedEnv([random_episode(rng) for _ in range(10)], agents="abc")
     base_env = to_base_env(game.with_agent_groups(BOTH))
     released, told = 0.0, 0.0
+    lives: dict[int, float] = {}
     while len(game.resets) < 20:
         ready = base_env.poll()
         parts = (ready.rewards, [end.reward for end in ready.ended], [one.reward for one in ready.unclaimed])
@@ -226,6 +228,12 @@ def test_whatever_members_do_nothing_that_was_paid_is_lost_and_only_those_asked_
         for reward, info in rows:
             assert sum(info["individual_rewards"].values()) == reward
         told += len(rows)
+        for end in ready.ended:
+            lived = lives.pop(end.slot) + end.reward
+            if end.agent_id == "ab":
+                assert sum(end.info[MEMBER_REWARDS].values()) == lived
+        for slot, reward in zip(ready.slots.tolist(), ready.rewards.tolist(), strict=True):
+            lives[slot] = lives.get(slot, 0.0) + reward
         base_env.send_actions(
             ready.slots, [(0, 0) if ready.seats[slot][1] == "ab" else 0 for slot in ready.slots]
         )

@@ -73,7 +73,7 @@ class AlgorithmConfig:
     always_attach_evaluation_results: bool = False
     """Whether results without an evaluation of their own repeat the last one."""
     callbacks: Any = None
-    """A subclass of `DefaultCallbacks`."""
+    """A subclass of `DefaultCallbacks`, an instance of one, or a list of several."""
     multiagent: MultiAgentConfig = field(default_factory=MultiAgentConfig)
     """Policies and their mapping."""
 

@@ -28,6 +28,9 @@ class ModelConfig:
     """Units of the LSTM or GRU."""
     max_seq_len: int = 20
     """Rows through which a recurrent policy learns at a time; longer pieces of trajectories are cut."""
+    shared_layers: str | None = None
+    """Name of a group of policies that stand on one set of hidden layers, each with heads of its own; None shares
+    nothing. Each makes its own gradient steps, and what they change holds for all: so all of a group learn, or none."""
 
     def __post_init__(self) -> None:
         """Take a list of widths for what it means, and refuse anything else."""
@@ -39,6 +42,13 @@ class ModelConfig:
                 f"model: fcnet_hiddens is {widths!r}, expected a list of positive integers; for example [64, 64]"
             )
         object.__setattr__(self, "fcnet_hiddens", tuple(widths))
+        if self.shared_layers is not None and (
+            not isinstance(self.shared_layers, str) or not self.shared_layers
+        ):
+            raise ConfigError(
+                f"model: shared_layers is {self.shared_layers!r}, expected the name of a group of policies, or None; "
+                'for example "trunk"'
+            )
         if self.use_lstm and self.use_gru:
             raise ConfigError("model: use_lstm and use_gru are both set, expected one of them; leave one out")
         for name in ("lstm_cell_size", "max_seq_len"):

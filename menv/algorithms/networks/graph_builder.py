@@ -102,7 +102,7 @@ class GraphBuilder:
         x = self.reads
         for layer in self.spec.hidden_layers(role):
             x = self.activated(self.affine(layer, x))
-        return self._remembered(self.spec.cell, self.spec.trunk(role), x) if self.spec.cell else x
+        return self._remembered(self.spec.cell, self.spec.trunk_name(role), x) if self.spec.cell else x
 
     def outputs_of(self, role: Role, features: str) -> str:
         """Return the outputs of a role for the rows that are wanted."""
@@ -112,7 +112,7 @@ class GraphBuilder:
     def state_after(self) -> str:
         """Return the recurrent state after the rows that are wanted."""
         for role in self.spec.roles:
-            if self.spec.trunk(role) not in self._after:
+            if self.spec.trunk_name(role) not in self._after:
                 self.features(role)
         parts = [self._after[trunk] for trunk in self.spec.trunks]
         return self._wanted(self.add("Concat", *parts, axis=-1), sum(self.spec.state_sizes))

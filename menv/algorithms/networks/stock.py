@@ -46,6 +46,18 @@ class Layer(NamedTuple):
     gain: float
 
 
+class Trunk(NamedTuple):
+    """The layers below the heads.
+
+    Attributes:
+        shapes: Name and shape of each of their weights.
+        activation: Non-linearity after each.
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    activation: str
+
+
 @dataclass(frozen=True)
 class StockSpec:
     """A policy and a value network of fully connected layers.
@@ -91,14 +103,14 @@ class StockSpec:
         """Numbers in each part of the recurrent state, () without one."""
         return self.cell.state_sizes * len(self.trunks) if self.cell else ()
 
-    def trunk(self, role: Role) -> str:
+    def trunk_name(self, role: Role) -> str:
         """Return the name of the layers that a head stands on."""
         return "shared" if self.vf_share_layers or self.dueling else role
 
     @property
     def trunks(self) -> tuple[str, ...]:
         """The layers that heads stand on, each once; recurrent states lie in this order."""
-        return tuple(dict.fromkeys(self.trunk(role) for role in self.roles))
+        return tuple(dict.fromkeys(self.trunk_name(role) for role in self.roles))
 
     @property
     def features(self) -> int:
@@ -117,7 +129,7 @@ class StockSpec:
 
     def hidden_layers(self, role: Role) -> tuple[Layer, ...]:
         """Return the hidden layers below the policy or the value head, first to last."""
-        trunk = self.trunk(role)
+        trunk = self.trunk_name(role)
         widths = (self.obs_size, *self.hiddens)
         return tuple(
             Layer(f"{trunk}.{i}", widths[i], widths[i + 1], _HIDDEN_GAIN) for i in range(len(self.hiddens))
@@ -148,6 +160,16 @@ class StockSpec:
         if self.head.kind == "q_values":
             shapes[EPSILON] = (1,)
         return shapes
+
+    def trunk(self) -> Trunk:
+        """Return the hidden and recurrent layers, which policies may share whatever their heads are."""
+        hidden = [layer for role in self.roles for layer in self.hidden_layers(role)]
+        names = [f"{layer.name}.{part}" for layer in dict.fromkeys(hidden) for part in ("weight", "bias")]
+        if self.cell:
+            for trunk in self.trunks:
+                names.extend(self.cell.weight_shapes(trunk, self.hidden_features))
+        shapes = self.weight_shapes()
+        return Trunk(tuple((name, shapes[name]) for name in names), self.activation)
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
         """Return first weights: orthogonal matrices (Saxe et al. 2014), zero biases and log_std, epsilon 1.

@@ -36,7 +36,7 @@ class TorchStock:
 
     def __init__(self, spec: StockSpec, params: Mapping[str, Tensor]) -> None:
         self.obs_size = spec.obs_size
-        self._trunks = {role: spec.trunk(role) for role in spec.roles}
+        self._trunks = {role: spec.trunk_name(role) for role in spec.roles}
         self._cells: dict[str, tuple[TorchCell, slice]] = {}
         if spec.cell:
             size = sum(spec.cell.state_sizes)

@@ -1,0 +1,130 @@
+"""Results as curves in TensorBoard: each number of a result is a scalar, at the step that it was reached.
+
+Name `TensorBoardCallbacks("folder")` as `callbacks`, or write results yourself with a `TensorBoardWriter`. Needs the
+package tensorboard, when the first result is written; knows no algorithm.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from os import PathLike, fspath
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from menv.callbacks import DefaultCallbacks
+from menv.errors import ConfigError
+
+_REPEATED = ("sampler_results",)
+
+
+class TensorBoardWriter:
+    """One event file in a folder; a context manager that closes it.
+
+    Args:
+        logdir: The folder; created when something is written.
+    """
+
+    def __init__(self, logdir: str | PathLike[str]) -> None:
+        self._logdir = fspath(logdir)
+        self._writer: Any = None
+
+    def write(self, result: Mapping[str, Any], step: int) -> None:
+        """Write the numbers of a result; they are in the file when it returns.
+
+        A number's tag is its keys joined by "/", such as `policy_reward_mean/cars`. Lists, texts and numbers that are
+        not finite are left out, and what a result of `train()` says twice is written once.
+
+        Args:
+            result: Numbers, nested in dicts.
+            step: Where on the axis; results of `train()` have `num_env_steps_sampled`.
+
+        Raises:
+            ConfigError: tensorboard is not installed.
+        """
+        event, summary, file_writer = _tensorboard()
+        if self._writer is None:
+            self._writer = file_writer(self._logdir)
+            # Its thread ends with this object, also where nobody closes it.
+            self._closing = weakref.finalize(self, self._writer.close)
+        values = [summary.Value(tag=tag, simple_value=value) for tag, value in scalars(result)]
+        self._writer.add_event(event(wall_time=time.time(), step=step, summary=summary(value=values)))
+        # A run that is killed, or never closed, has written what it has reported.
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file; what is written later goes into a new one."""
+        if self._writer is not None:
+            self._closing()
+            self._writer = None
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+
+class TensorBoardCallbacks(DefaultCallbacks):
+    """Writes each result of `train()`, over env steps; evaluations are part of the results.
+
+    With callbacks of your own beside it: `callbacks=[Mine, TensorBoardCallbacks("runs/first")]`. They come first, so
+    that what they put into the result is written too.
+
+    Args:
+        logdir: A folder for this run; TensorBoard takes the folders below the one that it is shown for runs.
+    """
+
+    def __init__(self, logdir: str | PathLike[str]) -> None:
+        self.writer = TensorBoardWriter(logdir)
+
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        """Write the result."""
+        self.writer.write(result, result["num_env_steps_sampled"])
+
+
+def scalars(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield tag and value of each number in a result."""
+    info = result.get("info")
+    if isinstance(info, Mapping) and isinstance(info.get("learner"), Mapping):
+        # Each policy's statistics are at `info[policy]` as well.
+        result = {
+            **result,
+            "info": {key: info[key] for key in info if key == "learner" or key not in info["learner"]},
+        }
+    yield from _numbers({key: value for key, value in result.items() if key not in _REPEATED}, "")
+
+
+def _numbers(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, float]]:
+    for key, value in values.items():
+        tag = f"{path}{key}"
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{tag}/")
+        elif _is_number(value) and math.isfinite(value):
+            yield tag, float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _tensorboard() -> tuple[Any, Any, Any]:
+    """Return tensorboard's two messages and its writer of files."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ConfigError(
+            "TensorBoardWriter: the package tensorboard is not installed, expected it; "
+            "pip install 'menv[train]', or leave the writer out"
+        ) from error
+    return Event, Summary, EventFileWriter

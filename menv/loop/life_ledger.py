@@ -1,0 +1,178 @@
+"""What a user's own policies are shown besides observations: what each agent has done and been told in this life.
+
+`menv.loop.cohort` keeps a `LifeLedger` for policies that decide in `compute_actions`, and asks them here. Policies
+that override `Policy.answer` need none of it and cost none of it. Nothing here knows networks or environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv.errors import ContractError
+from menv.ledger import Ledger
+from menv.policy import Policy
+from menv.segments import Column
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(slots=True)
+class Life:
+    """What is remembered of a life that goes on.
+
+    Attributes:
+        acted: Whether an action has been taken in it.
+        action: The last one.
+        reward: What it earned.
+        early: What came in before the first action.
+        info: The info dict that came with the observation that waits for an answer.
+        states: What the policy wants to be shown again.
+    """
+
+    acted: bool = False
+    action: Any = None
+    reward: float = 0.0
+    early: float = 0.0
+    info: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    states: list[Any] = field(default_factory=list)
+
+
+class LifeLedger(Ledger):
+    """A ledger that also remembers the last row of each life.
+
+    Attributes:
+        lives: By slot, those that go on and the last ones of slots that nobody has.
+    """
+
+    def __init__(self, *columns: Any) -> None:
+        """Begin without lives; arguments as for `Ledger`."""
+        super().__init__(*columns)
+        self.lives: dict[int, Life] = {}
+        self._waiting: list[Life] = []
+
+    def start(self, start: tuple[int, int, int, int, int], agent_id: Any) -> None:
+        """Begin a trajectory, which remembers nothing; see `Ledger.start`."""
+        super().start(start, agent_id)
+        self.lives[start[0]] = Life()
+
+    def add(self, slots: Column, obs: Column, mask: Column | None, rewards: Column) -> slice:
+        """Write down that R agents wait; see `Ledger.add`."""
+        self._waiting = [self.lives[slot] for slot in slots.tolist()]
+        for life, reward in zip(self._waiting, rewards.tolist(), strict=True):
+            if life.acted:
+                life.reward, life.early = life.early + reward, 0.0
+            else:
+                # What comes in before the first action counts as earned by it, as in the batch.
+                life.early = reward
+            life.info = _NOTHING
+        return super().add(slots, obs, mask, rewards)
+
+    def inform(self, infos: Sequence[Mapping[str, Any]] | None, places: Column | None) -> None:
+        """Note the info dicts that came in with the rows of the last `add`; see `Ledger.inform`."""
+        super().inform(infos, places)
+        if infos:
+            for life, place in zip(
+                self._waiting, range(len(infos)) if places is None else places, strict=True
+            ):
+                life.info = infos[place]
+
+
+def decides_in_compute_actions(policy: Policy) -> bool:
+    """Return whether a policy's class says in `compute_actions` what it does, rather than in `answer`."""
+    for kind in type(policy).__mro__:
+        if kind is Policy or "answer" in vars(kind):
+            return kind is Policy
+        if "compute_actions" in vars(kind):
+            return True
+    return True
+
+
+def ask(
+    policy: Policy,
+    lives: Sequence[Life],
+    obs_batch: Sequence[Any],
+    *,
+    policy_id: str,
+    episodes: Sequence[Any],
+    explore: bool,
+    timestep: int,
+) -> Sequence[Any]:
+    """Return a policy's actions for R lives, and remember what it did.
+
+    Args:
+        policy: It decides in `compute_actions`.
+        lives: R of them.
+        obs_batch: R observations.
+        policy_id: For messages.
+        episodes: R of them.
+        explore: False asks for the most likely actions.
+        timestep: Env steps sampled so far.
+
+    Raises:
+        ContractError: The policy returned something else than actions, states and fetches for R rows.
+    """
+    shown = [life.states if life.acted else list(policy.get_initial_state()) for life in lives]
+    answer = policy.compute_actions(
+        obs_batch, _columns(shown, policy_id), _previous_actions(policy.action_space, lives),
+        np.array([life.reward for life in lives]), [life.info for life in lives], episodes, explore, timestep,
+    )  # fmt: skip
+    if not isinstance(answer, tuple) or len(answer) != 3:
+        count = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
+        raise ContractError(
+            f"policy {policy_id!r}: compute_actions returned {count}, expected (actions, states, fetches); "
+            "return all three, [] and {} where there is nothing to tell"
+        )
+    actions: Sequence[Any] = answer[0]
+    if len(actions) != len(obs_batch):
+        raise ContractError(
+            f"policy {policy_id!r}: answered {len(actions)} of {len(obs_batch)} observations, expected one action "
+            "each; return as many actions as observations"
+        )
+    states = _checked_states(answer[1], len(shown[0]), len(lives), policy_id)
+    for row, (life, action) in enumerate(zip(lives, actions, strict=True)):
+        life.acted, life.action, life.states = True, action, [column[row] for column in states]
+    return actions
+
+
+def _columns(states: Sequence[list[Any]], policy_id: str) -> list[Column]:
+    """Return each part of the states as an array [R, ...]."""
+    try:
+        return [np.stack([np.asarray(one[part]) for one in states]) for part in range(len(states[0]))]
+    except (IndexError, ValueError) as error:
+        raise ContractError(
+            f"policy {policy_id!r}: states of several shapes, expected those of get_initial_state in every life; "
+            "return states of the shapes that came in as state_batches"
+        ) from error
+
+
+def _previous_actions(space: gym.Space[Any], lives: Sequence[Life]) -> Any:
+    """Return R actions: an array with zeros before the first, a list with None for spaces that are no array."""
+    if not isinstance(space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete):
+        return [life.action for life in lives]
+    column = np.zeros((len(lives), *(space.shape or ())), space.dtype)
+    for row, life in enumerate(lives):
+        if life.acted:
+            column[row] = life.action
+    return column
+
+
+def _checked_states(states: Any, count: int, rows: int, policy_id: str) -> list[Column]:
+    """Return the states that a policy returned, each part an array of its own.
+
+    Raises:
+        ContractError: They are more or fewer than it began with, or not one a row.
+    """
+    parts = [] if states is None else list(states)
+    lengths = [len(part) if hasattr(part, "__len__") else 0 for part in parts]
+    if lengths != [rows] * count:
+        raise ContractError(
+            f"policy {policy_id!r}: compute_actions returned {len(parts)} states with {lengths} rows, expected {count} "
+            f"with {rows}; define get_initial_state and return states like those that came in as state_batches"
+        )
+    # Copied, for the policy may use its arrays again.
+    return [np.array(part) for part in parts]

@@ -1,0 +1,294 @@
+"""Policies that stand on one set of hidden layers, through whole training runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import PolicySpec
+from menv.algorithms import DQN, PPO, Algorithm
+from menv.base_env import ALL
+from menv.errors import ConfigError, MenvError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from tests.bad_input.broken_envs import checked
+
+LENGTH = 8
+SMALL = {"train_batch_size": 32, "seed": 1, "model": {"fcnet_hiddens": [8, 8]}}
+OF_PPO = {**SMALL, "sgd_minibatch_size": 16, "num_sgd_iter": 2}
+OF_DQN = {**SMALL, "train_batch_size": 16, "rollout_fragment_length": 8, "min_sample_timesteps_per_iteration": 32,
+          "num_steps_sampled_before_learning_starts": 0}  # fmt: skip
+TOGETHER = {"model": {"shared_layers": "eyes"}}
+BOTH = {"a": PolicySpec(config=TOGETHER), "b": PolicySpec(config=TOGETHER)}
+
+
+class Pair(MultiAgentEnv):
+    """ "a" chooses among three actions, "b" among two (or three); both see two numbers."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.observation_spaces = {
+            "a": gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
+            "b": gym.spaces.Box(-1.0, 1.0, (config.get("width", 2),), np.float32),
+        }
+        self.action_spaces = {"a": gym.spaces.Discrete(3), "b": gym.spaces.Discrete(config.get("choices", 2))}
+        self.at = 0
+
+    def observe(self) -> AgentDict:
+        value = np.float32(np.sin(self.at))
+        return {
+            agent: np.full(self.get_observation_space(agent).shape or (), value)
+            for agent in self.possible_agents
+        }
+
+    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
+        self.at = 0
+        return self.observe(), {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        self.at += 1
+        rewards: AgentDict = {"a": float(action_dict["a"]), "b": float(action_dict["b"] == self.at % 2)}
+        return self.observe(), rewards, {ALL: self.at == LENGTH}, {ALL: False}, {}
+
+
+def config(base: Mapping[str, Any], policies: Any = BOTH, trained: Any = None, **more: Any) -> dict[str, Any]:
+    multiagent = {"policies": policies, "policy_mapping_fn": to_itself, "policies_to_train": trained}
+    return {**base, "multiagent": multiagent, **more}
+
+
+def to_itself(agent_id: Any, *args: Any, **kwargs: Any) -> str:
+    return str(agent_id)
+
+
+def shared_part(algo: Algorithm, policy_id: str) -> dict[str, bytes]:
+    weights = algo.get_weights([policy_id])[policy_id]
+    return {
+        name: value.tobytes() for name, value in weights.items() if ".out." not in name and name != "epsilon"
+    }
+
+
+def heads(algo: Algorithm, policy_id: str) -> dict[str, bytes]:
+    weights = algo.get_weights([policy_id])[policy_id]
+    return {name: value.tobytes() for name, value in weights.items() if ".out." in name}
+
+
+ALGORITHMS = [
+    pytest.param(PPO, OF_PPO, id="PPO"),
+    pytest.param(
+        PPO, {**OF_PPO, "model": {"fcnet_hiddens": [8], "vf_share_layers": True}}, id="PPO, one trunk"
+    ),
+    pytest.param(PPO, {**OF_PPO, "inference": "torch"}, id="PPO by torch"),
+    pytest.param(DQN, OF_DQN, id="DQN"),
+    pytest.param(DQN, {**OF_DQN, "dueling": False}, id="DQN, not dueling"),
+]
+
+
+@pytest.mark.parametrize("choices", [2, 3])
+@pytest.mark.parametrize(("algorithm", "base"), ALGORITHMS)
+def test_a_step_of_one_policy_changes_the_shared_part_of_the_other(
+    algorithm: type[Algorithm], base: dict[str, Any], choices: int
+) -> None:
+    # "b" has no rows in the batch, so that only "a" makes a step.
+    with algorithm(env=Pair, config=config(base, env_config={"choices": choices})) as algo:
+        before, head = shared_part(algo, "b"), heads(algo, "b")
+        assert before == shared_part(algo, "a")
+        batch = algo.sample()
+        del batch.policy_batches["b"]
+        stats = algo._population.learners.learn(batch, 32)
+        assert set(stats) == {"a"}
+        assert shared_part(algo, "a") == shared_part(algo, "b")
+        assert all(
+            before[name] != value for name, value in shared_part(algo, "b").items() if "weight" in name
+        )
+        assert heads(algo, "b") == head
+
+
+@pytest.mark.parametrize(("algorithm", "base"), ALGORITHMS)
+def test_both_learn_and_stay_on_one_set_of_layers(algorithm: type[Algorithm], base: dict[str, Any]) -> None:
+    with algorithm(env=Pair, config=config(base)) as algo:
+        start, start_heads = shared_part(algo, "a"), {name: heads(algo, name) for name in "ab"}
+        for _ in range(3):
+            info = algo.train()["info"]
+            assert shared_part(algo, "a") == shared_part(algo, "b")
+        assert {"a", "b"} <= set(info)
+        assert shared_part(algo, "a") != start
+        assert all(heads(algo, name) != start_heads[name] for name in "ab")
+
+
+def test_each_learner_goes_on_from_what_the_other_one_has_learned() -> None:
+    with PPO(env=Pair, config=config(OF_PPO)) as algo:
+        algo.train()
+        for policy_id, learner in algo._population.learners._learners.items():
+            found, wanted = learner.weights(), algo.get_weights([policy_id])[policy_id]
+            assert all((found[name] == wanted[name]).all() for name in wanted)
+
+
+def test_policies_that_do_not_share_learn_as_if_nobody_did() -> None:
+    alone = {"a": PolicySpec(), "b": PolicySpec()}
+    seen = []
+    for policies in (alone, {**alone, "a": BOTH["a"]}):
+        with PPO(env=Pair, config=config(OF_PPO, policies)) as algo:
+            algo.train()
+            assert shared_part(algo, "a") != shared_part(algo, "b")
+            seen.append({name: (shared_part(algo, name), heads(algo, name)) for name in "ab"})
+    assert seen[0] == seen[1]
+
+
+def test_the_target_network_of_a_q_policy_does_not_follow_the_steps_of_others() -> None:
+    with DQN(env=Pair, config=config({**OF_DQN, "target_network_update_freq": 10**6})) as algo:
+        algo.train()
+        learner: Any = algo._population.learners._learners["b"]
+        target = {name: value.clone() for name, value in learner._target_params.items()}
+        before = shared_part(algo, "b")
+        algo.train()
+        assert shared_part(algo, "b") != before
+        assert all((learner._target_params[name] == value).all() for name, value in target.items())
+
+
+def test_weights_that_are_set_change_the_shared_part_for_all() -> None:
+    with (
+        PPO(env=Pair, config=config(OF_PPO)) as algo,
+        PPO(env=Pair, config=config({**OF_PPO, "seed": 2})) as other,
+    ):
+        for one in (algo, other):
+            one.train()
+        head = heads(algo, "b")
+        algo.set_weights(other.get_weights(["a"]))
+        assert shared_part(algo, "b") == shared_part(other, "a")
+        assert (heads(algo, "b"), heads(algo, "a")) == (head, heads(other, "a"))
+        given = shared_part(algo, "b")
+        algo.train()
+        assert shared_part(algo, "a") == shared_part(algo, "b") != given
+
+
+def test_policies_of_two_algorithms_share_layers_of_the_same_names() -> None:
+    policies = {
+        "a": PolicySpec(
+            algorithm="PPO", config={"model": {"shared_layers": "eyes", "vf_share_layers": True}}
+        ),
+        "b": PolicySpec(algorithm="DQN", config={**TOGETHER, "num_steps_sampled_before_learning_starts": 0}),
+    }
+    with PPO(env=Pair, config=config(OF_PPO, policies)) as algo:
+        start = shared_part(algo, "a")
+        info = algo.train()["info"]
+        assert {"a", "b"} <= set(info)
+        assert shared_part(algo, "a") == shared_part(algo, "b") != start
+
+
+def test_a_setting_of_the_main_model_puts_everybody_into_one_group() -> None:
+    with PPO(env=Pair, config=config(OF_PPO, ["a", "b"], model={"shared_layers": "all"})) as algo:
+        algo.train()
+        assert shared_part(algo, "a") == shared_part(algo, "b")
+
+
+def test_a_policy_that_is_added_takes_the_layers_of_its_group() -> None:
+    with PPO(env=Pair, config=config(OF_PPO, env_config={"choices": 3})) as algo:
+        algo.train()
+        before = shared_part(algo, "a")
+        algo.add_policy(
+            "c", PolicySpec(config=TOGETHER), policy_mapping_fn=lambda agent_id: {"a": "c"}.get(agent_id, "b")
+        )
+        assert shared_part(algo, "c") == before
+        for _ in range(2):
+            algo.train()
+        assert shared_part(algo, "a") == shared_part(algo, "b") == shared_part(algo, "c") != before
+
+
+def test_a_policy_that_is_removed_changes_nothing_any_more() -> None:
+    with PPO(env=Pair, config=config(OF_PPO, env_config={"choices": 3})) as algo:
+        algo.train()
+        algo.remove_policy("a", policy_mapping_fn=lambda agent_id: "b")
+        algo.train()
+        before = shared_part(algo, "b")
+        algo.add_policy("a", PolicySpec(), policy_mapping_fn=to_itself)
+        assert shared_part(algo, "a") != before
+
+
+def test_all_of_a_group_may_be_frozen() -> None:
+    third = {**BOTH, "c": PolicySpec()}
+    with PPO(env=Pair, config=config(OF_PPO, third, ["c"], env_config={"choices": 3})) as algo:
+        before = shared_part(algo, "a")
+        algo.train()
+        assert shared_part(algo, "a") == shared_part(algo, "b") == before
+
+
+def spec(**model: Any) -> PolicySpec:
+    return PolicySpec(config={"model": {"shared_layers": "eyes", **model}})
+
+
+TWO_WIDTHS = (
+    r"policies\['b'\]: model.shared_layers='eyes': its hidden layers have policy.0.weight \[3, 8\], expected "
+    r"\[2, 8\] as those of policy 'a'"
+)
+HALF_FROZEN = "policies_to_train: 'a' and not 'b', which shares layers 'eyes' with it, expected both or none"
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "observations": ({"env_config": {"width": 3}}, TWO_WIDTHS),
+    "fewer layers": (
+        {"policies": {"a": spec(), "b": spec(fcnet_hiddens=[8])}},
+        r"have no policy.1.weight, expected policy.1.weight as",
+    ),
+    "more layers": (
+        {"policies": {"a": spec(fcnet_hiddens=[8]), "b": spec()}},
+        r"have policy.1.weight, expected no policy.1.weight as",
+    ),
+    "activation": (
+        {"policies": {"a": spec(), "b": spec(fcnet_activation="tanh")}},
+        r"have activation 'tanh', expected 'relu' as .*'a'",
+    ),
+    "one trunk and two": (
+        {"policies": {"a": spec(), "b": spec(vf_share_layers=True)}}, r"have no policy.0.weight, expected"
+    ),
+    "algorithms": (
+        {"policies": {"a": spec(), "b": PolicySpec(algorithm="DQN", config=TOGETHER)}}, r"'b'.*no policy.0.weight"
+    ),
+    "no layers": (
+        {"policies": {"a": spec(fcnet_hiddens=[]), "b": spec()}}, r"'a'.*without hidden layers, expected at least one"
+    ),
+    "a number": (
+        {"policies": {"a": spec(), "b": spec(shared_layers=3)}}, r"shared_layers is 3, expected the name of a group"
+    ),
+    "no name": (
+        {"policies": {"a": spec(), "b": spec(shared_layers="")}}, r"shared_layers is '', expected the name of a group"
+    ),
+    "first trained": ({"trained": ["a"]}, HALF_FROZEN),
+    "second trained": ({"trained": ["b"]}, r"'b' and not 'a', .*\"shared_layers\": None"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD.keys())
+def test_groups_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    settings = dict(changes)
+    policies, trained = settings.pop("policies", BOTH), settings.pop("trained", None)
+    with pytest.raises(ConfigError, match=message) as caught:
+        PPO(env=Pair, config=config(OF_PPO, policies, trained, **settings))
+    checked(str(caught.value))
+
+
+def test_a_function_that_freezes_one_of_a_group_is_refused_when_it_says_so() -> None:
+    with PPO(env=Pair, config=config(OF_PPO, trained=lambda policy_id, batch: policy_id == "b")) as algo:
+        before = shared_part(algo, "a")
+        with pytest.raises(ConfigError, match=r"'b' and not 'a', which shares layers 'eyes'"):
+            algo.train()
+        assert shared_part(algo, "a") == before
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda algo: algo.add_policy("c", PolicySpec(config=TOGETHER), policies_to_train=["a", "b"]),
+        lambda algo: algo.add_policy("c", PolicySpec(), policies_to_train=["a", "c"]),
+        lambda algo: algo.add_policy("c", spec(fcnet_hiddens=[4])),
+    ],
+)
+def test_an_addition_that_cannot_be_leaves_everything_as_it_was(act: Any) -> None:
+    with PPO(env=Pair, config=config(OF_PPO, env_config={"choices": 3})) as algo:
+        with pytest.raises(MenvError, match="eyes"):
+            act(algo)
+        assert set(algo.get_weights()) == {"a", "b"}
+        algo.add_policy("c", PolicySpec(config=TOGETHER))
+        algo.train()
+        assert shared_part(algo, "a") == shared_part(algo, "b") == shared_part(algo, "c")

@@ -1,0 +1,139 @@
+"""Policies that cannot be are refused in one clear line, when an algorithm is built and while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import menv.algorithms
+from menv import PolicySpec, RandomPolicy
+from menv.algorithms import DQN, PPO, Algorithm
+from menv.errors import ConfigError
+from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to
+from tests.bad_input.broken_envs import checked
+
+SMALL = {"train_batch_size": 16, "sgd_minibatch_size": 16, "num_sgd_iter": 1}
+
+
+class Steering(gym.Env[Any, Any]):
+    """One step of some action space."""
+
+    def __init__(self, config: Any) -> None:
+        self.low, high = np.full(2, -1.0, np.float32), np.ones(2, np.float32)
+        self.observation_space = gym.spaces.Box(self.low, high)
+        self.action_space = config["action_space"]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self.low, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.low, 0.0, True, False, {}
+
+
+def refused(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build()
+    checked(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ("A3C", r"policies\['p'\]: algorithm='A3C', expected one of .*DQN, PPO"),
+        ("dqn", r"algorithm='dqn', expected one of .*did you mean 'DQN'\?"),
+        ("PP0", r"algorithm='PP0', expected one of .*did you mean 'PPO'\?"),
+        (DQN, r"algorithm=.*DQN.*, expected one of .*DQN, PPO"),
+        (3, r"algorithm=3, expected one of "),
+    ],
+)
+def test_an_algorithm_that_does_not_exist_is_named(algorithm: Any, message: str) -> None:
+    policies = {"policies": {"p": PolicySpec(algorithm=algorithm)}}
+    refused(lambda: PPO(env="CartPole-v1", config={**SMALL, "multiagent": policies}), message)
+
+
+def test_an_algorithm_that_does_not_exist_cannot_be_imported() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'A3C', expected one of .*'DQN'.*'PPO'"):
+        _ = menv.algorithms.A3C
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (gym.spaces.Box(-1.0, 1.0, (2,)), "continuous"),
+        (gym.spaces.MultiDiscrete([2, 3]), "MultiDiscrete"),
+        (gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Discrete(2))), "Tuple"),
+    ],
+)
+def test_actions_that_have_no_q_values_are_sent_to_ppo(space: Any, kind: str) -> None:
+    message = rf"policies\['default_policy'\], DQN: {kind} action space .*, expected Discrete; .* with PPO$"
+    refused(lambda: DQN(env=Steering, config={"env_config": {"action_space": space}}), message)
+    with PPO(env=Steering, config={**SMALL, "env_config": {"action_space": space}}) as algo:
+        algo.sample()
+
+
+def test_the_policy_whose_actions_do_not_fit_is_named_among_others() -> None:
+    multiagent = {
+        "policies": {"good": PolicySpec(), "bad": PolicySpec(algorithm="DQN")},
+        "policy_mapping_fn": lambda agent_id, episode, worker, **kwargs: "bad",
+    }
+    config = {"env_config": {"action_space": gym.spaces.Box(-1.0, 1.0, (2,))}, "multiagent": multiagent}
+    refused(lambda: PPO(env=Steering, config=config), r"policies\['bad'\], DQN: continuous action space")
+
+
+@pytest.mark.parametrize(
+    "trained", [["one", "three"], ("three",), {"three"}, "three", {"three": True}, iter(["three"])]
+)
+def test_unknown_ids_in_policies_to_train_are_named(trained: Any) -> None:
+    multiagent = {
+        "policies": ["one", "two"], "policy_mapping_fn": to(a="one", b="two"), "policies_to_train": trained,
+    }  # fmt: skip
+    message = r"policies_to_train: \['three'\] are not among the policies, expected ids of \['one', 'two'\]"
+    refused(lambda: PPO(env=Duo, config={**SMALL, "multiagent": multiagent}), message)
+
+
+BAD_IDS = {
+    **{f"with {char}": f"a{char}b" for char in '<>:"/\\|?*'},
+    "newline": "a\nb",
+    "tab": "a\tb",
+    "zero": "a\0b",
+    "escape": "\x1b[31m",
+    "half a character": "a\ud800",
+    "empty": "",
+    "space": " ",
+    "last space": "a ",
+    "last dot": "a.",
+    "here": ".",
+    "above": "..",
+    "bytes": b"a",
+    "none": None,
+    "tuple": ("a", 1),
+    "long": "x" * 201,
+    "long in bytes": "ü" * 101,
+}
+
+
+def bad_id(algo: Algorithm, policy_id: Any) -> Any:
+    return lambda: algo.add_policy(policy_id, PolicySpec(policy_class=RandomPolicy))
+
+
+@pytest.mark.parametrize("policy_id", BAD_IDS.values(), ids=BAD_IDS.keys())
+def test_an_id_that_cannot_name_a_folder_is_refused(policy_id: Any) -> None:
+    multiagent = {"policies": {policy_id: None}}
+    message = r"^policies: id .*, because it names a folder in checkpoints; choose a(nother| shorter) id$"
+    refused(lambda: PPO(env=Duo, config={**SMALL, "multiagent": multiagent}), message)
+    with PPO(env=Duo, config=SMALL) as algo:
+        refused(bad_id(algo, policy_id), message)
+        assert list(algo.get_weights()) == ["default_policy"]
+        algo.train()
+
+
+@pytest.mark.parametrize(
+    "policy_id", ["Ärger", "a b", ".hidden", "a.b", "über-1_2", "中文", "x" * 200, "<removed"[1:]]
+)
+def test_other_ids_are_fine(policy_id: str) -> None:
+    with PPO(env=Duo, config={**SMALL, "multiagent": {"policies": [policy_id]}}) as algo:
+        assert policy_id in algo.train()["policy_reward_mean"] or algo.train()["info"][policy_id]

@@ -1,0 +1,316 @@
+"""What a user's own policy is shown at each call, and what it may remember, through real runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import PolicySpec, RandomPolicy
+from menv.algorithms import PPO
+from menv.base_env import ALL
+from menv.errors import ContractError, MenvError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.policy import Policy
+from menv.sample_batch import SampleBatch
+from tests.bad_input.broken_envs import checked
+
+AGENTS = ["day", "night", "guest"]
+LENGTH = 13
+
+
+class Shifts(MultiAgentEnv):
+    """ "day" acts at every env step, "night" at every third; "guest" comes for two of every four.
+
+    All see `[env step, number of the agent, number of its life, number of the episode]`.
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = list(AGENTS)
+        self.observation_space = gym.spaces.Box(-1.0, 1e6, (4,), np.float32)
+        self.action_space = config.get("action_space") or gym.spaces.Discrete(5)
+        self.episode = config.vector_index * 1000
+
+    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
+        self.at, self.lives = 0, dict.fromkeys(AGENTS, 0)
+        self.episode += 1
+        return self.shown()
+
+    def shown(self) -> tuple[AgentDict, AgentDict]:
+        here = ["day", *(["night"] if self.at % 3 == 0 else []), *(["guest"] if self.at % 4 < 2 else [])]
+        obs: AgentDict = {who: self.observe(who) for who in here}
+        return obs, {who: {"who": who, "at": self.at} for who in here}
+
+    def observe(self, who: str) -> Any:
+        return np.array([self.at, AGENTS.index(who), self.lives[who], self.episode], np.float32)
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        # The guest is paid before it comes, too.
+        rewards: AgentDict = {"day": 1.0 + self.at, "night": 100.0 + self.at, "guest": 1000.0 + self.at}
+        self.at += 1
+        gone: AgentDict = {"guest": True} if self.at % 4 == 2 else {}
+        self.lives["guest"] += len(gone)
+        obs, infos = self.shown()
+        return obs, rewards, {**gone, ALL: self.at == LENGTH}, {ALL: False}, infos
+
+
+class Diary(Policy):
+    """Counts its actions in its state, answers by it, and writes down all that it is shown."""
+
+    pages: list[dict[str, Any]]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.pages = []
+        self.calls = 0
+        self.seen = np.zeros((6, 2), np.float32)
+
+    def get_initial_state(self) -> list[Any]:
+        return [0, np.array([0.5, -1.0], np.float32)]
+
+    def compute_actions(
+        self,
+        obs_batch: Sequence[Any],
+        state_batches: Sequence[Any] | None = None,
+        prev_action_batch: Any = None,
+        prev_reward_batch: Any = None,
+        info_batch: Any = None,
+        episodes: Any = None,
+        explore: bool | None = None,
+        timestep: int | None = None,
+    ) -> tuple[Any, list[Any], dict[str, Any]]:
+        assert state_batches is not None
+        count, last = state_batches
+        assert count.shape == (len(obs_batch),)
+        assert last.shape == (len(obs_batch), 2)
+        actions = [self.action(number) for number in count.tolist()]
+        for row, obs in enumerate(obs_batch):
+            page = {"obs": obs.tolist(), "count": int(count[row]), "last": last[row].tolist()}
+            told = {"prev_action": prev_action_batch[row], "prev_reward": float(prev_reward_batch[row])}
+            rest = {
+                "info": info_batch[row],
+                "episode": episodes[row],
+                "explore": explore,
+                "timestep": timestep,
+            }
+            self.pages.append({**page, **told, **rest, "action": actions[row], "call": self.calls})
+        self.calls += 1
+        # An array that is used again: whoever remembers it has to copy.
+        seen = self.seen[: len(obs_batch)]
+        seen[:] = [obs[:2] for obs in obs_batch]
+        return actions, [count + 1, seen], {}
+
+    def action(self, number: int) -> Any:
+        return (2 * number + 1) % 5
+
+
+def played(fragments: int, policy_class: type[Policy] = Diary, **settings: Any) -> tuple[Any, list[Any]]:
+    """Return the policy after so many fragments, and these."""
+    config = {
+        "num_envs_per_worker": 2, "rollout_fragment_length": 5, "train_batch_size": 10, "seed": 3,
+        "multiagent": {"policies": {"own": PolicySpec(policy_class=policy_class)}}, **settings,
+    }  # fmt: skip
+    with PPO(env=Shifts, config=config) as algo:
+        return algo.get_policy("own"), [algo.sample() for _ in range(fragments)]
+
+
+def lives_of(pages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the pages of each life, in order."""
+    lives: dict[tuple[float, ...], list[dict[str, Any]]] = {}
+    for page in pages:
+        lives.setdefault(tuple(page["obs"][1:]), []).append(page)
+    return list(lives.values())
+
+
+def test_a_state_lasts_as_long_as_its_life() -> None:
+    policy, _ = played(12)
+    lives = lives_of(policy.pages)
+    assert len(lives) > 20
+    for life in lives:
+        assert [page["count"] for page in life] == list(range(len(life)))
+        shown = [[0.5, -1.0], *(page["obs"][:2] for page in life)]
+        assert [page["last"] for page in life] == shown[:-1]
+    # Somebody lived over a cut, somebody paused, and somebody came again.
+    assert {len(life) for life in lives} >= {LENGTH, 5, 2}
+
+
+def test_previous_actions_and_rewards_are_those_of_the_same_life() -> None:
+    policy, _ = played(12)
+    for life in lives_of(policy.pages):
+        agent = int(life[0]["obs"][1])
+        assert (life[0]["prev_action"], life[0]["prev_reward"]) == (0, 0.0)
+        for before, page in itertools.pairwise(life):
+            assert page["prev_action"] == before["action"]
+            steps = range(int(before["obs"][0]), int(page["obs"][0]))
+            early = before["count"] == 0 and agent == 2 and steps.start > 0
+            earned = [[1.0, 100.0, 1000.0][agent] + step for step in [steps.start - 1] * early + [*steps]]
+            assert page["prev_reward"] == sum(earned)
+
+
+def test_infos_episodes_and_counts_are_those_of_the_row() -> None:
+    policy, batches = played(6, explore=False)
+    for page in policy.pages:
+        at, agent, _, number = page["obs"]
+        assert page["info"] == {"who": AGENTS[int(agent)], "at": at}
+        assert page["episode"].env_id == int(number) // 1000
+        assert page["explore"] is False
+    steps = [page["timestep"] for page in policy.pages]
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1]) == (0, sum(batch.env_steps() for batch in batches) - 2)
+
+
+def test_rows_say_of_actions_and_rewards_what_the_policy_was_shown() -> None:
+    policy, batches = played(8)
+    shown = {tuple(page["obs"]): page for page in policy.pages}
+    rows = [batch["own"] for batch in batches]
+    for own in rows:
+        for row in range(own.count):
+            page = shown[tuple(own["obs"][row].tolist())]
+            assert own["actions"][row] == page["action"]
+            if page["count"]:
+                assert own[SampleBatch.PREV_ACTIONS][row] == page["prev_action"]
+                assert own[SampleBatch.PREV_REWARDS][row] == page["prev_reward"]
+    assert sum(own.count for own in rows) > 100
+
+
+def test_returns_are_told_for_each_agent_also_where_all_share_a_policy() -> None:
+    config = {"rollout_fragment_length": LENGTH, "train_batch_size": 10 * LENGTH, "seed": 3,
+              "multiagent": {"policies": {"own": Diary}}}  # fmt: skip
+    with PPO(env=Shifts, config=config) as algo:
+        result = algo.train()
+    means = result["agent_reward_mean"]
+    steps = sum(range(LENGTH))
+    assert means.keys() == set(AGENTS)
+    assert (means["day"], means["night"]) == (LENGTH + steps, 100 * LENGTH + steps)
+    # The guest's several lives in an episode add up; what it is paid between them belongs to none.
+    paid = LENGTH * 1101 + 3 * steps
+    assert sum(means.values()) == paid - result["unclaimed_rewards"] / result["episodes_this_iter"]
+    assert result["policy_reward_mean"] == {"own": pytest.approx(sum(means.values()) / 3)}
+    assert result["agent_reward_max"] == result["agent_reward_min"] == means
+
+
+class Boxes(Diary):
+    """Answers with arrays."""
+
+    def action(self, number: int) -> Any:
+        return np.full(2, number / 100, np.float32)
+
+
+class Pairs(Diary):
+    """Answers with tuples."""
+
+    def action(self, number: int) -> Any:
+        return (number % 2, np.full(1, number / 100, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("policy_class", "space", "first"),
+    [
+        (Boxes, gym.spaces.Box(-1.0, 1.0, (2,), np.float32), np.zeros(2, np.float32)),
+        (Pairs, gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (1,)))), None),
+    ],
+)
+def test_previous_actions_come_in_the_form_of_the_space(policy_class: Any, space: Any, first: Any) -> None:
+    policy, _ = played(4, policy_class, env_config={"action_space": space})
+    for life in lives_of(policy.pages):
+        before = [first, *(page["action"] for page in life)][:-1]
+        assert repr([page["prev_action"] for page in life]) == repr(before)
+
+
+class Forgetful(Policy):
+    """Overrides `compute_actions` as briefly as can be."""
+
+    def compute_actions(self, obs_batch: Any, state_batches: Any = None, *args: Any, **kwargs: Any) -> Any:
+        assert state_batches == []
+        return [1] * len(obs_batch), [], {}
+
+
+class Changed(RandomPolicy):
+    """Decides in the classic way, although its base class does not."""
+
+    def compute_actions(self, obs_batch: Any, state_batches: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return [int(number) % 5 for number in state_batches[0]], [state_batches[0] + 1], {}
+
+    def get_initial_state(self) -> list[Any]:
+        return [2]
+
+
+@pytest.mark.parametrize(("policy_class", "first"), [(Forgetful, [1, 1]), (Changed, [2, 3])])
+def test_the_class_that_speaks_last_decides(policy_class: type[Policy], first: list[int]) -> None:
+    _, (batch,) = played(1, policy_class)
+    assert batch["own"]["actions"][:2].tolist() == first
+
+
+def test_a_policy_that_answers_rows_is_shown_and_asked_nothing_more() -> None:
+    class Answers(RandomPolicy):
+        def get_initial_state(self) -> list[Any]:
+            raise AssertionError("nobody asks")
+
+    _, (batch,) = played(1, Answers)
+    assert set(batch["own"]["actions"]) <= set(range(5))
+
+
+def test_an_evaluation_has_lives_of_its_own() -> None:
+    config = {
+        "rollout_fragment_length": 5, "train_batch_size": 5, "evaluation_duration": 1, "seed": 0,
+        "multiagent": {"policies": {"own": PolicySpec(policy_class=Diary)}},
+    }  # fmt: skip
+    with PPO(env=Shifts, config=config) as algo:
+        policy: Any = algo.get_policy("own")
+        algo.sample()
+        before = len(policy.pages)
+        algo.evaluate()
+        after = len(policy.pages)
+        algo.sample()
+        for pages in (policy.pages[before:after], policy.pages[:before] + policy.pages[after:]):
+            assert all([page["count"] for page in life] == list(range(len(life))) for life in lives_of(pages))
+        assert after - before == LENGTH + 5 + 7
+
+
+def broken(returned: Any, initial: list[Any] | None = None) -> type[Policy]:
+    class Broken(Policy):
+        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            return returned(len(obs_batch))
+
+        def get_initial_state(self) -> list[Any]:
+            return initial or []
+
+    return Broken
+
+
+def ragged() -> type[Policy]:
+    class Ragged(Policy):
+        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            rows = len(obs_batch)
+            return [0] * rows, [np.zeros((rows, 3))], {}
+
+        def get_initial_state(self) -> list[Any]:
+            return [np.zeros(2)]
+
+    return Ragged
+
+
+@pytest.mark.parametrize(
+    ("policy_class", "message"),
+    [
+        (broken(lambda rows: [0] * rows), r"'own': compute_actions returned list, expected \(actions, states, fetche"),
+        (broken(lambda rows: ([0] * rows, [])), r"'own': compute_actions returned a tuple of 2, expected"),
+        (broken(lambda rows: ([0], [], {})), r"'own': answered 1 of 6 observations, expected one action each"),
+        (broken(lambda rows: ([0] * rows, [[1] * rows], {})), r"returned 1 states with \[6\] rows, expected 0 with 6"),
+        (broken(lambda rows: ([0] * rows, [], {}), [1]), r"returned 0 states with \[\] rows, expected 1 with 6"),
+        (broken(lambda rows: ([0] * rows, [[1]], {}), [1]), r"returned 1 states with \[1\] rows, expected 1 with 6"),
+        (broken(lambda rows: ([0] * rows, [7], {}), [1]), r"returned 1 states with \[0\] rows, expected 1 with 6"),
+        (ragged(), r"'own': states of several shapes, expected those of get_initial_state in every life"),
+        (type("Empty", (Policy,), {}), r"Empty.compute_actions: not defined, expected \(actions, states, fetches\)"),
+    ],
+)  # fmt: skip
+def test_answers_of_another_form_are_refused(policy_class: type[Policy], message: str) -> None:
+    with pytest.raises(MenvError, match=message) as caught:
+        played(5, policy_class)
+    assert isinstance(caught.value, ContractError)
+    checked(str(caught.value))
