@@ -78,8 +78,8 @@ def check_policy_id(policy_id: Any) -> str:
     # Control characters and halves of characters are not printable.
     if bad or not policy_id.isprintable() or any(char in _BAD_IN_IDS for char in policy_id):
         raise ConfigError(
-            f"policies: id {policy_id!r:.300}, expected a printable string without any of {_BAD_IN_IDS} that does not "
-            "end in a space or a dot, because it names a folder in checkpoints; choose another id"
+            f"policies: id {policy_id!r:.300}, expected a string without any of {_BAD_IN_IDS} and what cannot be "
+            "printed that does not end in a space or a dot, because it names a folder in checkpoints; choose another id"
         )
     size = len(policy_id.encode())
     if size > _MOST_BYTES:
