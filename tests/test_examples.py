@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +122,13 @@ def test_rock_paper_scissors_counts_the_points_against_each_opponent(opponents: 
     assert all(-10.0 <= points <= 10.0 for points in outcome["points"].values())
     assert outcome["env_steps"] >= 2048
     assert all(name in printed for name in opponents)
+
+
+def test_rock_paper_scissors_draws_curves_and_writes_them_for_tensorboard(tmp_path: Path) -> None:
+    picture, runs = tmp_path / "points.png", tmp_path / "runs"
+    outcome_of("rock_paper_scissors", "--model", "lstm", "--plot", str(picture), "--logdir", str(runs))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [file.name.startswith("events") for file in runs.iterdir()] == [True]
 
 
 def test_the_two_step_game_prints_what_qmix_reaches_and_independent_learners_beside_it() -> None:

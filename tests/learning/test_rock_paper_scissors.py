@@ -1,37 +1,62 @@
-"""What a feed-forward policy learns of rock-paper-scissors when it sees the opponent's last hand alone."""
+"""What is learned of rock-paper-scissors by who sees the opponent's last hand alone, with a memory and without."""
 
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import pytest
 
-from tests.test_examples import outcome_of
+from examples.rock_paper_scissors import LEARNING, MODELS, RULES, SIZES
+from menv import Episode, PolicySpec
+from menv.algorithms import PPO
+from menv.envs import RockPaperScissors
+from tests.learning.runs import SEEDS
+
+pytestmark = pytest.mark.slow
 
 BOTH = ("always_same", "beat_last_move")
+ROUNDS = 250_000
 
 
-def median_points(*opponents: str) -> dict[str, float]:
+def points_of(seed: int, model: str, opponents: tuple[str, ...]) -> dict[str, float]:
+    """Return the points against each opponent, means of the last 1,000 episodes."""
+
+    def policy_for(agent_id: str, episode: Episode) -> str:
+        return "learner" if agent_id == "player1" else str(episode.rng.choice(opponents))
+
+    rules = {name: PolicySpec(policy_class=RULES[name]) for name in opponents}
+    config: dict[str, Any] = {
+        **SIZES, **LEARNING, "seed": seed, "model": MODELS[model], "metrics_num_episodes_for_smoothing": 1000,
+        "multiagent": {"policies": {"learner": None, **rules}, "policy_mapping_fn": policy_for},
+    }  # fmt: skip
+    with PPO(env=RockPaperScissors, config=config) as algorithm:
+        result = algorithm.train()
+        while result["num_env_steps_sampled"] < ROUNDS:
+            result = algorithm.train()
+    return {name: -result["policy_reward_mean"][name] for name in opponents}
+
+
+def median_points(model: str, *opponents: str) -> dict[str, float]:
     """Return the median of three seeds' points against each opponent."""
-    outcomes = [
-        outcome_of("rock_paper_scissors", "--opponents", *opponents, seconds="8", seed=seed)[0]["points"]
-        for seed in range(3)
-    ]
-    return {name: statistics.median(points[name] for points in outcomes) for name in opponents}
+    found = [points_of(seed, model, opponents) for seed in SEEDS]
+    return {name: statistics.median(points[name] for points in found) for name in opponents}
 
 
-@pytest.mark.slow
-def test_it_beats_one_that_always_shows_the_same_hand() -> None:
-    assert median_points("always_same")["always_same"] >= 7.0
+def test_without_a_memory_it_beats_one_that_always_shows_the_same_hand() -> None:
+    assert median_points("feed_forward", "always_same")["always_same"] >= 7.0
 
 
-@pytest.mark.slow
-def test_it_cannot_beat_one_that_beats_its_last_hand() -> None:
-    assert -1.0 <= median_points("beat_last_move")["beat_last_move"] <= 1.0
+def test_without_a_memory_it_cannot_beat_one_that_beats_its_last_hand() -> None:
+    assert -1.0 <= median_points("feed_forward", "beat_last_move")["beat_last_move"] <= 1.0
 
 
-@pytest.mark.slow
-def test_it_beats_only_the_one_of_them_when_it_meets_both() -> None:
-    points = median_points(*BOTH)
+def test_without_a_memory_it_beats_only_one_of_them_when_it_meets_both() -> None:
+    points = median_points("feed_forward", *BOTH)
     assert points["always_same"] >= 7.0
     assert points["beat_last_move"] <= 1.0
+
+
+def test_with_a_memory_it_beats_both() -> None:
+    points = median_points("lstm", *BOTH)
+    assert min(points.values()) >= 5.0
