@@ -6,13 +6,16 @@ knows no environments and no sampler.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from menv.algorithms.cohorts import Built
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.recipe import Learner, Recipe, Weights
+from menv.algorithms.joint_obs import JointObs
+from menv.algorithms.postprocessing import Postprocessing, add_critic_values
+from menv.algorithms.recipe import BringsLearner, Learner, Recipe, Weights
 from menv.callbacks import DefaultCallbacks
+from menv.episode import Episode
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
@@ -27,12 +30,14 @@ class Learners:
         seed: Decides the order of rows.
         policies: The policy objects by id, for the callbacks.
         callbacks: Told when a policy learns.
+        joint: Returns the possible agents, for critics that see all of them.
 
     Attributes:
         nets: The networks, by architecture.
         recipes: What trains each of their policies.
         configs: The settings of each of them.
         policy_map: Which of them learn.
+        postprocessing: What is done to trajectories before anybody learns from them.
         env_steps_trained: Env steps of batches that somebody learned from.
         agent_steps_trained: Rows that were learned from.
     """
@@ -46,6 +51,7 @@ class Learners:
         seed: int,
         policies: Mapping[str, Policy],
         callbacks: DefaultCallbacks,
+        joint: Callable[[], JointObs],
     ) -> None:
         self.nets = nets
         self.recipes = recipes
@@ -55,13 +61,23 @@ class Learners:
         self._learners: dict[str, Learner] = {}
         self._policies = policies
         self._callbacks = callbacks
+        self.postprocessing = Postprocessing(policies, configs, joint)
         self.env_steps_trained = 0
         self.agent_steps_trained = 0
 
-    def complete(self, batch: MultiAgentBatch) -> None:
-        """Add to each policy's rows what its algorithm learns from."""
+    def complete(self, batch: MultiAgentBatch, episodes: Mapping[int, Episode]) -> None:
+        """Add to each policy's rows what its algorithm learns from.
+
+        Args:
+            batch: One fragment.
+            episodes: Its episodes by id; only those of policies that look at trajectories are needed.
+        """
+        self.postprocessing.run_hooks(batch, episodes)
+        critics = self.postprocessing.critic_rows(batch, episodes)
         for built, index, policy_id in self._of(batch):
             config = self.configs[policy_id]
+            if policy_id in critics:
+                add_critic_values(batch[policy_id], critics[policy_id], built.cohort.backend, index)
             self.recipes[policy_id].complete(batch[policy_id], built.cohort.backend, index, config)
 
     def learn(self, batch: MultiAgentBatch, env_steps: int) -> dict[str, dict[str, float]]:
@@ -81,10 +97,10 @@ class Learners:
                 continue
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
             told: dict[str, Any] = {}
-            policy = self._policies.get(policy_id)
+            policy = self._policies[policy_id]
             self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
             stats[policy_id] = {**learner.learn(own, env_steps), **told}
-            built.cohort.backend.set_weights(index, learner.weights())
+            self._policies[policy_id].set_weights(learner.weights())
             self.agent_steps_trained += own.count
         if stats:
             self.env_steps_trained += batch.env_steps()
@@ -112,9 +128,13 @@ class Learners:
         """Create a policy's learner when it first learns."""
         weights: dict[str, Any] = built.cohort.backend.get_weights(index)
         seed = self._seed % 2**31 + len(self._learners)
-        learner = self.recipes[policy_id].make_learner(
-            built.network, policy_id, weights, self.configs[policy_id], seed
-        )
+        policy = self._policies[policy_id]
+        if isinstance(policy, BringsLearner):
+            learner = policy.make_learner(seed)
+        else:
+            learner = self.recipes[policy_id].make_learner(
+                built.network, policy_id, weights, self.configs[policy_id], seed
+            )
         self._learners[policy_id] = learner
         return learner
 

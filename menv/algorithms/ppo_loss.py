@@ -9,7 +9,7 @@ under the new and the old policy, A_t its advantage, epsilon `clip_param`, beta 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,6 +34,8 @@ class Minibatch(NamedTuple):
         old_inputs: [B, D] in the standard form of `distributions`.
         advantages: [B], normalised.
         value_targets: [B].
+        critic_obs: [B, C] what the value network sees, or None if that is obs.
+        others: More columns by name, for a user's own loss; None if nobody reads them.
     """
 
     obs: Tensor
@@ -43,12 +45,19 @@ class Minibatch(NamedTuple):
     old_inputs: Tensor
     advantages: Tensor
     value_targets: Tensor
+    critic_obs: Tensor | None = None
+    others: Mapping[str, Tensor] | None = None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Minibatch:
         """Return a minibatch of the changed columns."""
-        mask = None if self.mask is None else change(self.mask)
-        obs, _, *others = self
-        return Minibatch(change(obs), mask, *map(change, others))
+        obs, mask, *columns, critic_obs, others = self
+        return Minibatch(
+            change(obs),
+            None if mask is None else change(mask),
+            *map(change, columns),
+            None if critic_obs is None else change(critic_obs),
+            None if others is None else {name: change(column) for name, column in others.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,11 @@ class TorchActing:
 
 
 def check_against(
-    acting: ActingBackend, reference: ActingBackend, rng: np.random.Generator, masked: bool = True
+    acting: ActingBackend,
+    reference: ActingBackend,
+    rng: np.random.Generator,
+    masked: bool = True,
+    critic_size: int = 0,
 ) -> None:
     """Compare two back-ends of the same architecture and weights on random rows of every policy.
 
@@ -184,12 +188,13 @@ def check_against(
         rng: Where the rows come from.
         masked: Whether choices are masked in the check, as they will be in the run; each way opens graphs
             of its own.
+        critic_size: Numbers that the value network sees, 0 if it sees the observations.
 
     Raises:
         ConfigError: They disagree by more than rounding can explain.
     """
     for policy in range(reference.policies):
-        for what, error in _differences(acting, reference, policy, rng, masked).items():
+        for what, error in _differences(acting, reference, policy, rng, masked, critic_size).items():
             if not error <= _TOLERANCE:
                 raise ConfigError(
                     f"check_against: {what} of policy {policy} differ by {error:.3g} between "
@@ -199,18 +204,24 @@ def check_against(
 
 
 def _differences(
-    acting: ActingBackend, reference: ActingBackend, policy: int, rng: np.random.Generator, masked: bool
+    acting: ActingBackend,
+    reference: ActingBackend,
+    policy: int,
+    rng: np.random.Generator,
+    masked: bool,
+    critic_size: int,
 ) -> dict[str, float]:
     """Return the largest relative error of each output; of actions, 1 if too many differ."""
     head = reference.head
     obs, mask, noise = _random_rows(head, reference.obs_size, rng)
     mask = mask if masked else None
     actions = reference.act(obs, mask, noise, policy)
+    seen = rng.standard_normal((_CHECK_ROWS, critic_size), np.float32) if critic_size else obs
     mine, theirs = (one.evaluate(policy, obs, mask, actions) for one in (acting, reference))
     return {
         "distribution inputs": _error(mine.dist_inputs, theirs.dist_inputs),
         "log-probabilities": _error(mine.logp, theirs.logp),
-        "values": _error(acting.values(policy, obs), reference.values(policy, obs)),
+        "values": _error(acting.values(policy, seen), reference.values(policy, seen)),
         "drawn actions": _action_error(head, acting.act(obs, mask, noise, policy), actions),
         "greedy actions": _action_error(
             head, acting.greedy(obs, mask, policy), reference.greedy(obs, mask, policy)

@@ -118,7 +118,10 @@ class EpisodeBook:
             if self._hooks.active:
                 episode.look_at(end.agent_id, end.obs, end.info)
             episode.credit(end.agent_id, float(returns[end.slot]) + end.reward)
-            cohorts[table.seat(end.slot).cohort].ledger.end(end)
+            ledger = cohorts[table.seat(end.slot).cohort].ledger
+            ledger.end(end)
+            if self._hooks.keeps:
+                ledger.date_end(int(ready.env_steps[table.seat(end.slot).env_index]))
         booked = 0
         for finished in ready.episodes:
             if finished.unclaimed > booked:

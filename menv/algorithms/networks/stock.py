@@ -56,6 +56,7 @@ class StockSpec:
         vf_share_layers: True if both heads stand on the same hidden layers.
         dueling: Of Q-values: True computes them as V + A - mean A (Wang et al. 2016, eq. 9), both on the
             same hidden layers; otherwise there is no value head.
+        critic_size: Numbers that the value network sees instead of an observation; 0: it sees that.
     """
 
     obs_size: int
@@ -64,6 +65,7 @@ class StockSpec:
     activation: Activation = "tanh"
     vf_share_layers: bool = False
     dueling: bool = False
+    critic_size: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes and activations that describe no network."""
@@ -82,6 +84,16 @@ class StockSpec:
                 f"StockSpec: dueling with a head of kind {self.head.kind!r}, expected 'q_values'; leave dueling out"
             )
 
+        if self.critic_size and (self.vf_share_layers or self.head.kind == "q_values"):
+            raise ConfigError(
+                f"StockSpec: critic_size {self.critic_size} with a value head on the policy's layers, expected a value "
+                "network of its own; set model.vf_share_layers to False"
+            )
+
+    def inputs_of(self, role: Role) -> int:
+        """Return how many numbers the network of a role sees."""
+        return (self.critic_size or self.obs_size) if role == "value" else self.obs_size
+
     @property
     def roles(self) -> tuple[Role, ...]:
         """The heads that there are."""
@@ -90,14 +102,14 @@ class StockSpec:
     def hidden_layers(self, role: Role) -> tuple[Layer, ...]:
         """Return the hidden layers below the policy or the value head, first to last."""
         trunk = "shared" if self.vf_share_layers or self.dueling else role
-        widths = (self.obs_size, *self.hiddens)
+        widths = (self.inputs_of(role), *self.hiddens)
         return tuple(
             Layer(f"{trunk}.{i}", widths[i], widths[i + 1], _HIDDEN_GAIN) for i in range(len(self.hiddens))
         )
 
     def out_layer(self, role: Role) -> Layer:
         """Return the last layer of the policy or of the value network."""
-        width = (self.obs_size, *self.hiddens)[-1]
+        width = (self.inputs_of(role), *self.hiddens)[-1]
         if role == "policy":
             return Layer("policy.out", width, self.head.outputs, _POLICY_GAIN)
         return Layer("value.out", width, 1, _VALUE_GAIN)
