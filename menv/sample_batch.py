@@ -32,8 +32,9 @@ class SampleBatch(Mapping[str, Column]):
     """The rows of one policy, as columns.
 
     Stored: `obs, actions, rewards, terminateds, truncateds, t`, `action_mask` where there is one, `env_t` and
-    `next_env_t` where somebody looks at trajectories, and what a learner adds. Derived when asked for: `new_obs, prev_actions, prev_rewards, infos, eps_id,
-    agent_index, env_id, unroll_id`, and `action_prob` where there is an `action_logp`.
+    `next_env_t` where somebody looks at trajectories, and what a learner adds. Derived when asked for:
+    `new_obs, prev_actions, prev_rewards, infos, eps_id, agent_index, env_id, unroll_id`, and `action_prob`
+    where there is an `action_logp`.
 
     `infos` holds for each row the info dict that came back with the step that the row's action caused:
     with the agent's next row, or with its end. `seq_lens` [S] is not a column but the number of rows of

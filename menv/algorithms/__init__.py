@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from menv.algorithms.advantages import compute_advantages as compute_advantages
     from menv.algorithms.algorithm import Algorithm as Algorithm
     from menv.algorithms.config.dqn_config import DQNConfig as DQNConfig
     from menv.algorithms.config.model_config import ModelConfig as ModelConfig
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from menv.algorithms.config.ppo_config import PPOConfig as PPOConfig
     from menv.algorithms.dqn import DQN as DQN
     from menv.algorithms.ppo import PPO as PPO
+    from menv.algorithms.ppo_policy import PPOPolicy as PPOPolicy
 
 _HOMES = {
     "Algorithm": "menv.algorithms.algorithm",
@@ -24,8 +26,20 @@ _HOMES = {
     "MultiAgentConfig": "menv.algorithms.config.multi_agent_config",
     "PPO": "menv.algorithms.ppo",
     "PPOConfig": "menv.algorithms.config.ppo_config",
+    "PPOPolicy": "menv.algorithms.ppo_policy",
+    "compute_advantages": "menv.algorithms.advantages",
 }
-__all__ = ["DQN", "PPO", "Algorithm", "DQNConfig", "ModelConfig", "MultiAgentConfig", "PPOConfig"]
+__all__ = [
+    "DQN",
+    "PPO",
+    "Algorithm",
+    "DQNConfig",
+    "ModelConfig",
+    "MultiAgentConfig",
+    "PPOConfig",
+    "PPOPolicy",
+    "compute_advantages",
+]
 
 
 def __dir__() -> list[str]:

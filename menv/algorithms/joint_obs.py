@@ -102,7 +102,7 @@ class JointObs:
                 alike.append((spaces, [place]))
             else:
                 mine.append(place)
-        self.kinds = [_kind(*spaces, tuple(places)) for spaces, places in alike]
+        self.kinds = [_kind(spaces[0], spaces[1], tuple(places)) for spaces, places in alike]
 
     def size(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> int:
         """Return C for a policy of these spaces: F + the sum of F + A + 1 over the other agents."""
@@ -130,7 +130,9 @@ class JointFragment:
         self._joint = joint
         self._outside = outside
         self._absent = len(joint.places)
-        self._tables = {name: _Table(own, self._places(own, episodes)) for name, own in batch.policy_batches.items()}
+        self._tables = {
+            name: _Table(own, self._places(own, episodes)) for name, own in batch.policy_batches.items()
+        }
         self._clock = _Clock(list(self._tables.values()))
         self._cells: dict[int, tuple[Floats, Column]] = {}
 
@@ -151,7 +153,9 @@ class JointFragment:
             if number not in self._cells:
                 self._cells[number] = self._cells_of(kind)
             cells, where = self._cells[number]
-            others = _others(kind.places, self._absent)[places, : kind.others(observation_space, action_space)]
+            others = _others(kind.places, self._absent)[
+                places, : kind.others(observation_space, action_space)
+            ]
             seen.append(cells[where[times[:, None], others]].reshape(len(times), -1))
         rows = np.concatenate(seen, axis=1)
         return CriticRows(rows[: len(asked.dates)], rows[len(asked.dates) :])
@@ -161,7 +165,9 @@ class JointFragment:
         segments, places = batch.segments, self._joint.places
         agents = {eps_id: episodes[eps_id].get_agents() for eps_id in set(segments.eps_id.tolist())}
         pairs = zip(segments.eps_id.tolist(), segments.agent_index.tolist(), strict=True)
-        return np.array([places.get(agents[eps_id][number], self._absent) for eps_id, number in pairs], np.int64)
+        return np.array(
+            [places.get(agents[eps_id][number], self._absent) for eps_id, number in pairs], np.int64
+        )
 
     def _cells_of(self, kind: Kind) -> tuple[Floats, Column]:
         """Return what there is to see of a kind's agents, and where.

@@ -12,9 +12,9 @@ from typing import Any
 from menv.algorithms.cohorts import Built, add_to_cohorts, build_cohorts
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import adopt, override
+from menv.algorithms.config.ppo_config import PPOConfig
 from menv.algorithms.joint_obs import JointObs
 from menv.algorithms.learners import Learners
-from menv.algorithms.ppo_settings import PPOSettings
 from menv.algorithms.recipe import Recipe, recipe_named
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
@@ -68,7 +68,9 @@ class Population:
         self._seed = seed
         self._callbacks = callbacks
         specs = resolve(policy_map)
-        recipes = {name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.answers_itself}
+        recipes = {
+            name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.answers_itself
+        }
         configs = {name: self._config_of(name, specs[name], own, specs) for name, own in recipes.items()}
         self.cohorts, nets = build_cohorts(specs, configs, recipes, seed)
         self.inference = {name: built.inference for built in nets for name in built.cohort.policy_ids}
@@ -154,7 +156,7 @@ class Population:
             config = override(self._config, spec.config, policy_id)
         else:
             config = adopt(recipe.config_class, self._config, spec.config, policy_id)
-        if isinstance(config, PPOSettings) and config.critic_obs == "all_agents":
+        if isinstance(config, PPOConfig) and config.critic_obs == "all_agents":
             if self._joint is None:
                 owners = self._agents(self.policy_map)
                 self._joint = JointObs({agent: specs[owner] for agent, owner in owners.items()})

@@ -96,7 +96,9 @@ class Postprocessing:
     def _postprocessed(self, piece: Piece, others: dict[AgentId, SampleBatch]) -> SampleBatch:
         """Return what a policy makes of a piece."""
         # A copy of its own: the other agents see the rows as they were, whatever is written into this one.
-        found = self._policies[piece.policy_id].postprocess_trajectory(piece.batch.copy(), others, piece.episode)
+        found = self._policies[piece.policy_id].postprocess_trajectory(
+            piece.batch.copy(), others, piece.episode
+        )
         if isinstance(found, SampleBatch) and found.count == piece.batch.count:
             return found
         what = f"{found.count} rows" if isinstance(found, SampleBatch) else type(found).__name__
@@ -167,7 +169,9 @@ def add_critic_values(batch: SampleBatch, seen: CriticRows, backend: ActingBacke
     batch[SampleBatch.VF_PREDS], batch[SampleBatch.NEXT_VF_PREDS] = values[:count], after
 
 
-def _called(critic: Callable[..., Any], piece: Piece, others: Mapping[AgentId, SampleBatch], size: int) -> CriticRows:
+def _called(
+    critic: Callable[..., Any], piece: Piece, others: Mapping[AgentId, SampleBatch], size: int
+) -> CriticRows:
     """Return what a user's function makes of a piece; a row of NaN where it says nothing of what comes after."""
     found = critic(piece.batch, others, piece.episode)
     count = piece.batch.count

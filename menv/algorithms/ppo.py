@@ -77,7 +77,9 @@ def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, confi
         segments.prev_reward = clip_reward(segments.prev_reward, config.clip_rewards)
     ends = segments.ends - 1
     if SampleBatch.VF_PREDS in batch:
-        after = batch[SampleBatch.NEXT_VF_PREDS if SampleBatch.NEXT_VF_PREDS in batch else SampleBatch.VF_PREDS]
+        after = batch[
+            SampleBatch.NEXT_VF_PREDS if SampleBatch.NEXT_VF_PREDS in batch else SampleBatch.VF_PREDS
+        ]
         last = after[ends]
     else:
         goes_on = ~batch["terminateds"][ends]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,13 @@ from torch.nn import functional
 
 from menv.acting.action_head import ActionHead
 from menv.algorithms import distributions
+from menv.algorithms.ppo_settings import PPOSettings
 
 _MOST_LOG_RATIO = 20.0
+FIELDS = (
+    "obs", "action_mask", "actions", "action_logp", "action_dist_inputs", "advantages", "value_targets", "critic_obs",
+)  # fmt: skip
+"""The columns of a train batch that a `Minibatch` has fields for, in the order of the fields."""
 
 
 class Minibatch(NamedTuple):
@@ -48,16 +53,18 @@ class Minibatch(NamedTuple):
     critic_obs: Tensor | None = None
     others: Mapping[str, Tensor] | None = None
 
+    def named(self) -> dict[str, Tensor]:
+        """Return all columns by the names that they have in a train batch."""
+        *fields, others = self
+        named = zip(FIELDS, fields, strict=True)
+        return {**{name: column for name, column in named if isinstance(column, Tensor)}, **(others or {})}
+
     def each(self, change: Callable[[Tensor], Tensor]) -> Minibatch:
         """Return a minibatch of the changed columns."""
-        obs, mask, *columns, critic_obs, others = self
-        return Minibatch(
-            change(obs),
-            None if mask is None else change(mask),
-            *map(change, columns),
-            None if critic_obs is None else change(critic_obs),
-            None if others is None else {name: change(column) for name, column in others.items()},
-        )
+        *fields, others = self
+        changed: list[Any] = [None if field is None else change(field) for field in fields]
+        named = None if others is None else {name: change(column) for name, column in others.items()}
+        return Minibatch(*changed)._replace(others=named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,17 @@ class LossWeights:
     vf_loss_coeff: float
     entropy_coeff: float
     kl_coeff: float
+
+    @classmethod
+    def of(cls, settings: PPOSettings, env_steps: int, kl_coeff: float) -> LossWeights:
+        """Return those of an update after so many env steps, with the KL weight of the moment."""
+        return cls(
+            settings.clip_param,
+            settings.vf_clip_param,
+            settings.vf_loss_coeff,
+            settings.entropy_coeff_at(env_steps),
+            kl_coeff,
+        )
 
 
 class LossTerms(NamedTuple):

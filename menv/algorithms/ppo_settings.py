@@ -125,7 +125,7 @@ def _check_schedule(name: str, schedule: Schedule | None) -> None:
 def _check_critic_obs(critic_obs: Any, size: Any) -> None:
     if critic_obs is not None and critic_obs != "all_agents" and not callable(critic_obs):
         raise ConfigError(
-            f"PPO: critic_obs is {critic_obs!r}, expected \"all_agents\", a function (batch, other_agent_batches, "
+            f'PPO: critic_obs is {critic_obs!r}, expected "all_agents", a function (batch, other_agent_batches, '
             "episode) or None; choose one"
         )
     given = isinstance(size, int) and not isinstance(size, bool) and size >= 1

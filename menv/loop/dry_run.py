@@ -89,7 +89,9 @@ def resolve_specs(
     }
 
 
-def resolve_agents(policy_map: PolicyMap, base_env: BaseEnv, env: Any, num_workers: int = 0) -> dict[AgentId, str]:
+def resolve_agents(
+    policy_map: PolicyMap, base_env: BaseEnv, env: Any, num_workers: int = 0
+) -> dict[AgentId, str]:
     """Return the agents that may ever appear, in the environment's order, each with a policy that answers for it.
 
     Args:

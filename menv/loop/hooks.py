@@ -110,7 +110,9 @@ class Hooks:
                 pieces = pieces_of(policy_id, own, self._by_id)
                 for piece in pieces:
                     self._tell_piece(piece, policies)
-                batch.policy_batches[policy_id] = SampleBatch.concat_samples([piece.batch for piece in pieces])
+                batch.policy_batches[policy_id] = SampleBatch.concat_samples(
+                    [piece.batch for piece in pieces]
+                )
         over, self._over = self._over, []
         for episode, env_index in over:
             self._tell("on_episode_end", episode, env_index)

@@ -23,8 +23,8 @@ class PPOConfig(AlgorithmConfig, PPOSettings):
         PPOSettings.__post_init__(self)
         if self.critic_obs is not None and self.model.vf_share_layers:
             raise ConfigError(
-                "config: critic_obs with model.vf_share_layers, expected a value network of its own, because the policy "
-                "must not see what the critic does; set vf_share_layers to False"
+                "config: critic_obs with model.vf_share_layers, expected a value network of its own, because the "
+                "policy must not see what the critic does; set vf_share_layers to False"
             )
 
     def build(self) -> PPO:

@@ -39,7 +39,9 @@ class StockGraphs:
         assert kind in ("act", "greedy") or not stacked, f"no stacked graph of kind {kind!r}"
         graph = GraphBuilder(self.spec, stacked)
         # What the value network sees is called so too, although it may be more.
-        graph.given("obs", TensorProto.FLOAT, ["R", self.spec.inputs_of("value" if kind == "values" else "policy")])
+        graph.given(
+            "obs", TensorProto.FLOAT, ["R", self.spec.inputs_of("value" if kind == "values" else "policy")]
+        )
         if kind == "values":
             graph.result("values", TensorProto.FLOAT, ["R"], graph.values())
         else:
