@@ -180,6 +180,8 @@ class JointFragment:
         wanted = np.isin(np.arange(self._absent + 1), kind.places)
         cells, total = [], 0
         for name, table in self._tables.items():
+            if not wanted[table.piece_places].any():
+                continue
             rows, pieces = wanted[table.places], wanted[table.piece_places] & ~table.dead
             came = _cells(kind, name, table.after_obs[pieces])
             acted = _cells(kind, name, table.obs[rows])

@@ -99,12 +99,15 @@ class Postprocessing:
         found = self._policies[piece.policy_id].postprocess_trajectory(
             piece.batch.copy(), others, piece.episode
         )
-        if isinstance(found, SampleBatch) and found.count == piece.batch.count:
-            return found
-        what = f"{found.count} rows" if isinstance(found, SampleBatch) else type(found).__name__
+        what = type(found).__name__
+        if isinstance(found, SampleBatch):
+            lost = sorted(set(piece.batch.stored()) - set(found.stored()))
+            if found.count == piece.batch.count and not lost:
+                return found
+            what = f"{found.count} rows" + (f" without {lost[0]!r}" if lost else "")
         raise ContractError(
-            f"{_where(piece)}: returned {what}, expected a SampleBatch of the same {piece.batch.count} rows; "
-            "change the batch that was given and return it"
+            f"{_where(piece)}: returned {what}, expected a SampleBatch of the same {piece.batch.count} rows and their "
+            "columns; change the batch that was given and return it"
         )
 
     def _joined(self, name: str, pieces: list[Piece], done: list[SampleBatch]) -> SampleBatch:
