@@ -107,7 +107,7 @@ class JointObs:
     def size(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> int:
         """Return C for a policy of these spaces: F + the sum of F + A + 1 over the other agents."""
         others = sum(kind.others(observation_space, action_space) * kind.width for kind in self.kinds)
-        return ObsPreprocessor(observation_space).size + others
+        return int(ObsPreprocessor(observation_space).size + others)
 
 
 class JointFragment:
@@ -245,7 +245,7 @@ def _kind(observation_space: gym.Space[Any], action_space: gym.Space[Any], place
             f'critic_obs="all_agents": actions of {action_space}, expected a space of a fixed number of choices or '
             "numbers; give a function as critic_obs"
         ) from error
-    return Kind(observation_space, action_space, size, size + actions + 1, places)
+    return Kind(observation_space, action_space, size, size + int(actions) + 1, places)
 
 
 def _others(places: tuple[int, ...], absent: int) -> Column:

@@ -21,7 +21,7 @@ from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.ppo_loss import FIELDS, LossWeights, Minibatch, adapted_kl_coeff, ppo_loss
 from menv.algorithms.ppo_policy import PPOPolicy
 from menv.algorithms.ppo_settings import PPOSettings
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -192,7 +192,7 @@ class PPOLearner:
         if not self._told:
             self._statistics, self._told = names, True
         elif names != self._statistics:
-            raise ConfigError(
+            raise ContractError(
                 f"policy {policy.policy_id!r}.loss: told {list(told)}, expected {list(self._statistics[1:-1])} as "
                 "before; give the same statistics each time"
             )

@@ -18,7 +18,7 @@ from menv import draws
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.ppo_loss import LossWeights, Minibatch, ppo_loss
 from menv.algorithms.ppo_settings import PPOSettings
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
 from menv.loop.cohort import NetCohort
 from menv.loop.net_policy import NetPolicy
 
@@ -171,7 +171,7 @@ class PPOPolicy(NetPolicy):
         """Return the loss of a minibatch and its statistics; a learner calls it.
 
         Raises:
-            ConfigError: `loss` returned no finite scalar that depends on the weights.
+            ContractError: `loss` returned no finite scalar that depends on the weights.
         """
         return _scalars(self.policy_id, self.loss(batch))
 
@@ -224,7 +224,7 @@ def _scalars(policy_id: str, found: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Return what a policy's `loss` returned as a loss and its statistics.
 
     Raises:
-        ConfigError: It is no finite scalar that depends on the weights.
+        ContractError: It is no finite scalar that depends on the weights.
     """
     total, stats = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
     where = f"policy {policy_id!r}.loss"
@@ -232,24 +232,24 @@ def _scalars(policy_id: str, found: Any) -> tuple[Tensor, dict[str, Tensor]]:
         what = (
             f"a tensor of shape {tuple(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
         )
-        raise ConfigError(
+        raise ContractError(
             f"{where}: returned {what}, expected a scalar tensor, or one and a dict of statistics; take the mean over "
             "the rows"
         )
     if not total.requires_grad:
-        raise ConfigError(
+        raise ContractError(
             f"{where}: returned a number without a gradient, expected one that depends on the weights; compute it from "
             "self.network or self.modules, in torch and without detach()"
         )
     if not math.isfinite(float(total.detach())):
-        raise ConfigError(
+        raise ContractError(
             f"{where}: returned {float(total.detach())}, expected a finite number; look for a division by zero, a "
             "logarithm of 0, or columns that are not finite"
         )
     told = {str(name): torch.as_tensor(value, dtype=torch.float32).detach() for name, value in stats.items()}
     for name, value in told.items():
         if value.shape != ():
-            raise ConfigError(
+            raise ContractError(
                 f"{where}: statistic {name!r} has shape {tuple(value.shape)}, expected a scalar; take its mean"
             )
     return total, told
