@@ -194,18 +194,20 @@ def test_a_function_says_what_a_critic_sees(tells_next: bool) -> None:
     own = PolicySpec(config={"critic_obs": critic, "critic_obs_size": 2})
     config = {
         **SMALL,
+        "num_envs_per_worker": 2,
         "rollout_fragment_length": 2,
         "multiagent": {**APART, "policies": {"a": own, "b": None, "c": None}},
     }
     with PPO(env=Shifts, config=config) as algo:
         batch = algo.sample()
-        assert batch["a"]["critic_obs"].tolist() == [[2.0, 0.0], [2.0, 1.0]]
+        # Two environments, so two pieces.
+        assert batch["a"]["critic_obs"].tolist() == [[2.0, 0.0], [2.0, 1.0]] * 2
         assert "critic_obs" not in batch["b"]
         values = values_of(algo, "a", np.array([[2.0, 0.0], [2.0, 1.0], [2.0, 7.5]]))
-        assert batch["a"]["vf_preds"] == pytest.approx(values[:2], abs=1e-6)
+        assert batch["a"]["vf_preds"] == pytest.approx([*values[:2], *values[:2]], abs=1e-6)
         # What comes after is worth as much as the last row unless the function tells.
         last = values[2] if tells_next else values[1]
-        assert batch["a"]["next_vf_preds"] == pytest.approx([values[1], last], abs=1e-6)
+        assert batch["a"]["next_vf_preds"] == pytest.approx([values[1], last] * 2, abs=1e-6)
         before = algo.get_weights(["a"])["a"]["value.0.weight"]
         assert before.shape == (2, 64)
         algo.train()
