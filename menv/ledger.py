@@ -29,6 +29,7 @@ PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
 
 _FIRST_ROWS = 256
 _RELEASED = ("obs", "actions", "action_mask", "action_dist_inputs")
+_ENV_T = SampleBatch.ENV_T
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class _Ends:
         obs: Final observations, None where the environment gave none.
         infos: The info dicts that came with the ends.
         rows: Rows that had been written then.
+        env_steps: Env steps of the sub-environment then, where rows are dated.
     """
 
     slots: list[int] = field(default_factory=list)
@@ -52,6 +54,7 @@ class _Ends:
     obs: list[Any] = field(default_factory=list)
     infos: list[Mapping[str, Any]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    env_steps: list[int] = field(default_factory=list)
 
 
 class Ledger:
@@ -177,6 +180,16 @@ class Ledger:
         ends.infos.append(end.info)
         ends.rows.append(self._n)
 
+    def date(self, rows: Rows, env_steps: Column) -> None:
+        """Note the env steps [R] of the sub-environments of rows that were added; who dates some dates all."""
+        if _ENV_T not in self._columns:
+            self._columns[_ENV_T] = np.zeros(len(self._columns["slots"]), np.int64)
+        self._columns[_ENV_T][rows] = env_steps
+
+    def date_end(self, env_steps: int) -> None:
+        """Note the env steps of the sub-environment of the trajectory that ended last."""
+        self._ends.env_steps.append(env_steps)
+
     def held_rewards(self) -> float:
         """Return what came in with first rows that are still here after `close`."""
         return float(self._columns["income"][: self._n].sum())
@@ -204,6 +217,8 @@ class Ledger:
             "truncateds": cut_rows.flags(np.array(ends.truncated, np.bool_)),
             "t": cut_rows.steps(owners.released),
         }
+        if _ENV_T in self._columns:
+            sorted_columns |= self._dates(cut_rows)
         infos = self._info_log()
         batches = {
             int(policy): self._batch(cut_rows, sorted_columns, segments, infos, owners.policy == policy)
@@ -283,6 +298,16 @@ class Ledger:
             lengths, next_obs, next_mask, missing, np.maximum(owners.released, 0), owners.eps_id,
             owners.agent_index, owners.env_index, unrolls, owners.prev_action, owners.prev_reward,
         )  # fmt: skip
+
+    def _dates(self, cut_rows: Cut) -> dict[str, Column]:
+        """Return [N] the env steps at each row and at what came after it, in the sorted order.
+
+        The last row of a trajectory that lives on, which nothing has come after, is not released.
+        """
+        dates = self._columns[_ENV_T][: self._n]
+        at_ends = np.array(self._ends.env_steps, np.int64)
+        after = np.concatenate((dates, at_ends))
+        return {_ENV_T: dates[cut_rows.order], SampleBatch.NEXT_ENV_T: after[cut_rows.sources()]}
 
     def _info_log(self) -> InfoLog:
         """Return what came in with the rows and with the ends."""

@@ -8,7 +8,7 @@ environment's own observations and gives back the environment's own actions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +16,10 @@ import numpy.typing as npt
 
 from menv import draws
 from menv.errors import ContractError
+
+if TYPE_CHECKING:
+    from menv.episode import Episode
+    from menv.sample_batch import SampleBatch
 
 
 class RowDraws:
@@ -47,6 +51,10 @@ class Policy:
         action_space: What it answers with.
         config: Its `PolicySpec.config`.
     """
+
+    algorithm: ClassVar[str | None] = None
+    """Name of the algorithm that trains policies of this class, which have its network; None if they answer by
+    themselves."""
 
     def __init__(
         self,
@@ -109,6 +117,32 @@ class Policy:
         """
         actions, _, _ = self.compute_actions(obs_batch, [], episodes=episodes, explore=explore)
         return actions  # type: ignore[no-any-return]
+
+    def postprocess_trajectory(
+        self,
+        batch: SampleBatch,
+        other_agent_batches: Mapping[Any, SampleBatch] | None = None,
+        episode: Episode | None = None,
+    ) -> SampleBatch:
+        """Return the rows of one trajectory, with columns added or changed.
+
+        Called in the process that learns, for each agent of this policy and each piece of its trajectory in a
+        fragment, before the algorithm adds what it learns from: columns that are there then are kept. Does
+        nothing, and costs nothing, unless it is overridden.
+
+        Args:
+            batch: The T rows of the piece, as the environment's steps made them; arrays may be changed in place.
+            other_agent_batches: The rows of every other agent of the same episode in the same fragment, by agent
+                id, whichever policy answered for it; `{}` when alone. Read them only. An agent that came back has
+                all its lives in one batch. Rows with equal `env_t` belong to the same env step; agents need
+                not have rows at the same steps. The last row of a trajectory that goes on is held back until
+                its reward is complete, and comes with the next fragment.
+            episode: The episode; it may go on.
+
+        Returns:
+            A batch of the same T rows.
+        """
+        return batch
 
     def get_weights(self) -> dict[str, Any]:
         """Return the weights by name; a policy that does not learn has none."""

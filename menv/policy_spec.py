@@ -17,7 +17,8 @@ class PolicySpec:
     """One entry of the `policies` dict.
 
     Attributes:
-        policy_class: A `menv.Policy` subclass that answers by itself; None means the algorithm's own.
+        policy_class: A `menv.Policy` subclass that answers by itself, or one of a trained policy's class, such as
+            `menv.algorithms.PPOPolicy`, that says otherwise what is learned; None means the algorithm's own.
         observation_space: None means that of the agents that map to the policy.
         action_space: None means that of the agents that map to the policy.
         config: Settings that override the main ones for this policy, such as `{"gamma": 0.85}`.
@@ -33,16 +34,33 @@ class PolicySpec:
 
     def __post_init__(self) -> None:
         """Refuse contradictions."""
-        if self.policy_class is not None and self.algorithm is not None:
+        if self.answers_itself and self.algorithm is not None:
+            assert self.policy_class is not None
             raise ConfigError(
                 f"PolicySpec: policy_class={self.policy_class.__name__} and algorithm={self.algorithm!r}, expected one "
                 "of them; an own class is not trained by an algorithm"
+            )
+        if self.algorithm is not None and self.algorithm != (self.trained_by or self.algorithm):
+            assert self.policy_class is not None
+            raise ConfigError(
+                f"PolicySpec: policy_class={self.policy_class.__name__} is trained by {self.trained_by} and "
+                f"algorithm={self.algorithm!r}, expected one of them; leave algorithm out"
             )
         if self.config is not None and not isinstance(self.config, Mapping):
             raise ConfigError(
                 f"PolicySpec: config is {type(self.config).__name__}, expected a dict of overrides; "
                 'write PolicySpec(config={"gamma": 0.9})'
             )
+
+    @property
+    def answers_itself(self) -> bool:
+        """Whether it is a class without a network of an algorithm."""
+        return self.policy_class is not None and getattr(self.policy_class, "algorithm", None) is None
+
+    @property
+    def trained_by(self) -> str | None:
+        """Name of the algorithm that trains it, None for the one that is built."""
+        return getattr(self.policy_class, "algorithm", None) or self.algorithm
 
     @classmethod
     def of(cls, policy_id: str, value: Any) -> PolicySpec:

@@ -32,9 +32,10 @@ class SampleBatch(Mapping[str, Column]):
     """The rows of one policy, as columns.
 
     Stored: `obs, actions, rewards, terminateds, truncateds, t`, `action_mask` where there is one, `state_in_0`
-    and so on of recurrent policies (the state before each row; that after it is the next row's), and what a
-    learner adds. Derived when asked for: `new_obs, prev_actions, prev_rewards, infos, eps_id,
-    agent_index, env_id, unroll_id`, and `action_prob` where there is an `action_logp`.
+    and so on of recurrent policies (the state before each row; that after it is the next row's), `env_t` and
+    `next_env_t` where somebody looks at trajectories, and what a learner adds. Derived when asked for:
+    `new_obs, prev_actions, prev_rewards, infos, eps_id, agent_index, env_id, unroll_id`, and `action_prob`
+    where there is an `action_logp`.
 
     `infos` holds for each row the info dict that came back with the step that the row's action caused:
     with the agent's next row, or with its end. `seq_lens` [S] is not a column but the number of rows of
@@ -57,6 +58,8 @@ class SampleBatch(Mapping[str, Column]):
     ENV_ID = "env_id"
     UNROLL_ID = "unroll_id"
     T = "t"
+    ENV_T = "env_t"
+    NEXT_ENV_T = "next_env_t"
     PREV_ACTIONS = "prev_actions"
     PREV_REWARDS = "prev_rewards"
     SEQ_LENS = "seq_lens"
@@ -66,7 +69,9 @@ class SampleBatch(Mapping[str, Column]):
     ACTION_LOGP = "action_logp"
     ACTION_PROB = "action_prob"
     ACTION_DIST_INPUTS = "action_dist_inputs"
+    CRITIC_OBS = "critic_obs"
     VF_PREDS = "vf_preds"
+    NEXT_VF_PREDS = "next_vf_preds"
     ADVANTAGES = "advantages"
     VALUE_TARGETS = "value_targets"
 
@@ -145,6 +150,10 @@ class SampleBatch(Mapping[str, Column]):
         names = list(self)
         for index in range(self.count):
             yield {name: self[name][index] for name in names}
+
+    def stored(self) -> dict[str, Column]:
+        """Return the columns that are stored, without those that are derived; they are not copied."""
+        return {name: column for name, column in self._columns.items() if name not in self._DERIVED}
 
     def columns(self, keys: Iterable[str]) -> list[Column]:
         """Return several columns, in the order of `keys`.

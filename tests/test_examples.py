@@ -152,6 +152,26 @@ def test_a_step_of_one_policy_changes_the_layers_that_it_shares_with_another() -
     assert "the first steps of 'careful' changed" in printed
 
 
+@pytest.mark.parametrize("way", ["postprocess", "critic_obs"])
+def test_central_critics_are_trained_beside_independent_learners(way: str) -> None:
+    outcome, printed = outcome_of("centralized_critic", "--way", way)
+    assert list(outcome["returns"]) == [way, "independent"]
+    assert all(0.0 <= mean <= 8.0 for mean in outcome["returns"].values())
+    assert f"{way}: return" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["postprocess", "critic_obs"])
+def test_central_critics_find_the_best_return_of_the_two_step_game(way: str) -> None:
+    outcome, _ = outcome_of("centralized_critic", "--way", way, seconds="15")
+    assert outcome["returns"][way] == 8.0
+
+
+def test_an_observation_function_shows_a_critic_what_the_policy_ignores() -> None:
+    outcome, _ = outcome_of("centralized_critic_2", seconds="5")
+    assert outcome["return"] == 8.0
+
+
 def test_every_example_is_tested_here() -> None:
     names = {path.stem for path in python_files(ROOT, ("examples",))}
     tested = {
@@ -163,4 +183,5 @@ def test_every_example_is_tested_here() -> None:
         "hierarchical",
         "ppo_and_dqn",
     }
-    assert names == tested | {"self_play", "rock_paper_scissors", "shared_layers", "two_step_game"}
+    critics = {"centralized_critic", "centralized_critic_2"}
+    assert names == tested | critics | {"self_play", "rock_paper_scissors", "shared_layers", "two_step_game"}

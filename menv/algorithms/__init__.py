@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from menv.algorithms.advantages import compute_advantages as compute_advantages
     from menv.algorithms.algorithm import Algorithm as Algorithm
     from menv.algorithms.config.dqn_config import DQNConfig as DQNConfig
     from menv.algorithms.config.model_config import ModelConfig as ModelConfig
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from menv.algorithms.curves import plot_curves as plot_curves
     from menv.algorithms.dqn import DQN as DQN
     from menv.algorithms.ppo import PPO as PPO
+    from menv.algorithms.ppo_policy import PPOPolicy as PPOPolicy
     from menv.algorithms.qmix import QMIX as QMIX
     from menv.algorithms.tensorboard import TensorBoardCallbacks as TensorBoardCallbacks
     from menv.algorithms.tensorboard import TensorBoardWriter as TensorBoardWriter
@@ -34,6 +36,8 @@ _HOMES = {
     "TensorBoardCallbacks": "menv.algorithms.tensorboard",
     "TensorBoardWriter": "menv.algorithms.tensorboard",
     "plot_curves": "menv.algorithms.curves",
+    "PPOPolicy": "menv.algorithms.ppo_policy",
+    "compute_advantages": "menv.algorithms.advantages",
 }
 __all__ = [
     "DQN",
@@ -44,9 +48,11 @@ __all__ = [
     "ModelConfig",
     "MultiAgentConfig",
     "PPOConfig",
+    "PPOPolicy",
     "QMIXConfig",
     "TensorBoardCallbacks",
     "TensorBoardWriter",
+    "compute_advantages",
     "plot_curves",
 ]
 

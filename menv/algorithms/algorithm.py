@@ -26,7 +26,7 @@ from menv.callbacks import read_callbacks
 from menv.env_context import EnvContext
 from menv.errors import CallOrderError, ContractError
 from menv.loop.convert import to_base_env
-from menv.loop.dry_run import GivenSpaces, resolve_specs
+from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
@@ -78,8 +78,11 @@ class Algorithm:
             given=given,
             num_workers=self.config.num_workers,
         )
+        agents = partial(
+            resolve_agents, base_env=self._base_env, env=first, num_workers=self.config.num_workers
+        )
         self._population = Population(
-            policy_map, resolve, self.config, self.recipe, self._seed, self._callbacks
+            policy_map, resolve, agents, self.config, self.recipe, self._seed, self._callbacks
         )
         self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
         self._sampler = self._build_sampler()
@@ -117,6 +120,8 @@ class Algorithm:
         )  # fmt: skip
         sampler.explore = self.config.explore
         sampler.policies = self._population.policies
+        if self._population.learners.postprocessing.wanted:
+            sampler.keep_episodes()
         return sampler
 
     @property
@@ -138,7 +143,7 @@ class Algorithm:
         if self._stopped:
             raise CallOrderError("sample: this algorithm was stopped; build a new one")
         batch = self._sampler.sample()
-        self._population.learners.complete(batch)
+        self._population.learners.complete(batch, self._sampler.episodes)
         self._sampler.finish(batch)
         return batch
 
@@ -309,6 +314,8 @@ class Algorithm:
         """
         added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
         self._sampler.change_policies(self._population.policy_map, added)
+        if self._population.learners.postprocessing.wanted:
+            self._sampler.keep_episodes()
         return self._population.get(policy_id)
 
     def remove_policy(

@@ -16,6 +16,7 @@ from menv import draws
 from menv.acting.backend import ActingBackend
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.recipe import Recipe
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -64,7 +65,7 @@ def build_cohorts(
     networks = {name: _network(name, specs[name], configs[name], recipe) for name, recipe in recipes.items()}
     for members in _alike(specs, configs, networks):
         first = specs[members[0]]
-        if first.policy_class is not None:
+        if first.answers_itself:
             policies = [_own_policy(name, specs[name]) for name in members]
             cohorts.append(OwnCohort(members, policies, first.observation_space, first.action_space))
         else:
@@ -208,7 +209,8 @@ def _backend(
         return reference, "torch"
     onnx = OnnxActing(graphs, network.head, weights, state_size)
     try:
-        check_against(onnx, reference, np.random.default_rng(seed), masked=masked)
+        critic_size = network.critic_size if isinstance(network, StockSpec) else 0
+        check_against(onnx, reference, np.random.default_rng(seed), masked=masked, critic_size=critic_size)
     except ConfigError:
         return reference, "torch"
     return onnx, "onnx"

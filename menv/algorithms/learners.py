@@ -6,14 +6,17 @@ knows no environments and no sampler.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from menv.algorithms.cohorts import Built
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.recipe import Learner, Recipe, Weights
+from menv.algorithms.joint_obs import JointObs
+from menv.algorithms.postprocessing import Postprocessing, add_critic_values
+from menv.algorithms.recipe import BringsLearner, Learner, Recipe, Weights
 from menv.algorithms.shared_layers import SharedLayers, SharingLearner
 from menv.callbacks import DefaultCallbacks
+from menv.episode import Episode
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
@@ -28,6 +31,7 @@ class Learners:
         seed: Decides the order of rows.
         policies: The policy objects by id, for the callbacks.
         callbacks: Told when a policy learns.
+        joint: Returns the possible agents, for critics that see all of them.
 
     Attributes:
         nets: The networks, by architecture.
@@ -35,6 +39,7 @@ class Learners:
         configs: The settings of each of them.
         policy_map: Which of them learn.
         shared: Which of them stand on the same layers.
+        postprocessing: What is done to trajectories before anybody learns from them.
         env_steps_trained: Env steps of batches that somebody learned from.
         agent_steps_trained: Rows that were learned from.
     """
@@ -48,6 +53,7 @@ class Learners:
         seed: int,
         policies: Mapping[str, Policy],
         callbacks: DefaultCallbacks,
+        joint: Callable[[], JointObs],
     ) -> None:
         self.nets = nets
         self.recipes = recipes
@@ -58,6 +64,7 @@ class Learners:
         self._learners: dict[str, Learner] = {}
         self._policies = policies
         self._callbacks = callbacks
+        self.postprocessing = Postprocessing(policies, configs, joint)
         self.env_steps_trained = 0
         self.agent_steps_trained = 0
         for policy_id, config in configs.items():
@@ -65,10 +72,19 @@ class Learners:
             self.shared.join(policy_id, config, recipes[policy_id], network, policy_map)
             self.take_over(policy_id)
 
-    def complete(self, batch: MultiAgentBatch) -> None:
-        """Add to each policy's rows what its algorithm learns from."""
+    def complete(self, batch: MultiAgentBatch, episodes: Mapping[int, Episode]) -> None:
+        """Add to each policy's rows what its algorithm learns from.
+
+        Args:
+            batch: One fragment.
+            episodes: Its episodes by id; only those of policies that look at trajectories are needed.
+        """
+        self.postprocessing.run_hooks(batch, episodes)
+        critics = self.postprocessing.critic_rows(batch, episodes)
         for built, index, policy_id in self._of(batch):
             config = self.configs[policy_id]
+            if policy_id in critics:
+                add_critic_values(batch[policy_id], critics[policy_id], built.cohort.backend, index)
             self.recipes[policy_id].complete(batch[policy_id], built.cohort.backend, index, config)
 
     def learn(self, batch: MultiAgentBatch, env_steps: int) -> dict[str, dict[str, float]]:
@@ -89,11 +105,11 @@ class Learners:
             own = batch[policy_id]
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
             told: dict[str, Any] = {}
-            policy = self._policies.get(policy_id)
+            policy = self._policies[policy_id]
             self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
             stats[policy_id] = {**learner.learn(own, env_steps), **told}
             weights = learner.weights()
-            built.cohort.backend.set_weights(index, weights)
+            policy.set_weights(weights)
             self._hand_on(policy_id, weights)
             self.agent_steps_trained += own.count
         if stats:
@@ -149,9 +165,13 @@ class Learners:
         """Create a policy's learner when it first learns."""
         weights: dict[str, Any] = built.cohort.backend.get_weights(index)
         seed = self._seed % 2**31 + len(self._learners)
-        learner = self.recipes[policy_id].make_learner(
-            built.network, policy_id, weights, self.configs[policy_id], seed
-        )
+        policy = self._policies[policy_id]
+        if isinstance(policy, BringsLearner):
+            learner = policy.make_learner(seed)
+        else:
+            learner = self.recipes[policy_id].make_learner(
+                built.network, policy_id, weights, self.configs[policy_id], seed
+            )
         self._learners[policy_id] = learner
         return learner
 

@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from menv.algorithms.cohorts import add_to_cohorts, build_cohorts
+from menv.algorithms.cohorts import Built, add_to_cohorts, build_cohorts
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import adopt, override
+from menv.algorithms.config.ppo_config import PPOConfig
+from menv.algorithms.joint_obs import JointObs
 from menv.algorithms.learners import Learners
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.recipe import Recipe, recipe_named
+from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.loop.cohort import Cohort, NetCohort, OwnCohort
@@ -23,6 +27,7 @@ from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec, check_policy_id
 
 Resolve = Callable[[PolicyMap], Mapping[str, PolicySpec]]
+Agents = Callable[[PolicyMap], Mapping[AgentId, str]]
 
 
 class Population:
@@ -31,6 +36,7 @@ class Population:
     Args:
         policy_map: Who answers for whom.
         resolve: Tries a mapping out and fills in the spaces of its policies.
+        agents: Returns the possible agents, each with a policy that answers for it.
         config: The main settings.
         recipe: What trains policies that name no algorithm.
         seed: Decides the first weights and the order of rows.
@@ -48,6 +54,7 @@ class Population:
         self,
         policy_map: PolicyMap,
         resolve: Resolve,
+        agents: Agents,
         config: AlgorithmConfig,
         recipe: Recipe,
         seed: int,
@@ -55,18 +62,26 @@ class Population:
     ) -> None:
         self.policy_map = policy_map
         self._resolve = resolve
+        self._agents = agents
+        self._joint: JointObs | None = None
         self._config = config
         self._recipe = recipe
         self._seed = seed
         self._callbacks = callbacks
         specs = resolve(policy_map)
-        recipes = {name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.policy_class}
-        configs = {name: self._config_of(name, specs[name], own) for name, own in recipes.items()}
+        recipes = {
+            name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.answers_itself
+        }
+        configs = {name: self._config_of(name, specs[name], own, specs) for name, own in recipes.items()}
         self.cohorts, nets = build_cohorts(specs, configs, recipes, seed)
         self.inference = {name: built.inference for built in nets for name in built.cohort.policy_ids}
         found = {name: cohort for cohort in self.cohorts for name in cohort.policy_ids}
-        self.policies = {name: _policy_of(found[name], name, spec, seed) for name, spec in specs.items()}
-        self.learners = Learners(nets, recipes, configs, policy_map, seed, self.policies, callbacks)
+        self.policies = {
+            name: _policy_of(found[name], name, spec, seed, nets, configs) for name, spec in specs.items()
+        }
+        self.learners = Learners(
+            nets, recipes, configs, policy_map, seed, self.policies, callbacks, self._joint_obs
+        )
         for name, policy in self.policies.items():
             callbacks.on_create_policy(policy_id=name, policy=policy)
 
@@ -91,10 +106,11 @@ class Population:
             add={policy_id: spec}, policy_mapping_fn=mapping_fn, policies_to_train=to_train
         )
         learners, recipe, config = self.learners, None, None
-        if not spec.policy_class:
+        specs = self._resolve(changed)
+        resolved = specs[policy_id]
+        if not spec.answers_itself:
             recipe = self._recipe_of(policy_id, spec)
-            config = self._config_of(policy_id, spec, recipe)
-        resolved = self._resolve(changed)[policy_id]
+            config = self._config_of(policy_id, resolved, recipe, specs)
         learners.shared.check_frozen(changed)
 
         def admit(network: NetworkSpec) -> None:
@@ -111,7 +127,9 @@ class Population:
         for built in learners.nets:
             if policy_id in built.cohort.policy_ids:
                 home, self.inference[policy_id] = [built.cohort], built.inference
-        self.policies[policy_id] = _policy_of(home[0], policy_id, resolved, self._seed)
+        self.policies[policy_id] = _policy_of(
+            home[0], policy_id, resolved, self._seed, learners.nets, learners.configs
+        )
         self._take(changed)
         self._callbacks.on_create_policy(policy_id=policy_id, policy=self.policies[policy_id])
         return added
@@ -138,19 +156,48 @@ class Population:
 
     def _recipe_of(self, policy_id: str, spec: PolicySpec) -> Recipe:
         """Return what trains a policy."""
-        return recipe_named(spec.algorithm, policy_id) if spec.algorithm else self._recipe
+        return recipe_named(spec.trained_by, policy_id) if spec.trained_by else self._recipe
 
-    def _config_of(self, policy_id: str, spec: PolicySpec, recipe: Recipe) -> AlgorithmConfig:
-        """Return one policy's settings."""
+    def _config_of(
+        self, policy_id: str, spec: PolicySpec, recipe: Recipe, specs: Mapping[str, PolicySpec]
+    ) -> AlgorithmConfig:
+        """Return one policy's settings; `spec` and `specs`, those of all policies, have their spaces."""
         if recipe.name == self._recipe.name:
-            return override(self._config, spec.config, policy_id)
-        return adopt(recipe.config_class, self._config, spec.config, policy_id)
+            config = override(self._config, spec.config, policy_id)
+        else:
+            config = adopt(recipe.config_class, self._config, spec.config, policy_id)
+        if isinstance(config, PPOConfig) and config.critic_obs == "all_agents":
+            if self._joint is None:
+                owners = self._agents(self.policy_map)
+                self._joint = JointObs({agent: specs[owner] for agent, owner in owners.items()})
+            size = self._joint.size(spec.observation_space, spec.action_space)
+            return replace(config, critic_obs_size=size)
+        return config
+
+    def _joint_obs(self) -> JointObs:
+        """Return the possible agents, which somebody's critic sees."""
+        assert self._joint is not None
+        return self._joint
 
 
-def _policy_of(cohort: Cohort, policy_id: str, spec: PolicySpec, seed: int) -> Policy:
+def _policy_of(
+    cohort: Cohort,
+    policy_id: str,
+    spec: PolicySpec,
+    seed: int,
+    nets: Iterable[Built],
+    configs: Mapping[str, AlgorithmConfig],
+) -> Policy:
     """Return the policy object of one of a cohort's policies."""
     index = cohort.policy_ids.index(policy_id)
     if isinstance(cohort, OwnCohort):
         return cohort.policies[index]
     assert isinstance(cohort, NetCohort)
+    if spec.policy_class is not None:
+        (network,) = (built.network for built in nets if built.cohort is cohort)
+        settings = configs[policy_id]
+        policy: Policy = spec.policy_class(
+            cohort, index, spec.config, seed, network=network, settings=settings
+        )
+        return policy
     return NetPolicy(cohort, index, spec.config, seed)

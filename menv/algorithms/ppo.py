@@ -8,13 +8,13 @@ import numpy as np
 
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend
+from menv.algorithms.advantages import compute_advantages
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.ppo_config import PPOConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.recipe import Learner, Weights
-from menv.algorithms.returns import gae
 from menv.algorithms.sequences import state_before
 from menv.connectors.clip_reward import clip_reward
 from menv.connectors.flat_actions import flat_action_space
@@ -33,13 +33,9 @@ class PPORecipe:
         """Return a policy and a value network; see `Recipe.network`."""
         model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
         return StockSpec(
-            obs_size,
-            head,
-            tuple(model.fcnet_hiddens),
-            model.fcnet_activation,
-            model.vf_share_layers,
-            cell=model.cell,
-        )
+            obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers,
+            cell=model.cell, critic_size=config.critic_obs_size or 0,
+        )  # fmt: skip
 
     def first_weights(self, network: NetworkSpec, config: PPOConfig, seed: int) -> dict[str, Any]:
         """Return the weights that a policy begins with."""
@@ -72,37 +68,52 @@ class PPO(Algorithm):
 
 
 def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, config: PPOConfig) -> None:
-    """Add what PPO learns from to a batch of released rows; one pass of each network over all rows."""
-    obs, segments, count = batch["obs"], batch.segments, batch.count
-    mask = batch.get(SampleBatch.ACTION_MASK)
+    """Add what PPO learns from to a batch of released rows, where it is not there already.
+
+    One pass of each network over all rows. Where somebody else has given `vf_preds`, the state after a piece is
+    worth `next_vf_preds` of its last row or, without such a column, as much as the last row itself.
+    """
+    segments = batch.segments
+    _add_logp(batch, backend, index)
+    if config.clip_rewards:
+        batch[SampleBatch.REWARDS] = clip_reward(batch["rewards"], config.clip_rewards)
+        segments.prev_reward = clip_reward(segments.prev_reward, config.clip_rewards)
+    ends = segments.ends - 1
+    if SampleBatch.VF_PREDS in batch:
+        after = batch[
+            SampleBatch.NEXT_VF_PREDS if SampleBatch.NEXT_VF_PREDS in batch else SampleBatch.VF_PREDS
+        ]
+        last = after[ends]
+    else:
+        goes_on = ~batch["terminateds"][ends]
+        state = state_before(batch) if backend.state_size else None
+        if state is not None:
+            state = np.concatenate((state, _state_after(batch, backend, index, state, ends[goes_on])))
+        values = backend.values(index, np.concatenate((batch["obs"], segments.next_obs[goes_on])), state)
+        batch[SampleBatch.VF_PREDS] = values[: batch.count]
+        last = np.zeros(len(ends), np.float32)
+        last[goes_on] = values[batch.count :]
+    if SampleBatch.ADVANTAGES not in batch:
+        compute_advantages(batch, last, gamma=config.gamma, lambda_=config.lambda_)
+    elif SampleBatch.VALUE_TARGETS not in batch:
+        batch[SampleBatch.VALUE_TARGETS] = batch[SampleBatch.ADVANTAGES] + batch[SampleBatch.VF_PREDS]
+
+
+def _add_logp(batch: SampleBatch, backend: ActingBackend, index: int) -> None:
+    """Add `action_logp` and `action_dist_inputs`."""
+    if SampleBatch.ACTION_LOGP in batch and SampleBatch.ACTION_DIST_INPUTS in batch:
+        return
     inputs = batch.get(SampleBatch.ACTION_DIST_INPUTS)
     state = state_before(batch) if backend.state_size else None
     if inputs is None:
-        inputs, logp = backend.evaluate(index, obs, mask, batch["actions"], state)
+        mask = batch.get(SampleBatch.ACTION_MASK)
+        inputs, logp = backend.evaluate(index, batch["obs"], mask, batch["actions"], state)
         batch[SampleBatch.ACTION_DIST_INPUTS] = inputs
     else:
         # The logits that the actions were drawn from, by the weights of that moment.
         logp = backend.head.logp(inputs, batch["actions"])
-    batch[SampleBatch.ACTION_LOGP] = logp
-    ends = segments.ends - 1
-    goes_on = ~batch["terminateds"][ends]
-    if state is not None:
-        state = np.concatenate((state, _state_after(batch, backend, index, state, ends[goes_on])))
-    values = backend.values(index, np.concatenate((obs, segments.next_obs[goes_on])), state)
-    after = np.empty(count, np.float32)
-    after[:-1] = values[1:count]
-    after[ends] = 0.0
-    after[ends[goes_on]] = values[count:]
-    is_last = np.zeros(count, np.bool_)
-    is_last[ends] = True
-    if config.clip_rewards:
-        batch[SampleBatch.REWARDS] = clip_reward(batch["rewards"], config.clip_rewards)
-        segments.prev_reward = clip_reward(segments.prev_reward, config.clip_rewards)
-    own = values[:count]
-    advantages = gae(batch["rewards"], own, after, is_last, config.gamma, config.lambda_)
-    batch[SampleBatch.VF_PREDS] = own
-    batch[SampleBatch.ADVANTAGES] = advantages
-    batch[SampleBatch.VALUE_TARGETS] = advantages + own
+    if SampleBatch.ACTION_LOGP not in batch:
+        batch[SampleBatch.ACTION_LOGP] = logp
 
 
 def _state_after(batch: SampleBatch, backend: ActingBackend, index: int, state: Any, rows: Any) -> Any:

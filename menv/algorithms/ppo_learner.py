@@ -18,12 +18,16 @@ from torch import Tensor
 from menv.algorithms import distributions
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.network_spec import NetworkSpec
-from menv.algorithms.ppo_loss import LossWeights, Minibatch, adapted_kl_coeff, ppo_loss
+from menv.algorithms.ppo_loss import FIELDS, LossWeights, Minibatch, adapted_kl_coeff, ppo_loss
+from menv.algorithms.ppo_policy import PPOPolicy
 from menv.algorithms.ppo_settings import PPOSettings
 from menv.algorithms.sequences import sequences, state_before
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
+from menv.sample_batch import SampleBatch
 
 Columns = Mapping[str, npt.NDArray[Any]]
+
+_STATISTICS = ("total_loss", "policy_loss", "vf_loss", "entropy", "kl", "grad_gnorm")
 
 # Advantages that hardly vary are not blown up to unit variance, as in the classic implementation.
 _LEAST_SPREAD = 1e-4
@@ -38,6 +42,7 @@ class PPOLearner:
         weights: First weights by name; copied.
         seed: Decides the order of rows; the same seed and batches give the same weights.
         max_seq_len: Rows through which a recurrent network learns at a time.
+        policy: A policy with a loss or modules of its own; `weights` has those of the modules too.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class PPOLearner:
         weights: Mapping[str, npt.NDArray[np.float32]],
         seed: int,
         max_seq_len: int = 1,
+        policy: PPOPolicy | None = None,
     ) -> None:
         self._max_seq_len = max_seq_len
         self._head = spec.head
@@ -55,24 +61,31 @@ class PPOLearner:
         self._seed = seed
         self._batches = 0
         self._kl_coeff = float(settings.kl_coeff)
+        self._statistics: tuple[str, ...] = _STATISTICS
+        self._told = False
         # In the order of the description, whatever the order of `weights`: state is saved flat.
-        ordered = {name: weights[name] for name in spec.weight_shapes()}
+        own = () if policy is None else (name for name, _ in policy.module_params())
+        ordered = {name: weights[name] for name in (*spec.weight_shapes(), *own)}
         self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip)
         self._network = spec.torch_network(self._adam.params)
+        self._policy = policy
+        if policy is not None:
+            policy.learn_with(self._network, self._adam.params)
 
     def learn(self, columns: Columns, env_steps: int) -> dict[str, float]:
         """Improve the policy on one train batch.
 
         Args:
             columns: obs [N, F], action_mask [N, M] (optional), actions [N, ...], action_logp [N],
-                action_dist_inputs [N, D], advantages [N], value_targets [N]; of a recurrent policy seq_lens [S] and
-                state_in_0 and so on [N, ...] too.
+                action_dist_inputs [N, D], advantages [N], value_targets [N], and critic_obs [N, C] if the value
+                network sees that; of a recurrent policy seq_lens [S] and state_in_0 and so on [N, ...] too. All
+                columns that the batch stores, for a policy with a loss of its own.
             env_steps: Env steps of the whole run so far, for the schedules.
 
         Returns:
-            policy_loss, vf_loss, entropy, kl, total_loss and grad_gnorm (before clipping) as means over
-            the last epoch's minibatches; vf_explained_var of the values before the update; and cur_lr,
-            entropy_coeff and cur_kl_coeff as they were used.
+            policy_loss, vf_loss, entropy, kl (or what a policy's own loss tells), total_loss and grad_gnorm
+            (before clipping) as means over the last epoch's minibatches; vf_explained_var of the values before
+            the update; and cur_lr, entropy_coeff and cur_kl_coeff as they were used.
 
         Raises:
             ConfigError: The batch has no rows.
@@ -83,20 +96,15 @@ class PPOLearner:
             )
         settings = self._settings
         self._adam.lr = settings.lr_at(env_steps)
-        weights = LossWeights(
-            settings.clip_param,
-            settings.vf_clip_param,
-            settings.vf_loss_coeff,
-            settings.entropy_coeff_at(env_steps),
-            self._kl_coeff,
-        )
+        weights = LossWeights.of(settings, env_steps, self._kl_coeff)
         rows = self._rows(columns) if not self._recurrent else self._sequences(columns)
         stats = self._epochs(rows, weights)
         stats["vf_explained_var"] = explained_variance(columns["value_targets"], columns["advantages"])
         stats["cur_lr"] = self._adam.lr
         stats["cur_kl_coeff"] = self._kl_coeff
         stats["entropy_coeff"] = weights.entropy_coeff
-        self._kl_coeff = adapted_kl_coeff(self._kl_coeff, stats["kl"], settings.kl_target)
+        if "kl" in stats:
+            self._kl_coeff = adapted_kl_coeff(self._kl_coeff, stats["kl"], settings.kl_target)
         return stats
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -134,7 +142,7 @@ class PPOLearner:
         self._batches = int(state["batches"])
 
     def _rows(self, columns: Columns) -> Minibatch:
-        mask = columns.get("action_mask")
+        mask, critic_obs = columns.get("action_mask"), columns.get("critic_obs")
         old_inputs = _tensor(columns["action_dist_inputs"], np.float32)
         advantages = _tensor(columns["advantages"], np.float32)
         spread = advantages.std(correction=0).clamp(min=_LEAST_SPREAD)
@@ -146,6 +154,8 @@ class PPOLearner:
             old_inputs=distributions.standard(self._head, old_inputs),
             advantages=(advantages - advantages.mean()) / spread,
             value_targets=_tensor(columns["value_targets"], np.float32),
+            critic_obs=None if critic_obs is None else _tensor(critic_obs, np.float32),
+            others=None if self._policy is None else _others(columns),
         )
 
     def _sequences(self, columns: Columns) -> Minibatch:
@@ -165,8 +175,7 @@ class PPOLearner:
         for _ in range(self._settings.num_sgd_iter):
             order = torch.from_numpy(rng.permutation(len(rows.obs)))
             last_epoch = [self._update(part, weights) for part in self._minibatches(rows, order)]
-        names = ("total_loss", "policy_loss", "vf_loss", "entropy", "kl", "grad_gnorm")
-        return dict(zip(names, torch.stack(last_epoch).mean(0).tolist(), strict=True))
+        return dict(zip(self._statistics, torch.stack(last_epoch).mean(0).tolist(), strict=True))
 
     def _minibatches(self, rows: Minibatch, order: Tensor) -> list[Minibatch]:
         size, least = self._settings.sgd_minibatch_size, 2
@@ -178,26 +187,55 @@ class PPOLearner:
         return [shuffled.each(operator.itemgetter(slice(start, start + size))) for start in starts]
 
     def _update(self, rows: Minibatch, weights: LossWeights) -> Tensor:
-        if rows.valid is None:
-            inputs, values = self._network.both(rows.obs, rows.mask)
-        else:
-            rows, inputs, values = self._unrolled(rows, rows.valid)
-        terms = ppo_loss(self._head, weights, rows, inputs, values)
-        torch.autograd.backward(terms.total)
+        terms = (
+            self._terms(rows, weights)
+            if self._policy is None
+            else self._own_terms(self._policy, rows, weights)
+        )
+        torch.autograd.backward(terms[0])
         norm = self._adam.step()
         # One scalar tensor each; reading them as numbers here would cost a synchronisation a step.
         return torch.stack((*terms, norm)).detach()
 
+    def _terms(self, rows: Minibatch, weights: LossWeights) -> tuple[Tensor, ...]:
+        """Return PPO's loss and its parts."""
+        if rows.valid is not None:
+            rows, inputs, values = self._unrolled(rows, rows.valid)
+        elif rows.critic_obs is None:
+            inputs, values = self._network.both(rows.obs, rows.mask)
+        else:
+            inputs = self._network.dist_inputs(rows.obs, rows.mask)
+            values = self._network.values(rows.critic_obs)
+        return ppo_loss(self._head, weights, rows, inputs, values)
+
     def _unrolled(self, rows: Minibatch, valid: Tensor) -> tuple[Minibatch, Tensor, Tensor]:
         """Return the steps of sequences as rows, without those behind their ends, and their outputs."""
         steps = rows._replace(state=None, valid=None).each(lambda column: column.flatten(0, 1))
-        inputs, values = self._network.both(steps.obs, steps.mask, rows.state)
+        if steps.critic_obs is None:
+            inputs, values = self._network.both(steps.obs, steps.mask, rows.state)
+        else:
+            inputs = self._network.dist_inputs(steps.obs, steps.mask, rows.state)
+            values = self._network.values(steps.critic_obs)
         chosen = valid.flatten().nonzero()[:, 0]
         return (
             steps.each(lambda column: column.index_select(0, chosen)),
             inputs.index_select(0, chosen),
             values.index_select(0, chosen),
         )
+
+    def _own_terms(self, policy: PPOPolicy, rows: Minibatch, weights: LossWeights) -> tuple[Tensor, ...]:
+        """Return a policy's own loss and what it tells besides."""
+        policy.loss_weights = weights
+        total, told = policy.checked_loss(rows.named())
+        names = ("total_loss", *told, "grad_gnorm")
+        if not self._told:
+            self._statistics, self._told = names, True
+        elif names != self._statistics:
+            raise ContractError(
+                f"policy {policy.policy_id!r}.loss: told {list(told)}, expected {list(self._statistics[1:-1])} as "
+                "before; give the same statistics each time"
+            )
+        return total, *told.values()
 
 
 def explained_variance(value_targets: npt.NDArray[Any], advantages: npt.NDArray[Any]) -> float:
@@ -209,6 +247,20 @@ def explained_variance(value_targets: npt.NDArray[Any], advantages: npt.NDArray[
     if variance == 0.0:
         return 0.0
     return max(-1.0, 1.0 - float(np.var(advantages, dtype=np.float64)) / variance)
+
+
+def _others(columns: Columns) -> dict[str, Tensor]:
+    """Return the columns of numbers and flags that a minibatch has no field for."""
+    stored = columns.stored() if isinstance(columns, SampleBatch) else columns
+    numbers = {
+        name: column
+        for name, column in stored.items()
+        if column.dtype.kind in "biuf" and name not in FIELDS.values()
+    }
+    return {
+        name: _tensor(column, np.float32 if column.dtype.kind == "f" else column.dtype)
+        for name, column in numbers.items()
+    }
 
 
 def _tensor(column: npt.NDArray[Any], dtype: Any) -> Tensor:

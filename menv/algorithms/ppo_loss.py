@@ -9,9 +9,9 @@ under the new and the old policy, A_t its advantage, epsilon `clip_param`, beta 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,15 @@ from torch.nn import functional
 
 from menv.acting.action_head import ActionHead
 from menv.algorithms import distributions
+from menv.algorithms.ppo_settings import PPOSettings
 
 _MOST_LOG_RATIO = 20.0
+FIELDS = {
+    "obs": "obs", "mask": "action_mask", "actions": "actions", "old_logp": "action_logp",
+    "old_inputs": "action_dist_inputs", "advantages": "advantages", "value_targets": "value_targets",
+    "critic_obs": "critic_obs",
+}  # fmt: skip
+"""The columns of a train batch that a `Minibatch` has fields for, by field."""
 
 
 class Minibatch(NamedTuple):
@@ -37,6 +44,8 @@ class Minibatch(NamedTuple):
         state: Only of sequences, which all other columns are then laid out in, [B, T, ...]: [B, S] the state
             before each.
         valid: Only of sequences: [B, T] False where one has ended already.
+        critic_obs: [B, C] what the value network sees, or None if that is obs.
+        others: More columns by name, for a user's own loss; None if nobody reads them.
     """
 
     obs: Tensor
@@ -48,14 +57,26 @@ class Minibatch(NamedTuple):
     value_targets: Tensor
     state: Tensor | None = None
     valid: Tensor | None = None
+    critic_obs: Tensor | None = None
+    others: Mapping[str, Tensor] | None = None
+
+    def named(self) -> dict[str, Tensor]:
+        """Return all columns of rows by the names that they have in a train batch."""
+        found = {FIELDS[name]: column for name, column in self._asdict().items() if name in FIELDS}
+        return {
+            **{name: column for name, column in found.items() if column is not None},
+            **(self.others or {}),
+        }
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Minibatch:
         """Return a minibatch of the changed columns."""
-        changed = {
+        changed: dict[str, Any] = {
             name: change(column)
-            for name, column in zip(self._fields, self, strict=True)
-            if column is not None
+            for name, column in self._asdict().items()
+            if column is not None and name != "others"
         }
+        if self.others is not None:
+            changed["others"] = {name: change(column) for name, column in self.others.items()}
         return self._replace(**changed)
 
 
@@ -68,6 +89,17 @@ class LossWeights:
     vf_loss_coeff: float
     entropy_coeff: float
     kl_coeff: float
+
+    @classmethod
+    def of(cls, settings: PPOSettings, env_steps: int, kl_coeff: float) -> LossWeights:
+        """Return those of an update after so many env steps, with the KL weight of the moment."""
+        return cls(
+            settings.clip_param,
+            settings.vf_clip_param,
+            settings.vf_loss_coeff,
+            settings.entropy_coeff_at(env_steps),
+            kl_coeff,
+        )
 
 
 class LossTerms(NamedTuple):

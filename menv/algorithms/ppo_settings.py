@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from menv.errors import ConfigError
 
 Schedule: TypeAlias = Sequence[Sequence[float]]
 """`[env_steps, value]` pairs in rising order, joined by straight lines and flat outside them."""
+CriticObs: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,14 @@ class PPOSettings:
     """Learning rate over env steps; None keeps `lr`."""
     entropy_coeff_schedule: Schedule | None = None
     """Entropy weight over env steps; None keeps `entropy_coeff`."""
+    critic_obs: Literal["all_agents"] | CriticObs | None = None
+    """What the value network sees while learning, instead of the policy's observations: "all_agents" (see
+    `menv.algorithms.joint_obs`), or a function `(batch, other_agent_batches, episode)` of one piece of a
+    trajectory, with the arguments of `Policy.postprocess_trajectory`. It returns [T, C] numbers for its T rows,
+    or [T + 1, C] with what comes after them; without, that is taken to be worth as much as the last row. The
+    network that acts never sees it. None gives the value network the policy's observations."""
+    critic_obs_size: int | None = None
+    """C, to be given with a function."""
 
     def __post_init__(self) -> None:
         """Refuse sizes and schedules that cannot work."""
@@ -63,6 +72,7 @@ class PPOSettings:
             _check_range(name, getattr(self, name), least, most)
         for name in ("lr_schedule", "entropy_coeff_schedule"):
             _check_schedule(name, getattr(self, name))
+        _check_critic_obs(self.critic_obs, self.critic_obs_size)
 
     def lr_at(self, env_steps: int) -> float:
         """Return the learning rate after `env_steps` env steps in all."""
@@ -109,6 +119,20 @@ def _check_schedule(name: str, schedule: Schedule | None) -> None:
         raise ConfigError(
             f"PPO: {name} is {schedule!r}, expected [env_steps, value] pairs with rising env_steps; "
             "for example [[0, 1e-3], [100000, 1e-4]]"
+        )
+
+
+def _check_critic_obs(critic_obs: Any, size: Any) -> None:
+    if critic_obs is not None and critic_obs != "all_agents" and not callable(critic_obs):
+        raise ConfigError(
+            f'PPO: critic_obs is {critic_obs!r}, expected "all_agents", a function (batch, other_agent_batches, '
+            "episode) or None; choose one"
+        )
+    given = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    if (callable(critic_obs) and not given) or (size is not None and (critic_obs is None or not given)):
+        raise ConfigError(
+            f"PPO: critic_obs_size is {size!r} with critic_obs {'None' if critic_obs is None else 'given'}, expected "
+            "the numbers in a row of what the function returns; set both or neither"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,14 @@ class Learner(Protocol):
 
     def set_weights(self, weights: Weights) -> None:
         """Copy weights in."""
+
+
+@runtime_checkable
+class BringsLearner(Protocol):
+    """A policy object whose class says how it learns, such as `menv.algorithms.PPOPolicy`."""
+
+    def make_learner(self, seed: int) -> Learner:
+        """Return the learner of the policy; `seed` decides the order of rows."""
 
 
 class Recipe(Protocol):

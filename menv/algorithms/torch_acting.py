@@ -200,7 +200,11 @@ class TorchActing:
 
 
 def check_against(
-    acting: ActingBackend, reference: ActingBackend, rng: np.random.Generator, masked: bool = True
+    acting: ActingBackend,
+    reference: ActingBackend,
+    rng: np.random.Generator,
+    masked: bool = True,
+    critic_size: int = 0,
 ) -> None:
     """Compare two back-ends of the same architecture and weights on random rows of every policy.
 
@@ -210,12 +214,13 @@ def check_against(
         rng: Where the rows come from.
         masked: Whether choices are masked in the check, as they will be in the run; each way opens graphs
             of its own.
+        critic_size: Numbers that the value network sees, 0 if it sees the observations.
 
     Raises:
         ConfigError: They disagree by more than rounding can explain.
     """
     for policy in range(reference.policies):
-        for what, error in _differences(acting, reference, policy, rng, masked).items():
+        for what, error in _differences(acting, reference, policy, rng, masked, critic_size).items():
             if not error <= _TOLERANCE:
                 raise ConfigError(
                     f"check_against: {what} of policy {policy} differ by {error:.3g} between "
@@ -225,7 +230,12 @@ def check_against(
 
 
 def _differences(
-    acting: ActingBackend, reference: ActingBackend, policy: int, rng: np.random.Generator, masked: bool
+    acting: ActingBackend,
+    reference: ActingBackend,
+    policy: int,
+    rng: np.random.Generator,
+    masked: bool,
+    critic_size: int,
 ) -> dict[str, float]:
     """Return the largest relative error of each output; of actions, 1 if too many differ."""
     head, both = reference.head, (acting, reference)
@@ -233,13 +243,14 @@ def _differences(
     mask = mask if masked else None
     width = reference.state_size
     state = rng.standard_normal((_CHECK_ROWS, width), np.float32) if width else None
+    seen = rng.standard_normal((_CHECK_ROWS, critic_size), np.float32) if critic_size else obs
     drawn = [one.decide(obs, mask, noise, policy, state) for one in both]
     greedy = [one.decide(obs, mask, None, policy, state).actions for one in both]
     mine, theirs = (one.evaluate(policy, obs, mask, drawn[1].actions, state) for one in both)
     found = {
         "distribution inputs": _error(mine.dist_inputs, theirs.dist_inputs),
         "log-probabilities": _error(mine.logp, theirs.logp),
-        "values": _error(*(one.values(policy, obs, state) for one in both)),
+        "values": _error(*(one.values(policy, seen, None if critic_size else state) for one in both)),
         "drawn actions": _action_error(head, drawn[0].actions, drawn[1].actions),
         "greedy actions": _action_error(head, *greedy),
     }

@@ -89,6 +89,23 @@ def resolve_specs(
     }
 
 
+def resolve_agents(
+    policy_map: PolicyMap, base_env: BaseEnv, env: Any, num_workers: int = 0
+) -> dict[AgentId, str]:
+    """Return the agents that may ever appear, in the environment's order, each with a policy that answers for it.
+
+    Args:
+        policy_map: The policies and the mapping.
+        base_env: The environment in table form.
+        env: One sub-environment, or the user's own BaseEnv.
+        num_workers: How many workers there will be.
+    """
+    agents = _agents(base_env if base_env.lockstep else env, base_env)
+    users = _users(policy_map, agents, Worker(0, num_workers, base_env, policy_map))
+    owners = {agent: policy_id for policy_id, found in users.items() for agent in found}
+    return {agent: owners[agent] for agent in agents}
+
+
 def _agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
     """Return the agents that may ever appear, as far as the environment says so."""
     if isinstance(env, gym.Env) and not isinstance(env, MultiAgentEnv):

@@ -120,7 +120,10 @@ class EpisodeBook:
             episode.credit(end.agent_id, float(returns[end.slot]) + end.reward)
             if end.info and MEMBER_REWARDS in end.info:
                 episode.credit_members(end.agent_id, end.info[MEMBER_REWARDS])
-            cohorts[table.seat(end.slot).cohort].ledger.end(end)
+            ledger = cohorts[table.seat(end.slot).cohort].ledger
+            ledger.end(end)
+            if self._hooks.keeps:
+                ledger.date_end(int(ready.env_steps[table.seat(end.slot).env_index]))
         booked = 0
         for finished in ready.episodes:
             if finished.unclaimed > booked:

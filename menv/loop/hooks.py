@@ -6,7 +6,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from menv.base_env import Ready
 from menv.callbacks import DefaultCallbacks, overrides
 from menv.episode import Episode
+from menv.loop.pieces import Piece, pieces_of
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.sample_batch import SampleBatch
@@ -27,6 +28,7 @@ class Hooks:
 
     Attributes:
         active: Whether any hook about episodes or trajectories does anything.
+        keeps: Whether the episodes of a fragment are kept until it closes, because somebody looks at their pieces.
     """
 
     def __init__(self, callbacks: DefaultCallbacks, worker: Any, metrics: Metrics) -> None:
@@ -36,6 +38,7 @@ class Hooks:
         self._metrics = metrics
         self._steps = overrides(callbacks, "on_episode_step")
         self._pieces = overrides(callbacks, "on_postprocess_trajectory")
+        self.keeps = self._pieces
         self.active = self._pieces or any(overrides(callbacks, hook) for hook in _OF_EPISODES)
         self._begun: list[tuple[Episode, int]] = []
         # By id: the episodes of this fragment. And those that are over, to be told when it closes.
@@ -43,18 +46,28 @@ class Hooks:
         self._over: list[tuple[Episode, int]] = []
         self._env_steps: Column = np.zeros(0, np.int64)
 
+    @property
+    def episodes(self) -> Mapping[int, Episode]:
+        """The episodes of this fragment by id, if they are kept."""
+        return self._by_id
+
+    def keep(self, running: Iterable[Episode]) -> None:
+        """Keep episodes from now on, those that run among them."""
+        self.keeps = True
+        self._by_id.update({episode.episode_id: episode for episode in running})
+
     def begin(self, episode: Episode, env_index: int) -> None:
         """Note that an episode begins."""
         if self.active:
             self._begun.append((episode, env_index))
-            if self._pieces:
-                self._by_id[episode.episode_id] = episode
+        if self.keeps:
+            self._by_id[episode.episode_id] = episode
 
     def end(self, episode: Episode, env_index: int) -> None:
         """Record an episode that is over and tell so, now or when its pieces have been told."""
         if self._steps:
             self._tell("on_episode_step", episode, env_index)
-        if self._pieces:
+        if self.keeps:
             self._over.append((episode, env_index))
         else:
             if self.active:
@@ -90,28 +103,27 @@ class Hooks:
 
     def closed(self, batch: MultiAgentBatch, policies: Any) -> None:
         """Tell the pieces of trajectories of a fragment, then the episodes that ended in it."""
-        if not self._pieces:
+        if not self.keeps:
             return
-        for policy_id, own in list(batch.policy_batches.items()):
-            pieces = own.split_by_episode()
-            for piece in pieces:
-                self._tell_piece(policy_id, piece, policies)
-            batch.policy_batches[policy_id] = SampleBatch.concat_samples(pieces)
+        if self._pieces:
+            for policy_id, own in list(batch.policy_batches.items()):
+                pieces = pieces_of(policy_id, own, self._by_id)
+                for piece in pieces:
+                    self._tell_piece(piece, policies)
+                batch.policy_batches[policy_id] = SampleBatch.concat_samples(
+                    [piece.batch for piece in pieces]
+                )
         over, self._over = self._over, []
         for episode, env_index in over:
             self._tell("on_episode_end", episode, env_index)
             self._metrics.record(episode)
             self._by_id.pop(episode.episode_id, None)
 
-    def _tell_piece(self, policy_id: str, piece: SampleBatch, policies: Any) -> None:
-        episode = self._by_id.get(int(piece["eps_id"][0]))
-        if episode is None:
-            return
-        agents: Sequence[Any] = episode.get_agents()
-        agent_id = agents[int(piece["agent_index"][0])]
+    def _tell_piece(self, piece: Piece, policies: Any) -> None:
+        policy_id, agent_id, episode, batch = piece
         self.callbacks.on_postprocess_trajectory(
             worker=self._worker, episode=episode, agent_id=agent_id, policy_id=policy_id, policies=policies,
-            postprocessed_batch=piece, original_batches={agent_id: (policy_id, policies[policy_id], piece)},
+            postprocessed_batch=batch, original_batches={agent_id: (policy_id, policies[policy_id], batch)},
         )  # fmt: skip
 
     def _tell(self, hook: str, episode: Episode, env_index: int) -> None:

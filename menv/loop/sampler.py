@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from menv.base_env import BaseEnv, Ready
 from menv.callbacks import DefaultCallbacks
+from menv.episode import Episode
 from menv.errors import ContractError
 from menv.loop.cohort import Answers, Block, Cohort, OwnCohort, outside
 from menv.loop.episode_book import EpisodeBook
@@ -142,6 +143,19 @@ class Sampler:
                 # No policy can be called so, and another one may be added under the old id.
                 cohort.policy_ids[cohort.policy_ids.index(policy_id)] = f"{policy_id} <removed>"
 
+    def keep_episodes(self) -> None:
+        """Keep the episodes of each fragment, and tell env steps in its rows, from now on.
+
+        Batches have the columns `env_t` and `next_env_t` then: the env steps of the row's sub-environment when the
+        row was observed, and when what came after it was.
+        """
+        self._hooks.keep(self._book.running.values())
+
+    @property
+    def episodes(self) -> Mapping[int, Episode]:
+        """The episodes of the last fragment by id, until `finish`; only if they are kept."""
+        return self._hooks.episodes
+
     def sample(self) -> MultiAgentBatch:
         """Return one fragment: full for every sub-environment, rows with complete rewards only.
 
@@ -149,7 +163,8 @@ class Sampler:
             ContractError: The environment or a policy broke its interface.
             EnvCrashError: The environment raised.
         """
-        if not self._polled and self._observation_fn is None and not self._hooks.active:
+        hooks = self._hooks
+        if not self._polled and self._observation_fn is None and not (hooks.active or hooks.keeps):
             self._frames = frame_loop(
                 self.base_env, self._cohorts, self.policy_map.only, self._table, self._book
             )
@@ -289,6 +304,8 @@ class Sampler:
         try:
             block.rows = self._cohorts[number].write(block.slots, obs, rewards)
             self._cohorts[number].ledger.inform(ready.infos, block.places)
+            if self._hooks.keeps:
+                self._cohorts[number].ledger.date(block.rows, self._steps[block.env_indices])
         except OutsideSpaceError as error:
             env_id, agent_id = ready.seats[int(block.slots[error.row])]
             step = int(self._steps[block.env_indices[error.row]])

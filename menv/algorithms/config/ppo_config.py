@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.ppo_settings import PPOSettings
+from menv.errors import ConfigError
 
 if TYPE_CHECKING:
     from menv.algorithms.ppo import PPO
@@ -20,6 +21,11 @@ class PPOConfig(AlgorithmConfig, PPOSettings):
         """Check both halves."""
         AlgorithmConfig.__post_init__(self)
         PPOSettings.__post_init__(self)
+        if self.critic_obs is not None and self.model.vf_share_layers:
+            raise ConfigError(
+                "config: critic_obs with model.vf_share_layers, expected a value network of its own, because the "
+                "policy must not see what the critic does; set vf_share_layers to False"
+            )
 
     def build(self) -> PPO:
         """Return the algorithm, its environments created."""

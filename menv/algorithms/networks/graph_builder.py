@@ -102,7 +102,10 @@ class GraphBuilder:
         x = self.reads
         for layer in self.spec.hidden_layers(role):
             x = self.activated(self.affine(layer, x))
-        return self._remembered(self.spec.cell, self.spec.trunk_name(role), x) if self.spec.cell else x
+        trunk = self.spec.trunk_name(role)
+        if not self.spec.cell or trunk not in self.spec.recurrent_trunks:
+            return x
+        return self._remembered(self.spec.cell, role, x)
 
     def outputs_of(self, role: Role, features: str) -> str:
         """Return the outputs of a role for the rows that are wanted."""
@@ -112,9 +115,10 @@ class GraphBuilder:
     def state_after(self) -> str:
         """Return the recurrent state after the rows that are wanted."""
         for role in self.spec.roles:
-            if self.spec.trunk_name(role) not in self._after:
+            trunk = self.spec.trunk_name(role)
+            if trunk in self.spec.recurrent_trunks and trunk not in self._after:
                 self.features(role)
-        parts = [self._after[trunk] for trunk in self.spec.trunks]
+        parts = [self._after[trunk] for trunk in self.spec.recurrent_trunks]
         return self._wanted(self.add("Concat", *parts, axis=-1), sum(self.spec.state_sizes))
 
     def _wanted(self, x: str, width: int) -> str:
@@ -124,12 +128,13 @@ class GraphBuilder:
         rows = self.add("Reshape", x, self.constant([-1, width]))
         return self.add("Gather", rows, self.given("pick", TensorProto.INT64, ["R"]), axis=0)
 
-    def _remembered(self, cell: Cell, trunk: str, x: str) -> str:
-        """Add one step of the recurrent layer of a trunk."""
+    def _remembered(self, cell: Cell, role: Role, x: str) -> str:
+        """Add one step of the recurrent layer below a head."""
+        trunk = self.spec.trunk_name(role)
         state = self.given("state", TensorProto.FLOAT, ["R", sum(self.spec.state_sizes)])
-        first = self.spec.trunks.index(trunk) * len(cell.state_sizes)
+        first = self.spec.recurrent_trunks.index(trunk) * len(cell.state_sizes)
         width, name = cell.gates * cell.size, STATE.format(trunk)
-        of_input = self.affine(Layer(INPUT.format(trunk), self.spec.hidden_features, width, 1.0), x)
+        of_input = self.affine(Layer(INPUT.format(trunk), self.spec.hidden_features(role), width, 1.0), x)
         h = self._part(cell, state, first)
         of_state = self.add("MatMul", h, self.weight(f"{name}.weight", (cell.size, width)))
         if cell.kind == "lstm":

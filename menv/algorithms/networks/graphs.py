@@ -43,7 +43,10 @@ class StockGraphs:
         """Return a serialised model; see `ActingGraphs.build`."""
         assert kind in ("act", "greedy") or not stacked, f"no stacked graph of kind {kind!r}"
         graph = GraphBuilder(self.spec, stacked)
-        graph.given("obs", TensorProto.FLOAT, ["R", self.spec.obs_size])
+        # What the value network sees is called so too, although it may be more.
+        graph.given(
+            "obs", TensorProto.FLOAT, ["R", self.spec.inputs_of("value" if kind == "values" else "policy")]
+        )
         if kind == "values":
             graph.result("values", TensorProto.FLOAT, ["R"], graph.values())
         else:

@@ -70,7 +70,8 @@ class StockSpec:
         vf_share_layers: True if both heads stand on the same hidden layers.
         dueling: Of Q-values: True computes them as V + A - mean A (Wang et al. 2016, eq. 9), both on the
             same hidden layers; otherwise there is no value head.
-        cell: A recurrent layer behind the hidden layers, one for each trunk; None for a network without a memory.
+        cell: A recurrent layer behind the hidden layers, one for each head; None for a network without a memory.
+        critic_size: Numbers that the value network sees instead of an observation; 0: it sees that.
     """
 
     obs_size: int
@@ -80,6 +81,7 @@ class StockSpec:
     vf_share_layers: bool = False
     dueling: bool = False
     cell: Cell | None = None
+    critic_size: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes and activations that describe no network."""
@@ -97,11 +99,20 @@ class StockSpec:
             raise ConfigError(
                 f"StockSpec: dueling with a head of kind {self.head.kind!r}, expected 'q_values'; leave dueling out"
             )
+        if self.critic_size and (self.vf_share_layers or self.head.kind == "q_values"):
+            raise ConfigError(
+                f"StockSpec: critic_size {self.critic_size} with a value head on the policy's layers, expected a value "
+                "network of its own; set model.vf_share_layers to False"
+            )
+
+    def inputs_of(self, role: Role) -> int:
+        """Return how many numbers the network of a role sees."""
+        return (self.critic_size or self.obs_size) if role == "value" else self.obs_size
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
         """Numbers in each part of the recurrent state, () without one."""
-        return self.cell.state_sizes * len(self.trunks) if self.cell else ()
+        return self.cell.state_sizes * len(self.recurrent_trunks) if self.cell else ()
 
     def trunk_name(self, role: Role) -> str:
         """Return the name of the layers that a head stands on."""
@@ -113,14 +124,21 @@ class StockSpec:
         return tuple(dict.fromkeys(self.trunk_name(role) for role in self.roles))
 
     @property
-    def features(self) -> int:
-        """Numbers a row that the heads stand on."""
-        return self.cell.size if self.cell else self.hidden_features
+    def recurrent_trunks(self) -> tuple[str, ...]:
+        """Those that remember; a critic of its own inputs, which nobody has while acting, does not."""
+        if not self.cell:
+            return ()
+        return ("policy",) if self.critic_size else self.trunks
 
-    @property
-    def hidden_features(self) -> int:
-        """Numbers a row behind the hidden layers."""
-        return (self.obs_size, *self.hiddens)[-1]
+    def features(self, role: Role) -> int:
+        """Return how many numbers a head stands on."""
+        if self.cell and self.trunk_name(role) in self.recurrent_trunks:
+            return self.cell.size
+        return self.hidden_features(role)
+
+    def hidden_features(self, role: Role) -> int:
+        """Return how many numbers there are behind the hidden layers."""
+        return (self.inputs_of(role), *self.hiddens)[-1]
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -130,7 +148,7 @@ class StockSpec:
     def hidden_layers(self, role: Role) -> tuple[Layer, ...]:
         """Return the hidden layers below the policy or the value head, first to last."""
         trunk = self.trunk_name(role)
-        widths = (self.obs_size, *self.hiddens)
+        widths = (self.inputs_of(role), *self.hiddens)
         return tuple(
             Layer(f"{trunk}.{i}", widths[i], widths[i + 1], _HIDDEN_GAIN) for i in range(len(self.hiddens))
         )
@@ -138,8 +156,8 @@ class StockSpec:
     def out_layer(self, role: Role) -> Layer:
         """Return the last layer of the policy or of the value network."""
         if role == "policy":
-            return Layer("policy.out", self.features, self.head.outputs, _POLICY_GAIN)
-        return Layer("value.out", self.features, 1, _VALUE_GAIN)
+            return Layer("policy.out", self.features(role), self.head.outputs, _POLICY_GAIN)
+        return Layer("value.out", self.features(role), 1, _VALUE_GAIN)
 
     def layers(self) -> tuple[Layer, ...]:
         """Return every layer once: policy, then value."""
@@ -153,8 +171,8 @@ class StockSpec:
             shapes[f"{layer.name}.weight"] = (layer.inputs, layer.outputs)
             shapes[f"{layer.name}.bias"] = (layer.outputs,)
         if self.cell:
-            for trunk in self.trunks:
-                shapes.update(self.cell.weight_shapes(trunk, self.hidden_features))
+            for trunk in self.recurrent_trunks:
+                shapes.update(self.cell.weight_shapes(trunk, self.hidden_features("policy")))
         if self.head.kind == "gaussian":
             shapes[LOG_STD] = (self.head.outputs,)
         if self.head.kind == "q_values":
@@ -166,8 +184,8 @@ class StockSpec:
         hidden = [layer for role in self.roles for layer in self.hidden_layers(role)]
         names = [f"{layer.name}.{part}" for layer in dict.fromkeys(hidden) for part in ("weight", "bias")]
         if self.cell:
-            for trunk in self.trunks:
-                names.extend(self.cell.weight_shapes(trunk, self.hidden_features))
+            for trunk in self.recurrent_trunks:
+                names.extend(self.cell.weight_shapes(trunk, self.hidden_features("policy")))
         shapes = self.weight_shapes()
         return Trunk(tuple((name, shapes[name]) for name in names), self.activation)
 
@@ -185,8 +203,8 @@ class StockSpec:
             matrix = orthogonal(rng, layer.inputs, layer.outputs)
             weights[f"{layer.name}.weight"] = (layer.gain * matrix).astype(np.float32)
         if self.cell:
-            for trunk in self.trunks:
-                weights.update(self.cell.first_weights(trunk, self.hidden_features, rng))
+            for trunk in self.recurrent_trunks:
+                weights.update(self.cell.first_weights(trunk, self.hidden_features("policy"), rng))
         return weights
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:

@@ -40,7 +40,7 @@ class TorchStock:
         self._cells: dict[str, tuple[TorchCell, slice]] = {}
         if spec.cell:
             size = sum(spec.cell.state_sizes)
-            for number, trunk in enumerate(spec.trunks):
+            for number, trunk in enumerate(spec.recurrent_trunks):
                 part = slice(number * size, (number + 1) * size)
                 self._cells[trunk] = TorchCell(spec.cell, trunk, params), part
         self._one_trunk = len(spec.trunks) == 1
@@ -78,7 +78,7 @@ class TorchStock:
         """Return distribution inputs and the state after them."""
         found: dict[str, tuple[Tensor, Tensor]] = {}
         for role, trunk in self._trunks.items():
-            if trunk not in found:
+            if trunk in self._cells and trunk not in found:
                 cell, part = self._cells[trunk]
                 found[trunk] = cell(self._hidden_features(role, obs), state[:, part])
         after = torch.cat([own for _, own in found.values()], 1)
@@ -86,7 +86,7 @@ class TorchStock:
 
     def _features(self, role: Role, obs: Tensor, state: Tensor | None) -> Tensor:
         features = self._hidden_features(role, obs)
-        if not self._cells:
+        if self._trunks[role] not in self._cells:
             return features
         assert state is not None, "a recurrent network needs its state"
         cell, part = self._cells[self._trunks[role]]

@@ -1,0 +1,227 @@
+"""A policy's own `loss` and modules: what they are given and that they learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from menv import Episode, PolicySpec, SampleBatch
+from menv.algorithms import DQN, PPO, PPOPolicy
+from menv.algorithms.networks.graphs import StockGraphs
+from menv.algorithms.networks.stock import StockSpec
+from menv.envs import TwoStepGame
+from tests.algorithms_e2e.looking import Others, WithCritic, watching
+from tests.algorithms_e2e.shifts import Shifts, mapped_to_themselves
+
+SMALL = {"sgd_minibatch_size": 8, "num_sgd_iter": 2, "seed": 1}
+EACH = {"policy_mapping_fn": mapped_to_themselves}
+
+
+def test_columns_that_a_hook_adds_reach_the_loss_with_their_rows() -> None:
+    seen: list[Mapping[str, Tensor]] = []
+
+    class Tagged(PPOPolicy):
+        def postprocess_trajectory(
+            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
+        ) -> SampleBatch:
+            batch["tag"] = 10.0 * batch["obs"] + batch["actions"][:, None]
+            batch["wide"] = np.ones((batch.count, 2, 3))
+            return batch
+
+        def loss(self, batch: Mapping[str, Tensor]) -> Any:
+            seen.append(batch)
+            total, stats = self.ppo_loss(batch)
+            return total, {**stats, "rows": len(batch["obs"])}
+
+    policies = {"policies": {"default_policy": PolicySpec(Tagged)}}
+    config = {**SMALL, "rollout_fragment_length": 10, "train_batch_size": 20, "multiagent": policies}
+    with PPO(env=Shifts, config=config) as algo:
+        stats = algo.train()["info"]["default_policy"]
+    assert {"rows", "kl", "policy_loss", "vf_loss", "entropy", "total_loss", "grad_gnorm"} <= set(stats)
+    assert stats["rows"] == 8.0
+    assert len(seen) == 2 * 48 / 8
+    for batch in seen:
+        assert torch.equal(batch["tag"], 10.0 * batch["obs"] + batch["actions"][:, None])
+        assert batch["wide"].shape == (8, 2, 3)
+        assert batch["wide"].dtype == batch["rewards"].dtype == torch.float32
+        assert batch["terminateds"].dtype == torch.bool
+        known = {
+            "obs",
+            "actions",
+            "action_logp",
+            "action_dist_inputs",
+            "advantages",
+            "value_targets",
+            "vf_preds",
+        }
+        assert known | {"rewards", "truncateds", "t", "env_t"} <= set(batch)
+    advantages = torch.cat([batch["advantages"] for batch in seen[:6]])
+    assert abs(float(advantages.mean())) < 1e-5
+
+
+def test_a_class_that_overrides_nothing_learns_what_ppo_learns() -> None:
+    weights = []
+    for spec in (None, PolicySpec(PPOPolicy), PolicySpec(PPOPolicy, algorithm="PPO")):
+        config = {**SMALL, "train_batch_size": 60, "kl_coeff": 0.2, "multiagent": {"policies": {"p": spec}}}
+        with PPO(env=Shifts, config=config) as algo:
+            for _ in range(3):
+                algo.train()
+            weights.append(algo.get_weights()["p"])
+    for others in weights[1:]:
+        assert all(np.array_equal(others[name], weights[0][name]) for name in weights[0])
+
+
+def test_modules_are_trained_by_the_same_optimizer_and_are_no_part_of_what_acts() -> None:
+    config = {**SMALL, "train_batch_size": 60, "multiagent": {"policies": {"p": PolicySpec(WithCritic)}}}
+    with PPO(env=Shifts, config=config) as algo:
+        policy = algo.get_policy("p")
+        assert isinstance(policy, WithCritic)
+        before = algo.get_weights()["p"]
+        assert {"critic.0.weight", "critic.2.bias", "policy.out.weight"} <= set(before)
+        losses = [algo.train()["info"]["p"]["vf_loss"] for _ in range(25)]
+        after = algo.get_weights()["p"]
+        assert all(
+            not np.array_equal(before[name], after[name]) for name in before if name.startswith("critic")
+        )
+        # The network's own values are not learned by this loss.
+        assert np.array_equal(before["value.out.weight"], after["value.out.weight"])
+        assert losses[-1] < 0.5 * losses[0]
+        names = policy._cohort.backend.weight_names
+        assert not [name for name in names if name.startswith("critic")]
+        assert algo.inference == {"p": "onnx"}
+        algo.set_weights({"p": before})
+        assert all(np.array_equal(algo.get_weights()["p"][name], before[name]) for name in before)
+        learned = policy.network.values(torch.zeros(1, 2)).item()
+        assert learned == pytest.approx(
+            float(policy._cohort.backend.values(0, np.zeros((2, 2), np.float32))[0])
+        )
+        algo.train()
+        assert not np.array_equal(algo.get_weights()["p"]["critic.0.weight"], before["critic.0.weight"])
+
+
+def test_acting_graphs_have_no_input_for_the_weights_of_a_critic() -> None:
+    from menv.acting.action_head import ActionHead
+
+    graphs = StockGraphs(StockSpec(2, ActionHead("categorical", (3,)), critic_size=7))
+    for kind in ("act", "greedy"):
+        for stacked in (False, True):
+            given = {one.name: one for one in onnx.load_from_string(graphs.build(kind, stacked)).graph.input}
+            assert not [name for name in given if name.startswith(("value", "critic"))]
+            assert given["obs"].type.tensor_type.shape.dim[1].dim_value == 2
+    (values,) = (
+        one for one in onnx.load_from_string(graphs.build("values")).graph.input if one.name == "obs"
+    )
+    assert values.type.tensor_type.shape.dim[1].dim_value == 7
+
+
+def test_the_seed_decides_modules_too_and_leaves_torch_alone() -> None:
+    def weights(seed: int) -> dict[str, npt.NDArray[Any]]:
+        config = {**SMALL, "seed": seed, "train_batch_size": 30}
+        multiagent = {"policies": {"p": PolicySpec(WithCritic), "q": PolicySpec(WithCritic)}}
+        to = {"policy_mapping_fn": lambda agent_id, **kw: "p" if agent_id == "a" else "q"}
+        with PPO(env=Shifts, config={**config, "multiagent": {**multiagent, **to}}) as algo:
+            algo.train()
+            found = algo.get_weights()
+        assert not np.array_equal(found["p"]["critic.0.weight"], found["q"]["critic.0.weight"])
+        first: dict[str, npt.NDArray[Any]] = found["p"]
+        return first
+
+    torch.manual_seed(4)
+    first = weights(2)
+    drawn = torch.rand(1)
+    torch.manual_seed(4)
+    assert torch.equal(drawn, torch.rand(1))
+    assert all(np.array_equal(first[name], value) for name, value in weights(2).items())
+    assert not np.array_equal(first["critic.0.weight"], weights(3)["critic.0.weight"])
+
+
+def test_such_a_policy_may_come_later_and_beside_those_of_another_algorithm() -> None:
+    watch, seen = watching(base=WithCritic)
+    with DQN(env=Shifts, config={"seed": 1, "rollout_fragment_length": 5, "num_envs_per_worker": 2}) as algo:
+        algo.sample()
+        assert "env_t" not in algo.sample()["default_policy"]
+        to = {"a": "default_policy", "b": "late", "c": "late"}
+        algo.add_policy("late", watch, policy_mapping_fn=lambda agent_id, **kw: to[agent_id])
+        algo.train()
+        batch = algo.sample()
+        assert {"env_t", "next_env_t"} <= set(batch["default_policy"].stored())
+        assert {"advantages", "value_targets"} <= set(batch["late"])
+        assert "advantages" not in batch["default_policy"]
+        for own, others, episode in seen:
+            agent = episode.get_agents()[int(own["agent_index"][0])]
+            assert set(others) <= {"a", "b", "c"} - {agent}
+            assert "a" in others
+        assert "late" in algo.train()["info"]
+
+
+def test_a_frozen_policy_keeps_its_weights_and_its_modules() -> None:
+    watch, seen = watching(base=WithCritic)
+    multiagent = {
+        "policies": {"a": PolicySpec(watch), "b": None, "c": None},
+        **EACH,
+        "policies_to_train": ["b"],
+    }
+    with PPO(env=Shifts, config={**SMALL, "train_batch_size": 30, "multiagent": multiagent}) as algo:
+        before = algo.get_weights(["a"])["a"]
+        algo.train()
+        after = algo.get_weights(["a"])["a"]
+    assert seen
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("settings", [{"use": "hook"}, {"critic_obs": "all_agents"}])
+def test_the_two_step_game_is_won_with_a_central_critic(settings: dict[str, Any]) -> None:
+    assert two_step(settings, seed=0) == 8.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"use": "hook"}, {"critic_obs": "all_agents"}])
+def test_the_two_step_game_is_won_from_the_median_of_three_seeds(settings: dict[str, Any]) -> None:
+    assert np.median([two_step(settings, seed) for seed in (1, 2, 3)]) == 8.0
+
+
+class Joint(PPOPolicy):
+    """Values what both agents of the two-step game saw and the other one did."""
+
+    def make_modules(self) -> dict[str, nn.Module]:
+        return {"critic": nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 1), nn.Flatten(0))}
+
+    def postprocess_trajectory(
+        self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
+    ) -> SampleBatch:
+        (other,) = (other_agent_batches or {}).values()
+        batch["seen"] = np.hstack((batch["obs"], other["obs"], np.eye(2, dtype=np.float32)[other["actions"]]))
+        with torch.no_grad():
+            batch["vf_preds"] = self.modules["critic"](torch.from_numpy(batch["seen"])).numpy()
+        return batch
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Any:
+        return self.ppo_loss(batch, values=self.modules["critic"](batch["seen"]))
+
+
+def two_step(settings: dict[str, Any], seed: int) -> float:
+    """Return what two agents get without exploring after 25 train batches."""
+    spec = PolicySpec(Joint if settings.get("use") == "hook" else None)
+    config = {
+        **{key: value for key, value in settings.items() if key != "use"},
+        "num_envs_per_worker": 32,
+        "train_batch_size": 512,
+        "gamma": 1.0,
+        "entropy_coeff": 0.01,
+        "evaluation_duration": 1,
+        "evaluation_config": {"explore": False},
+        "seed": seed,
+        "multiagent": {"policies": {"agent_1": spec, "agent_2": spec}, **EACH},
+    }
+    with PPO(env=TwoStepGame, config=config) as algo:
+        for _ in range(25):
+            algo.train()
+        mean: float = algo.evaluate()["evaluation"]["episode_reward_mean"]
+    return mean

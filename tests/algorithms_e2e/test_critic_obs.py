@@ -1,0 +1,244 @@
+"""`critic_obs`: what the value network sees of everybody, and that nothing of it acts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from menv import Policy, PolicySpec, SampleBatch
+from menv.algorithms import PPO, Algorithm
+from menv.base_env import ALL
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from tests.algorithms_e2e.shifts import NUMBERS, Shifts, mapped_to_themselves
+
+Rows = npt.NDArray[Any]
+SMALL: dict[str, Any] = {"sgd_minibatch_size": 8, "num_sgd_iter": 2, "seed": 1}
+APART = {"policies": ["a", "b", "c"], "policy_mapping_fn": mapped_to_themselves}
+NOBODY = [0.0] * 6
+
+
+def cell(agent: str, step: int, action: int | None) -> list[float]:
+    """Return what others see of an agent of `Shifts`."""
+    chosen = [0.0, 0.0, 0.0]
+    if action is not None:
+        chosen[action] = 1.0
+    return [NUMBERS[agent], step, *chosen, float(action is not None)]
+
+
+def values_of(algo: Algorithm, policy_id: str, rows: Rows) -> Rows:
+    """Return what a policy's value network says of critic rows."""
+    backend: Any = algo.get_policy(policy_id)._cohort.backend  # type: ignore[attr-defined]
+    index = algo.get_policy(policy_id)._index  # type: ignore[attr-defined]
+    values: Rows = backend.values(index, np.asarray(rows, np.float32))
+    return values
+
+
+def actions_by_step(batch: Any) -> dict[str, dict[int, int]]:
+    """Return the action of each agent at each step of an episode; the fragment has one episode."""
+    return {
+        agent: {int(obs[1]): int(action) for obs, action in zip(own["obs"], own["actions"], strict=True)}
+        for agent, own in batch.policy_batches.items()
+    }
+
+
+def expected_row(agent: str, step: int, acted: dict[str, dict[int, int]]) -> list[float]:
+    """Return the critic's row of an agent that acts, in an episode that was seen from beginning to end."""
+    row = [NUMBERS[agent], float(step)]
+    for other in "abc".replace(agent, ""):
+        row += cell(other, step, acted[other][step]) if step in acted[other] else NOBODY
+    return row
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+@pytest.mark.parametrize("inference", ["onnx", "torch"])
+def test_a_critic_sees_who_is_there_and_what_they_do(truncate: bool, inference: str) -> None:
+    config = {
+        **SMALL, "rollout_fragment_length": 5, "critic_obs": "all_agents", "multiagent": APART,
+        "env_config": {"truncate": truncate}, "inference": inference,
+    }  # fmt: skip
+    with PPO(env=Shifts, config=config) as algo:
+        batch = algo.sample()
+        acted = actions_by_step(batch)
+        assert {agent: list(steps) for agent, steps in acted.items()} == {
+            "a": [0, 1, 2, 4], "b": [0, 1, 3, 4], "c": [1, 2, 3, 4]
+        }  # fmt: skip
+        for agent in "abc":
+            own = batch[agent]
+            rows = [expected_row(agent, step, acted) for step in acted[agent]]
+            assert own["critic_obs"].tolist() == rows
+            assert own["vf_preds"] == pytest.approx(values_of(algo, agent, own["critic_obs"]), abs=1e-6)
+            worth = 0.0
+            if truncate:
+                # Everybody is shown step 5, and nobody acts on it.
+                after = [NUMBERS[agent], 5.0]
+                for other in "abc".replace(agent, ""):
+                    after += cell(other, 5, None)
+                worth = float(values_of(algo, agent, np.array([after, after]))[0])
+                assert own["next_vf_preds"][-1] == pytest.approx(worth, abs=1e-6)
+            target = own["rewards"][-1] + 0.99 * worth
+            assert own["value_targets"][-1] == pytest.approx(target, abs=1e-5)
+
+
+def test_where_a_fragment_is_cut_a_critic_sees_observations_that_nobody_has_acted_on() -> None:
+    config = {**SMALL, "rollout_fragment_length": 2, "critic_obs": "all_agents", "multiagent": APART}
+    with PPO(env=Shifts, config=config) as algo:
+        batch = algo.sample()
+        acted = actions_by_step(batch)
+        # "b" pauses in step 2: its row of step 1 is held, so its action is not known yet.
+        assert {agent: list(steps) for agent, steps in acted.items()} == {"a": [0, 1], "b": [0], "c": [1]}
+        first, second = batch["a"]["critic_obs"].tolist()
+        assert first == [1.0, 0.0, *cell("b", 0, acted["b"][0]), *NOBODY]
+        assert second == [1.0, 1.0, *cell("b", 1, None), *cell("c", 1, acted["c"][1])]
+        after = {
+            "a": [1.0, 2.0, *NOBODY, *cell("c", 2, None)],
+            "b": [2.0, 1.0, *cell("a", 1, acted["a"][1]), *cell("c", 1, acted["c"][1])],
+            "c": [3.0, 2.0, *cell("a", 2, None), *NOBODY],
+        }
+        for agent, row in after.items():
+            worth = float(values_of(algo, agent, np.array([row, row]))[0])
+            assert batch[agent]["next_vf_preds"][-1] == pytest.approx(worth, abs=1e-6)
+
+
+def test_environments_and_episodes_are_kept_apart() -> None:
+    multiagent = {"policies": ["all"], "policy_mapping_fn": lambda agent_id, **kw: "all"}
+    config = {**SMALL, "critic_obs": "all_agents", "multiagent": multiagent, "num_envs_per_worker": 3}
+    with PPO(env=Shifts, config={**config, "rollout_fragment_length": 15}) as algo:
+        batch = algo.sample()["all"]
+    names = np.array(["", "a", "b", "c"])[batch["obs"][:, 0].astype(int)]
+    for eps_id in set(batch["eps_id"].tolist()):
+        mine = batch["eps_id"] == eps_id
+        acted = {}
+        for agent in "abc":
+            hers = mine & (names == agent)
+            acted[agent] = dict(zip(batch["obs"][hers, 1], batch["actions"][hers], strict=True))
+        for row in np.flatnonzero(mine):
+            step = int(batch["obs"][row, 1])
+            assert batch["critic_obs"][row].tolist() == expected_row(names[row], step, acted)
+    assert len(set(batch["eps_id"].tolist())) == 9
+
+
+class Counts(Policy):
+    """Says 6 of {5, 6} in every odd env step."""
+
+    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return [np.int64(5 + int(obs[0]) % 2) for obs in obs_batch], [], {}
+
+
+class Mixed(MultiAgentEnv):
+    """Agents of four kinds, two of them alike, for three steps; everybody sees the step."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["p", "q", "r", "s"]
+        box, three = gym.spaces.Box(0.0, 9.0, (1,), np.float32), gym.spaces.Discrete(4)
+        self.observation_spaces = {"p": box, "q": three, "r": box, "s": box}
+        pair = gym.spaces.Discrete(2)
+        force = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_spaces = {"p": pair, "q": force, "r": pair, "s": gym.spaces.Discrete(2, start=5)}
+
+    def observe(self) -> AgentDict:
+        return {agent: self.at if agent == "q" else np.array([self.at], np.float32) for agent in "pqrs"}
+
+    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
+        self.at = 0
+        return self.observe(), {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        self.at += 1
+        return self.observe(), {}, {ALL: self.at == 3}, {ALL: False}, {}
+
+
+def test_agents_with_equal_spaces_lie_together_and_every_kind_of_action_becomes_numbers() -> None:
+    policies: dict[str, Any] = {"pair": None, "q": None, "s": PolicySpec(Counts)}
+    homes = {"p": "pair", "r": "pair", "q": "q", "s": "s"}
+    multiagent = {"policies": policies, "policy_mapping_fn": lambda agent_id, **kw: homes[agent_id]}
+    config = {**SMALL, "rollout_fragment_length": 3, "critic_obs": "all_agents", "multiagent": multiagent}
+    with PPO(env=Mixed, config=config) as algo:
+        batch = algo.sample()
+        assert algo.get_weights(["q"])["q"]["value.0.weight"].shape[0] == 4 + 4 + 4 + 4
+        assert algo.get_weights(["q"])["q"]["policy.0.weight"].shape[0] == 4
+        algo.train()
+    pair, q = batch["pair"], batch["q"]
+    one_hot, step_codes = np.eye(2), np.eye(4)
+    said = {agent: pair["actions"][pair["agent_index"] == index] for agent, index in (("p", 0), ("r", 2))}
+    for step in range(3):
+        s_cell = [step, *one_hot[step % 2], 1.0]
+        p_cell, r_cell = ([step, *one_hot[said[agent][step]], 1.0] for agent in "pr")
+        q_cell = [*step_codes[step], *q["actions"][step], 1.0]
+        seen = {
+            agent: pair["critic_obs"][pair["agent_index"] == index][step]
+            for agent, index in (("p", 0), ("r", 2))
+        }
+        assert np.allclose(seen["p"], [step, *r_cell, *q_cell, *s_cell])
+        assert np.allclose(seen["r"], [step, *p_cell, *q_cell, *s_cell])
+        assert np.allclose(q["critic_obs"][step], [*step_codes[step], *p_cell, *r_cell, *s_cell])
+
+
+def count_and_clock(batch: SampleBatch, others: Any, episode: Any) -> Rows:
+    """Return how many others there are, and the step, of each row."""
+    return np.stack((np.full(batch.count, len(others)), batch["obs"][:, 1]), 1)
+
+
+def count_and_clock_and_next(batch: SampleBatch, others: Any, episode: Any) -> Rows:
+    """Return the same, and what comes after the rows."""
+    return np.concatenate((count_and_clock(batch, others, episode), [[len(others), 7.5]]))
+
+
+@pytest.mark.parametrize("tells_next", [False, True])
+def test_a_function_says_what_a_critic_sees(tells_next: bool) -> None:
+    critic = count_and_clock_and_next if tells_next else count_and_clock
+    own = PolicySpec(config={"critic_obs": critic, "critic_obs_size": 2})
+    config = {
+        **SMALL,
+        "num_envs_per_worker": 2,
+        "rollout_fragment_length": 2,
+        "multiagent": {**APART, "policies": {"a": own, "b": None, "c": None}},
+    }
+    with PPO(env=Shifts, config=config) as algo:
+        batch = algo.sample()
+        # Two environments, so two pieces.
+        assert batch["a"]["critic_obs"].tolist() == [[2.0, 0.0], [2.0, 1.0]] * 2
+        assert "critic_obs" not in batch["b"]
+        values = values_of(algo, "a", np.array([[2.0, 0.0], [2.0, 1.0], [2.0, 7.5]]))
+        assert batch["a"]["vf_preds"] == pytest.approx([*values[:2], *values[:2]], abs=1e-6)
+        # What comes after is worth as much as the last row unless the function tells.
+        last = values[2] if tells_next else values[1]
+        assert batch["a"]["next_vf_preds"] == pytest.approx([values[1], last] * 2, abs=1e-6)
+        before = algo.get_weights(["a"])["a"]["value.0.weight"]
+        assert before.shape == (2, 64)
+        algo.train()
+        assert not np.array_equal(before, algo.get_weights(["a"])["a"]["value.0.weight"])
+
+
+def test_a_policy_with_a_central_critic_may_come_later() -> None:
+    with PPO(env=Shifts, config={**SMALL, "rollout_fragment_length": 5, "train_batch_size": 5}) as algo:
+        algo.train()
+        seen = {"critic_obs": "all_agents"}
+        algo.add_policy(
+            "late",
+            PolicySpec(config=seen),
+            policy_mapping_fn=lambda agent_id, **kw: "late" if agent_id == "b" else "default_policy",
+        )
+        # The episode that runs keeps its policies.
+        algo.sample()
+        batch = algo.sample()
+        assert batch["late"]["critic_obs"].shape == (4, 14)
+        assert batch["late"]["critic_obs"][0, :3].tolist() == [2.0, 0.0, 1.0]
+        assert "critic_obs" not in batch["default_policy"]
+        assert {"late", "default_policy"} <= set(algo.train()["info"])
+
+
+def test_all_agents_of_a_single_agent_are_itself() -> None:
+    multiagent = {"policies": {"default_policy": PolicySpec(config={"critic_obs": "all_agents"})}}
+    config = {**SMALL, "train_batch_size": 60, "multiagent": multiagent}
+    with PPO(env="CartPole-v1", config=config) as algo:
+        batch = algo.sample()["default_policy"]
+        assert np.array_equal(batch["critic_obs"], batch["obs"])
+    with PPO(env="CartPole-v1", config={**SMALL, "train_batch_size": 60}) as algo:
+        plain = algo.sample()["default_policy"]
+    assert np.array_equal(plain["vf_preds"], batch["vf_preds"])
+    assert plain["advantages"] == pytest.approx(batch["advantages"], abs=1e-5)

@@ -1,0 +1,242 @@
+"""A policy's `postprocess_trajectory`: what it is given, when, and what becomes of what it returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from menv import DefaultCallbacks, Episode, PolicySpec, RandomPolicy, SampleBatch
+from menv.algorithms import PPO, PPOPolicy, compute_advantages
+from menv.algorithms.returns import gae
+from tests.algorithms_e2e.looking import Others, steps_of, watching
+from tests.algorithms_e2e.shifts import Shifts, mapped_to_themselves
+
+SMALL = {"sgd_minibatch_size": 8, "num_sgd_iter": 2, "seed": 1}
+EACH = {"policy_mapping_fn": mapped_to_themselves}
+
+
+def test_others_are_the_rows_of_every_other_agent_of_the_episode_whoever_answers_for_it() -> None:
+    watch, seen = watching()
+    policies = {"a": PolicySpec(watch), "b": None, "c": PolicySpec(RandomPolicy)}
+    config = {**SMALL, "rollout_fragment_length": 10, "multiagent": {"policies": policies, **EACH}}
+    with PPO(env=Shifts, config=config) as algo:
+        batch = algo.sample()
+    # Two episodes; in each of them "a" lives twice.
+    assert [steps_of(own) for own, _, _ in seen] == [[0, 1, 2], [4], [0, 1, 2], [4]]
+    for own, others, episode in seen:
+        assert {agent: steps_of(rows) for agent, rows in others.items()} == {
+            "b": [0, 1, 3, 4],
+            "c": [1, 2, 3, 4],
+        }
+        assert episode.get_agents() == ["a", "b", "c"]
+        assert all((rows["eps_id"] == episode.episode_id).all() for rows in (own, *others.values()))
+        assert (others["c"]["rewards"] == [2.0, 3.0, 4.0, 5.0]).all()
+        assert set(others["b"]["agent_index"]) == {1}
+    assert batch["a"].count == 8
+
+
+def test_both_lives_of_an_agent_are_in_one_batch() -> None:
+    watch, seen = watching()
+    policies = {"a": None, "b": PolicySpec(watch), "c": None}
+    config = {**SMALL, "rollout_fragment_length": 5, "multiagent": {"policies": policies, **EACH}}
+    with PPO(env=Shifts, config=config) as algo:
+        algo.sample()
+    ((_, others, _),) = seen
+    assert steps_of(others["a"]) == [0, 1, 2, 4]
+    assert others["a"].segments.lengths.tolist() == [3, 1]
+    assert others["a"]["terminateds"].tolist() == [False, False, True, True]
+
+
+def test_agents_of_one_policy_see_each_other_and_rows_are_lined_up_by_their_env_step() -> None:
+    watch, seen = watching()
+    multiagent = {"policies": {"all": PolicySpec(watch)}, "policy_mapping_fn": lambda agent_id, **kw: "all"}
+    config = {**SMALL, "num_envs_per_worker": 3, "rollout_fragment_length": 7, "multiagent": multiagent}
+    with PPO(env=Shifts, config=config) as algo:
+        for _ in range(3):
+            algo.sample()
+    assert {tuple(others) for _, others, _ in seen} >= {("b", "c"), ("a", "c"), ("a", "b")}
+    for own, others, episode in seen:
+        agent = episode.get_agents()[int(own["agent_index"][0])]
+        assert agent not in others
+        for rows in (own, *others.values()):
+            first_step = rows["env_t"] - steps_of(rows)
+            assert len(set(first_step.tolist())) == 1
+            assert set(first_step.tolist()) == {int(own["env_t"][0]) - steps_of(own)[0]}
+        last = (own["env_t"][-1], own["next_env_t"][-1])
+        assert own["next_env_t"][:-1].tolist() == own["env_t"][1:].tolist()
+        # What came after the last row; "b" pauses for a step.
+        paused = agent == "b" and steps_of(own)[-1] == 1
+        assert last[1] - last[0] == (2 if paused else 1)
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_others_are_empty_when_alone(vector: bool) -> None:
+    watch, seen = watching()
+    env: Any = "CartPole-v1"
+    if vector:
+        env = lambda context: SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)  # noqa: E731
+    multiagent = {"policies": {"default_policy": PolicySpec(watch)}}
+    config = {**SMALL, "rollout_fragment_length": 30, "train_batch_size": 30, "multiagent": multiagent}
+    with PPO(env=env, config=config) as algo:
+        algo.train()
+    assert seen
+    assert all(others == {} for _, others, _ in seen)
+    assert sum(own.count for own, _, _ in seen) >= 28
+
+
+def test_a_hook_runs_before_advantages_and_these_before_the_callback() -> None:
+    order: list[str] = []
+
+    class Early(PPOPolicy):
+        def postprocess_trajectory(
+            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
+        ) -> SampleBatch:
+            assert not {"advantages", "vf_preds", "action_logp"} & set(batch)
+            order.append("hook")
+            batch["mine"] = np.arange(batch.count)
+            return batch
+
+    class Late(DefaultCallbacks):
+        def on_postprocess_trajectory(self, *, postprocessed_batch: Any, **kwargs: Any) -> None:
+            assert {"advantages", "vf_preds", "action_logp", "mine"} <= set(postprocessed_batch)
+            order.append("callback")
+
+        def on_episode_end(self, **kwargs: Any) -> None:
+            order.append("end")
+
+    policies = {"policies": {"default_policy": PolicySpec(Early)}}
+    config = {**SMALL, "rollout_fragment_length": 5, "callbacks": Late, "multiagent": policies}
+    with PPO(env=Shifts, config=config) as algo:
+        algo.sample()
+    assert order == ["hook"] * 4 + ["callback"] * 4 + ["end"]
+
+
+def test_episodes_count_and_carry_what_a_hook_puts_into_them() -> None:
+    class Count(PPOPolicy):
+        def postprocess_trajectory(
+            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
+        ) -> SampleBatch:
+            assert episode is not None
+            metrics = episode.custom_metrics
+            metrics["rows"] = metrics.get("rows", 0) + batch.count
+            return batch
+
+    policies = {"policies": {"default_policy": PolicySpec(Count)}}
+    config = {**SMALL, "rollout_fragment_length": 10, "train_batch_size": 10, "multiagent": policies}
+    with PPO(env=Shifts, config=config) as algo:
+        for number in range(1, 4):
+            result = algo.train()
+            assert result["episodes_this_iter"] == 2
+            assert result["custom_metrics"]["rows_mean"] == 4 + 4 + 4
+            assert len(result["hist_stats"]["episode_reward"]) == 2 * number
+
+
+def test_what_one_agent_writes_into_its_rows_no_other_agent_sees() -> None:
+    totals = []
+
+    class Zero(PPOPolicy):
+        def postprocess_trajectory(
+            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
+        ) -> SampleBatch:
+            totals.append(
+                {agent: rows["rewards"].sum() for agent, rows in (other_agent_batches or {}).items()}
+            )
+            batch["rewards"][:] = 0.0
+            return batch
+
+    multiagent = {"policies": dict.fromkeys("abc", PolicySpec(Zero)), **EACH}
+    with PPO(env=Shifts, config={**SMALL, "rollout_fragment_length": 5, "multiagent": multiagent}) as algo:
+        batch = algo.sample()
+    paid = {"a": 1.0 + 2 + 3 + 5, "b": 1.0 + 2 + 4 + 5, "c": 2.0 + 3 + 4 + 5}
+    assert [set(found) for found in totals] == [{"b", "c"}, {"b", "c"}, {"a", "c"}, {"a", "b"}]
+    assert all(found[agent] == paid[agent] for found in totals for agent in found)
+    assert all((batch[agent]["rewards"] == 0.0).all() for agent in "abc")
+
+
+def test_a_policy_that_answers_by_itself_may_look_at_its_trajectories_too() -> None:
+    watch, seen = watching(base=RandomPolicy)
+    policies = {"a": PolicySpec(watch), "b": None, "c": None}
+    config = {**SMALL, "rollout_fragment_length": 5, "multiagent": {"policies": policies, **EACH}}
+    with PPO(env=Shifts, config=config) as algo:
+        algo.sample()
+    assert [set(others) for _, others, _ in seen] == [{"b", "c"}] * 2
+
+
+def test_values_of_ones_own_are_what_advantages_are_made_of() -> None:
+    class Priced(PPOPolicy):
+        def postprocess_trajectory(
+            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
+        ) -> SampleBatch:
+            batch["vf_preds"] = batch["obs"][:, 1]
+            return batch
+
+    policies = {"policies": {"default_policy": PolicySpec(Priced)}}
+    settings = {**SMALL, "gamma": 0.5, "lambda": 0.5, "rollout_fragment_length": 5}
+    with PPO(
+        env=Shifts, config={**settings, "env_config": {"truncate": True}, "multiagent": policies}
+    ) as algo:
+        batch = algo.sample()["default_policy"]
+    c = batch.take(np.flatnonzero(batch["agent_index"] == 2))
+    assert c["vf_preds"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert c["rewards"].tolist() == [2.0, 3.0, 4.0, 5.0]
+    # The state after a trajectory that goes on is worth as much as the last row: 5 + 4 / 2 - 4, and so on back.
+    last = 5.0 + 0.5 * 4.0 - 4.0
+    third = 4.0 + 0.5 * 4.0 - 3.0 + 0.25 * last
+    second = 3.0 + 0.5 * 3.0 - 2.0 + 0.25 * third
+    first = 2.0 + 0.5 * 2.0 - 1.0 + 0.25 * second
+    assert c["advantages"].tolist() == pytest.approx([first, second, third, last])
+    assert c["value_targets"].tolist() == pytest.approx([first + 1, second + 2, third + 3, last + 4])
+
+
+def test_advantages_of_ones_own_are_kept() -> None:
+    class Own(PPOPolicy):
+        def postprocess_trajectory(
+            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
+        ) -> SampleBatch:
+            batch["vf_preds"] = np.full(batch.count, 2.0, np.float32)
+            batch["next_vf_preds"] = np.full(batch.count, 3.0, np.float32)
+            if self.settings.gamma == 0.5:
+                batch["advantages"] = np.full(batch.count, 4.0, np.float32)
+            return batch
+
+    multiagent = {
+        "policies": {"a": PolicySpec(Own, config={"gamma": 0.5}), "b": PolicySpec(Own), "c": None},
+        **EACH,
+    }
+    config = {**SMALL, "rollout_fragment_length": 3, "multiagent": multiagent}
+    with PPO(env=Shifts, config=config) as algo:
+        batch = algo.sample()
+    assert set(batch["a"]["advantages"]) == {4.0}
+    assert set(batch["a"]["value_targets"]) == {6.0}
+    # Of "b" the rows of steps 0 and 1 have left; the next value is given.
+    assert batch["b"]["advantages"][-1] == pytest.approx(batch["b"]["rewards"][-1] + 0.99 * 3.0 - 2.0)
+
+
+def test_advantages_are_computed_for_several_pieces_at_once_as_for_each() -> None:
+    with PPO(env=Shifts, config={**SMALL, "rollout_fragment_length": 12}) as algo:
+        batch = algo.sample()["default_policy"]
+    pieces = batch.split_by_episode()
+    worth = np.arange(len(pieces), dtype=np.float32)
+    found = compute_advantages(batch.copy(), worth, gamma=0.9, lambda_=0.8)["advantages"]
+    each = [
+        compute_advantages(one, value, gamma=0.9, lambda_=0.8)
+        for one, value in zip(pieces, worth, strict=True)
+    ]
+    assert np.array_equal(found, np.concatenate([one["advantages"] for one in each]))
+    over = next(one for one in pieces if one["terminateds"][-1])
+    by_hand = gae(
+        over["rewards"], over["vf_preds"], np.append(over["vf_preds"][1:], 0.0),
+        np.arange(over.count) == over.count - 1, 0.9, 0.8,
+    )  # fmt: skip
+    assert np.array_equal(compute_advantages(over, 100.0, gamma=0.9, lambda_=0.8)["advantages"], by_hand)
+
+
+def test_nothing_is_kept_where_nobody_looks() -> None:
+    with PPO(env=Shifts, config={**SMALL, "train_batch_size": 30}) as algo:
+        batch = algo.sample()["default_policy"]
+        assert not {"env_t", "next_env_t", "next_vf_preds", "critic_obs"} & set(batch)
+        assert not algo._sampler.episodes

@@ -1,0 +1,245 @@
+"""What is wrong with a user's hook, loss, modules or critic rows is said in one line that names the policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from menv import PolicySpec, SampleBatch
+from menv.algorithms import PPO, PPOConfig, PPOPolicy, compute_advantages
+from menv.errors import ConfigError, ContractError, MenvError
+from tests.algorithms_e2e.shifts import Shifts
+
+SMALL: dict[str, Any] = {
+    "rollout_fragment_length": 5,
+    "train_batch_size": 5,
+    "sgd_minibatch_size": 8,
+    "seed": 1,
+}
+
+
+def train_with(policy: Any, **config: Any) -> None:
+    """Train once with one policy for all agents."""
+    with PPO(env=Shifts, config={**SMALL, **config, "multiagent": {"policies": {"p": policy}}}) as algo:
+        algo.train()
+
+
+def said(error: type[MenvError], policy: Any, **config: Any) -> str:
+    """Return the one line that is said."""
+    with pytest.raises(error) as caught:
+        train_with(policy, **config)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert ", expected " in message
+    assert "; " in message
+    return message
+
+
+def short_column(batch: Any) -> Any:
+    batch["joint"] = np.zeros(batch.count - 1)
+    return batch
+
+
+def bare(batch: Any) -> Any:
+    return SampleBatch({"obs": batch["obs"]}, batch.segments)
+
+
+def sometimes(batch: Any) -> Any:
+    if batch.count > 1:
+        batch["joint"] = np.zeros(batch.count)
+    return batch
+
+
+def ragged(batch: Any) -> Any:
+    batch["joint"] = np.zeros((batch.count, batch.count))
+    return batch
+
+
+HOOKS = [
+    (lambda batch: None, ContractError, "postprocess_trajectory, agent 'a': returned NoneType, expected a SampleBatch"),
+    (dict, ContractError, "returned dict, expected a SampleBatch"),
+    (lambda batch: batch.slice(0, 1), ContractError, "returned 1 rows, expected a SampleBatch of the same 3 rows"),
+    (bare, ContractError, "returned 3 rows without 'action_dist_inputs'"),
+    (short_column, ConfigError, "column 'joint' has 2 rows, expected 3"),
+    (sometimes, ContractError, "columns ['joint'] are in some batches and not in others"),
+    (ragged, ContractError, "column 'joint' has rows of shape (1,), expected (3,)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("hook", "error", "message"), HOOKS)
+def test_a_hook_that_returns_something_else_is_named(hook: Any, error: Any, message: str) -> None:
+    class Bad(PPOPolicy):
+        def postprocess_trajectory(
+            self, batch: Any, other_agent_batches: Any = None, episode: Any = None
+        ) -> Any:
+            return hook(batch)
+
+    assert message in said(error, PolicySpec(Bad))
+
+
+def far(policy: Any, batch: Any) -> Any:
+    return policy.network.values(batch["obs"]).mean() / 0.0
+
+
+LOSSES = [
+    (lambda policy, batch: 0.5, "policy 'p'.loss: returned float, expected a scalar tensor"),
+    (lambda policy, batch: None, "policy 'p'.loss: returned NoneType, expected a scalar tensor"),
+    (lambda policy, batch: policy.network.values(batch["obs"]), "returned a tensor of shape (8,), expected a scalar"),
+    (lambda policy, batch: torch.zeros(()), "returned a number without a gradient"),
+    (far, "expected a finite number"),
+    (lambda policy, batch: (policy.ppo_loss(batch)[0], {"x": torch.zeros(2)}), "statistic 'x' has shape (2,)"),
+    (lambda policy, batch: (policy.ppo_loss(batch)[0], 3), "expected a scalar tensor, or one and a dict"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "message"), LOSSES)
+def test_a_loss_that_is_none_is_named(loss: Any, message: str) -> None:
+    class Bad(PPOPolicy):
+        def loss(self, batch: Any) -> Any:
+            return loss(self, batch)
+
+    assert message in said(ContractError, PolicySpec(Bad))
+
+
+def test_statistics_that_come_and_go_are_named() -> None:
+    class Bad(PPOPolicy):
+        calls = 0
+
+        def loss(self, batch: Any) -> Any:
+            self.calls += 1
+            return self.ppo_loss(batch)[0], {f"call_{self.calls}": 1.0}
+
+    assert "told ['call_2'], expected ['call_1'] as before" in said(ContractError, PolicySpec(Bad))
+
+
+MODULES = [
+    ([nn.Linear(2, 1)], "make_modules returned list, expected a dict of torch modules"),
+    ({"critic": 3}, "make_modules returned dict, expected a dict of torch modules"),
+    ({"value": nn.Linear(2, 1)}, "'value' with a name of the network's own layers"),
+    ({"critic": nn.BatchNorm1d(2)}, "'critic' with 'running_mean' in it"),
+    ({"critic": nn.Linear(2, 1, dtype=torch.float64)}, "'critic' with 'weight' in it"),
+]
+
+
+@pytest.mark.parametrize(("modules", "message"), MODULES)
+def test_modules_that_cannot_be_trained_are_named(modules: Any, message: str) -> None:
+    class Bad(PPOPolicy):
+        def make_modules(self) -> Any:
+            return modules
+
+    assert message in said(ConfigError, PolicySpec(Bad))
+
+
+def test_a_module_that_nobody_trains_is_named() -> None:
+    class Bad(PPOPolicy):
+        def make_modules(self) -> dict[str, nn.Module]:
+            self.forgotten = nn.Linear(2, 1)
+            return {}
+
+    assert "attribute 'forgotten' is a torch module that nobody trains" in said(ConfigError, PolicySpec(Bad))
+
+    class Good(PPOPolicy):
+        def make_modules(self) -> dict[str, nn.Module]:
+            self.fixed = nn.Linear(2, 1).requires_grad_(False)
+            self.critic = nn.Linear(2, 1)
+            return {"critic": self.critic}
+
+    train_with(PolicySpec(Good))
+
+
+def test_weights_of_another_class_are_refused() -> None:
+    class Mine(PPOPolicy):
+        def make_modules(self) -> dict[str, nn.Module]:
+            return {"critic": nn.Linear(2, 1)}
+
+    multiagent = {
+        "policies": {"p": PolicySpec(Mine), "q": None},
+        "policy_mapping_fn": lambda agent, **kw: "p",
+    }
+    with PPO(env=Shifts, config={**SMALL, "multiagent": multiagent}) as algo:
+        weights = algo.get_weights()
+        with pytest.raises(ConfigError, match=r"weights 'critic.weight' have shape None, expected \(1, 2\)"):
+            algo.set_weights({"p": weights["q"]})
+        with pytest.raises(ConfigError, match=r"'critic.bias' of shape \(1,\), expected None"):
+            algo.set_weights({"q": weights["p"]})
+
+
+def rows(count: int, width: int, value: float = 0.0) -> Any:
+    return lambda batch, others, episode: np.full((batch.count + count, width), value)
+
+
+FUNCTIONS = [
+    (rows(0, 3), "critic_obs of policy 'p', agent 'a': returned ndarray of shape (3, 3), expected (3, 2) or (4, 2)"),
+    (rows(2, 2), "of shape (5, 2), expected (3, 2) or (4, 2)"),
+    (lambda *args: None, "returned NoneType"),
+    (lambda *args: [["x"]], "returned list"),
+    (rows(0, 2, np.nan), "a number is not finite"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "message"), FUNCTIONS)
+def test_rows_of_the_wrong_width_are_named(function: Any, message: str) -> None:
+    assert message in said(ContractError, None, critic_obs=function, critic_obs_size=2)
+
+
+SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"critic_obs": "everything"}, "critic_obs is 'everything', expected \"all_agents\""),
+    ({"critic_obs": rows(0, 2)}, "critic_obs_size is None with critic_obs given"),
+    ({"critic_obs": rows(0, 2), "critic_obs_size": 0}, "critic_obs_size is 0 with critic_obs given"),
+    ({"critic_obs_size": 3}, "critic_obs_size is 3 with critic_obs None"),
+    (
+        {"critic_obs": "all_agents", "model": {"vf_share_layers": True}},
+        "critic_obs with model.vf_share_layers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), SETTINGS)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PPOConfig(env=Shifts, **settings)
+    assert message in str(caught.value)
+
+
+def test_all_agents_without_anybody_known_is_refused() -> None:
+    class Secret(Shifts):
+        def __init__(self, config: Any = None) -> None:
+            super().__init__(config)
+            self.possible_agents = []
+
+        def get_agent_ids(self) -> Any:
+            return set()
+
+    with pytest.raises(ConfigError, match="does not say which agents there are, expected possible_agents"):
+        PPO(env=Secret, config={**SMALL, "critic_obs": "all_agents"})
+
+
+def test_a_trained_class_of_another_algorithm_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="policy_class=PPOPolicy is trained by PPO and algorithm='DQN', expected one"
+    ):
+        PolicySpec(PPOPolicy, algorithm="DQN")
+
+
+def test_advantages_without_values_are_refused() -> None:
+    class Bad(PPOPolicy):
+        def postprocess_trajectory(
+            self, batch: Any, other_agent_batches: Any = None, episode: Any = None
+        ) -> Any:
+            return compute_advantages(batch)
+
+    assert "compute_advantages: vf_preds of shape None" in said(ContractError, PolicySpec(Bad))
+
+
+def test_actions_that_are_no_fixed_number_of_numbers_are_refused() -> None:
+    from menv.algorithms.joint_obs import JointObs
+
+    talk = gym.spaces.Sequence(gym.spaces.Discrete(3))
+    spec = PolicySpec(observation_space=gym.spaces.Box(0, 1, (2,)), action_space=talk)
+    with pytest.raises(ConfigError, match="give a function as critic_obs"):
+        JointObs({"a": spec})
