@@ -73,6 +73,11 @@ class PPOPolicy(NetPolicy):
             # Their first weights depend on the seed and the policy, and nothing else on theirs.
             torch.manual_seed(draws.key(seed, draws.stable_hash(self.policy_id), draws.WEIGHTS) >> 1)
             self.modules = self._checked(self.make_modules())
+        if network.state_sizes and (self.modules or type(self).loss is not PPOPolicy.loss):
+            raise ConfigError(
+                f"policy {self.policy_id!r}: a loss or modules of its own on a recurrent network, expected PPO's own "
+                "loss on sequences; leave model.use_lstm and use_gru out, or override postprocess_trajectory alone"
+            )
 
     def make_modules(self) -> dict[str, nn.Module]:
         """Return torch modules of float32 parameters, without buffers, by name; called once.
@@ -167,14 +172,8 @@ class PPOPolicy(NetPolicy):
                 )
         model = getattr(self.settings, "model", None)
         most = 1 if model is None else model.max_seq_len
-        if not self._spec.state_sizes:
-            return PPOLearner(self._spec, self.settings, self.get_weights(), seed, policy=self)
-        if type(self).loss is not PPOPolicy.loss or self.modules:
-            raise ConfigError(
-                f"policy {self.policy_id!r}: a loss or modules of its own on a recurrent network, expected PPO's own "
-                "loss on sequences; leave model.use_lstm and use_gru out, or override postprocess_trajectory alone"
-            )
-        return PPOLearner(self._spec, self.settings, self.get_weights(), seed, most)
+        own = None if self._spec.state_sizes else self
+        return PPOLearner(self._spec, self.settings, self.get_weights(), seed, most, own)
 
     def checked_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a minibatch and its statistics; a learner calls it.

@@ -8,7 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.algorithms import DQN, PPO
+from menv import PolicySpec
+from menv.algorithms import DQN, PPO, PPOPolicy
+from menv.envs import TwoStepGame
 from menv.errors import ConfigError, ContractError
 
 STEPS = 4
@@ -150,6 +152,49 @@ def test_recurrent_policies_of_one_architecture_act_and_learn_side_by_side(infer
     assert "even" in result["info"]
     assert all((before["odd"][name] == after["odd"][name]).all() for name in before["odd"])
     assert any((before["even"][name] != after["even"][name]).any() for name in before["even"])
+
+
+SIDE_BY_SIDE: dict[str, Any] = {
+    "num_envs_per_worker": 4,
+    "train_batch_size": 128,
+    "sgd_minibatch_size": 32,
+    "model": {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 3},
+}
+
+
+def test_a_critic_of_everybody_needs_no_memory_beside_a_policy_that_has_one() -> None:
+    with PPO(env=TwoStepGame, config={**SIDE_BY_SIDE, "critic_obs": "all_agents"}) as algorithm:
+        before = algorithm.get_weights()["default_policy"]
+        assert {name.split(".")[0] for name in before if ".cell." in name} == {"policy"}
+        assert len(algorithm.get_policy().get_initial_state()) == 2
+        algorithm.train()
+        after = algorithm.get_weights()["default_policy"]
+        assert algorithm.inference == {"default_policy": "onnx"}
+    assert (before["value.0.weight"] != after["value.0.weight"]).any()
+    assert (before["policy.cell.state.weight"] != after["policy.cell.state.weight"]).any()
+
+
+class Counted(PPOPolicy):
+    def postprocess_trajectory(self, batch: Any, other_agent_batches: Any, episode: Any) -> Any:
+        batch["others"] = np.full(batch.count, len(other_agent_batches), np.float32)
+        return batch
+
+
+class OwnLoss(PPOPolicy):
+    def loss(self, batch: Any) -> Any:
+        return self.ppo_loss(batch)
+
+
+def test_trajectories_of_policies_with_a_memory_may_be_looked_at_but_not_learned_from_otherwise() -> None:
+    def config(policy_class: Any) -> dict[str, Any]:
+        policies = {"default_policy": PolicySpec(policy_class=policy_class)}
+        return {**SIDE_BY_SIDE, "multiagent": {"policies": policies}}
+
+    with PPO(env=TwoStepGame, config=config(Counted)) as algorithm:
+        assert (algorithm.sample()["default_policy"]["others"] == 1.0).all()
+        algorithm.train()
+    with pytest.raises(ConfigError, match="a loss or modules of its own on a recurrent network"):
+        PPO(env=TwoStepGame, config=config(OwnLoss))
 
 
 def test_the_same_seed_gives_the_same_memory() -> None:
