@@ -16,8 +16,13 @@ class ActingGraphs(Protocol):
 
     Inputs are called obs, mask, noise, actions and, in stacked graphs, pick (`policy * R + row` of each
     row) and which; every other input is a weight, by its name. In stacked graphs a weight has a leading
-    axis P and may have axes of length 1 after it.
+    axis P and may have axes of length 1 after it. `obs` is
+    float32, or uint8 where rows hold images of bytes.
     """
+
+    @property
+    def stacks(self) -> bool:
+        """Whether there are stacked graphs."""
 
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
         """Return the model of one kind.

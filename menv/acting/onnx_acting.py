@@ -21,7 +21,7 @@ import onnxruntime as ort
 
 from menv.acting.acting_graphs import ActingGraphs, GraphKind
 from menv.acting.action_head import ActionHead
-from menv.acting.backend import Actions, Decision, Evaluation, Flags, Floats, Weights, Which
+from menv.acting.backend import Actions, Decision, Evaluation, Flags, Floats, Rows, Weights, Which, portions
 from menv.acting.runner import BoundRunner, Feed, Runner
 from menv.errors import ConfigError
 
@@ -42,9 +42,6 @@ _BOUND_NUMBERS = 16_384
 _BOUND_RUNNERS = 256
 _NEWCOMERS = 8
 
-# So many rows at a time: the layers' outputs of 65,536 rows leave the caches, which costs half as much again.
-_ROWS_AT_ONCE = 8192
-
 
 class OnnxActing:
     """The `ActingBackend` that runs ONNX graphs on the CPU, one thread.
@@ -63,7 +60,7 @@ class OnnxActing:
         self._head = head
         self._shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
         weights_each = sum(math.prod(shape) for shape in self._shapes.values())
-        self._stacked_rows = _STACKED_WORK // (_ROW_WORK + weights_each)
+        self._stacked_rows = _STACKED_WORK // (_ROW_WORK + weights_each) if graphs.stacks else 0
         self._stacks: dict[str, Floats] = {}
         self._sessions: dict[tuple[GraphKind, bool, bool], ort.InferenceSession] = {}
         self._numbers_a_row = head.mask_width + head.noise_width
@@ -95,26 +92,26 @@ class OnnxActing:
         """The names that `set_weights` needs, sorted."""
         return tuple(self._shapes)
 
-    def act(self, obs: Floats, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
+    def act(self, obs: Rows, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
         """Draw an action for each row; see `ActingBackend.act`."""
         return self._decide("act", obs, mask, noise, which).actions
 
-    def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
+    def greedy(self, obs: Rows, mask: Flags | None, which: Which = None) -> Actions:
         """Return the most probable action of each row; see `ActingBackend.greedy`."""
         return self._decide("greedy", obs, mask, None, which).actions
 
-    def decide(self, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which = None) -> Decision:
+    def decide(self, obs: Rows, mask: Flags | None, noise: Floats | None, which: Which = None) -> Decision:
         """Return actions and what they were drawn from; see `ActingBackend.decide`."""
         return self._decide("greedy" if noise is None else "act", obs, mask, noise, which)
 
     def _decide(
-        self, kind: GraphKind, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which
+        self, kind: GraphKind, obs: Rows, mask: Flags | None, noise: Floats | None, which: Which
     ) -> Decision:
         if which is None or isinstance(which, int):
             return self._answer(kind, which or 0, obs, mask, noise, None)
         return self._mixed(kind, which, obs, mask, noise)
 
-    def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
+    def evaluate(self, policy: int, obs: Rows, mask: Flags | None, actions: Actions) -> Evaluation:
         """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
         rows = len(obs)
         if rows == 0:
@@ -123,10 +120,11 @@ class OnnxActing:
             twice = None if mask is None else _twice(mask)
             inputs, logp = self.evaluate(policy, _twice(obs), twice, _twice(actions))
             return Evaluation(inputs[:1], logp[:1])
-        if rows > _ROWS_AT_ONCE:
+        parts_of = portions(obs)
+        if len(parts_of) > 1:
             parts = [
                 self.evaluate(policy, obs[part], None if mask is None else mask[part], actions[part])
-                for part in _slices(rows)
+                for part in parts_of
             ]
             return Evaluation(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
         runner = self._runner("evaluate", policy, mask is not None)
@@ -136,12 +134,13 @@ class OnnxActing:
             runner.feed["mask"] = mask
         return Evaluation(*runner.run())
 
-    def values(self, policy: int, obs: Floats) -> Floats:
+    def values(self, policy: int, obs: Rows) -> Floats:
         """Return the [N] state values of one policy's critic."""
         if len(obs) == 0:
             return np.empty(0, np.float32)
-        if len(obs) > _ROWS_AT_ONCE:
-            return np.concatenate([self.values(policy, obs[part]) for part in _slices(len(obs))])
+        parts = portions(obs)
+        if len(parts) > 1:
+            return np.concatenate([self.values(policy, obs[part]) for part in parts])
         runner = self._runner("values", policy, False)
         runner.feed["obs"] = obs if len(obs) > 1 else _twice(obs)
         values: Floats = runner.run()[0]
@@ -181,7 +180,7 @@ class OnnxActing:
         self,
         kind: GraphKind,
         policy: int | None,
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
         which: npt.NDArray[np.int64] | None,
@@ -210,7 +209,7 @@ class OnnxActing:
         self,
         kind: GraphKind,
         which: npt.NDArray[np.int64],
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
     ) -> Decision:
@@ -225,7 +224,7 @@ class OnnxActing:
         self,
         kind: GraphKind,
         which: npt.NDArray[np.int64],
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
     ) -> Decision:
@@ -310,10 +309,6 @@ def open_session(model: bytes) -> ort.InferenceSession:
     return ort.InferenceSession(
         model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatMulAddFusion"]
     )
-
-
-def _slices(rows: int) -> list[slice]:
-    return [slice(start, start + _ROWS_AT_ONCE) for start in range(0, rows, _ROWS_AT_ONCE)]
 
 
 def _twice(row: npt.NDArray[Any]) -> npt.NDArray[Any]:

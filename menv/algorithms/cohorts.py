@@ -79,7 +79,7 @@ def build_cohorts(
 def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recipe) -> NetworkSpec:
     """Return the description of a policy's network, once it fits the spaces."""
     preprocessor = ObsPreprocessor(spec.observation_space)
-    network = recipe.network(preprocessor.size, spec.action_space, config)
+    network = recipe.network(preprocessor.size, spec.action_space, config, spec.observation_space)
     if preprocessor.mask_width not in (0, network.head.mask_width):
         raise ConfigError(
             f"policies[{name!r}]: action_mask of {preprocessor.mask_width} flags for the action space "
@@ -172,15 +172,19 @@ def _net_cohort(
     seed: int,
 ) -> Built:
     """Create the networks of one architecture."""
-    masked = ObsPreprocessor(spec.observation_space).mask_width > 0
-    backend, inference = _backend(network, weights, config.inference, seed, masked)
+    preprocessor = ObsPreprocessor(spec.observation_space)
+    backend, inference = _backend(network, weights, config.inference, seed, preprocessor)
     output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
     cohort = NetCohort(members, spec.observation_space, spec.action_space, backend, output)
     return Built(cohort, network, inference, _form(spec, config, network))
 
 
 def _backend(
-    network: NetworkSpec, weights: Sequence[Mapping[str, Any]], inference: str, seed: int, masked: bool
+    network: NetworkSpec,
+    weights: Sequence[Mapping[str, Any]],
+    inference: str,
+    seed: int,
+    preprocessor: ObsPreprocessor,
 ) -> tuple[ActingBackend, str]:
     """Return what runs the networks; "auto" falls back on torch where ONNX Runtime disagrees with it."""
     from menv.acting.onnx_acting import OnnxActing
@@ -199,7 +203,8 @@ def _backend(
         return reference, "torch"
     onnx = OnnxActing(graphs, network.head, weights)
     try:
-        check_against(onnx, reference, np.random.default_rng(seed), masked=masked)
+        rng, masked = np.random.default_rng(seed), preprocessor.mask_width > 0
+        check_against(onnx, reference, rng, masked=masked, dtype=preprocessor.dtype)
     except ConfigError:
         return reference, "torch"
     return onnx, "onnx"

@@ -11,6 +11,7 @@ from menv.acting.backend import ActingBackend
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.dqn_config import DQNConfig
+from menv.algorithms.networks.network_choice import chosen_network
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import EPSILON, StockSpec
 from menv.algorithms.recipe import Learner, Weights
@@ -25,13 +26,16 @@ class DQNRecipe:
     name = "DQN"
     config_class: type[AlgorithmConfig] = DQNConfig
 
-    def network(self, obs_size: int, action_space: gym.Space[Any], config: DQNConfig) -> NetworkSpec:
+    def network(
+        self, obs_size: int, action_space: gym.Space[Any], config: DQNConfig, observation_space: Any = None
+    ) -> NetworkSpec:
         """Return the network of one policy.
 
         Args:
             obs_size: F, numbers in a flat observation.
             action_space: Of the policy.
             config: Its settings.
+            observation_space: Of the policy, for networks that follow its structure.
 
         Raises:
             ConfigError: The actions are not Discrete.
@@ -43,9 +47,10 @@ class DQNRecipe:
             )
         head = ActionHead("q_values", (int(action_space.n),))
         model = config.model
-        return StockSpec(
+        stock = StockSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, dueling=config.dueling
         )
+        return chosen_network(stock, model, observation_space)
 
     def first_weights(self, network: NetworkSpec, config: DQNConfig, seed: int) -> dict[str, Any]:
         """Return the weights that a policy begins with, epsilon among them."""

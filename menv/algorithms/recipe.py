@@ -59,11 +59,19 @@ class Recipe(Protocol):
     def config_class(self) -> type[AlgorithmConfig]:
         """The settings of such a policy."""
 
-    def network(self, obs_size: int, action_space: Any, config: Any) -> NetworkSpec:
+    def network(
+        self, obs_size: int, action_space: Any, config: Any, observation_space: Any = None
+    ) -> NetworkSpec:
         """Return the description of the network.
 
+        Args:
+            obs_size: F, numbers in a flat observation.
+            action_space: Of the policy.
+            config: Its settings.
+            observation_space: Of the policy, for networks that follow its structure.
+
         Raises:
-            ConfigError: The action space is none for this algorithm.
+            ConfigError: A space is none for this algorithm.
         """
 
     def first_weights(

@@ -15,7 +15,18 @@ import torch
 from torch import Tensor
 
 from menv.acting.action_head import ActionHead
-from menv.acting.backend import ActingBackend, Actions, Decision, Evaluation, Flags, Floats, Weights, Which
+from menv.acting.backend import (
+    ActingBackend,
+    Actions,
+    Decision,
+    Evaluation,
+    Flags,
+    Floats,
+    Rows,
+    Weights,
+    Which,
+    portions,
+)
 from menv.algorithms import distributions, epsilon_greedy
 from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.networks.torch_network import TorchNetwork
@@ -70,16 +81,16 @@ class TorchActing:
         """The names that `set_weights` needs, sorted."""
         return tuple(self._shapes)
 
-    def act(self, obs: Floats, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
+    def act(self, obs: Rows, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
         """Draw an action for each row; see `ActingBackend.act`."""
         return self.decide(obs, mask, noise, which).actions
 
-    def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
+    def greedy(self, obs: Rows, mask: Flags | None, which: Which = None) -> Actions:
         """Return the most probable action of each row; see `ActingBackend.greedy`."""
         return self.decide(obs, mask, None, which).actions
 
     @torch.inference_mode()
-    def decide(self, obs: Floats, mask: Flags | None, noise: Floats | None, which: Which = None) -> Decision:
+    def decide(self, obs: Rows, mask: Flags | None, noise: Floats | None, which: Which = None) -> Decision:
         """Return actions and what they were drawn from; see `ActingBackend.decide`."""
         if which is None or isinstance(which, int):
             return self._choose(which or 0, obs, mask, noise)
@@ -97,8 +108,15 @@ class TorchActing:
         return Decision(actions, inputs)
 
     @torch.inference_mode()
-    def evaluate(self, policy: int, obs: Floats, mask: Flags | None, actions: Actions) -> Evaluation:
+    def evaluate(self, policy: int, obs: Rows, mask: Flags | None, actions: Actions) -> Evaluation:
         """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
+        parts = portions(obs)
+        if len(parts) > 1:
+            found = [
+                self.evaluate(policy, obs[part], None if mask is None else mask[part], actions[part])
+                for part in parts
+            ]
+            return Evaluation(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
         allowed = None if mask is None else _tensor(mask)
         inputs = self._network(policy).dist_inputs(_tensor(obs), allowed)
         if self._head.kind == "q_values":
@@ -108,8 +126,11 @@ class TorchActing:
         return Evaluation(inputs.numpy(), logp.numpy())
 
     @torch.inference_mode()
-    def values(self, policy: int, obs: Floats) -> Floats:
+    def values(self, policy: int, obs: Rows) -> Floats:
         """Return the [N] state values of one policy's critic."""
+        parts = portions(obs)
+        if len(parts) > 1:
+            return np.concatenate([self.values(policy, obs[part]) for part in parts])
         values: Floats = self._network(policy).values(_tensor(obs)).numpy()
         return values
 
@@ -151,7 +172,7 @@ class TorchActing:
             )
         return self._networks[policy]
 
-    def _choose(self, policy: int, obs: Floats, mask: Flags | None, noise: Floats | None) -> Decision:
+    def _choose(self, policy: int, obs: Rows, mask: Flags | None, noise: Floats | None) -> Decision:
         allowed = None if mask is None else _tensor(mask)
         inputs = self._network(policy).dist_inputs(_tensor(obs), allowed)
         actions = self._actions(policy, inputs, allowed, None if noise is None else _tensor(noise))
@@ -174,7 +195,11 @@ class TorchActing:
 
 
 def check_against(
-    acting: ActingBackend, reference: ActingBackend, rng: np.random.Generator, masked: bool = True
+    acting: ActingBackend,
+    reference: ActingBackend,
+    rng: np.random.Generator,
+    masked: bool = True,
+    dtype: npt.DTypeLike = np.float32,
 ) -> None:
     """Compare two back-ends of the same architecture and weights on random rows of every policy.
 
@@ -184,12 +209,13 @@ def check_against(
         rng: Where the rows come from.
         masked: Whether choices are masked in the check, as they will be in the run; each way opens graphs
             of its own.
+        dtype: Of the rows: float32, or uint8 for images of bytes.
 
     Raises:
         ConfigError: They disagree by more than rounding can explain.
     """
     for policy in range(reference.policies):
-        for what, error in _differences(acting, reference, policy, rng, masked).items():
+        for what, error in _differences(acting, reference, policy, rng, masked, dtype).items():
             if not error <= _TOLERANCE:
                 raise ConfigError(
                     f"check_against: {what} of policy {policy} differ by {error:.3g} between "
@@ -199,11 +225,16 @@ def check_against(
 
 
 def _differences(
-    acting: ActingBackend, reference: ActingBackend, policy: int, rng: np.random.Generator, masked: bool
+    acting: ActingBackend,
+    reference: ActingBackend,
+    policy: int,
+    rng: np.random.Generator,
+    masked: bool,
+    dtype: npt.DTypeLike,
 ) -> dict[str, float]:
     """Return the largest relative error of each output; of actions, 1 if too many differ."""
     head = reference.head
-    obs, mask, noise = _random_rows(head, reference.obs_size, rng)
+    obs, mask, noise = _random_rows(head, reference.obs_size, rng, dtype)
     mask = mask if masked else None
     actions = reference.act(obs, mask, noise, policy)
     mine, theirs = (one.evaluate(policy, obs, mask, actions) for one in (acting, reference))
@@ -219,9 +250,13 @@ def _differences(
 
 
 def _random_rows(
-    head: ActionHead, obs_size: int, rng: np.random.Generator
-) -> tuple[Floats, Flags | None, Floats]:
-    obs = rng.standard_normal((_CHECK_ROWS, obs_size), np.float32)
+    head: ActionHead, obs_size: int, rng: np.random.Generator, dtype: npt.DTypeLike
+) -> tuple[Rows, Flags | None, Floats]:
+    obs: Rows = (
+        rng.integers(0, 256, (_CHECK_ROWS, obs_size), np.uint8)
+        if dtype == np.uint8
+        else rng.standard_normal((_CHECK_ROWS, obs_size), np.float32)
+    )
     if head.noise == "normal":
         return obs, None, rng.standard_normal((_CHECK_ROWS, head.noise_width), np.float32)
     mask = rng.random((_CHECK_ROWS, head.mask_width)) < 0.7

@@ -34,11 +34,19 @@ class StockGraphs:
         self.spec = spec
         self.defaults = dict(defaults or {})
 
+    @property
+    def stacks(self) -> bool:
+        """Whether several policies can share a graph: not those with convolutions."""
+        return self.spec.conv is None
+
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
         """Return a serialised model; see `ActingGraphs.build`."""
-        assert kind in ("act", "greedy") or not stacked, f"no stacked graph of kind {kind!r}"
+        assert not stacked or (kind in ("act", "greedy") and self.stacks), (
+            f"no stacked graph of kind {kind!r}"
+        )
         graph = GraphBuilder(self.spec, stacked)
-        graph.given("obs", TensorProto.FLOAT, ["R", self.spec.obs_size])
+        element = TensorProto.UINT8 if self.spec.pixels else TensorProto.FLOAT
+        graph.given("obs", element, ["R", self.spec.obs_size])
         if kind == "values":
             graph.result("values", TensorProto.FLOAT, ["R"], graph.values())
         else:

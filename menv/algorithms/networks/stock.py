@@ -1,5 +1,7 @@
 """The stock network, a policy and a value head, or Q-values, on fully connected layers: description, first weights.
 
+Where observations are images, convolutions lie below these layers.
+
 `torch_stock` and `graphs` build the same network from an `StockSpec`; the learner and the acting
 back-ends share its weights by name. Weights are [in, out] (`x @ W + b`). Needs neither torch nor
 onnx, so that a process that only acts can create weights too.
@@ -17,6 +19,7 @@ import numpy.typing as npt
 
 from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.action_head import ActionHead
+from menv.algorithms.networks.conv_stack import ConvLayer, ConvStack
 from menv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +59,8 @@ class StockSpec:
         vf_share_layers: True if both heads stand on the same hidden layers.
         dueling: Of Q-values: True computes them as V + A - mean A (Wang et al. 2016, eq. 9), both on the
             same hidden layers; otherwise there is no value head.
+        conv: Convolutions below the hidden layers, shared where these are; None where there are none.
+        pixels: True if observations are rows of bytes; convolutions scale them to [0, 1].
     """
 
     obs_size: int
@@ -64,14 +69,19 @@ class StockSpec:
     activation: Activation = "tanh"
     vf_share_layers: bool = False
     dueling: bool = False
+    conv: ConvStack | None = None
+    pixels: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes and activations that describe no network."""
-        if self.activation not in ACTIVATIONS:
-            raise ConfigError(
-                f"StockSpec: activation {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}; "
-                "set model.fcnet_activation to one of them"
-            )
+        _check_activation(self.activation, "fcnet_activation")
+        if self.conv is not None:
+            _check_activation(self.conv.activation, "conv_activation")
+            if math.prod(self.conv.shape) != self.obs_size:
+                raise ConfigError(
+                    f"StockSpec: convolutions over an image of shape {self.conv.shape} with obs_size {self.obs_size}, "
+                    f"expected {math.prod(self.conv.shape)}; describe the image that the observations hold"
+                )
         if min((self.obs_size, *self.hiddens)) < 1:
             raise ConfigError(
                 f"StockSpec: obs_size {self.obs_size} and hiddens {self.hiddens}, expected positive numbers; "
@@ -87,17 +97,21 @@ class StockSpec:
         """The heads that there are."""
         return ROLES if self.head.kind != "q_values" or self.dueling else ("policy",)
 
+    def conv_layers(self, role: Role) -> tuple[ConvLayer, ...]:
+        """Return the convolutions below the hidden layers of a role, first to last."""
+        return () if self.conv is None else self.conv.layers(self._trunk(role))
+
     def hidden_layers(self, role: Role) -> tuple[Layer, ...]:
         """Return the hidden layers below the policy or the value head, first to last."""
-        trunk = "shared" if self.vf_share_layers or self.dueling else role
-        widths = (self.obs_size, *self.hiddens)
+        trunk = self._trunk(role)
+        widths = self._widths
         return tuple(
             Layer(f"{trunk}.{i}", widths[i], widths[i + 1], _HIDDEN_GAIN) for i in range(len(self.hiddens))
         )
 
     def out_layer(self, role: Role) -> Layer:
         """Return the last layer of the policy or of the value network."""
-        width = (self.obs_size, *self.hiddens)[-1]
+        width = self._widths[-1]
         if role == "policy":
             return Layer("policy.out", width, self.head.outputs, _POLICY_GAIN)
         return Layer("value.out", width, 1, _VALUE_GAIN)
@@ -110,6 +124,9 @@ class StockSpec:
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every weight by name, in a fixed order."""
         shapes: dict[str, tuple[int, ...]] = {}
+        for conv in self._convolutions():
+            shapes[f"{conv.name}.weight"] = conv.weight_shape
+            shapes[f"{conv.name}.bias"] = (conv.outputs,)
         for layer in self.layers():
             shapes[f"{layer.name}.weight"] = (layer.inputs, layer.outputs)
             shapes[f"{layer.name}.bias"] = (layer.outputs,)
@@ -130,6 +147,10 @@ class StockSpec:
             weights[EPSILON][:] = 1.0
         for layer, matrix in zip(self.layers(), _matrices(self, seed), strict=True):
             weights[f"{layer.name}.weight"] = (layer.gain * matrix).astype(np.float32)
+        rng = np.random.default_rng((seed, 1))
+        for conv in self._convolutions():
+            matrix = _HIDDEN_GAIN * orthogonal(rng, math.prod(conv.weight_shape[1:]), conv.outputs)
+            weights[f"{conv.name}.weight"] = matrix.T.reshape(conv.weight_shape).astype(np.float32)
         return weights
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
@@ -144,12 +165,36 @@ class StockSpec:
 
         return StockGraphs(self, defaults)
 
+    @property
+    def _widths(self) -> tuple[int, ...]:
+        """What the first hidden layer reads, then the widths of the layers."""
+        return (self.obs_size if self.conv is None else self.conv.features, *self.hiddens)
+
+    def _trunk(self, role: Role) -> str:
+        return "shared" if self.vf_share_layers or self.dueling else role
+
+    def _convolutions(self) -> tuple[ConvLayer, ...]:
+        """Return every convolution once."""
+        return tuple(dict.fromkeys(conv for role in self.roles for conv in self.conv_layers(role)))
+
+
+def _check_activation(activation: str, setting: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise ConfigError(
+            f"StockSpec: activation {activation!r}, expected one of {', '.join(ACTIVATIONS)}; "
+            f"set model.{setting} to one of them"
+        )
+
 
 def _matrices(spec: StockSpec, seed: int) -> Iterator[npt.NDArray[np.float64]]:
     rng = np.random.default_rng(seed)
     for layer in spec.layers():
-        tall = (max(layer.inputs, layer.outputs), min(layer.inputs, layer.outputs))
-        q, r = np.linalg.qr(rng.standard_normal(tall))
-        # QR leaves the signs to LAPACK; a positive diagonal makes the answer unique and uniform.
-        q *= np.where(np.diagonal(r) < 0, -1.0, 1.0)
-        yield np.ascontiguousarray(q if layer.inputs >= layer.outputs else q.T)
+        yield orthogonal(rng, layer.inputs, layer.outputs)
+
+
+def orthogonal(rng: np.random.Generator, inputs: int, outputs: int) -> npt.NDArray[np.float64]:
+    """Return an [inputs, outputs] matrix whose rows or columns, whichever are fewer, are orthonormal."""
+    q, r = np.linalg.qr(rng.standard_normal((max(inputs, outputs), min(inputs, outputs))))
+    # QR leaves the signs to LAPACK; a positive diagonal makes the answer unique and uniform.
+    q *= np.where(np.diagonal(r) < 0, -1.0, 1.0)
+    return np.ascontiguousarray(q if inputs >= outputs else q.T)

@@ -8,7 +8,10 @@ from torch import Tensor
 
 
 class TorchNetwork(Protocol):
-    """A policy and a value function over the same parameters, as plain functions of tensors."""
+    """A policy and a value function over the same parameters, as plain functions of tensors.
+
+    Observations are float32, or uint8 where they are images of bytes.
+    """
 
     @property
     def obs_size(self) -> int:
