@@ -55,7 +55,7 @@ class ModelConfig:
             given = f"an instance of {type(model).__name__}" if instance else repr(model)
             raise ConfigError(
                 f"model: custom_model is {given}, expected a torch.nn.Module class or a function that returns a "
-                "module, because every policy gets one of its own; pass the class and put arguments into custom_model_config"
+                "module, because every policy gets one of its own; pass that and put arguments into custom_model_config"
             )
         if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
             raise ConfigError(

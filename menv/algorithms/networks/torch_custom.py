@@ -133,7 +133,12 @@ def _check_parts(spec: CustomSpec, module: nn.Module) -> None:
         )
     params = learned(module)
     wrong = next(
-        (name for name, param in params.items() if param.dtype != torch.float32 or param.is_cuda), None
+        (
+            name
+            for name, param in params.items()
+            if param.dtype != torch.float32 or param.device.type != "cpu"
+        ),
+        None,
     )
     if wrong is not None or not params:
         found = (
