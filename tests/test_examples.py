@@ -123,6 +123,19 @@ def test_rock_paper_scissors_counts_the_points_against_each_opponent(opponents: 
     assert all(name in printed for name in opponents)
 
 
+def test_pistons_train_on_pictures() -> None:
+    outcome, printed = outcome_of("pistonball")
+    assert set(outcome["policy_reward_mean"]) <= {"default_policy"}
+    assert outcome["num_env_steps_sampled"] >= 512
+    assert "policy_reward_mean" in printed
+
+
+@pytest.mark.slow
+def test_pistons_push_the_ball_to_the_left() -> None:
+    outcome, _ = outcome_of("pistonball", seconds="60")
+    assert outcome["policy_reward_mean"]["default_policy"] > 80.0
+
+
 def test_every_example_is_tested_here() -> None:
     names = {path.stem for path in python_files(ROOT, ("examples",))}
     tested = {
@@ -134,4 +147,4 @@ def test_every_example_is_tested_here() -> None:
         "hierarchical",
         "ppo_and_dqn",
     }
-    assert names == tested | {"self_play", "rock_paper_scissors"}
+    assert names == tested | {"self_play", "rock_paper_scissors", "pistonball"}
