@@ -47,11 +47,12 @@ class FrameLedger(Ledger):
     that row is kept as the first of the next trajectory: its action goes nowhere and it never leaves.
 
     Args:
-        obs_size: See `Ledger`; so are the next four.
+        obs_size: See `Ledger`; so are the next five.
         mask_width: M.
         action_shape: Of one action.
         action_dtype: Of actions.
         inputs_width: D.
+        obs_dtype: Of observations.
         policy: Index of the policy that answers for everybody.
         num_envs: E.
         new_ids: Gives each of the sub-environments [K] the id of its next episode.
@@ -67,12 +68,13 @@ class FrameLedger(Ledger):
         action_shape: tuple[int, ...],
         action_dtype: npt.DTypeLike,
         inputs_width: int = 0,
+        obs_dtype: npt.DTypeLike = np.float32,
         *,
         policy: int,
         num_envs: int,
         new_ids: NewIds,
     ) -> None:
-        super().__init__(obs_size, mask_width, action_shape, action_dtype, inputs_width)
+        super().__init__(obs_size, mask_width, action_shape, action_dtype, inputs_width, obs_dtype)
         for name in _FLAGS:
             self._columns[name] = np.zeros(len(self._columns["slots"]), np.bool_)
         self.finished = Finished(np.zeros(0), np.zeros(0, np.int64))

@@ -24,7 +24,7 @@ from menv.segments import Column, Segments
 from menv.trajectories import Trajectories
 
 Rows = slice | npt.NDArray[np.int64]
-Prepared = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
+Prepared = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
 
 _FIRST_ROWS = 256
@@ -67,8 +67,9 @@ class Ledger:
         action_shape: tuple[int, ...],
         action_dtype: npt.DTypeLike,
         inputs_width: int = 0,
+        obs_dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        """Prepare columns for rows of `obs_size` floats and `mask_width` flags.
+        """Prepare columns for rows of `obs_size` numbers and `mask_width` flags.
 
         Args:
             obs_size: F.
@@ -76,10 +77,11 @@ class Ledger:
             action_shape: Of one action.
             action_dtype: Of actions.
             inputs_width: D, the distribution inputs that `answer` is told; 0 for none.
+            obs_dtype: Of observations.
         """
         self._n = 0
         self._columns: dict[str, Column] = {
-            "obs": np.empty((_FIRST_ROWS, obs_size), np.float32),
+            "obs": np.empty((_FIRST_ROWS, obs_size), obs_dtype),
             "actions": np.zeros((_FIRST_ROWS, *action_shape), action_dtype),
             "slots": np.empty(_FIRST_ROWS, np.int64),
             # What came in with the row; it pays for the row before it in the same trajectory.

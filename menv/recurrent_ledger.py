@@ -23,11 +23,12 @@ class RecurrentLedger(Ledger):
     """A `Ledger` with the columns `state_in_0`, `state_in_1` and so on: the state before each row.
 
     Args:
-        obs_size: See `Ledger`; so are the next four.
+        obs_size: See `Ledger`; so are the next five.
         mask_width: M.
         action_shape: Of one action.
         action_dtype: Of actions.
         inputs_width: D.
+        obs_dtype: Of observations.
         state_sizes: Numbers in each part of the state; S together.
     """
 
@@ -38,9 +39,10 @@ class RecurrentLedger(Ledger):
         action_shape: tuple[int, ...],
         action_dtype: npt.DTypeLike,
         inputs_width: int,
+        obs_dtype: npt.DTypeLike,
         state_sizes: tuple[int, ...],
     ) -> None:
-        super().__init__(obs_size, mask_width, action_shape, action_dtype, inputs_width)
+        super().__init__(obs_size, mask_width, action_shape, action_dtype, inputs_width, obs_dtype)
         rows = len(self._columns["slots"])
         bounds = [0, *accumulate(state_sizes)]
         self._parts = {

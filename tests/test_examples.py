@@ -172,6 +172,19 @@ def test_an_observation_function_shows_a_critic_what_the_policy_ignores() -> Non
     assert outcome["return"] == 8.0
 
 
+def test_pistons_train_on_pictures() -> None:
+    outcome, printed = outcome_of("pistonball")
+    assert set(outcome["policy_reward_mean"]) <= {"default_policy"}
+    assert outcome["num_env_steps_sampled"] >= 512
+    assert "policy_reward_mean" in printed
+
+
+@pytest.mark.slow
+def test_pistons_push_the_ball_to_the_left() -> None:
+    outcome, _ = outcome_of("pistonball", seconds="60")
+    assert outcome["policy_reward_mean"]["default_policy"] > 80.0
+
+
 def test_every_example_is_tested_here() -> None:
     names = {path.stem for path in python_files(ROOT, ("examples",))}
     tested = {
@@ -184,4 +197,5 @@ def test_every_example_is_tested_here() -> None:
         "ppo_and_dqn",
     }
     critics = {"centralized_critic", "centralized_critic_2"}
-    assert names == tested | critics | {"self_play", "rock_paper_scissors", "shared_layers", "two_step_game"}
+    others = {"self_play", "rock_paper_scissors", "shared_layers", "two_step_game", "pistonball"}
+    assert names == tested | critics | others

@@ -14,10 +14,9 @@ GraphKind: TypeAlias = Literal["act", "greedy", "evaluate", "values"]
 class ActingGraphs(Protocol):
     """Builds the serialised graphs of one architecture.
 
-    Inputs are called obs, mask, noise, actions, state (of recurrent networks) and, in stacked graphs, pick
-    (`policy * R + row` of each row) and which; every other input is a weight, by its name. In stacked graphs a
-    weight has a leading
-    axis P and may have axes of length 1 after it.
+    Inputs are called obs (float32, or uint8 where rows hold images of bytes), mask, noise, actions, state (of
+    recurrent networks) and, in stacked graphs, pick (`policy * R + row` of each row) and which; every other input is
+    a weight, by its name. In stacked graphs a weight has a leading axis P and may have axes of length 1 after it.
     """
 
     @property

@@ -16,11 +16,26 @@ import numpy.typing as npt
 from menv.acting.action_head import ActionHead
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+Rows: TypeAlias = npt.NDArray[Any]
+"""[R, F] observations: float32, or uint8 where they are images of bytes."""
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Actions: TypeAlias = npt.NDArray[Any]
 Which: TypeAlias = "npt.NDArray[np.int64] | int | None"
 """The policy index of each row [R], or one index for all rows; None means policy 0."""
 Weights: TypeAlias = Mapping[str, Floats]
+
+# So many rows at a time: the layers' outputs of 65,536 rows leave the caches, which costs half as much again.
+# Fewer of large observations, such as images, whose copies as floats would take gigabytes.
+_ROWS_AT_ONCE = 8192
+_NUMBERS_AT_ONCE = 4_194_304
+_LEAST_AT_ONCE = 64
+
+
+def portions(obs: Rows) -> list[slice]:
+    """Return the parts in which rows are best computed, one after the other; one part if it is all of them."""
+    rows, width = obs.shape
+    size = min(_ROWS_AT_ONCE, max(_LEAST_AT_ONCE, _NUMBERS_AT_ONCE // max(1, width)))
+    return [slice(start, start + size) for start in range(0, rows, size)]
 
 
 class Evaluation(NamedTuple):
@@ -77,7 +92,7 @@ class ActingBackend(Protocol):
     def weight_names(self) -> Sequence[str]:
         """The names that `set_weights` needs, sorted."""
 
-    def act(self, obs: Floats, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
+    def act(self, obs: Rows, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
         """Draw an action for each row.
 
         Args:
@@ -90,12 +105,12 @@ class ActingBackend(Protocol):
             [R, *head.action_shape] of `head.action_dtype`.
         """
 
-    def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
+    def greedy(self, obs: Rows, mask: Flags | None, which: Which = None) -> Actions:
         """Return the most probable action of each row (the mean, for continuous actions)."""
 
     def decide(
         self,
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
         which: Which = None,
@@ -104,11 +119,11 @@ class ActingBackend(Protocol):
         """Return what `act` returns, or `greedy` without noise, and what the actions were drawn from."""
 
     def evaluate(
-        self, policy: int, obs: Floats, mask: Flags | None, actions: Actions, state: Floats | None = None
+        self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
     ) -> Evaluation:
         """Return distribution inputs and log-probabilities of `actions` under one policy."""
 
-    def values(self, policy: int, obs: Floats, state: Floats | None = None) -> Floats:
+    def values(self, policy: int, obs: Rows, state: Floats | None = None) -> Floats:
         """Return the [N] state values of one policy's critic."""
 
     def add_policy(self, weights: Weights | None = None) -> int:

@@ -21,7 +21,7 @@ import onnxruntime as ort
 
 from menv.acting.acting_graphs import ActingGraphs, GraphKind
 from menv.acting.action_head import ActionHead
-from menv.acting.backend import Actions, Decision, Evaluation, Flags, Floats, Weights, Which
+from menv.acting.backend import Actions, Decision, Evaluation, Flags, Floats, Rows, Weights, Which, portions
 from menv.acting.runner import BoundRunner, Feed, RecurrentRunner, Runner
 from menv.errors import ConfigError
 
@@ -41,9 +41,6 @@ _BOUND_NUMBERS = 16_384
 # newcomer in eight replaces the oldest, so that row counts that never repeat cost hardly more than unbound runs.
 _BOUND_RUNNERS = 256
 _NEWCOMERS = 8
-
-# So many rows at a time: the layers' outputs of 65,536 rows leave the caches, which costs half as much again.
-_ROWS_AT_ONCE = 8192
 
 
 class OnnxActing:
@@ -104,17 +101,17 @@ class OnnxActing:
         """The names that `set_weights` needs, sorted."""
         return tuple(self._shapes)
 
-    def act(self, obs: Floats, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
+    def act(self, obs: Rows, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
         """Draw an action for each row; see `ActingBackend.act`."""
         return self._decide("act", obs, mask, noise, which, None).actions
 
-    def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
+    def greedy(self, obs: Rows, mask: Flags | None, which: Which = None) -> Actions:
         """Return the most probable action of each row; see `ActingBackend.greedy`."""
         return self._decide("greedy", obs, mask, None, which, None).actions
 
     def decide(
         self,
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
         which: Which = None,
@@ -126,7 +123,7 @@ class OnnxActing:
     def _decide(
         self,
         kind: GraphKind,
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
         which: Which,
@@ -137,7 +134,7 @@ class OnnxActing:
         return self._mixed(kind, which, obs, mask, noise, state)
 
     def evaluate(
-        self, policy: int, obs: Floats, mask: Flags | None, actions: Actions, state: Floats | None = None
+        self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
     ) -> Evaluation:
         """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
         rows = len(obs)
@@ -148,10 +145,11 @@ class OnnxActing:
                 policy, _twice(obs), _maybe(_twice, mask), _twice(actions), _maybe(_twice, state)
             )
             return Evaluation(inputs[:1], logp[:1])
-        if rows > _ROWS_AT_ONCE:
+        parts_of = portions(obs)
+        if len(parts_of) > 1:
             parts = [
                 self.evaluate(policy, obs[part], _taken(mask, part), actions[part], _taken(state, part))
-                for part in _slices(rows)
+                for part in parts_of
             ]
             return Evaluation(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
         runner = self._runner("evaluate", policy, mask is not None)
@@ -163,13 +161,13 @@ class OnnxActing:
             runner.feed["state"] = state
         return Evaluation(*runner.run())
 
-    def values(self, policy: int, obs: Floats, state: Floats | None = None) -> Floats:
+    def values(self, policy: int, obs: Rows, state: Floats | None = None) -> Floats:
         """Return the [N] state values of one policy's critic."""
         if len(obs) == 0:
             return np.empty(0, np.float32)
-        if len(obs) > _ROWS_AT_ONCE:
-            parts = [self.values(policy, obs[part], _taken(state, part)) for part in _slices(len(obs))]
-            return np.concatenate(parts)
+        parts = portions(obs)
+        if len(parts) > 1:
+            return np.concatenate([self.values(policy, obs[part], _taken(state, part)) for part in parts])
         runner = self._runner("values", policy, False)
         runner.feed["obs"] = obs if len(obs) > 1 else _twice(obs)
         if state is not None:
@@ -211,7 +209,7 @@ class OnnxActing:
         self,
         kind: GraphKind,
         policy: int | None,
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
         which: npt.NDArray[np.int64] | None,
@@ -241,7 +239,7 @@ class OnnxActing:
         self,
         kind: GraphKind,
         which: npt.NDArray[np.int64],
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
         state: Floats | None,
@@ -257,7 +255,7 @@ class OnnxActing:
         self,
         kind: GraphKind,
         which: npt.NDArray[np.int64],
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
         state: Floats | None,
@@ -350,10 +348,6 @@ def open_session(model: bytes) -> ort.InferenceSession:
     return ort.InferenceSession(
         model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatMulAddFusion"]
     )
-
-
-def _slices(rows: int) -> list[slice]:
-    return [slice(start, start + _ROWS_AT_ONCE) for start in range(0, rows, _ROWS_AT_ONCE)]
 
 
 def _maybe(change: Callable[[Any], Any], array: Any) -> Any:

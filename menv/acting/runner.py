@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from menv.acting.backend import Decision, Flags, Floats
+from menv.acting.backend import Decision, Flags, Floats, Rows
 from menv.errors import ConfigError
 
 Feed: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -24,6 +24,7 @@ _DTYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
     "tensor(bool)": np.bool_,
     "tensor(int64)": np.int64,
+    "tensor(uint8)": np.uint8,
 }
 _FLOAT = np.dtype(np.float32)
 _FLAG = np.dtype(np.bool_)
@@ -58,7 +59,7 @@ class Runner:
 
     def answer(
         self,
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
         which: npt.NDArray[np.int64] | None,
@@ -103,6 +104,7 @@ class BoundRunner:
         "_noise",
         "_noise_shape",
         "_obs",
+        "_obs_dtype",
         "_obs_shape",
         "_pick",
         "_places",
@@ -143,13 +145,14 @@ class BoundRunner:
         )
         self._draws = "noise" in buffers
         self._obs_shape = (rows, *self._obs.shape[1:])
+        self._obs_dtype = self._obs.dtype
         self._mask_shape = (rows, *self._mask.shape[1:])
         self._noise_shape = (rows, *self._noise.shape[1:])
         self._places = np.arange(len(self._pick))
 
     def __call__(
         self,
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
         which: npt.NDArray[np.int64] | None,
@@ -168,8 +171,8 @@ class BoundRunner:
             ConfigError: An array has another shape or type than the graph needs.
         """
         # Assigning alone would convert types and repeat columns without a word.
-        if obs.shape != self._obs_shape or obs.dtype != _FLOAT:
-            raise _unfit("obs", obs, self._obs_shape, _FLOAT)
+        if obs.shape != self._obs_shape or obs.dtype != self._obs_dtype:
+            raise _unfit("obs", obs, self._obs_shape, self._obs_dtype)
         self._obs[...] = obs
         if mask is not None:
             if mask.shape != self._mask_shape or mask.dtype != _FLAG:
@@ -201,7 +204,7 @@ class RecurrentRunner(BoundRunner):
 
     def __call__(
         self,
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
         which: npt.NDArray[np.int64] | None,

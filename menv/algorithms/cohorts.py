@@ -179,8 +179,8 @@ def _net_cohort(
     seed: int,
 ) -> Built:
     """Create the networks of one architecture."""
-    masked = ObsPreprocessor(spec.observation_space).mask_width > 0
-    backend, inference = _backend(network, weights, config.inference, seed, masked)
+    preprocessor = ObsPreprocessor(spec.observation_space)
+    backend, inference = _backend(network, weights, config.inference, seed, preprocessor)
     output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
     cohort = NetCohort(
         members, spec.observation_space, spec.action_space, backend, output, network.state_sizes
@@ -189,7 +189,11 @@ def _net_cohort(
 
 
 def _backend(
-    network: NetworkSpec, weights: Sequence[Mapping[str, Any]], inference: str, seed: int, masked: bool
+    network: NetworkSpec,
+    weights: Sequence[Mapping[str, Any]],
+    inference: str,
+    seed: int,
+    preprocessor: ObsPreprocessor,
 ) -> tuple[ActingBackend, str]:
     """Return what runs the networks; "auto" falls back on torch where ONNX Runtime disagrees with it."""
     from menv.acting.onnx_acting import OnnxActing
@@ -209,8 +213,9 @@ def _backend(
         return reference, "torch"
     onnx = OnnxActing(graphs, network.head, weights, state_size)
     try:
+        rng, masked = np.random.default_rng(seed), preprocessor.mask_width > 0
         critic_size = network.critic_size if isinstance(network, StockSpec) else 0
-        check_against(onnx, reference, np.random.default_rng(seed), masked=masked, critic_size=critic_size)
+        check_against(onnx, reference, rng, masked=masked, critic_size=critic_size, dtype=preprocessor.dtype)
     except ConfigError:
         return reference, "torch"
     return onnx, "onnx"

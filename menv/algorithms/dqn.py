@@ -10,6 +10,7 @@ from menv.acting.action_head import ActionHead
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.dqn_config import DQNConfig
+from menv.algorithms.networks.network_choice import chosen_network
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.off_policy_recipe import OffPolicyRecipe
@@ -32,7 +33,7 @@ class DQNRecipe(OffPolicyRecipe):
             obs_size: F, numbers in a flat observation.
             action_space: Of the policy.
             config: Its settings.
-            observation_space: Not read.
+            observation_space: Of the policy, for networks that follow its structure.
 
         Raises:
             ConfigError: The actions are not Discrete.
@@ -44,10 +45,11 @@ class DQNRecipe(OffPolicyRecipe):
             )
         head = ActionHead("q_values", (int(action_space.n),))
         model = config.model
-        return StockSpec(
+        stock = StockSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation,
             dueling=config.dueling, cell=model.cell,
         )  # fmt: skip
+        return chosen_network(stock, model, observation_space)
 
     def make_learner(
         self,

@@ -18,7 +18,7 @@ from menv.algorithms.dqn_loss import DQNTerms, dqn_loss, td_targets
 from menv.algorithms.dqn_settings import DQNSettings
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.n_step import transitions
-from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.replay import ReplayBuffer, Sample
 from menv.sample_batch import SampleBatch
@@ -163,11 +163,11 @@ class DQNLearner:
         """Return what is kept of a batch, [N, ...]; see `_terms`."""
         found = transitions(batch, self._settings.gamma, self._settings.n_step)
         columns: dict[str, Column] = {
-            "obs": np.asarray(batch["obs"], np.float32),
+            "obs": obs_column(batch["obs"]),
             "actions": np.asarray(batch["actions"], np.int64),
             "returns": found.returns,
             "discounts": found.discounts,
-            "next_obs": np.asarray(found.next_obs, np.float32),
+            "next_obs": obs_column(found.next_obs),
         }
         if found.next_mask is not None:
             columns["next_mask"] = found.next_mask

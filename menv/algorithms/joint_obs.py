@@ -203,7 +203,8 @@ class _Table:
     def __init__(self, batch: SampleBatch, piece_places: Column) -> None:
         segments = batch.segments
         ends = segments.ends - 1
-        self.obs, self.actions, self.after_obs = batch["obs"], batch["actions"], segments.next_obs
+        self.obs, self.after_obs = _numbers(batch["obs"]), _numbers(segments.next_obs)
+        self.actions = batch["actions"]
         self.piece_eps, self.piece_places = segments.eps_id, piece_places
         self.eps, self.dates = segments.spread("eps_id"), batch[SampleBatch.ENV_T]
         self.places = np.repeat(piece_places, segments.lengths)
@@ -258,6 +259,11 @@ def _others(places: tuple[int, ...], absent: int) -> Column:
         seen[place] = [*places[:row], *places[row + 1 :], absent]
     seen[absent] = absent
     return seen
+
+
+def _numbers(obs: Column) -> Column:
+    """Return observations as numbers of the size that networks see: images of bytes from 0 to 1."""
+    return obs if obs.dtype != np.uint8 else obs.astype(np.float32) / np.float32(255.0)
 
 
 def _cells(kind: Kind, policy_id: str, obs: Column) -> Floats:

@@ -12,6 +12,7 @@ from menv.algorithms.advantages import compute_advantages
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.ppo_config import PPOConfig
+from menv.algorithms.networks.network_choice import chosen_network
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.recipe import Learner, Weights
@@ -32,10 +33,11 @@ class PPORecipe:
     ) -> NetworkSpec:
         """Return a policy and a value network; see `Recipe.network`."""
         model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
-        return StockSpec(
+        stock = StockSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers,
             cell=model.cell, critic_size=config.critic_obs_size or 0,
         )  # fmt: skip
+        return chosen_network(stock, model, observation_space)
 
     def first_weights(self, network: NetworkSpec, config: PPOConfig, seed: int) -> dict[str, Any]:
         """Return the weights that a policy begins with."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from menv.algorithms import distributions
 from menv.algorithms.flat_adam import FlatAdam
-from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.ppo_loss import FIELDS, LossWeights, Minibatch, adapted_kl_coeff, ppo_loss
 from menv.algorithms.ppo_policy import PPOPolicy
 from menv.algorithms.ppo_settings import PPOSettings
@@ -147,7 +147,7 @@ class PPOLearner:
         advantages = _tensor(columns["advantages"], np.float32)
         spread = advantages.std(correction=0).clamp(min=_LEAST_SPREAD)
         return Minibatch(
-            obs=_tensor(columns["obs"], np.float32),
+            obs=_tensor(obs_column(columns["obs"]), None),
             mask=None if mask is None else _tensor(mask, np.bool_),
             actions=_tensor(columns["actions"], self._head.action_dtype),
             old_logp=_tensor(columns["action_logp"], np.float32),

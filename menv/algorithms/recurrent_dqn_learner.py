@@ -17,7 +17,7 @@ from menv.algorithms.dqn_learner import Column, DQNLearner, Weights
 from menv.algorithms.dqn_loss import DQNTerms, dqn_loss, td_targets
 from menv.algorithms.dqn_settings import DQNSettings
 from menv.algorithms.n_step import transitions
-from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.sequences import Sequences, sequences, state_before
 from menv.sample_batch import SampleBatch
 
@@ -57,7 +57,7 @@ class RecurrentDQNLearner(DQNLearner):
         rows, lengths = cut.rows, cut.lengths
         after = np.minimum(np.arange(most) + self._settings.n_step, lengths[:, None])
         columns: dict[str, Column] = {
-            "obs": _and_next(np.asarray(batch["obs"], np.float32), cut, pieces.segments.next_obs),
+            "obs": _and_next(obs_column(batch["obs"]), cut, pieces.segments.next_obs),
             "actions": np.asarray(batch["actions"], np.int64)[rows],
             "returns": found.returns[rows],
             "discounts": found.discounts[rows],

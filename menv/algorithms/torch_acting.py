@@ -15,7 +15,18 @@ import torch
 from torch import Tensor
 
 from menv.acting.action_head import ActionHead
-from menv.acting.backend import ActingBackend, Actions, Decision, Evaluation, Flags, Floats, Weights, Which
+from menv.acting.backend import (
+    ActingBackend,
+    Actions,
+    Decision,
+    Evaluation,
+    Flags,
+    Floats,
+    Rows,
+    Weights,
+    Which,
+    portions,
+)
 from menv.algorithms import distributions, epsilon_greedy
 from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.networks.torch_network import RecurrentNetwork, TorchNetwork
@@ -79,18 +90,18 @@ class TorchActing:
         """The names that `set_weights` needs, sorted."""
         return tuple(self._shapes)
 
-    def act(self, obs: Floats, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
+    def act(self, obs: Rows, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
         """Draw an action for each row; see `ActingBackend.act`."""
         return self.decide(obs, mask, noise, which).actions
 
-    def greedy(self, obs: Floats, mask: Flags | None, which: Which = None) -> Actions:
+    def greedy(self, obs: Rows, mask: Flags | None, which: Which = None) -> Actions:
         """Return the most probable action of each row; see `ActingBackend.greedy`."""
         return self.decide(obs, mask, None, which).actions
 
     @torch.inference_mode()
     def decide(
         self,
-        obs: Floats,
+        obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
         which: Which = None,
@@ -99,12 +110,7 @@ class TorchActing:
         """Return actions and what they were drawn from; see `ActingBackend.decide`."""
         if which is None or isinstance(which, int):
             return self._choose(which or 0, obs, mask, noise, state)
-        head, width = self._head, self._state_size
-        found = Decision(
-            head.empty_actions(len(which)),
-            np.empty((len(which), head.inputs), np.float32) if head.told else None,
-            np.empty((len(which), width), np.float32) if width else None,
-        )
+        found = self._empty(len(which))
         for policy in np.unique(which).tolist():
             rows = which == policy
             parts = (None if array is None else array[rows] for array in (mask, noise, state))
@@ -115,9 +121,16 @@ class TorchActing:
 
     @torch.inference_mode()
     def evaluate(
-        self, policy: int, obs: Floats, mask: Flags | None, actions: Actions, state: Floats | None = None
+        self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
     ) -> Evaluation:
         """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
+        parts = portions(obs)
+        if len(parts) > 1:
+            found = [
+                self.evaluate(policy, obs[part], _taken(mask, part), actions[part], _taken(state, part))
+                for part in parts
+            ]
+            return Evaluation(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
         allowed = _maybe_tensor(mask)
         inputs = self._network(policy).dist_inputs(_tensor(obs), allowed, _maybe_tensor(state))
         if self._head.by_worth:
@@ -128,8 +141,11 @@ class TorchActing:
         return Evaluation(inputs.numpy(), logp.numpy())
 
     @torch.inference_mode()
-    def values(self, policy: int, obs: Floats, state: Floats | None = None) -> Floats:
+    def values(self, policy: int, obs: Rows, state: Floats | None = None) -> Floats:
         """Return the [N] state values of one policy's critic."""
+        parts = portions(obs)
+        if len(parts) > 1:
+            return np.concatenate([self.values(policy, obs[part], _taken(state, part)) for part in parts])
         values: Floats = self._network(policy).values(_tensor(obs), _maybe_tensor(state)).numpy()
         return values
 
@@ -171,9 +187,18 @@ class TorchActing:
             )
         return self._networks[policy]
 
+    def _empty(self, rows: int) -> Decision:
+        """Return a decision of `rows` rows that is to be filled in."""
+        head, width = self._head, self._state_size
+        inputs = np.empty((rows, head.inputs), np.float32) if head.told else None
+        state = np.empty((rows, width), np.float32) if width else None
+        return Decision(head.empty_actions(rows), inputs, state)
+
     def _choose(
-        self, policy: int, obs: Floats, mask: Flags | None, noise: Floats | None, state: Floats | None
+        self, policy: int, obs: Rows, mask: Flags | None, noise: Floats | None, state: Floats | None
     ) -> Decision:
+        if not len(obs):
+            return self._empty(0)
         allowed, network, after = _maybe_tensor(mask), self._network(policy), None
         if state is None:
             inputs = network.dist_inputs(_tensor(obs), allowed)
@@ -205,6 +230,7 @@ def check_against(
     rng: np.random.Generator,
     masked: bool = True,
     critic_size: int = 0,
+    dtype: npt.DTypeLike = np.float32,
 ) -> None:
     """Compare two back-ends of the same architecture and weights on random rows of every policy.
 
@@ -215,12 +241,13 @@ def check_against(
         masked: Whether choices are masked in the check, as they will be in the run; each way opens graphs
             of its own.
         critic_size: Numbers that the value network sees, 0 if it sees the observations.
+        dtype: Of the rows: float32, or uint8 for images of bytes.
 
     Raises:
         ConfigError: They disagree by more than rounding can explain.
     """
     for policy in range(reference.policies):
-        for what, error in _differences(acting, reference, policy, rng, masked, critic_size).items():
+        for what, error in _differences(acting, reference, policy, rng, masked, critic_size, dtype).items():
             if not error <= _TOLERANCE:
                 raise ConfigError(
                     f"check_against: {what} of policy {policy} differ by {error:.3g} between "
@@ -236,10 +263,11 @@ def _differences(
     rng: np.random.Generator,
     masked: bool,
     critic_size: int,
+    dtype: npt.DTypeLike,
 ) -> dict[str, float]:
     """Return the largest relative error of each output; of actions, 1 if too many differ."""
     head, both = reference.head, (acting, reference)
-    obs, mask, noise = _random_rows(head, reference.obs_size, rng)
+    obs, mask, noise = _random_rows(head, reference.obs_size, rng, dtype)
     mask = mask if masked else None
     width = reference.state_size
     state = rng.standard_normal((_CHECK_ROWS, width), np.float32) if width else None
@@ -261,9 +289,13 @@ def _differences(
 
 
 def _random_rows(
-    head: ActionHead, obs_size: int, rng: np.random.Generator
-) -> tuple[Floats, Flags | None, Floats]:
-    obs = rng.standard_normal((_CHECK_ROWS, obs_size), np.float32)
+    head: ActionHead, obs_size: int, rng: np.random.Generator, dtype: npt.DTypeLike
+) -> tuple[Rows, Flags | None, Floats]:
+    obs: Rows = (
+        rng.integers(0, 256, (_CHECK_ROWS, obs_size), np.uint8)
+        if dtype == np.uint8
+        else rng.standard_normal((_CHECK_ROWS, obs_size), np.float32)
+    )
     if head.noise == "normal":
         return obs, None, rng.standard_normal((_CHECK_ROWS, head.noise_width), np.float32)
     mask = rng.random((_CHECK_ROWS, head.mask_width)) < 0.7
@@ -288,6 +320,10 @@ def _inverse_cdf(logits: Tensor, draws: Tensor) -> Tensor:
     """Return the [N] first choices whose cumulated probability exceeds the draw."""
     steps = logits.softmax(-1).cumsum(-1)
     return (steps > (draws * steps[:, -1])[:, None]).to(torch.uint8).argmax(-1)
+
+
+def _taken(array: Any, rows: slice) -> Any:
+    return None if array is None else array[rows]
 
 
 def _maybe_tensor(array: npt.NDArray[Any] | None) -> Tensor | None:

@@ -1,6 +1,7 @@
-"""Raw observations of one space to the flat float32 rows, and the action mask, that a network reads.
+"""Raw observations of one space to the flat rows, and the action mask, that a network reads.
 
-One-hot for Discrete and MultiDiscrete, flattening for Box, leaf after leaf for Dict and Tuple. A
+One-hot for Discrete and MultiDiscrete, flattening for Box, leaf after leaf for Dict and Tuple, as float32; only
+an image of bytes, a uint8 Box of three dimensions, stays bytes where there is nothing else but a mask. A
 Dict with an `"action_mask"` entry gives the mask apart from the rest; so does a Tuple of such Dicts, which is
 what a group of agents observes. `menv.loop.cohort` calls it on
 whole batches; it knows no agents, policies or episodes.
@@ -21,7 +22,7 @@ from menv.spaces import Array, OutsideSpaceError, bounds, stack, why_out_of_boun
 
 MASK_KEY = "action_mask"
 
-Rows = npt.NDArray[np.float32]
+Rows = npt.NDArray[Any]
 _ROW = np.dtype(np.float32)
 Mask = npt.NDArray[np.bool_]
 
@@ -50,10 +51,12 @@ class Leaf:
 
 
 class ObsPreprocessor:
-    """Turns a batch of observations of `space` into [R, F] float32, and [R, M] bool if it has a mask.
+    """Turns a batch of observations of `space` into [R, F] rows, and [R, M] bool if it has a mask.
 
     Attributes:
         size: F, the number of columns.
+        image: Shape of the one Box of three dimensions that the space consists of but for masks, or None.
+        dtype: Of rows: float32, or uint8 for an image of bytes.
         mask_width: M, 0 without a mask.
     """
 
@@ -68,8 +71,14 @@ class ObsPreprocessor:
         only = self.leaves[0] if len(self.leaves) == 1 else None
         # One Box, at most beside a mask: the stacked bytes are the rows, without another copy.
         self._only_box = only if only is not None and isinstance(only.space, gym.spaces.Box) else None
+        box = None if self._only_box is None else self._only_box.space
+        image = None if box is None or box.shape is None or len(box.shape) != 3 else box.shape
+        self.image = None if image is None else (image[0], image[1], image[2])
+        pixels = box is not None and image is not None and box.dtype == np.uint8
+        self.dtype = np.dtype(np.uint8) if pixels else _ROW
         self._keys = {len(space.spaces)} if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
-        self._bounds = self._flat_bounds()
+        low, high = self._bounds = self._flat_bounds()
+        self._any_byte = pixels and not low.any() and bool((high == 255).all())
         flat = isinstance(space, gym.spaces.Box) and space.dtype == _ROW and len(space.shape) == 1
         self._row_shape = space.shape if flat else None
 
@@ -116,7 +125,12 @@ class ObsPreprocessor:
         for key in leaf.keys:
             values = [element[key] for element in values]
         rows = stack(values, leaf.space, leaf.path).reshape(len(obs), self.size)
-        return rows if rows.dtype == np.float32 else rows.astype(np.float32)
+        if rows.dtype == self.dtype:
+            return rows
+        if self.dtype != _ROW:
+            # An array of another type than the space's; as bytes its numbers would wrap around.
+            raise OutsideSpaceError(0, why_outside(leaf.space, values[0], leaf.path) or "no bytes")
+        return rows.astype(np.float32)
 
     def _all_rows(self, obs: Sequence[Any] | Array) -> Rows:
         """Return the rows, leaf after leaf."""
@@ -159,6 +173,8 @@ class ObsPreprocessor:
         """Return the [F] bounds of all columns, infinite where there is no Box."""
         low = np.full(self.size, -np.inf, np.float32)
         high = np.full(self.size, np.inf, np.float32)
+        if self.dtype != _ROW:
+            low, high = np.zeros((2, self.size), self.dtype)
         for leaf in self.leaves:
             if isinstance(leaf.space, gym.spaces.Box):
                 columns = slice(leaf.start, leaf.start + leaf.width)
@@ -167,6 +183,8 @@ class ObsPreprocessor:
 
     def why_bad_row(self, rows: Rows) -> tuple[int, str] | None:
         """Return the first row with a value outside its Box (NaN included) and why, or None."""
+        if self._any_byte:
+            return None
         low, high = self._bounds
         # Two reductions over the whole block; only a failure is looked at closely.
         good = ((rows >= low) & (rows <= high)).all()

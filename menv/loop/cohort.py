@@ -80,7 +80,8 @@ class Cohort(ABC):
         self.observation_space = observation_space
         self.preprocess = self._preprocessor(observation_space)
         size, width = (self.preprocess.size, self.preprocess.mask_width) if self.preprocess else (0, 0)
-        self._columns = (size, width, action_shape, np.dtype(action_dtype), inputs_width)
+        obs_dtype = self.preprocess.dtype if self.preprocess else np.dtype(np.float32)
+        self._columns = (size, width, action_shape, np.dtype(action_dtype), inputs_width, obs_dtype)
         self.state_sizes = state_sizes
         self.ledger: Ledger = Ledger(*self._columns)
         if state_sizes:

@@ -175,7 +175,7 @@ def test_a_critic_of_everybody_needs_no_memory_beside_a_policy_that_has_one() ->
 
 
 class Counted(PPOPolicy):
-    def postprocess_trajectory(self, batch: Any, other_agent_batches: Any, episode: Any) -> Any:
+    def postprocess_trajectory(self, batch: Any, other_agent_batches: Any = None, episode: Any = None) -> Any:
         batch["others"] = np.full(batch.count, len(other_agent_batches), np.float32)
         return batch
 

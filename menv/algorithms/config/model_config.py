@@ -1,12 +1,13 @@
-"""What the stock networks look like."""
+"""What the networks look like."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from menv.algorithms.networks.cell import Cell
+from menv.algorithms.networks.conv_stack import ConvFilter, read_filters
 from menv.errors import ConfigError
 
 
@@ -15,11 +16,12 @@ class ModelConfig:
     """The `model` section."""
 
     fcnet_hiddens: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers."""
+    """Widths of the hidden layers, which lie above the convolutions where there are any."""
     fcnet_activation: Literal["tanh", "relu", "silu", "elu", "linear"] = "relu"
     """Activation after each hidden layer."""
     vf_share_layers: bool = False
-    """Whether the value function uses the policy's hidden layers."""
+    """Whether the value function uses the policy's hidden layers and convolutions. Sharing nearly halves the work of
+    learning from images, but a value error of large returns then drowns what the policy learns."""
     use_lstm: bool = False
     """Whether an LSTM follows the hidden layers; the value function has its own, unless it shares them."""
     use_gru: bool = False
@@ -31,9 +33,20 @@ class ModelConfig:
     shared_layers: str | None = None
     """Name of a group of policies that stand on one set of hidden layers, each with heads of its own; None shares
     nothing. Each makes its own gradient steps, and what they change holds for all: so all of a group learn, or none."""
+    conv_filters: tuple[ConvFilter, ...] | None = None
+    """Convolutions over images, Boxes of shape (height, width, channels): a list of [out_channels, kernel, stride],
+    such as [[16, [8, 8], 4], [32, 4, 2]]. All but the last are padded with zeros. None takes defaults for images of
+    at least 24 x 24; [] means none. Images of bytes stay bytes in batches; convolutions divide by 255."""
+    conv_activation: Literal["tanh", "relu", "silu", "elu", "linear"] = "relu"
+    """Activation after each convolution."""
+    custom_model: Callable[..., Any] | None = None
+    """A network of your own: a `torch.nn.Module` class, or a function that returns a module; it takes the place of all
+    layers above. `menv.algorithms.networks.custom_model` says what it gets and has to give."""
+    custom_model_config: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments for it."""
 
     def __post_init__(self) -> None:
-        """Take a list of widths for what it means, and refuse anything else."""
+        """Take lists for what they mean, and refuse anything else."""
         widths = self.fcnet_hiddens
         if not isinstance(widths, Sequence) or not all(
             isinstance(width, int) and width > 0 for width in widths
@@ -49,6 +62,9 @@ class ModelConfig:
                 f"model: shared_layers is {self.shared_layers!r}, expected the name of a group of policies, or None; "
                 'for example "trunk"'
             )
+        if self.conv_filters is not None:
+            object.__setattr__(self, "conv_filters", read_filters(self.conv_filters))
+        self._check_custom_model()
         if self.use_lstm and self.use_gru:
             raise ConfigError("model: use_lstm and use_gru are both set, expected one of them; leave one out")
         for name in ("lstm_cell_size", "max_seq_len"):
@@ -60,6 +76,25 @@ class ModelConfig:
         if not self.use_lstm and not self.use_gru:
             return None
         return Cell("lstm" if self.use_lstm else "gru", self.lstm_cell_size)
+
+    def _check_custom_model(self) -> None:
+        """Refuse what builds no module, and settings that it would not read."""
+        model, settings = self.custom_model, self.custom_model_config
+        instance = hasattr(model, "named_parameters") and not isinstance(model, type)
+        if model is not None and (instance or not callable(model)):
+            given = f"an instance of {type(model).__name__}" if instance else repr(model)
+            raise ConfigError(
+                f"model: custom_model is {given}, expected a torch.nn.Module class or a function that returns a "
+                "module, because every policy gets one of its own; pass that and put arguments into custom_model_config"
+            )
+        if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+            raise ConfigError(
+                f"model: custom_model_config is {type(settings).__name__}, expected a dict of keyword arguments; "
+                'write {"width": 64}'
+            )
+        if (model is None and settings) or (model is not None and self.conv_filters):
+            stray = "custom_model_config without" if model is None else "conv_filters beside"
+            raise ConfigError(f"model: {stray} custom_model, expected one or the other way; leave it out")
 
 
 def _check_positive(name: str, value: Any) -> None:

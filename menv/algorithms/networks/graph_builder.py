@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from menv.algorithms.networks.cell import INPUT, STATE, Cell
+from menv.algorithms.networks.conv_stack import ConvLayer, ConvStack
 from menv.algorithms.networks.stock import EPSILON, LOG_STD, Activation, Layer, Role, StockSpec
 
 OPSET = 17
@@ -24,7 +25,7 @@ IR_VERSION = 9
 # ONNX Runtime splits an inner product of more than this many terms, and then a Gemm adds its bias to
 # the first part, a MatMul with Add to the total. Up to here both give the same bits and Gemm is faster.
 _GEMM_INPUTS = 128
-_OPS: dict[Activation, str] = {"tanh": "Tanh", "relu": "Relu", "elu": "Elu"}
+_OPS: dict[Activation, str] = {"tanh": "Tanh", "relu": "Relu"}
 
 
 class GraphBuilder:
@@ -89,19 +90,52 @@ class GraphBuilder:
             return self.add("Gemm", x, weight, bias)
         return self.add("Add", self.add("MatMul", x, weight), bias)
 
-    def activated(self, x: str) -> str:
-        """Return the spec's non-linearity of x."""
-        if self.spec.activation == "linear":
+    def activated(self, x: str, activation: Activation) -> str:
+        """Return a non-linearity of x."""
+        if activation == "linear":
             return x
-        if self.spec.activation == "silu":
+        if activation == "silu":
             return self.add("Mul", x, self.add("Sigmoid", x))
-        return self.add(_OPS[self.spec.activation], x)
+        if activation == "elu":
+            return self.elu(x)
+        return self.add(_OPS[activation], x)
+
+    def elu(self, x: str) -> str:
+        """Return max(x, 0) + exp(min(x, 0)) - 1."""
+        # Elu rounds the numbers that fill no vector register differently; Exp does not.
+        zero, one = self.constant(0.0, np.float32), self.constant(1.0, np.float32)
+        below = self.add("Sub", self.add("Exp", self.add("Min", x, zero)), one)
+        return self.add("Add", self.add("Max", x, zero), below)
+
+    def observed(self, role: Role) -> str:
+        """Return what the first hidden layer of a role reads."""
+        spec, x = self.spec, self.reads
+        if role == "value" and spec.critic_size:
+            return x
+        if spec.pixels:
+            x = self.add("Cast", x, to=TensorProto.FLOAT)
+        return x if spec.conv is None else self.convolved(spec.conv, spec.conv_layers(role), x)
+
+    def convolved(self, stack: ConvStack, layers: Sequence[ConvLayer], x: str) -> str:
+        """Return the features of images that rows hold, channel after channel."""
+        if self.spec.pixels:
+            x = self.add("Mul", x, self.constant(1.0 / 255.0, np.float32))
+        x = self.add("Reshape", x, self.constant([-1, *stack.shape]))
+        x = self.add("Transpose", x, perm=[0, 3, 1, 2])
+        for layer in layers:
+            weight = self.weight(f"{layer.name}.weight", layer.weight_shape)
+            bias = self.weight(f"{layer.name}.bias", (layer.outputs,))
+            x = self.add(
+                "Conv", x, weight, bias, kernel_shape=layer.kernel, strides=layer.stride, pads=layer.pads
+            )
+            x = self.activated(x, stack.activation)
+        return self.add("Reshape", x, self.constant([-1, stack.features]))
 
     def features(self, role: Role) -> str:
         """Return what the last layer of a role stands on."""
-        x = self.reads
+        x = self.observed(role)
         for layer in self.spec.hidden_layers(role):
-            x = self.activated(self.affine(layer, x))
+            x = self.activated(self.affine(layer, x), self.spec.activation)
         trunk = self.spec.trunk_name(role)
         if not self.spec.cell or trunk not in self.spec.recurrent_trunks:
             return x

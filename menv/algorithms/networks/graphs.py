@@ -26,12 +26,7 @@ class StockGraphs:
         spec: The network.
         defaults: Weights that a single-policy graph holds as overridable initializers, for files
             that shall run on their own. Without them a forgotten weight is an error of the runtime.
-
-    Attributes:
-        stacks: True.
     """
-
-    stacks = True
 
     def __init__(
         self, spec: StockSpec, defaults: Mapping[str, npt.NDArray[np.float32]] | None = None
@@ -39,14 +34,22 @@ class StockGraphs:
         self.spec = spec
         self.defaults = dict(defaults or {})
 
+    @property
+    def stacks(self) -> bool:
+        """Whether several policies can share a graph: not those with convolutions."""
+        return self.spec.conv is None
+
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
         """Return a serialised model; see `ActingGraphs.build`."""
-        assert kind in ("act", "greedy") or not stacked, f"no stacked graph of kind {kind!r}"
+        assert not stacked or (kind in ("act", "greedy") and self.stacks), (
+            f"no stacked graph of kind {kind!r}"
+        )
         graph = GraphBuilder(self.spec, stacked)
         # What the value network sees is called so too, although it may be more.
-        graph.given(
-            "obs", TensorProto.FLOAT, ["R", self.spec.inputs_of("value" if kind == "values" else "policy")]
-        )
+        width = self.spec.inputs_of("value" if kind == "values" else "policy")
+        as_bytes = self.spec.pixels and not (kind == "values" and self.spec.critic_size)
+        element = TensorProto.UINT8 if as_bytes else TensorProto.FLOAT
+        graph.given("obs", element, ["R", width])
         if kind == "values":
             graph.result("values", TensorProto.FLOAT, ["R"], graph.values())
         else:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from menv.algorithms.networks.torch_network import TorchNetwork
 
 
+def obs_column(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return observations [N, F] as networks read them: bytes stay bytes, all else is float32."""
+    return column if column.dtype == np.uint8 else np.asarray(column, np.float32)
+
+
 class NetworkSpec(Protocol):
     """The architecture that the policies of a cohort share."""
 

@@ -1,5 +1,7 @@
 """The stock network, a policy and a value head, or Q-values, on fully connected layers: description, first weights.
 
+Where observations are images, convolutions lie below these layers.
+
 `torch_stock` and `graphs` build the same network from an `StockSpec`; the learner and the acting
 back-ends share its weights by name. Weights are [in, out] (`x @ W + b`). Needs neither torch nor
 onnx, so that a process that only acts can create weights too.
@@ -18,6 +20,7 @@ import numpy.typing as npt
 from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.action_head import ActionHead
 from menv.algorithms.networks.cell import Cell
+from menv.algorithms.networks.conv_stack import ConvLayer, ConvStack
 from menv.algorithms.networks.orthogonal import orthogonal
 from menv.errors import ConfigError
 
@@ -72,6 +75,8 @@ class StockSpec:
             same hidden layers; otherwise there is no value head.
         cell: A recurrent layer behind the hidden layers, one for each head; None for a network without a memory.
         critic_size: Numbers that the value network sees instead of an observation; 0: it sees that.
+        conv: Convolutions below the hidden layers, shared where these are; None where there are none.
+        pixels: True if observations are rows of bytes; convolutions scale them to [0, 1].
     """
 
     obs_size: int
@@ -82,14 +87,19 @@ class StockSpec:
     dueling: bool = False
     cell: Cell | None = None
     critic_size: int = 0
+    conv: ConvStack | None = None
+    pixels: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes and activations that describe no network."""
-        if self.activation not in ACTIVATIONS:
-            raise ConfigError(
-                f"StockSpec: activation {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}; "
-                "set model.fcnet_activation to one of them"
-            )
+        _check_activation(self.activation, "fcnet_activation")
+        if self.conv is not None:
+            _check_activation(self.conv.activation, "conv_activation")
+            if math.prod(self.conv.shape) != self.obs_size:
+                raise ConfigError(
+                    f"StockSpec: convolutions over an image of shape {self.conv.shape} with obs_size {self.obs_size}, "
+                    f"expected {math.prod(self.conv.shape)}; describe the image that the observations hold"
+                )
         if min((self.obs_size, *self.hiddens)) < 1:
             raise ConfigError(
                 f"StockSpec: obs_size {self.obs_size} and hiddens {self.hiddens}, expected positive numbers; "
@@ -138,17 +148,23 @@ class StockSpec:
 
     def hidden_features(self, role: Role) -> int:
         """Return how many numbers there are behind the hidden layers."""
-        return (self.inputs_of(role), *self.hiddens)[-1]
+        return (self._first_width(role), *self.hiddens)[-1]
 
     @property
     def roles(self) -> tuple[Role, ...]:
         """The heads that there are."""
         return ROLES if self.head.kind != "q_values" or self.dueling else ("policy",)
 
+    def conv_layers(self, role: Role) -> tuple[ConvLayer, ...]:
+        """Return the convolutions below the hidden layers of a role, first to last."""
+        if self.conv is None or (role == "value" and self.critic_size):
+            return ()
+        return self.conv.layers(self.trunk_name(role))
+
     def hidden_layers(self, role: Role) -> tuple[Layer, ...]:
         """Return the hidden layers below the policy or the value head, first to last."""
+        widths = (self._first_width(role), *self.hiddens)
         trunk = self.trunk_name(role)
-        widths = (self.inputs_of(role), *self.hiddens)
         return tuple(
             Layer(f"{trunk}.{i}", widths[i], widths[i + 1], _HIDDEN_GAIN) for i in range(len(self.hiddens))
         )
@@ -167,6 +183,9 @@ class StockSpec:
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every weight by name, in a fixed order."""
         shapes: dict[str, tuple[int, ...]] = {}
+        for conv in self._convolutions():
+            shapes[f"{conv.name}.weight"] = conv.weight_shape
+            shapes[f"{conv.name}.bias"] = (conv.outputs,)
         for layer in self.layers():
             shapes[f"{layer.name}.weight"] = (layer.inputs, layer.outputs)
             shapes[f"{layer.name}.bias"] = (layer.outputs,)
@@ -180,9 +199,10 @@ class StockSpec:
         return shapes
 
     def trunk(self) -> Trunk:
-        """Return the hidden and recurrent layers, which policies may share whatever their heads are."""
+        """Return all layers below the heads, which policies may share whatever their heads are."""
         hidden = [layer for role in self.roles for layer in self.hidden_layers(role)]
         names = [f"{layer.name}.{part}" for layer in dict.fromkeys(hidden) for part in ("weight", "bias")]
+        names.extend(f"{conv.name}.{part}" for conv in self._convolutions() for part in ("weight", "bias"))
         if self.cell:
             for trunk in self.recurrent_trunks:
                 names.extend(self.cell.weight_shapes(trunk, self.hidden_features("policy")))
@@ -205,6 +225,10 @@ class StockSpec:
         if self.cell:
             for trunk in self.recurrent_trunks:
                 weights.update(self.cell.first_weights(trunk, self.hidden_features("policy"), rng))
+        rng = np.random.default_rng((seed, 1))
+        for conv in self._convolutions():
+            matrix = _HIDDEN_GAIN * orthogonal(rng, math.prod(conv.weight_shape[1:]), conv.outputs)
+            weights[f"{conv.name}.weight"] = matrix.T.reshape(conv.weight_shape).astype(np.float32)
         return weights
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
@@ -218,3 +242,21 @@ class StockSpec:
         from menv.algorithms.networks.graphs import StockGraphs
 
         return StockGraphs(self, defaults)
+
+    def _first_width(self, role: Role) -> int:
+        """Return how many numbers the first hidden layer of a role reads."""
+        return (
+            self.conv.features if self.conv is not None and self.conv_layers(role) else self.inputs_of(role)
+        )
+
+    def _convolutions(self) -> tuple[ConvLayer, ...]:
+        """Return every convolution once."""
+        return tuple(dict.fromkeys(conv for role in self.roles for conv in self.conv_layers(role)))
+
+
+def _check_activation(activation: str, setting: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise ConfigError(
+            f"StockSpec: activation {activation!r}, expected one of {', '.join(ACTIVATIONS)}; "
+            f"set model.{setting} to one of them"
+        )

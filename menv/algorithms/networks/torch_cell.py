@@ -35,8 +35,6 @@ class TorchCell:
             [B * T, H] and [B, S].
         """
         cell, batch = self._cell, len(state)
-        if not batch:
-            return x.new_zeros((0, cell.size)), state
         sequences = x.view(batch, -1, x.shape[-1])
         if cell.kind == "lstm":
             before = state[None, :, : cell.size].contiguous(), state[None, :, cell.size :].contiguous()

@@ -12,6 +12,7 @@ class TorchNetwork(Protocol):
 
     A recurrent network is told the `state` [B, S] before B sequences, which the rows are, one after the other and all
     of N / B rows; B = N is one step of each row. Without a state the rows are independent of each other.
+    Observations are float32, or uint8 where they are images of bytes.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The stock MLP as bare torch operations on parameters that somebody else owns.
+"""The stock network as bare torch operations on parameters that somebody else owns.
 
 The learner hands in views of its flat parameter tensor, the torch back-end its stored weights. There is no
 `nn.Module`: at 64 rows its bookkeeping would cost more than the arithmetic.
@@ -14,6 +14,7 @@ from torch import Tensor
 from menv.acting.action_head import ILLEGAL
 from menv.algorithms.networks.stock import LOG_STD, Activation, Role, StockSpec
 from menv.algorithms.networks.torch_cell import TorchCell
+from menv.algorithms.networks.torch_conv import TorchConv
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -49,6 +50,18 @@ class TorchStock:
             role: [_weight_and_bias(params, layer.name) for layer in spec.hidden_layers(role)]
             for role in spec.roles
         }
+        self._convolved = {
+            role: TorchConv(
+                spec.conv.shape,
+                spec.conv_layers(role),
+                params,
+                _ACTIVATIONS.get(spec.conv.activation),
+                spec.pixels,
+            )
+            for role in spec.roles
+            if spec.conv is not None and spec.conv_layers(role)
+        }
+        self._pixels = spec.pixels
         self._policy_out = _weight_and_bias(params, "policy.out")
         self._value_out = _weight_and_bias(params, "value.out") if "value" in spec.roles else None
         self._dueling = spec.dueling
@@ -93,6 +106,11 @@ class TorchStock:
         return cell(features, state[:, part])[0]
 
     def _hidden_features(self, role: Role, x: Tensor) -> Tensor:
+        convolved = self._convolved.get(role)
+        if convolved is not None:
+            x = convolved(x)
+        elif self._pixels:
+            x = x.float()
         for weight, bias in self._hidden[role]:
             x = torch.addmm(bias, x, weight)
             if self._activation is not None:

@@ -1,0 +1,70 @@
+"""Which network the `model` section means for an observation space: the stock one, with convolutions, or a user's.
+
+Recipes call it with the stock network of flat observations. It knows settings and spaces, no weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv.algorithms.config.model_config import ModelConfig
+from menv.algorithms.networks.conv_stack import LEAST_SIDE, ConvStack, default_filters
+from menv.algorithms.networks.custom_spec import CustomSpec
+from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.stock import StockSpec
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.errors import ConfigError
+
+
+def chosen_network(
+    stock: StockSpec, model: ModelConfig, observation_space: gym.Space[Any] | None
+) -> NetworkSpec:
+    """Return the network of one policy.
+
+    Args:
+        stock: The network of fully connected layers that the algorithm would take.
+        model: The policy's settings.
+        observation_space: Of the policy; None if only the size of flat observations is known.
+
+    Raises:
+        ConfigError: Convolutions do not fit the observations, or a module of the user's is unfit.
+    """
+    if observation_space is None:
+        return stock
+    if model.custom_model is not None:
+        _check_alone(stock)
+        return CustomSpec(observation_space, stock.head, model.custom_model, dict(model.custom_model_config))
+    preprocessor = ObsPreprocessor(observation_space)
+    conv = _conv_stack(model, preprocessor.image, observation_space)
+    return replace(stock, conv=conv, pixels=preprocessor.dtype == np.uint8)
+
+
+def _check_alone(stock: StockSpec) -> None:
+    """Refuse settings of the stock network that a module of the user's would not read."""
+    if stock.cell or stock.critic_size:
+        stray = "use_lstm or use_gru" if stock.cell else "critic_obs"
+        raise ConfigError(
+            f"model: {stray} beside custom_model, expected one or the other way; leave it out, and give the module a "
+            "state or a value function of its own"
+        )
+
+
+def _conv_stack(model: ModelConfig, image: tuple[int, int, int] | None, space: Any) -> ConvStack | None:
+    """Return the convolutions, None for flat observations."""
+    filters = model.conv_filters
+    if filters is None:
+        if image is None or min(image[:2]) < LEAST_SIDE:
+            return None
+        filters = default_filters(image)
+    elif filters and image is None:
+        raise ConfigError(
+            f"model: conv_filters for the observation space {space}, expected an image: a Box of shape (height, width, "
+            'channels), alone or beside an action_mask; leave conv_filters out, or put {"conv_filters": None} into the '
+            "model of this policy's own config"
+        )
+    assert image is not None or not filters
+    return ConvStack(image, filters, model.conv_activation) if image is not None and filters else None

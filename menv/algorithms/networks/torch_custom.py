@@ -1,0 +1,240 @@
+"""A user's own module as a `TorchNetwork`: building it, trying it out, running it over somebody else's parameters.
+
+`CustomSpec` calls it. It knows the contract of `custom_model`, and nothing of what the module computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from menv.acting.action_head import ILLEGAL
+from menv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from menv.algorithms.networks.custom_spec import CustomSpec
+
+_TRIAL_ROWS, _TRIAL_STEPS = 2, 3
+
+
+class TorchCustom:
+    """The module of `spec` over `params`, whose current values every call reads.
+
+    Args:
+        spec: Builds the module.
+        params: A tensor for each learned parameter; others are left alone.
+
+    Attributes:
+        obs_size: F, numbers in a flat observation.
+    """
+
+    def __init__(self, spec: CustomSpec, params: Mapping[str, Tensor]) -> None:
+        self.obs_size = spec.obs_size
+        self._structure = spec.structure
+        self._of_q_values = spec.head.kind == "q_values"
+        # Whatever is not learned has to be the same for everybody who runs this network.
+        self._module = build_module(spec, 0)
+        self._params = {name: params[name] for name in learned(self._module)}
+        first = initial_state(self._module)
+        self._state_sizes = [len(part) for part in first]
+        self._first_state = torch.cat(first) if first else torch.zeros(0)
+
+    def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
+        """Return [N, D] distribution inputs after masking, from obs [N, F] and mask [N, M]."""
+        return self.both(obs, mask, state)[0]
+
+    def values(self, obs: Tensor, state: Tensor | None = None) -> Tensor:
+        """Return [N] state values; of Q-values the highest of each row."""
+        return self.both(obs, None, state)[1]
+
+    def both(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return distribution inputs and values in one pass."""
+        found = self._run(obs) if state is None else self._unrolled(obs, state)
+        outputs: Tensor = found[0] if isinstance(found, tuple) else found
+        values = outputs.amax(-1) if self._of_q_values else found[1]
+        return outputs if mask is None else torch.where(mask, outputs, ILLEGAL), values
+
+    def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return distribution inputs and the state after them."""
+        outputs, *_, after = self._unrolled(obs, state)
+        masked = outputs if mask is None else torch.where(mask, outputs, ILLEGAL)
+        # What is kept is the difference from the first state, so that every life begins with zeros.
+        return masked, torch.cat(list(after), 1) - self._first_state
+
+    def _run(self, *inputs: Any) -> Any:
+        shown = self._structure(inputs[0].float()) if len(inputs) == 1 else inputs[0]
+        return torch.func.functional_call(self._module, self._params, (shown, *inputs[1:]))
+
+    def _unrolled(self, obs: Tensor, state: Tensor) -> tuple[Any, ...]:
+        """Return what the module gives for B sequences, its outputs as rows again."""
+        shown = laid_out(self._structure(obs.float()), len(state))
+        parts = list(torch.split(state + self._first_state, self._state_sizes, 1))
+        *outputs, after = self._run(shown, parts)
+        return (*(one.flatten(0, 1) for one in outputs), after)
+
+
+def laid_out(value: Any, sequences: int) -> Any:
+    """Return rows [N, ...] as [B, N / B, ...], within dicts and tuples too."""
+    if isinstance(value, Tensor):
+        return value.reshape(sequences, -1, *value.shape[1:])
+    if isinstance(value, Mapping):
+        return {name: laid_out(part, sequences) for name, part in value.items()}
+    return tuple(laid_out(part, sequences) for part in value)
+
+
+def initial_state(module: nn.Module) -> list[Tensor]:
+    """Return the parts of the state that a module begins with, [S] each; [] without one."""
+    found: Any = getattr(module, "get_initial_state", list)()
+    return [part.detach().float().cpu() for part in found]
+
+
+def build_module(spec: CustomSpec, seed: int) -> nn.Module:
+    """Return a new module that has been tried out, in its evaluation mode.
+
+    Torch's own generator is as it was afterwards.
+
+    Raises:
+        ConfigError: It cannot be built, or gives something else than it has to.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed % 2**63)
+        try:
+            module = spec.model(spec.structure.space, spec.head.inputs, **spec.config)
+        except Exception as error:
+            raise ConfigError(
+                f"{_where(spec)}: building it failed with {type(error).__name__}: {error}; expected to be called as "
+                f"(obs_space, num_outputs{''.join(f', {name}=...' for name in spec.config)})"
+            ) from error
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"{_where(spec)}: gave {type(module).__name__}, expected a torch.nn.Module; return a module"
+            )
+        module.eval()
+        # Modules that find out their sizes when they are first run have their parameters from then on.
+        found = _tried(spec, module)
+    _check_outputs(spec, module, found)
+    _check_parts(spec, module)
+    return module
+
+
+def learned(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a module that are learned, by name; one that has two names comes once."""
+    return {name: param for name, param in module.named_parameters() if param.requires_grad}
+
+
+def _tried(spec: CustomSpec, module: nn.Module) -> Any:
+    """Return what the module gives for rows of zeros: of one with state, for two sequences of three rows."""
+    state = _checked_state(spec, module)
+    obs = spec.structure(torch.zeros(_TRIAL_ROWS * (_TRIAL_STEPS if state else 1), spec.obs_size))
+    inputs = (
+        (laid_out(obs, _TRIAL_ROWS), [part.expand(_TRIAL_ROWS, -1) for part in state]) if state else (obs,)
+    )
+    try:
+        with torch.no_grad():
+            return module(*inputs)
+    except Exception as error:
+        with_state = " and a list of states" if state else ""
+        raise ConfigError(
+            f"{_where(spec)}: forward failed with {type(error).__name__}: {error}; expected to take "
+            f"{_shapes(inputs[0])}{with_state} for {spec.structure.space}"
+        ) from error
+
+
+def _checked_state(spec: CustomSpec, module: nn.Module) -> list[Tensor]:
+    """Return the state that a module begins with.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    found: Any = getattr(module, "get_initial_state", list)()
+    fits = isinstance(found, list | tuple)
+    if not fits or not all(isinstance(part, Tensor) and part.ndim == 1 and len(part) for part in found):
+        raise ConfigError(
+            f"{_where(spec)}: get_initial_state gave {_shapes(found)}, expected a list of tensors of one axis; return "
+            "[torch.zeros(size)] for each part of the state"
+        )
+    return initial_state(module)
+
+
+def _check_outputs(spec: CustomSpec, module: nn.Module, found: Any) -> None:
+    state = initial_state(module)
+    rows = (_TRIAL_ROWS, _TRIAL_STEPS) if state else (_TRIAL_ROWS,)
+    outputs = (*rows, spec.head.inputs)
+    after = ", states" if state else ""
+    last: Any = None
+    parts = list(found) if isinstance(found, tuple) else [found]
+    if state:
+        last = parts.pop()
+    fits = len(parts) > 0 and (not state or _fits_state(last, state))
+    if spec.head.kind == "q_values":
+        fits = fits and _is_float(parts[0], outputs)
+        rule = f"(Q-values {list(outputs)}{after})" if state else f"Q-values {list(outputs)}"
+    else:
+        fits = fits and len(parts) == 2 and _is_float(parts[0], outputs) and _is_float(parts[1], rows)
+        rule = f"(outputs {list(outputs)}, values {list(rows)}{after})"
+    if not fits:
+        raise ConfigError(
+            f"{_where(spec)}: forward gave {_shapes(found)} for {_TRIAL_ROWS} "
+            f"{'sequences' if state else 'rows'}, expected {rule} of float32; return that from forward"
+        )
+
+
+def _fits_state(found: Any, first: list[Tensor]) -> bool:
+    shapes = [(_TRIAL_ROWS, len(part)) for part in first]
+    return (
+        isinstance(found, list | tuple)
+        and len(found) == len(first)
+        and all(_is_float(part, shape) for part, shape in zip(found, shapes, strict=True))
+    )
+
+
+def _check_parts(spec: CustomSpec, module: nn.Module) -> None:
+    """Refuse modules that would not be learned as their author means."""
+    norm = next((name for name, part in module.named_modules() if isinstance(part, _BatchNorm)), None)
+    if norm is not None:
+        raise ConfigError(
+            f"{_where(spec)}: batch normalisation in {norm!r}, expected none, because its statistics would never move; "
+            "take LayerNorm or GroupNorm"
+        )
+    params = learned(module)
+    wrong = next(
+        (
+            name
+            for name, param in params.items()
+            if param.dtype != torch.float32 or param.device.type != "cpu"
+        ),
+        None,
+    )
+    if wrong is not None or not params:
+        found = (
+            f"parameter {wrong!r} is {params[wrong].dtype} on {params[wrong].device}"
+            if wrong
+            else "none at all"
+        )
+        raise ConfigError(
+            f"{_where(spec)}: {found}, expected parameters of float32 on the CPU that require gradients; "
+            "change the module"
+        )
+
+
+def _is_float(value: Any, shape: tuple[int, ...]) -> bool:
+    return isinstance(value, Tensor) and tuple(value.shape) == shape and value.dtype == torch.float32
+
+
+def _shapes(value: Any) -> str:
+    """Describe tensors by their shapes, and anything else by its type."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_shapes(part)}' for name, part in value.items())}}}"
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} ({', '.join(map(_shapes, value))})"
+    return type(value).__name__
+
+
+def _where(spec: CustomSpec) -> str:
+    return f"model: custom_model {getattr(spec.model, '__name__', type(spec.model).__name__)}"

@@ -1,0 +1,123 @@
+"""Which convolutions a setting means, and which observations get some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.acting.action_head import ActionHead
+from menv.algorithms import PPO
+from menv.algorithms.config.model_config import ModelConfig
+from menv.algorithms.networks.conv_stack import ConvFilter, ConvStack, default_filters, read_filters
+from menv.algorithms.networks.network_choice import chosen_network
+from menv.algorithms.networks.stock import StockSpec
+from menv.errors import ConfigError
+
+IMAGE = gym.spaces.Box(0, 255, (36, 24, 3), np.uint8)
+MASK = gym.spaces.MultiBinary(3)
+
+
+def network_for(space: gym.Space[Any], **model: Any) -> StockSpec:
+    flat = gym.spaces.flatten_space(space).shape
+    assert flat is not None
+    size = int(np.prod(flat)) - (3 if isinstance(space, gym.spaces.Dict) else 0)
+    stock = StockSpec(size, ActionHead("categorical", (3,)))
+    network = chosen_network(stock, ModelConfig(**model), space)
+    assert isinstance(network, StockSpec)
+    return network
+
+
+def test_kernels_and_strides_are_numbers_or_pairs() -> None:
+    assert read_filters([[16, [8, 6], 4], (32, 4, [2, 1])]) == (
+        ConvFilter(16, (8, 6), (4, 4)),
+        ConvFilter(32, (4, 4), (2, 1)),
+    )
+    assert read_filters([]) == ()
+    assert read_filters(read_filters([[1, 2, 3]])) == (ConvFilter(1, (2, 2), (3, 3)),)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [7, "16", [16, 8, 4], [[16, 8]], [[16, 8, 0]], [[16, [8, 8, 8], 4]], [[1.5, 8, 4]], [[True, 8, 4]]],
+)
+def test_anything_else_is_refused_with_an_example(wrong: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"conv_filters is .* expected a list of \[out_channels, kernel, stride\]"
+    ):
+        ModelConfig(conv_filters=wrong)
+
+
+def test_the_classic_filters_bring_the_classic_images_down_to_a_single_pixel() -> None:
+    for side, first in ((84, [16, [8, 8], 4]), (42, [16, [4, 4], 2])):
+        stack = ConvStack((side, side, 4), read_filters([first, [32, [4, 4], 2], [256, [11, 11], 1]]))
+        assert [layer.size for layer in stack.layers("policy")] == [(21, 21), (11, 11), (1, 1)]
+        assert stack.features == 256
+
+
+@pytest.mark.parametrize("side", [24, 25, 42, 63, 64, 84, 96, 128, 210, 500])
+@pytest.mark.parametrize("other", [24, 84, 300])
+def test_the_defaults_fit_every_image_and_leave_a_few_thousand_numbers_at_most(side: int, other: int) -> None:
+    for shape in ((side, other, 3), (other, side, 1)):
+        stack = ConvStack(shape, default_filters(shape))
+        assert 32 <= stack.features <= 3000
+        assert len(stack.filters) <= 7
+
+
+def test_large_enough_images_get_convolutions_unasked_and_others_stay_flat() -> None:
+    assert network_for(IMAGE).conv == ConvStack((36, 24, 3), default_filters((36, 24, 3)))
+    assert network_for(gym.spaces.Box(0.0, 1.0, (24, 24, 1), np.float32)).conv is not None
+    assert network_for(gym.spaces.Dict({"observation": IMAGE, "action_mask": MASK})).conv is not None
+    for shape in ((23, 24, 3), (3, 36, 24), (36, 24), (2, 30, 30, 3)):
+        assert network_for(gym.spaces.Box(0, 255, shape, np.uint8)).conv is None
+    assert network_for(IMAGE, conv_filters=[]).conv is None
+
+
+def test_only_bytes_are_pixels() -> None:
+    assert network_for(IMAGE).pixels
+    assert network_for(gym.spaces.Box(0, 255, (5, 5, 1), np.uint8)).pixels
+    assert not network_for(gym.spaces.Box(0.0, 1.0, (36, 24, 3), np.float32)).pixels
+    assert not network_for(gym.spaces.Box(0, 255, (36, 24), np.uint8)).pixels
+
+
+def test_filters_may_be_given_for_a_small_image() -> None:
+    small = gym.spaces.Box(0, 255, (7, 9, 2), np.uint8)
+    conv = network_for(small, conv_filters=[[4, 3, 1]], conv_activation="tanh").conv
+    assert conv == ConvStack((7, 9, 2), (ConvFilter(4, (3, 3), (1, 1)),), "tanh")
+    assert conv.features == 4 * 5 * 7
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Box(-1.0, 1.0, (4,)), gym.spaces.Tuple([IMAGE, MASK])])
+def test_filters_for_what_is_no_image_are_refused(space: gym.Space[Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"conv_filters for the observation space .*, expected an image: a Box of shape"
+    ):
+        network_for(space, conv_filters=[[4, 3, 1]])
+
+
+def test_filters_that_leave_nothing_of_the_image_are_refused_with_the_sizes() -> None:
+    with pytest.raises(
+        ConfigError, match=r"kernel is 11 x 11 and meets 9 x 6 \(an image of 36 x 24 -> 9 x 6\)"
+    ):
+        network_for(IMAGE, conv_filters=[[16, 8, 4], [32, 11, 1]])
+
+
+def test_an_unknown_activation_is_refused_where_it_would_be_used() -> None:
+    with pytest.raises(ConfigError, match=r"'swish', expected one of .*set model\.conv_activation"):
+        network_for(IMAGE, conv_activation="swish")
+
+
+def test_a_description_whose_image_is_of_another_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"image of shape \(36, 24, 3\) with obs_size 5, expected 2592"):
+        StockSpec(
+            5, ActionHead("categorical", (3,)), conv=ConvStack((36, 24, 3), default_filters((36, 24, 3)))
+        )
+
+
+def test_bad_filters_are_refused_when_the_algorithm_is_built() -> None:
+    with pytest.raises(ConfigError, match="conv_filters for the observation space"):
+        PPO(env="CartPole-v1", config={"model": {"conv_filters": [[16, [8, 8], 4]]}})
+    with pytest.raises(ConfigError, match="did you mean 'conv_filters'"):
+        PPO(env="CartPole-v1", config={"model": {"conv_filter": []}})

@@ -1,0 +1,275 @@
+"""Learning from images, from the environment to the result: what matters is where a bright patch lies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import PolicySpec
+from menv.algorithms import DQN, PPO
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.errors import ContractError
+from menv.multi_agent_env import MultiAgentEnv
+from menv.spaces import OutsideSpaceError
+
+FILTERS = [[8, 4, 2], [8, 3, 1]]
+PPO_SETTINGS: dict[str, Any] = {
+    "num_envs_per_worker": 8,
+    "train_batch_size": 512,
+    "sgd_minibatch_size": 64,
+    "lr": 1e-3,
+    "seed": 1,
+    "model": {"conv_filters": FILTERS},
+}
+DQN_SETTINGS: dict[str, Any] = {
+    "num_envs_per_worker": 8,
+    "min_sample_timesteps_per_iteration": 512,
+    "num_steps_sampled_before_learning_starts": 256,
+    "train_batch_size": 32,
+    "lr": 1e-3,
+    "gamma": 0.5,
+    "exploration_config": {"epsilon_timesteps": 1500, "final_epsilon": 0.0},
+    "seed": 1,
+    "model": {"conv_filters": FILTERS},
+}
+
+
+class Patch(gym.Env[Any, Any]):
+    """A bright patch lies anywhere in one quarter of a noisy image; the number of that quarter pays 1, 10 times."""
+
+    def __init__(
+        self, context: Any = None, side: int = 12, dtype: Any = np.uint8, masked: bool = False
+    ) -> None:
+        self.side, self.dtype, self.masked = side, dtype, masked
+        self.image_space = gym.spaces.Box(0, 255 if dtype == np.uint8 else 1.0, (side, side, 1), dtype)
+        mask = gym.spaces.MultiBinary(4)
+        self.observation_space: Any = self.image_space
+        if masked:
+            self.observation_space = gym.spaces.Dict({"observation": self.image_space, "action_mask": mask})
+        self.action_space = gym.spaces.Discrete(4)
+
+    def look(self) -> Any:
+        half = self.side // 2
+        self.quarter = int(self.np_random.integers(4))
+        image = self.np_random.integers(0, 60, self.image_space.shape)
+        y, x = self.np_random.integers(0, half - 2, 2)
+        y, x = y + half * (self.quarter // 2), x + half * (self.quarter % 2)
+        image[y : y + 3, x : x + 3] = 255
+        shown = image.astype(np.uint8) if self.dtype == np.uint8 else (image / 255).astype(self.dtype)
+        if not self.masked:
+            return shown
+        allowed = np.ones(4, np.int8)
+        allowed[(self.quarter + 1) % 4] = 0
+        return {"observation": shown, "action_mask": allowed}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.at = 0
+        return self.look(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert not self.masked or action != (self.quarter + 1) % 4, "a masked action was taken"
+        reward = float(action == self.quarter)
+        self.at += 1
+        return self.look(), reward, self.at == 10, False, {}
+
+
+def shares_seen_right(algorithm: Any, env: Patch, looks: int = 200) -> float:
+    env.reset(seed=99)
+    right = 0
+    for _ in range(looks):
+        obs = env.look()
+        right += algorithm.compute_single_action(obs, explore=False) == env.quarter
+    return right / looks
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_ppo_finds_the_patch(share: bool) -> None:
+    settings = {**PPO_SETTINGS, "model": {"conv_filters": FILTERS, "vf_share_layers": share}}
+    with PPO(env=Patch, config=settings) as algorithm:
+        assert algorithm.inference == {"default_policy": "onnx"}
+        assert shares_seen_right(algorithm, Patch()) < 0.5
+        for _ in range(6):
+            algorithm.train()
+        assert shares_seen_right(algorithm, Patch()) > 0.9
+
+
+def test_dqn_finds_the_patch() -> None:
+    with DQN(env=Patch, config=DQN_SETTINGS) as algorithm:
+        assert shares_seen_right(algorithm, Patch()) < 0.5
+        for _ in range(2):
+            algorithm.train()
+        assert algorithm.inference == {"default_policy": "onnx"}
+        assert shares_seen_right(algorithm, Patch()) > 0.9
+
+
+def test_images_of_24_pixels_are_learned_without_any_setting_and_masks_are_kept_beside_them() -> None:
+    settings = {**PPO_SETTINGS, "model": {}}
+    with PPO(env=lambda context: Patch(context, 24, np.float32, masked=True), config=settings) as algorithm:
+        assert "policy.conv0.weight" in algorithm.get_weights()["default_policy"]
+        before = shares_seen_right(algorithm, Patch(None, 24, np.float32, masked=True))
+        for _ in range(5):
+            algorithm.train()
+        assert before < 0.6
+        assert shares_seen_right(algorithm, Patch(None, 24, np.float32, masked=True)) > 0.9
+
+
+def test_bytes_stay_bytes_from_the_environment_to_the_replay_buffer() -> None:
+    with DQN(env=lambda context: Patch(context, 24), config={**DQN_SETTINGS, "model": {}}) as algorithm:
+        batch = algorithm.sample()["default_policy"]
+        for column in ("obs", "new_obs"):
+            assert batch[column].dtype == np.uint8
+            assert batch[column].shape[1:] == (576,)
+            assert batch[column].max() == 255
+        assert batch.segments.next_obs.dtype == np.uint8
+        algorithm.train()
+        learner: Any = algorithm._population.learners._learners["default_policy"]
+        kept = learner.replay.state()
+        assert kept["column.obs"].dtype == kept["column.next_obs"].dtype == np.uint8
+    with PPO(env="CartPole-v1", config={"train_batch_size": 64}) as flat:
+        assert flat.sample()["default_policy"]["obs"].dtype == np.float32
+
+
+class Copies(gym.vector.SyncVectorEnv):
+    """Four patches that step together."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__([lambda: Patch(None, 24)] * 4)
+
+
+def test_vectorised_images_are_collected_as_those_of_single_environments() -> None:
+    with PPO(env=Copies, config={"train_batch_size": 256, "seed": 1}) as algorithm:
+        batch = algorithm.sample()["default_policy"]
+        assert batch["obs"].dtype == batch["new_obs"].dtype == np.uint8
+        images = batch["obs"].reshape(-1, 24, 24)
+        bright = (images == 255).sum(axis=(1, 2))
+        assert set(bright.tolist()) == {9}
+        assert np.isfinite(algorithm.train()["info"]["default_policy"]["total_loss"])
+
+
+class Gallery(MultiAgentEnv):
+    """One agent sees images, another a short vector, a third images too."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["painter", "critic", "vector"]
+        image = gym.spaces.Box(0, 255, (24, 24, 3), np.uint8)
+        self.observation_spaces = {
+            "painter": image,
+            "critic": image,
+            "vector": gym.spaces.Box(-1.0, 1.0, (4,), np.float32),
+        }
+        self.action_spaces = {agent: gym.spaces.Discrete(3) for agent in self.possible_agents}
+
+    def look(self) -> dict[str, Any]:
+        return {agent: self.get_observation_space(agent).sample() for agent in self.possible_agents}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.at = list(self.possible_agents), 0
+        return self.look(), {}
+
+    def step(self, action_dict: dict[Any, Any]) -> Any:
+        self.at += 1
+        over = dict.fromkeys(self.agents, self.at == 6)
+        flags = {**over, "__all__": self.at == 6}
+        return self.look(), dict.fromkeys(self.agents, 1.0), flags, dict.fromkeys(flags, False), {}
+
+
+def gallery(config: dict[str, Any]) -> PPO:
+    multiagent = {
+        "policies": {
+            "painter": PolicySpec(),
+            "critic": PolicySpec(),
+            "vector": PolicySpec(config={"model": {"conv_filters": None}}),
+        },
+        "policy_mapping_fn": lambda agent, **kwargs: agent,
+    }
+    return PPO(env=Gallery, config={"train_batch_size": 64, "multiagent": multiagent, "seed": 3, **config})
+
+
+def test_policies_of_images_and_of_vectors_learn_side_by_side() -> None:
+    with gallery({"model": {"conv_filters": [[4, 8, 4], [4, 3, 1]]}}) as algorithm:
+        before = algorithm.get_weights()
+        result = algorithm.train()
+        after = algorithm.get_weights()
+        assert result["inference"] == dict.fromkeys(before, "onnx")
+        for policy_id, name in (
+            ("painter", "policy.conv0.weight"),
+            ("critic", "value.conv1.weight"),
+            ("vector", "policy.0.weight"),
+        ):
+            assert not np.array_equal(before[policy_id][name], after[policy_id][name])
+        assert not any("conv" in name for name in after["vector"])
+
+
+def test_torch_and_onnx_collect_the_same_rows_of_images() -> None:
+    rows = []
+    for inference in ("torch", "onnx"):
+        with gallery({"inference": inference, "model": {"conv_filters": None}}) as algorithm:
+            for space in algorithm._base_env.get_sub_environments()[0].observation_spaces.values():
+                space.seed(5)
+            rows.append(algorithm.sample()["painter"])
+    np.testing.assert_array_equal(rows[0]["obs"], rows[1]["obs"])
+    np.testing.assert_array_equal(rows[0]["actions"], rows[1]["actions"])
+    np.testing.assert_allclose(rows[0]["vf_preds"], rows[1]["vf_preds"], atol=1e-5)
+
+
+def test_the_preprocessor_keeps_bytes_only_where_the_space_is_one_image_of_bytes() -> None:
+    image = gym.spaces.Box(0, 255, (2, 3, 1), np.uint8)
+    mask = gym.spaces.MultiBinary(2)
+    picture = np.arange(6, dtype=np.uint8).reshape(2, 3, 1)
+    alone, beside = (
+        ObsPreprocessor(image),
+        ObsPreprocessor(gym.spaces.Dict({"action_mask": mask, "it": image})),
+    )
+    for rows in (
+        alone([picture, picture])[0],
+        alone(np.stack([picture] * 2))[0],
+        alone([np.asfortranarray(picture), picture[:, ::-1][:, ::-1]])[0],
+        beside([{"action_mask": np.ones(2, np.int8), "it": picture}] * 2)[0],
+    ):
+        assert rows.dtype == np.uint8
+        assert rows.tolist() == [[0, 1, 2, 3, 4, 5]] * 2
+    assert alone.image == beside.image == (2, 3, 1)
+    assert ObsPreprocessor(gym.spaces.Tuple([image, mask])).dtype == np.float32
+    assert ObsPreprocessor(gym.spaces.Box(0, 255, (2, 3), np.uint8)).dtype == np.float32
+    floats = ObsPreprocessor(gym.spaces.Box(0.0, 1.0, (2, 3, 1), np.float64))
+    assert floats.dtype == np.float32
+    assert floats.image == (2, 3, 1)
+
+
+def test_numbers_that_are_no_bytes_are_refused_instead_of_wrapping_around() -> None:
+    alone = ObsPreprocessor(gym.spaces.Box(0, 255, (2, 2, 1), np.uint8))
+    wrong = np.full((3, 2, 2, 1), 300)
+    for given in (wrong, list(wrong), np.full((3, 2, 2, 1), 0.5, np.float32)):
+        with pytest.raises(OutsideSpaceError, match=r"uint8 of shape \(2, 2, 1\), got (int64|float32)"):
+            alone(given)
+
+
+def test_bytes_outside_the_bounds_of_their_space_are_found() -> None:
+    narrow = ObsPreprocessor(gym.spaces.Box(10, 200, (2, 2, 1), np.uint8))
+    rows = np.full((4, 4), 100, np.uint8)
+    assert narrow.why_bad_row(rows) is None
+    rows[2, 3] = 201
+    bad = narrow.why_bad_row(rows)
+    assert bad is not None
+    assert bad[0] == 2
+    assert bad[1] == "obs: 201 at index (1, 1, 0) is outside [10, 200]"
+    rows[2, 3] = 9
+    assert narrow.why_bad_row(rows) is not None
+    assert ObsPreprocessor(gym.spaces.Box(0, 255, (2, 2, 1), np.uint8)).why_bad_row(rows) is None
+
+
+def test_an_image_of_the_wrong_size_is_named_with_its_environment() -> None:
+    class Shrinking(Patch):
+        def look(self) -> Any:
+            return super().look()[:-1] if self.at == 3 else super().look()
+
+    with (
+        PPO(env=Shrinking, config={**PPO_SETTINGS, "seed": None}) as algorithm,
+        pytest.raises(ContractError, match=r"expected uint8 of shape \(12, 12, 1\), got shape \(11, 12, 1\)"),
+    ):
+        algorithm.train()

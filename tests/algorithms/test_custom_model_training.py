@@ -1,0 +1,75 @@
+"""Training with a user's own torch module, alone and beside stock networks."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from menv import PolicySpec
+from menv.algorithms import DQN, PPO
+from menv.errors import ConfigError
+from tests.algorithms.test_conv_training import DQN_SETTINGS, PPO_SETTINGS, Gallery, Patch, shares_seen_right
+from tests.algorithms.test_custom_model import BOX, Eye, Kept, Net, gives
+
+
+def test_onnx_is_refused_and_torch_is_taken_by_itself() -> None:
+    model = {"custom_model": Net, "custom_model_config": {"width": 8}}
+    with pytest.raises(ConfigError, match='"onnx" for a network that has no acting graph'):
+        PPO(env="CartPole-v1", config={"model": model, "inference": "onnx"})
+    with PPO(env="CartPole-v1", config={"model": model, "train_batch_size": 128, "seed": 1}) as algorithm:
+        before = algorithm.get_weights()["default_policy"]
+        result = algorithm.train()
+        assert result["inference"] == algorithm.inference == {"default_policy": "torch"}
+        after = algorithm.get_weights()["default_policy"]
+        assert all(not np.array_equal(before[name], after[name]) for name in before)
+        assert before["body.weight"].shape == (8, 4)
+
+
+def test_wrong_outputs_are_found_before_anything_is_sampled() -> None:
+    model = {"custom_model": gives(lambda outputs, values: (outputs[:, :1], values))}
+    with pytest.raises(ConfigError, match=r"tuple \(float32 \[2, 1\], float32 \[2\]\) for 2 rows"):
+        PPO(env="CartPole-v1", config={"model": model})
+
+
+def test_the_same_seed_gives_the_same_run_and_leaves_torchs_generator_alone() -> None:
+    config = {"model": {"custom_model": Kept}, "train_batch_size": 128, "seed": 4}
+    runs, before = [], torch.get_rng_state()
+    for _ in range(2):
+        with PPO(env="CartPole-v1", config=config) as algorithm:
+            algorithm.train()
+            runs.append(algorithm.get_weights()["default_policy"])
+    assert torch.equal(torch.get_rng_state(), before)
+    for name in runs[0]:
+        np.testing.assert_array_equal(runs[0][name], runs[1][name])
+
+
+def test_ppo_and_dqn_find_the_patch_with_a_users_own_convolutions() -> None:
+    model = {"custom_model": Eye}
+    with PPO(env=Patch, config={**PPO_SETTINGS, "model": model}) as algorithm:
+        for _ in range(6):
+            algorithm.train()
+        assert shares_seen_right(algorithm, Patch()) > 0.9
+    with DQN(env=Patch, config={**DQN_SETTINGS, "model": model}) as other:
+        for _ in range(2):
+            other.train()
+        assert shares_seen_right(other, Patch()) > 0.9
+
+
+def test_policies_with_and_without_a_module_of_the_users_learn_side_by_side() -> None:
+    own = PolicySpec(config={"model": {"custom_model": Net}})
+    multiagent = {
+        "policies": {"painter": own, "critic": own, "vector": PolicySpec()},
+        "policy_mapping_fn": lambda agent, **kwargs: agent,
+    }
+    with PPO(env=Gallery, config={"train_batch_size": 64, "multiagent": multiagent, "seed": 3}) as algorithm:
+        result = algorithm.train()
+        assert result["inference"] == {"painter": "torch", "critic": "torch", "vector": "onnx"}
+        painter, critic = (algorithm.get_weights()[name]["body.weight"] for name in ("painter", "critic"))
+        assert painter.shape == (16, 1728)
+        assert not np.array_equal(painter, critic)
+        algorithm.add_policy(
+            "late", PolicySpec(observation_space=BOX, action_space=gym.spaces.Discrete(3), config=own.config)
+        )
+        assert algorithm.inference["late"] == "torch"
