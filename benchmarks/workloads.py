@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from benchmarks import floors, processes
 from benchmarks.other_kinds import ROWS as OTHER_KINDS
+from benchmarks.policy_rows import ROWS as POLICIES
 from benchmarks.replay_rows import ROWS as REPLAY
 from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
 from benchmarks.sampling import fragments, two_policies
@@ -263,4 +264,5 @@ ROWS = (
     ),
     *OTHER_KINDS,
     *REPLAY,
+    *POLICIES,
 )

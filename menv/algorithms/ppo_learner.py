@@ -6,7 +6,6 @@ back-ends. It does not know environments, agents or how batches were collected.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from menv.algorithms import distributions
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
-from menv.algorithms.ppo_loss import FIELDS, LossWeights, Minibatch, adapted_kl_coeff, ppo_loss
+from menv.algorithms.ppo_loss import FIELDS, LossWeights, Minibatch, adapted_kl_coeff, clip_bounds, ppo_loss
 from menv.algorithms.ppo_policy import PPOPolicy
 from menv.algorithms.ppo_settings import PPOSettings
 from menv.algorithms.sequences import sequences, state_before
@@ -31,6 +30,7 @@ _STATISTICS = ("total_loss", "policy_loss", "vf_loss", "entropy", "kl", "grad_gn
 
 # Advantages that hardly vary are not blown up to unit variance, as in the classic implementation.
 _LEAST_SPREAD = 1e-4
+_NOTHING = torch.empty(0)
 
 
 class PPOLearner:
@@ -146,13 +146,15 @@ class PPOLearner:
         old_inputs = _tensor(columns["action_dist_inputs"], np.float32)
         advantages = _tensor(columns["advantages"], np.float32)
         spread = advantages.std(correction=0).clamp(min=_LEAST_SPREAD)
+        advantages = (advantages - advantages.mean()) / spread
         return Minibatch(
             obs=_tensor(obs_column(columns["obs"]), None),
             mask=None if mask is None else _tensor(mask, np.bool_),
             actions=_tensor(columns["actions"], self._head.action_dtype),
             old_logp=_tensor(columns["action_logp"], np.float32),
-            old_inputs=distributions.standard(self._head, old_inputs),
-            advantages=(advantages - advantages.mean()) / spread,
+            old_inputs=distributions.standard(self._head, old_inputs).contiguous(),
+            advantages=advantages,
+            bounds=clip_bounds(advantages, self._settings.clip_param),
             value_targets=_tensor(columns["value_targets"], np.float32),
             critic_obs=None if critic_obs is None else _tensor(critic_obs, np.float32),
             others=None if self._policy is None else _others(columns),
@@ -172,32 +174,38 @@ class PPOLearner:
         rng = np.random.default_rng((self._seed, self._batches))
         self._batches += 1
         last_epoch: list[Tensor] = []
-        for _ in range(self._settings.num_sgd_iter):
+        epochs = self._settings.num_sgd_iter
+        for epoch in range(epochs):
             order = torch.from_numpy(rng.permutation(len(rows.obs)))
-            last_epoch = [self._update(part, weights) for part in self._minibatches(rows, order)]
+            report = epoch == epochs - 1
+            last_epoch = [self._update(part, weights, report) for part in self._minibatches(rows, order)]
         return dict(zip(self._statistics, torch.stack(last_epoch).mean(0).tolist(), strict=True))
 
     def _minibatches(self, rows: Minibatch, order: Tensor) -> list[Minibatch]:
         size, least = self._settings.sgd_minibatch_size, 2
         if rows.valid is not None:
             size, least = max(1, size // rows.valid.shape[1]), 1
-        shuffled = rows.each(lambda column: column.index_select(0, order))
         # A last part of a single row would be a step on noise.
-        starts = [start for start in range(0, len(order), size) if start == 0 or len(order) - start >= least]
-        return [shuffled.each(operator.itemgetter(slice(start, start + size))) for start in starts]
+        rest = len(order) % size
+        if rest and rest < least and len(order) > size:
+            order = order[:-rest]
+        return rows.each(lambda column: column.index_select(0, order)).split(size)
 
-    def _update(self, rows: Minibatch, weights: LossWeights) -> Tensor:
+    def _update(self, rows: Minibatch, weights: LossWeights, report: bool) -> Tensor:
+        """Make a gradient step and return its statistics, an empty tensor unless they are to be reported."""
         terms = (
-            self._terms(rows, weights)
+            self._terms(rows, weights, report)
             if self._policy is None
             else self._own_terms(self._policy, rows, weights)
         )
         torch.autograd.backward(terms[0])
         norm = self._adam.step()
+        if not report:
+            return _NOTHING
         # One scalar tensor each; reading them as numbers here would cost a synchronisation a step.
         return torch.stack((*terms, norm)).detach()
 
-    def _terms(self, rows: Minibatch, weights: LossWeights) -> tuple[Tensor, ...]:
+    def _terms(self, rows: Minibatch, weights: LossWeights, report: bool) -> tuple[Tensor, ...]:
         """Return PPO's loss and its parts."""
         if rows.valid is not None:
             rows, inputs, values = self._unrolled(rows, rows.valid)
@@ -206,7 +214,7 @@ class PPOLearner:
         else:
             inputs = self._network.dist_inputs(rows.obs, rows.mask)
             values = self._network.values(rows.critic_obs)
-        return ppo_loss(self._head, weights, rows, inputs, values)
+        return ppo_loss(self._head, weights, rows, inputs, values, report=report)
 
     def _unrolled(self, rows: Minibatch, valid: Tensor) -> tuple[Minibatch, Tensor, Tensor]:
         """Return the steps of sequences as rows, without those behind their ends, and their outputs."""

@@ -22,6 +22,7 @@ from menv.algorithms import distributions
 from menv.algorithms.ppo_settings import PPOSettings
 
 _MOST_LOG_RATIO = 20.0
+_LEFT_OUT = torch.tensor(math.nan)
 FIELDS = {
     "obs": "obs", "mask": "action_mask", "actions": "actions", "old_logp": "action_logp",
     "old_inputs": "action_dist_inputs", "advantages": "advantages", "value_targets": "value_targets",
@@ -45,6 +46,7 @@ class Minibatch(NamedTuple):
             before each.
         valid: Only of sequences: [B, T] False where one has ended already.
         critic_obs: [B, C] what the value network sees, or None if that is obs.
+        bounds: [B, 2] of `clip_bounds`, where they are known.
         others: More columns by name, for a user's own loss; None if nobody reads them.
     """
 
@@ -58,6 +60,7 @@ class Minibatch(NamedTuple):
     state: Tensor | None = None
     valid: Tensor | None = None
     critic_obs: Tensor | None = None
+    bounds: Tensor | None = None
     others: Mapping[str, Tensor] | None = None
 
     def named(self) -> dict[str, Tensor]:
@@ -67,6 +70,19 @@ class Minibatch(NamedTuple):
             **{name: column for name, column in found.items() if column is not None},
             **(self.others or {}),
         }
+
+    def split(self, size: int) -> list[Minibatch]:
+        """Return the rows in parts of `size`, the last one of what is left."""
+        columns = {name: column for name, column in self._asdict().items() if name != "others"}
+        parts = {name: torch.split(column, size) for name, column in columns.items() if column is not None}
+        others = {name: torch.split(column, size) for name, column in (self.others or {}).items()}
+        found = []
+        for number in range(len(parts["obs"])):
+            fields: dict[str, Any] = {name: part[number] for name, part in parts.items()}
+            if others:
+                fields["others"] = {name: part[number] for name, part in others.items()}
+            found.append(self._replace(**fields))
+        return found
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Minibatch:
         """Return a minibatch of the changed columns."""
@@ -113,7 +129,13 @@ class LossTerms(NamedTuple):
 
 
 def ppo_loss(
-    head: ActionHead, weights: LossWeights, rows: Minibatch, dist_inputs: Tensor, values: Tensor
+    head: ActionHead,
+    weights: LossWeights,
+    rows: Minibatch,
+    dist_inputs: Tensor,
+    values: Tensor,
+    *,
+    report: bool = True,
 ) -> LossTerms:
     """Return the loss to be minimised (Schulman et al. 2017, eq. 9, with the KL term of eq. 8).
 
@@ -125,35 +147,48 @@ def ppo_loss(
         rows: The minibatch.
         dist_inputs: [B, D] of the policy being learned, after masking.
         values: [B] of the value function being learned.
+        report: False leaves out terms of weight 0: they are NaN then.
     """
     inputs = distributions.standard(head, dist_inputs)
     log_ratio = distributions.standard_logp(head, inputs, rows.actions) - rows.old_logp
-    ratio = clipped_ratio(log_ratio, rows.advantages, weights.clip_param)
+    ratio = clipped_ratio(log_ratio, rows.advantages, weights.clip_param, rows.bounds)
     policy_loss = torch.dot(ratio, rows.advantages) * (-1.0 / len(ratio))
     vf_loss = value_loss(values, rows.value_targets, weights.vf_clip_param)
     total = torch.add(policy_loss, vf_loss, alpha=weights.vf_loss_coeff)
     # Terms of weight 0 are reported all the same, but nothing is differentiated for them.
-    still = inputs.detach()
-    entropy = distributions.standard_entropy(head, inputs if weights.entropy_coeff else still).mean()
+    still, entropy, kl = inputs.detach(), _LEFT_OUT, _LEFT_OUT
+    if report or weights.entropy_coeff:
+        entropy = distributions.standard_entropy(head, inputs if weights.entropy_coeff else still).mean()
     if weights.entropy_coeff:
         total = torch.sub(total, entropy, alpha=weights.entropy_coeff)
-    kl = distributions.standard_kl(head, rows.old_inputs, inputs if weights.kl_coeff else still).mean()
+    if report or weights.kl_coeff:
+        kl = distributions.standard_kl(head, rows.old_inputs, inputs if weights.kl_coeff else still).mean()
     if weights.kl_coeff:
         total = torch.add(total, kl, alpha=weights.kl_coeff)
     return LossTerms(total, policy_loss, vf_loss, entropy, kl)
 
 
-def clipped_ratio(log_ratio: Tensor, advantages: Tensor, clip_param: float) -> Tensor:
+def clip_bounds(advantages: Tensor, clip_param: float) -> Tensor:
+    """Return [B, 2] the least and the highest log r_t that `clipped_ratio` lets through."""
+    gain = advantages > 0.0
+    least = math.log1p(-clip_param) if clip_param < 1.0 else -math.inf
+    return torch.stack(
+        (torch.where(gain, -math.inf, least), torch.where(gain, math.log1p(clip_param), _MOST_LOG_RATIO)), -1
+    )
+
+
+def clipped_ratio(
+    log_ratio: Tensor, advantages: Tensor, clip_param: float, bounds: Tensor | None = None
+) -> Tensor:
     """Return [B] the factor of A_t in min(r_t A_t, clip(r_t, 1 - epsilon, 1 + epsilon) A_t) (eq. 7).
 
     The minimum clips r_t from above where the advantage is positive and from below where it is negative.
     Written as one clamp of log r_t between bounds it has half the operations to differentiate, and a
-    policy that ran away cannot overflow to infinity.
+    policy that ran away cannot overflow to infinity. `bounds` [B, 2] are those of `clip_bounds`, if they are known.
     """
-    gain = advantages > 0.0
-    most = torch.where(gain, math.log1p(clip_param), _MOST_LOG_RATIO)
-    least = torch.where(gain, -math.inf, math.log1p(-clip_param) if clip_param < 1.0 else -math.inf)
-    return log_ratio.clamp(least, most).exp()
+    if bounds is None:
+        bounds = clip_bounds(advantages, clip_param)
+    return log_ratio.clamp(*bounds.unbind(-1)).exp()
 
 
 def value_loss(values: Tensor, targets: Tensor, limit: float | None) -> Tensor:

@@ -129,7 +129,7 @@ class TorchStock:
     def _value_head(self, features: Tensor) -> Tensor:
         assert self._value_out is not None, "Q-values without dueling have no value head"
         weight, bias = self._value_out
-        return torch.addmm(bias, features, weight)[:, 0]
+        return torch.addmm(bias, features, weight).squeeze(1)
 
 
 def _weight_and_bias(params: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
