@@ -18,13 +18,13 @@ import numpy as np
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation import Evaluation
-from menv.algorithms.learners import merged
+from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
 from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
 from menv.env_context import EnvContext
-from menv.errors import CallOrderError, ContractError
+from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.loop.convert import to_base_env
 from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
 from menv.loop.quota import Quota
@@ -64,7 +64,7 @@ class Algorithm:
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         _set_torch_threads(self.config.torch_threads)
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
-        first = self._make_env(0)
+        self._first_env = first = self._make_env(0)
         self._base_env = to_base_env(
             first, self._make_env, self.config.num_envs_per_worker, seed=self.config.seed
         )
@@ -184,7 +184,7 @@ class Algorithm:
         result = {
             **sampler_results,
             "sampler_results": sampler_results,
-            "info": _info({policy_id: merged(own) for policy_id, own in stats.items()}),
+            "info": learner_info({policy_id: merged(own) for policy_id, own in stats.items()}),
             "training_iteration": self.iteration,
             "num_env_steps_sampled": self._sampler.env_steps,
             "num_agent_steps_sampled": self._sampler.agent_steps,
@@ -230,8 +230,14 @@ class Algorithm:
     def _evaluation_envs(self, config: AlgorithmConfig) -> BaseEnv:
         """Create the environments of evaluations."""
         make = partial(self._make_env, config=config)
+        env = make(0)
+        if env is self._first_env:
+            raise ConfigError(
+                "evaluate: env returned the environment that is trained in, expected a new one at each call; create it "
+                "in the function"
+            )
         seed = None if config.seed is None else config.seed + 10_000
-        return to_base_env(make(0), make, config.num_envs_per_worker, seed=seed)
+        return to_base_env(env, make, config.num_envs_per_worker, seed=seed)
 
     def compute_single_action(
         self,
@@ -379,13 +385,6 @@ def _context(config: AlgorithmConfig, vector_index: int) -> EnvContext:
     return EnvContext(
         dict(config.env_config), worker_index=0, vector_index=vector_index, num_workers=config.num_workers
     )
-
-
-def _info(stats: Mapping[str, dict[str, float]]) -> dict[str, Any]:
-    """Return each policy's statistics at both places where the classic system has had them."""
-    learner = {policy_id: {"learner_stats": dict(own)} for policy_id, own in stats.items()}
-    # A policy may be called "learner" too; its own statistics stay beside the others.
-    return {**stats, "learner": {**stats.get("learner", {}), **learner}}
 
 
 def _set_torch_threads(count: int | None) -> None:

@@ -6,56 +6,26 @@ and no number of the training run depends on whether or when it was asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_keys
 from menv.algorithms.config.keys import section_values
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
+from menv.algorithms.episode_shares import EpisodeQuota, FirstEpisodes, LockstepQuota, StepQuota
 from menv.algorithms.population import Population
-from menv.base_env import BaseEnv, EpisodeEnd
+from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks
-from menv.errors import ConfigError
-from menv.loop.quota import Flags, Quota
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
-from menv.segments import Column
 
 MakeBaseEnv = Callable[[AlgorithmConfig], BaseEnv]
 _SEED = 10_000
-
-
-class EpisodeQuota(Quota):
-    """A number of whole episodes of each sub-environment, so that short ones are not preferred."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        super().__init__(1)
-        self.shares: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-
-    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
-        """Count episodes that ended."""
-        for end in ends:
-            self.shares[end.env_index] -= 1
-
-    def closed(self, env_steps: Column) -> Flags | None:
-        """Return [E] True where a sub-environment has played its episodes."""
-        done: Flags = self.shares <= 0
-        return done if done.any() else None
-
-
-class StepQuota(Quota):
-    """So many env steps of each sub-environment, and on to the end of its episode."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        super().__init__(1, "complete_episodes")
 
 
 class Evaluation:
@@ -87,30 +57,36 @@ class Evaluation:
         self._make_base_env = make_base_env
         self._callbacks = callbacks
         self._seed = seed + _SEED
+        self._in_episodes = config.evaluation_duration_unit == "episodes"
         self._metrics = Metrics(0)
         self._base_env: BaseEnv | None = None
         self._sampler: Sampler | None = None
-        self._quota: EpisodeQuota | StepQuota = (
-            EpisodeQuota() if config.evaluation_duration_unit == "episodes" else StepQuota()
+        self._quota: EpisodeQuota | StepQuota | LockstepQuota = (
+            EpisodeQuota() if self._in_episodes else StepQuota()
         )
 
     def run(self) -> dict[str, Any]:
         """Play, and return the metrics of the episodes that were played."""
         sampler = self._ready()
         env_steps, agent_steps = sampler.env_steps, sampler.agent_steps
-        num_envs = self._num_envs
-        duration = self.config.evaluation_duration
-        if isinstance(self._quota, EpisodeQuota):
-            index = np.arange(num_envs)
-            self._quota.shares = duration // num_envs + (index < duration % num_envs)
-        else:
-            self._quota.length = -(-duration // num_envs)
+        self._share_out(self.config.evaluation_duration, self._num_envs)
         sampler.finish(sampler.sample())
         return {
             **self._metrics.summary(),
             "num_env_steps_sampled_this_iter": sampler.env_steps - env_steps,
             "num_agent_steps_sampled_this_iter": sampler.agent_steps - agent_steps,
         }
+
+    def _share_out(self, duration: int, num_envs: int) -> None:
+        """Tell the quota what each sub-environment is to play."""
+        quota, index = self._quota, np.arange(num_envs)
+        if isinstance(quota, StepQuota):
+            quota.length = -(-duration // num_envs)
+            return
+        shares = duration // num_envs + (index < duration % num_envs)
+        quota.shares = shares if self._in_episodes else np.full(num_envs, -(-duration // num_envs))
+        if isinstance(self._metrics, FirstEpisodes):
+            self._metrics.shares = quota.shares.copy()
 
     def stop(self) -> None:
         """Close the environments."""
@@ -128,11 +104,13 @@ class Evaluation:
         if self._base_env is None:
             self._base_env = self._make_base_env(self.config)
             if self._base_env.lockstep:
-                raise ConfigError(
-                    "evaluate: a vectorised environment steps all its sub-environments at once, so none can wait at "
-                    "the end of its episodes, expected single environments; give them in evaluation_config={'env': ...}"
+                self._quota, self._metrics = (
+                    LockstepQuota(self._in_episodes),
+                    FirstEpisodes(self._in_episodes),
                 )
-        if self._sampler is None or self._playing is not population.policy_map:
+        # Sub-environments that step together are not all at the beginning of an episode when the last one is done.
+        midway = self._base_env.lockstep
+        if self._sampler is None or midway or self._playing is not population.policy_map:
             # Whoever comes or goes, everybody stands at the beginning of an episode here.
             self._sampler = self._new_sampler()
         return self._sampler
@@ -150,6 +128,7 @@ class Evaluation:
             self._quota, metrics=self._metrics, seed=self._seed, observation_fn=self.config.multiagent.observation_fn,
             callbacks=self._callbacks,
         )  # fmt: skip
+        sampler.whole_frames = False
         sampler.explore = self.config.explore
         sampler.policies = self._population.policies
         return sampler

@@ -195,3 +195,10 @@ def merged(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
         else:
             out[name] = sum(value * updates for value, updates in told) / weight
     return out
+
+
+def learner_info(stats: Mapping[str, dict[str, float]]) -> dict[str, Any]:
+    """Return each policy's statistics at both places where the classic system has had them."""
+    learner = {policy_id: {"learner_stats": dict(own)} for policy_id, own in stats.items()}
+    # A policy may be called "learner" too; its own statistics stay beside the others.
+    return {**stats, "learner": {**stats.get("learner", {}), **learner}}

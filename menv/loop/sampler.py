@@ -56,6 +56,7 @@ class Sampler:
         num_workers: How many workers there are.
         metrics: The episodes that ended.
         explore: False acts greedily.
+        whole_frames: False goes the long way round where there is a short one, which records episodes one by one.
         policies: The policy objects by id, for an `observation_fn`.
     """
 
@@ -95,6 +96,7 @@ class Sampler:
         self.num_workers = num_workers
         self.metrics = metrics or Metrics()
         self.explore = True
+        self.whole_frames = True
         self.policies: Mapping[str, Policy] = {}
         self.env_steps = 0
         self.agent_steps = 0
@@ -164,7 +166,12 @@ class Sampler:
             EnvCrashError: The environment raised.
         """
         hooks = self._hooks
-        if not self._polled and self._observation_fn is None and not (hooks.active or hooks.keeps):
+        if (
+            self.whole_frames
+            and not self._polled
+            and self._observation_fn is None
+            and not (hooks.active or hooks.keeps)
+        ):
             self._frames = frame_loop(
                 self.base_env, self._cohorts, self.policy_map.only, self._table, self._book
             )

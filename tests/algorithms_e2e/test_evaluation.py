@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import PolicySpec, RandomPolicy
+from menv import PolicySpec, RandomPolicy, VectorEnv
 from menv.algorithms import PPO
 from menv.errors import ConfigError, MenvError
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
@@ -125,12 +126,62 @@ def test_settings_that_cannot_work_are_named(settings: dict[str, Any], message: 
         PPO(env=Duo, config={**SMALL, **settings}).evaluate()
 
 
-def test_a_vectorised_environment_is_told_how_to_be_evaluated() -> None:
-    import gymnasium as gym
+class Counting(VectorEnv):
+    """World number n ends after 2 + n steps of reward 1, so that short episodes would be preferred."""
 
-    algo = PPO(env=lambda context: gym.make_vec("CartPole-v1", 2), config={"train_batch_size": 8})
-    with algo, pytest.raises(ConfigError, match=r"evaluate: a vectorised environment .*evaluation_config"):
-        algo.evaluate()
-    config = {"train_batch_size": 8, "evaluation_config": {"env": "CartPole-v1"}, "evaluation_duration": 2}
+    def __init__(self) -> None:
+        super().__init__(gym.spaces.Box(0.0, 100.0, (1,)), gym.spaces.Discrete(2), 3)
+        self.steps = [0] * 3
+
+    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
+        self.steps = [0] * 3
+        return [self._seen(index) for index in range(3)], [{}] * 3
+
+    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> Any:
+        assert index is not None
+        self.steps[index] = 0
+        return self._seen(index), {}
+
+    def vector_step(self, actions: Any) -> Any:
+        self.steps = [step + 1 for step in self.steps]
+        over = [step == 2 + index for index, step in enumerate(self.steps)]
+        return [self._seen(index) for index in range(3)], [1.0] * 3, over, [False] * 3, [{}] * 3
+
+    def _seen(self, index: int) -> Any:
+        return np.array([self.steps[index]], np.float32)
+
+
+@pytest.mark.parametrize(("settings", "lengths"), [
+    ({"evaluation_duration": 6}, [2, 2, 3, 3, 4, 4]),
+    ({"evaluation_duration": 4}, [2, 2, 3, 4]),
+    ({"evaluation_duration": 15, "evaluation_duration_unit": "timesteps"}, [2, 2, 2, 3, 3, 4, 4]),
+])  # fmt: skip
+def test_sub_environments_that_step_together_play_equal_shares(
+    settings: dict[str, Any], lengths: list[int]
+) -> None:
+    config = {"train_batch_size": 12, "num_sgd_iter": 1, **settings}
+    with PPO(env=lambda context: Counting(), config=config) as algo:
+        for _ in range(2):
+            found = algo.evaluate()["evaluation"]
+            assert found["episodes_this_iter"] == len(lengths)
+            assert sorted(found["hist_stats"]["episode_lengths"]) == lengths
+            algo.train()
+
+
+def test_gymnasiums_vectorised_environments_are_evaluated() -> None:
+    config = {"train_batch_size": 64, "evaluation_duration": 5}
     with PPO(env=lambda context: gym.make_vec("CartPole-v1", 2), config=config) as algo:
-        assert algo.evaluate()["evaluation"]["episodes_this_iter"] == 2
+        trained = algo.train()["num_env_steps_sampled"]
+        found = algo.evaluate()["evaluation"]
+        assert found["episodes_this_iter"] == len(found["hist_stats"]["episode_reward"]) == 5
+        assert algo.train()["num_env_steps_sampled"] == 2 * trained
+
+
+def test_an_environment_that_is_trained_in_is_not_evaluated_in() -> None:
+    env = gym.make("CartPole-v1")
+    config = {"train_batch_size": 64, "num_envs_per_worker": 1}
+    with (
+        PPO(env=lambda context: env, config=config) as algo,
+        pytest.raises(ConfigError, match="a new one at each call"),
+    ):
+        algo.evaluate()

@@ -1,0 +1,88 @@
+"""How many episodes of each sub-environment an evaluation plays, so that short ones are not preferred.
+
+`menv.algorithms.evaluation` hands one of these quotas to its sampler. Where all sub-environments step at once, one
+that has played its share plays on until all have; `FirstEpisodes` then leaves out what is too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.base_env import EpisodeEnd
+from menv.episode import Episode
+from menv.loop.quota import Flags, Quota
+from menv.metrics import Metrics
+from menv.segments import Column
+
+Shares = npt.NDArray[np.int64]
+
+
+class EpisodeQuota(Quota):
+    """A number of whole episodes of each sub-environment, so that short ones are not preferred."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        super().__init__(1)
+        self.shares: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Count episodes that ended."""
+        for end in ends:
+            self.shares[end.env_index] -= 1
+
+    def closed(self, env_steps: Column) -> Flags | None:
+        """Return [E] True where a sub-environment has played its episodes."""
+        done: Flags = self.shares <= 0
+        return done if done.any() else None
+
+
+class StepQuota(Quota):
+    """So many env steps of each sub-environment, and on to the end of its episode."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        super().__init__(1, "complete_episodes")
+
+
+class LockstepQuota(Quota):
+    """A share of each sub-environment, in episodes or in env steps and on to the end; all play until all are done."""
+
+    def __init__(self, in_episodes: bool) -> None:
+        """Begin with none."""
+        super().__init__(1)
+        self.shares: Shares = np.zeros(0, np.int64)
+        self._in_episodes = in_episodes
+
+    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Count episodes that ended."""
+        for end in ends:
+            self.shares[end.env_index] -= 1 if self._in_episodes else end.env_steps
+
+    def closed(self, env_steps: Column) -> Flags | None:
+        """Return [E] True once every sub-environment has played its share, None before."""
+        return np.ones(len(env_steps), np.bool_) if (self.shares <= 0).all() else None
+
+
+class FirstEpisodes(Metrics):
+    """Metrics over the first episodes of each sub-environment that steps together with others.
+
+    Attributes:
+        shares: [E] what is left of each one's share, in episodes or in env steps; a sub-environment's id is its index.
+    """
+
+    def __init__(self, in_episodes: bool) -> None:
+        """Begin with no shares."""
+        super().__init__(0)
+        self.shares: Shares = np.zeros(0, np.int64)
+        self._in_episodes = in_episodes
+
+    def record(self, episode: Episode) -> None:
+        """Take in an episode that ended, if it is within its sub-environment's share."""
+        index = cast("int", episode.env_id)
+        if self.shares[index] > 0:
+            self.shares[index] -= 1 if self._in_episodes else episode.length
+            super().record(episode)
