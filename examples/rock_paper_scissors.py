@@ -16,7 +16,7 @@ from menv.algorithms import PPO, TensorBoardCallbacks, plot_curves
 from menv.envs import AlwaysSame, BeatLastMove, RockPaperScissors
 
 RULES = {"always_same": AlwaysSame, "beat_last_move": BeatLastMove}
-MODELS = {"feed_forward": {}, "lstm": {"use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 10}}
+MODELS = {"feed_forward": {}, "lstm": {"use_lstm": True, "lstm_cell_size": 32, "fcnet_hiddens": [32]}}
 SIZES = {"num_envs_per_worker": 32, "train_batch_size": 2048, "num_sgd_iter": 8}
 LEARNING = {"lr": 5e-3, "gamma": 0.9, "lambda": 0.8, "entropy_coeff_schedule": [[0, 0.01], [200_000, 0]]}
 
