@@ -17,7 +17,7 @@ import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
-from menv.algorithms.evaluation import Evaluation
+from menv.algorithms.evaluation import Evaluation, evaluation_settings
 from menv.algorithms.learners import merged
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
@@ -59,6 +59,8 @@ class Algorithm:
             EnvCrashError: An environment could not be created.
         """
         self.config = read_config(self.recipe.config_class, config, env)
+        # The first evaluation may be hours away.
+        evaluation_settings(self.config)
         multi = self.config.multiagent
         self._callbacks = read_callbacks(self.config.callbacks)
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)

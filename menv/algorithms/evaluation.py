@@ -19,7 +19,7 @@ from menv.algorithms.config.keys import section_values
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.algorithms.population import Population
 from menv.base_env import BaseEnv, EpisodeEnd
-from menv.callbacks import DefaultCallbacks
+from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import ConfigError
 from menv.loop.quota import Flags, Quota
 from menv.loop.sampler import Sampler
@@ -65,7 +65,7 @@ class Evaluation:
         config: The training run's settings; `evaluation_config` is put over them.
         population: The policies; their weights are those of the moment.
         make_base_env: Creates the environments, when the first evaluation begins.
-        callbacks: Told about the episodes.
+        callbacks: Told about the episodes, unless `evaluation_config` has some of its own.
         seed: Of the training run.
 
     Raises:
@@ -85,7 +85,8 @@ class Evaluation:
         self._population = population
         self._playing: PolicyMap | None = None
         self._make_base_env = make_base_env
-        self._callbacks = callbacks
+        own = self.config.callbacks
+        self._callbacks = callbacks if own is config.callbacks else read_callbacks(own)
         self._seed = seed + _SEED
         self._metrics = Metrics(0)
         self._base_env: BaseEnv | None = None

@@ -119,7 +119,6 @@ class Population:
             learners.shared.join(policy_id, config, recipe, network, changed)
 
         added = add_to_cohorts(learners.nets, policy_id, resolved, config, recipe, self._seed, admit)
-        self.cohorts.extend(added)
         if recipe is not None and config is not None:
             learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
             learners.take_over(policy_id)
@@ -127,9 +126,13 @@ class Population:
         for built in learners.nets:
             if policy_id in built.cohort.policy_ids:
                 home, self.inference[policy_id] = [built.cohort], built.inference
-        self.policies[policy_id] = _policy_of(
-            home[0], policy_id, resolved, self._seed, learners.nets, learners.configs
-        )
+        try:
+            policy = _policy_of(home[0], policy_id, resolved, self._seed, learners.nets, learners.configs)
+        except Exception:
+            self._withdraw(policy_id, home[0])
+            raise
+        self.cohorts.extend(added)
+        self.policies[policy_id] = policy
         self._take(changed)
         self._callbacks.on_create_policy(policy_id=policy_id, policy=self.policies[policy_id])
         return added
@@ -150,6 +153,15 @@ class Population:
         """Return the steps that are sampled before the learners get them: as many as any of them needs."""
         configs: Iterable[AlgorithmConfig] = (self._config, *self.learners.configs.values())
         return max(config.sample_size(num_envs) for config in configs)
+
+    def _withdraw(self, policy_id: str, cohort: Cohort) -> None:
+        """Leave nothing of a policy whose class refused to be created."""
+        learners = self.learners
+        learners.forget(policy_id)
+        self.inference.pop(policy_id, None)
+        cohort.retire(policy_id)
+        # A cohort that was made for it is nobody's.
+        learners.nets[:] = [built for built in learners.nets if built.cohort in self.cohorts]
 
     def _take(self, policy_map: PolicyMap) -> None:
         self.policy_map = self.learners.policy_map = policy_map
