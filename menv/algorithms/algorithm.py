@@ -278,7 +278,7 @@ class Algorithm:
 
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return copies of the weights of some policies, or of all."""
-        ids = self._population.policies if policy_ids is None else policy_ids
+        ids = self._population.read_ids(policy_ids)
         return {policy_id: self.get_policy(policy_id).get_weights() for policy_id in ids}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
@@ -287,7 +287,7 @@ class Algorithm:
         Layers that a policy shares (`model={"shared_layers": ...}`) change for its whole group; if several of a group
         are given, the last one's hold.
         """
-        for policy_id, by_name in weights.items():
+        for policy_id, by_name in self._population.read_weights(weights).items():
             self.get_policy(policy_id).set_weights(by_name)
             self._population.learners.set_weights(policy_id, by_name)
 

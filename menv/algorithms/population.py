@@ -149,6 +149,29 @@ class Population:
         self.inference.pop(policy_id, None)
         self._take(changed)
 
+    def read_ids(self, policy_ids: Any) -> list[str]:
+        """Return ids that a user gives: one, several, or None for all."""
+        if policy_ids is None:
+            return list(self.policies)
+        return [policy_ids] if isinstance(policy_ids, str) else list(policy_ids)
+
+    def read_weights(self, weights: Any) -> Mapping[str, Mapping[str, Any]]:
+        """Return weights that a user gives, once they are of policies that there are.
+
+        Raises:
+            ConfigError: They are not by policy id and name, or there is no such policy.
+        """
+        given = weights.values() if isinstance(weights, Mapping) else [weights]
+        wrong = next((one for one in given if not isinstance(one, Mapping)), None)
+        if not isinstance(weights, Mapping) or not all(isinstance(one, Mapping) for one in given):
+            raise ConfigError(
+                f"set_weights: {type(wrong).__name__} where weights by name belong, expected a dict of these by policy "
+                "id; give what get_weights returned"
+            )
+        for policy_id in weights:
+            self.get(policy_id)
+        return weights
+
     def sample_size(self, num_envs: int) -> int:
         """Return the steps that are sampled before the learners get them: as many as any of them needs."""
         configs: Iterable[AlgorithmConfig] = (self._config, *self.learners.configs.values())
