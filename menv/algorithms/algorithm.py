@@ -17,7 +17,7 @@ import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
-from menv.algorithms.evaluation import Evaluation, evaluation_settings
+from menv.algorithms.evaluation import Evaluation
 from menv.algorithms.learners import merged
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
@@ -59,8 +59,7 @@ class Algorithm:
             EnvCrashError: An environment could not be created.
         """
         self.config = read_config(self.recipe.config_class, config, env)
-        # The first evaluation may be hours away.
-        evaluation_settings(self.config)
+        Evaluation.check(self.config)
         multi = self.config.multiagent
         self._callbacks = read_callbacks(self.config.callbacks)
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
@@ -257,12 +256,12 @@ class Algorithm:
         """
         explore = self.config.explore if explore is None else explore
         policy = self.get_policy(policy_id)
+        if (state is None or not len(state)) and policy.get_initial_state():
+            raise ContractError(
+                f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
+                "state=policy.get_initial_state() at first and the returned state from then on"
+            )
         if state is None:
-            if policy.get_initial_state():
-                raise ContractError(
-                    f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
-                    "state=policy.get_initial_state() at first and the returned state from then on"
-                )
             return policy.compute_actions([obs], explore=explore)[0][0]
         batches = [np.asarray(part)[None] for part in state]
         actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)

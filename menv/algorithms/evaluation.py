@@ -95,6 +95,15 @@ class Evaluation:
             EpisodeQuota() if config.evaluation_duration_unit == "episodes" else StepQuota()
         )
 
+    @staticmethod
+    def check(config: AlgorithmConfig) -> None:
+        """Refuse settings that no evaluation can have at once, for the first one may be hours away.
+
+        Raises:
+            ConfigError: `evaluation_config` has an unknown key, or one of its values is wrong.
+        """
+        evaluation_settings(config)
+
     def run(self) -> dict[str, Any]:
         """Play, and return the metrics of the episodes that were played."""
         sampler = self._ready()
