@@ -6,6 +6,7 @@ take `**kwargs` for those that you do not use.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -105,14 +106,14 @@ def make_multi_callbacks(
             self.callbacks = [read_callbacks(one) for one in callback_classes]
 
     for hook in HOOKS:
-        if any(_overrides(one if isinstance(one, type) else type(one), hook) for one in callback_classes):
+        if _overrides(callback_classes, hook):
             setattr(MultiCallbacks, hook, _each(hook))
     return MultiCallbacks
 
 
 def overrides(callbacks: DefaultCallbacks, hook: str) -> bool:
     """Return whether a hook does anything."""
-    return _overrides(type(callbacks), hook)
+    return _overrides(callbacks, hook)
 
 
 def read_callbacks(value: Any) -> DefaultCallbacks:
@@ -131,16 +132,41 @@ def read_callbacks(value: Any) -> DefaultCallbacks:
         return _of_functions(value)
     if isinstance(value, list | tuple):
         return make_multi_callbacks(value)()
-    if isinstance(value, type):
-        value = value()
+    if isinstance(value, type) and issubclass(value, DefaultCallbacks):
+        value = _created(value)
     if isinstance(value, DefaultCallbacks):
         return value
+    given = value.__name__ if isinstance(value, type) else type(value).__name__
     raise ConfigError(
-        f"callbacks: {type(value).__name__}, expected a subclass of menv.DefaultCallbacks; derive it from that"
+        f"callbacks: {given}, expected a subclass of menv.DefaultCallbacks; derive it from that"
     )
 
 
-def _overrides(callback_class: type[Any], hook: str) -> bool:
+def _created(callback_class: type[DefaultCallbacks]) -> DefaultCallbacks:
+    """Return an instance of a class.
+
+    Raises:
+        ConfigError: Its constructor wants arguments.
+    """
+    try:
+        inspect.signature(callback_class).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"callbacks: {callback_class.__name__} cannot be created without arguments ({error}), expected none "
+            "that have no default; pass an instance"
+        ) from error
+    return callback_class()
+
+
+def _overrides(value: Any, hook: str) -> bool:
+    """Return whether what a user passed, in any of the forms of `read_callbacks`, does anything at a hook."""
+    if value is None:
+        return False
+    if isinstance(value, Mapping):
+        return hook in value
+    if isinstance(value, list | tuple):
+        return any(_overrides(one, hook) for one in value)
+    callback_class = value if isinstance(value, type) else type(value)
     return getattr(callback_class, hook, None) is not getattr(DefaultCallbacks, hook)
 
 
@@ -159,6 +185,11 @@ def _of_functions(functions: Mapping[str, Callable[[dict[str, Any]], Any]]) -> D
         raise ConfigError(
             f"callbacks: no hook {unknown[0]!r}, expected one of {', '.join(HOOKS)}; correct the key"
         )
+    for hook, function in functions.items():
+        if not callable(function):
+            raise ConfigError(
+                f"callbacks: {hook!r} is {type(function).__name__}, expected a function of one dict; pass one"
+            )
     warnings.warn(
         "callbacks: a dict of functions is the old form; derive a class from menv.DefaultCallbacks",
         stacklevel=2,

@@ -7,7 +7,7 @@ environments; `menv.loop.dry_run` asks it about every possible agent before the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
@@ -58,7 +58,7 @@ class PolicyMap:
         elif isinstance(policies, Mapping):
             entries = policies
         else:
-            entries = dict.fromkeys(policies)
+            entries = dict.fromkeys(_ids("policies", policies))
         if not entries:
             raise ConfigError(
                 "policies: none given, expected at least one; leave the key out for a single policy"
@@ -150,19 +150,29 @@ class PolicyMap:
             return None
         if callable(value):
             return _with_batch(value)
-        if not isinstance(value, Iterable):
-            raise ConfigError(
-                f"policies_to_train: {value!r}, expected policy ids or a function (policy_id, batch) -> bool; "
-                'pass a list such as ["learner"]'
-            )
-        chosen = {value} if isinstance(value, str) else set(value)
-        unknown = sorted(chosen - self.specs.keys())
+        chosen = {value} if isinstance(value, str) else set(_ids("policies_to_train", value))
+        unknown = sorted(chosen - self.specs.keys(), key=str)
         if unknown:
             raise ConfigError(
                 f"policies_to_train: {unknown} are not among the policies, expected ids of {sorted(self.specs)}; "
                 "correct the ids or add the policies"
             )
         return chosen
+
+
+def _ids(setting: str, value: Any) -> list[Any]:
+    """Return what is given as a list of ids; each is looked at by itself.
+
+    Raises:
+        ConfigError: It is no list, or a list of lists.
+    """
+    ids = list(value) if isinstance(value, Iterable) else None
+    if ids is None or not all(isinstance(one, Hashable) for one in ids):
+        or_function = " or a function (policy_id, batch) -> bool" if setting == "policies_to_train" else ""
+        raise ConfigError(
+            f'{setting}: {value!r}, expected policy ids{or_function}; pass a list such as ["learner"]'
+        )
+    return ids
 
 
 def _with_batch(fn: Callable[..., Any]) -> Callable[[str, Any], Any]:

@@ -59,6 +59,7 @@ class Algorithm:
             EnvCrashError: An environment could not be created.
         """
         self.config = read_config(self.recipe.config_class, config, env)
+        Evaluation.check(self.config)
         multi = self.config.multiagent
         self._callbacks = read_callbacks(self.config.callbacks)
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
@@ -261,12 +262,12 @@ class Algorithm:
         """
         explore = self.config.explore if explore is None else explore
         policy = self.get_policy(policy_id)
+        if (state is None or not len(state)) and policy.get_initial_state():
+            raise ContractError(
+                f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
+                "state=policy.get_initial_state() at first and the returned state from then on"
+            )
         if state is None:
-            if policy.get_initial_state():
-                raise ContractError(
-                    f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
-                    "state=policy.get_initial_state() at first and the returned state from then on"
-                )
             return policy.compute_actions([obs], explore=explore)[0][0]
         batches = [np.asarray(part)[None] for part in state]
         actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)
@@ -282,7 +283,7 @@ class Algorithm:
 
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return copies of the weights of some policies, or of all."""
-        ids = self._population.policies if policy_ids is None else policy_ids
+        ids = self._population.read_ids(policy_ids)
         return {policy_id: self.get_policy(policy_id).get_weights() for policy_id in ids}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
@@ -291,7 +292,7 @@ class Algorithm:
         Layers that a policy shares (`model={"shared_layers": ...}`) change for its whole group; if several of a group
         are given, the last one's hold.
         """
-        for policy_id, by_name in weights.items():
+        for policy_id, by_name in self._population.read_weights(weights).items():
             self.get_policy(policy_id).set_weights(by_name)
             self._population.learners.set_weights(policy_id, by_name)
 

@@ -19,7 +19,7 @@ from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.algorithms.episode_shares import EpisodeQuota, FirstEpisodes, LockstepQuota, StepQuota
 from menv.algorithms.population import Population
 from menv.base_env import BaseEnv
-from menv.callbacks import DefaultCallbacks
+from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
@@ -35,7 +35,7 @@ class Evaluation:
         config: The training run's settings; `evaluation_config` is put over them.
         population: The policies; their weights are those of the moment.
         make_base_env: Creates the environments, when the first evaluation begins.
-        callbacks: Told about the episodes.
+        callbacks: Told about the episodes, unless `evaluation_config` has some of its own.
         seed: Of the training run.
 
     Raises:
@@ -55,7 +55,8 @@ class Evaluation:
         self._population = population
         self._playing: PolicyMap | None = None
         self._make_base_env = make_base_env
-        self._callbacks = callbacks
+        own = self.config.callbacks
+        self._callbacks = callbacks if own is config.callbacks else read_callbacks(own)
         self._seed = seed + _SEED
         self._in_episodes = config.evaluation_duration_unit == "episodes"
         self._metrics = Metrics(0)
@@ -64,6 +65,15 @@ class Evaluation:
         self._quota: EpisodeQuota | StepQuota | LockstepQuota = (
             EpisodeQuota() if self._in_episodes else StepQuota()
         )
+
+    @staticmethod
+    def check(config: AlgorithmConfig) -> None:
+        """Refuse settings that no evaluation can have at once, for the first one may be hours away.
+
+        Raises:
+            ConfigError: `evaluation_config` has an unknown key, or one of its values is wrong.
+        """
+        evaluation_settings(config)
 
     def run(self) -> dict[str, Any]:
         """Play, and return the metrics of the episodes that were played."""

@@ -122,6 +122,7 @@ class Learners:
         self.recipes.pop(policy_id, None)
         self.configs.pop(policy_id, None)
         self.shared.leave(policy_id)
+        self.postprocessing.forget(policy_id)
 
     def set_weights(self, policy_id: str, weights: Weights) -> None:
         """Let a policy's learner go on from other weights, and the policies that share layers with it as well."""

@@ -119,7 +119,6 @@ class Population:
             learners.shared.join(policy_id, config, recipe, network, changed)
 
         added = add_to_cohorts(learners.nets, policy_id, resolved, config, recipe, self._seed, admit)
-        self.cohorts.extend(added)
         if recipe is not None and config is not None:
             learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
             learners.take_over(policy_id)
@@ -127,9 +126,13 @@ class Population:
         for built in learners.nets:
             if policy_id in built.cohort.policy_ids:
                 home, self.inference[policy_id] = [built.cohort], built.inference
-        self.policies[policy_id] = _policy_of(
-            home[0], policy_id, resolved, self._seed, learners.nets, learners.configs
-        )
+        try:
+            policy = _policy_of(home[0], policy_id, resolved, self._seed, learners.nets, learners.configs)
+        except Exception:
+            self._withdraw(policy_id, home[0])
+            raise
+        self.cohorts.extend(added)
+        self.policies[policy_id] = policy
         self._take(changed)
         self._callbacks.on_create_policy(policy_id=policy_id, policy=self.policies[policy_id])
         return added
@@ -146,10 +149,42 @@ class Population:
         self.inference.pop(policy_id, None)
         self._take(changed)
 
+    def read_ids(self, policy_ids: Any) -> list[str]:
+        """Return ids that a user gives: one, several, or None for all."""
+        if policy_ids is None:
+            return list(self.policies)
+        return [policy_ids] if isinstance(policy_ids, str) else list(policy_ids)
+
+    def read_weights(self, weights: Any) -> Mapping[str, Mapping[str, Any]]:
+        """Return weights that a user gives, once they are of policies that there are.
+
+        Raises:
+            ConfigError: They are not by policy id and name, or there is no such policy.
+        """
+        given = weights.values() if isinstance(weights, Mapping) else [weights]
+        wrong = next((one for one in given if not isinstance(one, Mapping)), None)
+        if not isinstance(weights, Mapping) or not all(isinstance(one, Mapping) for one in given):
+            raise ConfigError(
+                f"set_weights: {type(wrong).__name__} where weights by name belong, expected a dict of these by policy "
+                "id; give what get_weights returned"
+            )
+        for policy_id in weights:
+            self.get(policy_id)
+        return weights
+
     def sample_size(self, num_envs: int) -> int:
         """Return the steps that are sampled before the learners get them: as many as any of them needs."""
         configs: Iterable[AlgorithmConfig] = (self._config, *self.learners.configs.values())
         return max(config.sample_size(num_envs) for config in configs)
+
+    def _withdraw(self, policy_id: str, cohort: Cohort) -> None:
+        """Leave nothing of a policy whose class refused to be created."""
+        learners = self.learners
+        learners.forget(policy_id)
+        self.inference.pop(policy_id, None)
+        cohort.retire(policy_id)
+        # A cohort that was made for it is nobody's.
+        learners.nets[:] = [built for built in learners.nets if built.cohort in self.cohorts]
 
     def _take(self, policy_map: PolicyMap) -> None:
         self.policy_map = self.learners.policy_map = policy_map

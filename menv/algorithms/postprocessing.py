@@ -54,6 +54,10 @@ class Postprocessing:
         """Whether anybody looks at trajectories, for which a sampler must keep its episodes."""
         return any(self._hooked(name) or self._critic_of(name) is not None for name in self._policies)
 
+    def forget(self, policy_id: str) -> None:
+        """Forget a policy that is removed; another one under its id may leave other columns."""
+        self._columns.pop(policy_id, None)
+
     def run_hooks(self, batch: MultiAgentBatch, episodes: Episodes) -> None:
         """Call `postprocess_trajectory` of the policies that override it, for each of their pieces.
 

@@ -88,11 +88,13 @@ class PPOLearner:
             the update; and cur_lr, entropy_coeff and cur_kl_coeff as they were used.
 
         Raises:
-            ConfigError: The batch has no rows.
+            ConfigError: The batch has no rows, or is padded.
         """
-        if len(columns["obs"]) == 0:
+        if len(columns["obs"]) == 0 or SampleBatch.SEQ_MASK in columns:
+            what = "a padded batch" if SampleBatch.SEQ_MASK in columns else "0 rows"
             raise ConfigError(
-                "PPOLearner.learn: 0 rows, expected at least 1; skip policies without experience"
+                f"PPOLearner.learn: {what}, expected at least 1 row and no padding; skip policies without experience, "
+                "and pad copies"
             )
         settings = self._settings
         self._adam.lr = settings.lr_at(env_steps)

@@ -6,6 +6,7 @@ torch, so that a process that only samples can hold it.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -123,7 +124,8 @@ def _check_schedule(name: str, schedule: Schedule | None) -> None:
 
 
 def _check_critic_obs(critic_obs: Any, size: Any) -> None:
-    if critic_obs is not None and critic_obs != "all_agents" and not callable(critic_obs):
+    named = isinstance(critic_obs, str) and critic_obs == "all_agents"
+    if critic_obs is not None and not named and not _takes_a_piece(critic_obs):
         raise ConfigError(
             f'PPO: critic_obs is {critic_obs!r}, expected "all_agents", a function (batch, other_agent_batches, '
             "episode) or None; choose one"
@@ -134,6 +136,20 @@ def _check_critic_obs(critic_obs: Any, size: Any) -> None:
             f"PPO: critic_obs_size is {size!r} with critic_obs {'None' if critic_obs is None else 'given'}, expected "
             "the numbers in a row of what the function returns; set both or neither"
         )
+
+
+def _takes_a_piece(function: Any) -> bool:
+    """Return whether something can be called with batch, other agents' batches and episode."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:
+        # It does not tell.
+        return True
+    return True
 
 
 def _value_at(schedule: Schedule | None, constant: float, env_steps: int) -> float:

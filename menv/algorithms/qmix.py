@@ -42,10 +42,15 @@ class QMIXRecipe(OffPolicyRecipe):
             ConfigError: These are no spaces of a group, or those of its members differ.
         """
         layout, model = group_layout(observation_space, action_space), config.model
-        if model.cell:
-            raise ConfigError(
-                "QMIX: model.use_lstm or use_gru is set, expected a network without a memory; leave it out"
-            )
+        stray = {"use_lstm": model.use_lstm, "use_gru": model.use_gru, "custom_model": model.custom_model,
+                 "conv_filters": model.conv_filters}  # fmt: skip
+        for name, value in stray.items():
+            if value:
+                off = False if name.startswith("use_") else None
+                raise ConfigError(
+                    f"QMIX: model.{name} is set, expected hidden layers alone, without a memory; leave it out, or put "
+                    f'{{"{name}": {off}}} into the model of this policy\'s own config'
+                )
         return GroupSpec(
             obs_size, layout, tuple(model.fcnet_hiddens), model.fcnet_activation,
             dueling=config.dueling, mixer=config.mixer, embed_dim=config.mixing_embed_dim,

@@ -151,5 +151,7 @@ def _difference(mine: Trunk, theirs: Trunk) -> tuple[Any, Any]:
             return (f"no {name}" if own is None else f"{name} {list(own)}"), (
                 name if own is None else list(shape)
             )
-    extra = next(name for name, _ in mine.shapes if name not in dict(theirs.shapes))
+    extra = next((name for name, _ in mine.shapes if name not in dict(theirs.shapes)), None)
+    if extra is None:
+        return f"convolutions {mine.conv}", theirs.conv
     return extra, f"no {extra}"

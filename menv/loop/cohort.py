@@ -123,6 +123,11 @@ class Cohort(ABC):
     def twin(self) -> Cohort:
         """Return a cohort of the same policies, with a ledger of its own."""
 
+    def retire(self, policy_id: str) -> None:
+        """Take a policy's id away, so that another one may be added under it; its index stays its own."""
+        # No policy can be called so.
+        self.policy_ids[self.policy_ids.index(policy_id)] = f"{policy_id} <removed>"
+
     def close(self) -> dict[str, SampleBatch]:
         """Close the fragment and return the batch of each policy that has rows.
 

@@ -100,7 +100,7 @@ class NetPolicy(Policy):
         sizes = self._cohort.state_sizes
         if not sizes:
             return None
-        if not state_batches:
+        if state_batches is None or not len(state_batches):
             return np.zeros((rows, sum(sizes)), np.float32)
         found = [np.shape(part) for part in state_batches]
         if found != [(rows, size) for size in sizes]:

@@ -142,8 +142,7 @@ class Sampler:
         """Take a policy's id away, for it is removed; agents that are bound to it keep it."""
         for cohort in self._cohorts:
             if policy_id in cohort.policy_ids:
-                # No policy can be called so, and another one may be added under the old id.
-                cohort.policy_ids[cohort.policy_ids.index(policy_id)] = f"{policy_id} <removed>"
+                cohort.retire(policy_id)
 
     def keep_episodes(self) -> None:
         """Keep the episodes of each fragment, and tell env steps in its rows, from now on.

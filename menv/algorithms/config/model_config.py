@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from menv.algorithms.networks.cell import Cell
-from menv.algorithms.networks.conv_stack import ConvFilter, read_filters
+from menv.algorithms.networks.conv_stack import ConvFilter, is_count, read_filters
 from menv.errors import ConfigError
+
+_FLAGS = ("vf_share_layers", "use_lstm", "use_gru")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +52,17 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Take lists for what they mean, and refuse anything else."""
         widths = self.fcnet_hiddens
-        if not isinstance(widths, Sequence) or not all(
-            isinstance(width, int) and width > 0 for width in widths
+        if (
+            not isinstance(widths, Sequence)
+            or isinstance(widths, str | bytes)
+            or not all(map(is_count, widths))
         ):
             raise ConfigError(
                 f"model: fcnet_hiddens is {widths!r}, expected a list of positive integers; for example [64, 64]"
             )
-        object.__setattr__(self, "fcnet_hiddens", tuple(widths))
+        object.__setattr__(self, "fcnet_hiddens", tuple(map(int, widths)))
+        for name in _FLAGS:
+            object.__setattr__(self, name, _flag(name, getattr(self, name)))
         if self.shared_layers is not None and (
             not isinstance(self.shared_layers, str) or not self.shared_layers
         ):
@@ -68,7 +76,7 @@ class ModelConfig:
         if self.use_lstm and self.use_gru:
             raise ConfigError("model: use_lstm and use_gru are both set, expected one of them; leave one out")
         for name in ("lstm_cell_size", "max_seq_len"):
-            _check_positive(name, getattr(self, name))
+            object.__setattr__(self, name, _positive(name, getattr(self, name)))
 
     @property
     def cell(self) -> Cell | None:
@@ -97,6 +105,13 @@ class ModelConfig:
             raise ConfigError(f"model: {stray} custom_model, expected one or the other way; leave it out")
 
 
-def _check_positive(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"model: {name} is {value!r}, expected True or False; choose one")
+    return bool(value)
+
+
+def _positive(name: str, value: Any) -> int:
+    if not is_count(value):
         raise ConfigError(f"model: {name} is {value!r}, expected a positive integer; for example {name}=20")
+    return int(value)

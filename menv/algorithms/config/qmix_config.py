@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -38,7 +39,7 @@ class QMIXConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         """Check everything."""
         OffPolicyConfig.__post_init__(self)
-        if self.mixer not in MIXERS:
+        if not isinstance(self.mixer, Hashable) or self.mixer not in MIXERS:
             raise ConfigError(f"QMIX: mixer is {self.mixer!r}, expected one of {MIXERS}; choose one of these")
         width = self.mixing_embed_dim
         if not isinstance(width, int) or isinstance(width, bool) or width < 1:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from menv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,6 +90,11 @@ class ConvStack:
     filters: tuple[ConvFilter, ...]
     activation: Activation = "relu"
 
+    def __str__(self) -> str:
+        """Return the filters as a user writes them, the image and what follows each."""
+        filters = ", ".join(map(str, self.filters))
+        return f"[{filters}] over {_by(self.shape)} with {self.activation!r}"
+
     def __post_init__(self) -> None:
         """Refuse filters that leave nothing."""
         last = self.layers("")[-1]
@@ -154,7 +161,7 @@ def default_filters(shape: tuple[int, int, int]) -> tuple[ConvFilter, ...]:
 
 def _filter(entry: Any) -> ConvFilter | None:
     """Return one filter, None if it is none."""
-    if not _is_list(entry) or len(entry) != 3 or not _is_count(entry[0]):
+    if not _is_list(entry) or len(entry) != 3 or not is_count(entry[0]):
         return None
     kernel, stride = _pair(entry[1]), _pair(entry[2])
     return None if kernel is None or stride is None else ConvFilter(int(entry[0]), kernel, stride)
@@ -162,15 +169,16 @@ def _filter(entry: Any) -> ConvFilter | None:
 
 def _pair(value: Any) -> tuple[int, int] | None:
     pair = list(value) if _is_list(value) else [value, value]
-    return (int(pair[0]), int(pair[1])) if len(pair) == 2 and all(map(_is_count, pair)) else None
+    return (int(pair[0]), int(pair[1])) if len(pair) == 2 and all(map(is_count, pair)) else None
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def is_count(value: Any) -> bool:
+    """Return whether a setting is a positive integer, Python's or numpy's."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) > 0
 
 
 def _along(side: int, kernel: int, stride: int, padded: bool) -> tuple[int, int, int]:
@@ -183,4 +191,4 @@ def _along(side: int, kernel: int, stride: int, padded: bool) -> tuple[int, int,
 
 
 def _by(size: Sequence[int]) -> str:
-    return f"{size[0]} x {size[1]}"
+    return " x ".join(map(str, size))

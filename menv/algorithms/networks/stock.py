@@ -54,11 +54,13 @@ class Trunk(NamedTuple):
 
     Attributes:
         shapes: Name and shape of each of their weights.
-        activation: Non-linearity after each.
+        activation: Non-linearity after each hidden layer.
+        conv: The convolutions below them; strides and paddings are in no shape.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     activation: str
+    conv: ConvStack | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ class StockSpec:
             for trunk in self.recurrent_trunks:
                 names.extend(self.cell.weight_shapes(trunk, self.hidden_features("policy")))
         shapes = self.weight_shapes()
-        return Trunk(tuple((name, shapes[name]) for name in names), self.activation)
+        return Trunk(tuple((name, shapes[name]) for name in names), self.activation, self.conv)
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
         """Return first weights: orthogonal matrices (Saxe et al. 2014), zero biases and log_std, epsilon 1.
@@ -255,7 +257,7 @@ class StockSpec:
 
 
 def _check_activation(activation: str, setting: str) -> None:
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ConfigError(
             f"StockSpec: activation {activation!r}, expected one of {', '.join(ACTIVATIONS)}; "
             f"set model.{setting} to one of them"

@@ -106,7 +106,7 @@ def build_module(spec: CustomSpec, seed: int) -> nn.Module:
             module = spec.model(spec.structure.space, spec.head.inputs, **spec.config)
         except Exception as error:
             raise ConfigError(
-                f"{_where(spec)}: building it failed with {type(error).__name__}: {error}; expected to be called as "
+                f"{_where(spec)}: building it failed with {_told(error)}; expected to be called as "
                 f"(obs_space, num_outputs{''.join(f', {name}=...' for name in spec.config)})"
             ) from error
         if not isinstance(module, nn.Module):
@@ -139,7 +139,7 @@ def _tried(spec: CustomSpec, module: nn.Module) -> Any:
     except Exception as error:
         with_state = " and a list of states" if state else ""
         raise ConfigError(
-            f"{_where(spec)}: forward failed with {type(error).__name__}: {error}; expected to take "
+            f"{_where(spec)}: forward failed with {_told(error)}; expected to take "
             f"{_shapes(inputs[0])}{with_state} for {spec.structure.space}"
         ) from error
 
@@ -234,6 +234,12 @@ def _shapes(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"{type(value).__name__} ({', '.join(map(_shapes, value))})"
     return type(value).__name__
+
+
+def _told(error: Exception) -> str:
+    """Return what an error is and the first line of what it says; torch's go on for many."""
+    said = str(error).strip()
+    return f"{type(error).__name__}: {said.splitlines()[0] if said else 'nothing more'}"
 
 
 def _where(spec: CustomSpec) -> str:

@@ -1,0 +1,133 @@
+"""What a central critic sees of agents that die, pause and return, whoever answers for them: against a plain search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from menv import Episode, MultiAgentBatch, PolicySpec, RandomPolicy
+from menv.algorithms import PPO
+from tests.algorithms_e2e.comings import Comings
+
+AGENTS = ("a0", "a1", "a2", "a3")
+CHOICES = 3
+BY_AGENT = {"a0": "critic", "a1": "q", "a2": "random", "a3": "critic"}
+FLAT: dict[str, Any] = {"fcnet_hiddens": [8]}
+CONFIG: dict[str, Any] = {
+    "num_envs_per_worker": 3,
+    "train_batch_size": 120,
+    "sgd_minibatch_size": 64,
+    "num_sgd_iter": 1,
+    "seed": 1,
+    "model": FLAT,
+    "critic_obs": "all_agents",
+    "multiagent": {
+        "policies": {
+            "critic": None,
+            "q": PolicySpec(algorithm="DQN", config={"num_steps_sampled_before_learning_starts": 10}),
+            "random": PolicySpec(policy_class=RandomPolicy),
+        },
+        "policy_mapping_fn": lambda agent_id, **kwargs: BY_AGENT[agent_id],
+    },
+}
+Sight = tuple[npt.NDArray[Any], int | None]
+
+
+class Remembering(PPO):
+    """Keeps the episodes of the last fragment."""
+
+    def sample(self) -> MultiAgentBatch:
+        finish = self._sampler.finish
+
+        def kept(batch: MultiAgentBatch) -> None:
+            self.seen = dict(self._sampler.episodes)
+            finish(batch)
+
+        self._sampler.finish = kept  # type: ignore[method-assign]
+        batch = super().sample()
+        self._sampler.finish = finish  # type: ignore[method-assign]
+        return batch
+
+
+def sights(batch: MultiAgentBatch, episodes: Mapping[int, Episode]) -> dict[tuple[int, int, Any], Sight]:
+    """Return what there was to see of each agent in each env step of each episode."""
+    found: dict[tuple[int, int, Any], Sight] = {}
+    behind: dict[tuple[int, int, Any], Sight] = {}
+    for own in batch.policy_batches.values():
+        for piece in own.split_by_episode():
+            eps_id, number = int(piece["eps_id"][0]), int(piece["agent_index"][0])
+            agent = episodes[eps_id].get_agents()[number]
+            for row, date in enumerate(piece["env_t"].tolist()):
+                found[eps_id, date, agent] = piece["obs"][row], int(piece["actions"][row])
+            if not piece["terminateds"][-1]:
+                behind[eps_id, int(piece["next_env_t"][-1]), agent] = piece["new_obs"][-1], None
+    return {**behind, **found}
+
+
+def numbers(obs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    return np.asarray(obs / 255.0 if obs.dtype == np.uint8 else obs, np.float32)
+
+
+@pytest.mark.parametrize("obs", ["numbers", "image", "choice"])
+@pytest.mark.parametrize("changes", [
+    {},
+    {"batch_mode": "complete_episodes"},
+    {"rollout_fragment_length": 7, "inference": "torch"},
+    {"model": {**FLAT, "use_lstm": True}},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("mask", [False, True])
+def test_each_row_shows_who_was_there_in_its_env_step_and_what_they_did(
+    obs: str, changes: dict[str, Any], mask: bool
+) -> None:
+    config = {**CONFIG, **changes, "env_config": {"obs": obs, "mask": mask, "agents": len(AGENTS)}}
+    with Remembering(env=Comings, config=config) as algorithm:
+        compared = 0
+        for _ in range(3):
+            batch = algorithm.sample()
+            seen, own = sights(batch, algorithm.seen), batch["critic"]
+            for row in range(own.count):
+                eps_id, date = int(own["eps_id"][row]), int(own["env_t"][row])
+                me = algorithm.seen[eps_id].get_agents()[int(own["agent_index"][row])]
+                parts = [numbers(own["obs"][row])]
+                for other in AGENTS:
+                    if other == me:
+                        continue
+                    cell = np.zeros(len(parts[0]) + CHOICES + 1, np.float32)
+                    if (eps_id, date, other) in seen:
+                        shown, action = seen[eps_id, date, other]
+                        cell[: len(parts[0])] = numbers(shown)
+                        if action is not None:
+                            cell[len(parts[0]) + action] = cell[-1] = 1.0
+                    parts.append(cell)
+                np.testing.assert_allclose(own["critic_obs"][row], np.concatenate(parts), atol=1e-6)
+                compared += 1
+        assert compared > 50
+        before = algorithm.get_weights()
+        algorithm.train()
+        after = algorithm.get_weights()
+        algorithm.evaluate()
+    for policy_id in ("critic", "q"):
+        assert all((before[policy_id][name] != after[policy_id][name]).any() for name in before[policy_id])
+
+
+def test_policies_come_and_go_below_a_critic_of_all_agents() -> None:
+    def mapped(**by_agent: str) -> Any:
+        return lambda agent_id, **kwargs: by_agent.get(agent_id, "critic")
+
+    config = {**CONFIG, "rollout_fragment_length": 4, "env_config": {"agents": 4, "mask": True}}
+    lstm = PolicySpec(config={"model": {"use_lstm": True}, "critic_obs": None})
+    with PPO(env=Comings, config=config) as algorithm:
+        algorithm.train()
+        algorithm.add_policy("late", lstm, policy_mapping_fn=mapped(a1="late", a2="random", a0="q"))
+        algorithm.train()
+        algorithm.remove_policy("q", policy_mapping_fn=mapped(a1="late", a2="random"))
+        algorithm.train()
+        algorithm.remove_policy("random", policy_mapping_fn=mapped(a1="late"))
+        algorithm.remove_policy("late", policy_mapping_fn=mapped())
+        for _ in range(2):
+            result = algorithm.train()
+    assert set(result["info"]) == {"critic", "learner"}
