@@ -35,6 +35,7 @@ class ActionOutput:
             normalize: Read bounded Box dimensions of an action as [-1, 1] and scale them to the bounds.
             clip: Clip Box actions into the bounds. With `normalize` they are clipped anyhow.
         """
+        self.normalize, self.clip = normalize, clip
         self.nested = space if isinstance(space, gym.spaces.Tuple | gym.spaces.Dict) else None
         space = flat_action_space(space)
         if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.Box):
