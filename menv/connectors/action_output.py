@@ -59,6 +59,11 @@ class ActionOutput:
             self._least = self._low if normalize or clip else np.full_like(self._low, -np.inf)
             self._most = self._high if normalize or clip else np.full_like(self._high, np.inf)
 
+    @property
+    def scaling(self) -> tuple[Array, Array, Array, Array]:
+        """Of a Box: what each flat number is multiplied by, what is added then, the least and the most."""
+        return self._half, self._centre, self._least, self._most
+
     def __call__(self, actions: Array) -> Sequence[Any] | Array:
         """Return R env-ready actions."""
         if isinstance(self.space, gym.spaces.Discrete):
