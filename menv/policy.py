@@ -128,8 +128,8 @@ class Policy:
     def without_state(self) -> ContractError:
         """Return the error for an observation that came without the state that the policy needs."""
         return ContractError(
-            f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: act was given no state, expected one, because "
-            "the policy has a memory; pass state=policy.get_initial_state() at first, then the state that was returned"
+            f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: act was given no state, expected one, "
+            "because the policy has a memory; pass state=policy.get_initial_state() at first, then what was returned"
         )
 
     def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:

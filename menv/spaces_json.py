@@ -107,7 +107,7 @@ class _Reader:
         """Return a dtype of plain numbers."""
         if value not in _DTYPES:
             raise self._wrong(f"dtype {value!r:.60}", f"one of {list(_DTYPES)}")
-        return np.dtype(value)
+        return np.dtype(str(value))
 
     def array(self, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array."""

@@ -42,7 +42,9 @@ def refuse_unsafe_model(model: bytes, where: str) -> None:
             f"{where}: its {len(model)} bytes are no ONNX model, expected a serialised one; write the file again"
         ) from error
     if problem:
-        raise ConfigError(f"{where}: {problem}, expected ONNX's own operators and no other file; do not use this file")
+        raise ConfigError(
+            f"{where}: {problem}, expected ONNX's own operators and no other file; do not use this file"
+        )
 
 
 def _problem_of_model(model: memoryview) -> str:
@@ -52,7 +54,9 @@ def _problem_of_model(model: memoryview) -> str:
         if field == _MODEL_GRAPH:
             problem = _problem_of_graph(_message(value))
         elif field == _MODEL_OPSETS:
-            domains = [bytes(_message(part)) for name, part in _fields(_message(value)) if name == _OPSET_DOMAIN]
+            domains = [
+                bytes(_message(part)) for name, part in _fields(_message(value)) if name == _OPSET_DOMAIN
+            ]
             problem = next((_foreign(domain) for domain in domains if domain not in _DOMAINS), "")
         elif field in (_MODEL_TRAINING, _MODEL_FUNCTIONS):
             problem = "holds functions or training code"

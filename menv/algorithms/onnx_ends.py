@@ -47,7 +47,9 @@ class Ends:
     def add(self, op: str, *operands: str, name: str = "", **attributes: Any) -> str:
         """Add a node with one output and return its name."""
         name = name or f"{op}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, list(operands), [name], f"node_{len(self.nodes)}", **attributes))
+        self.nodes.append(
+            helper.make_node(op, list(operands), [name], f"node_{len(self.nodes)}", **attributes)
+        )
         return name
 
     def constant(self, value: Any, dtype: Any = np.int64) -> str:
@@ -79,14 +81,16 @@ class Ends:
 
     def _columns(self, leaf: Leaf, given: str, preprocess: ObsPreprocessor) -> str:
         """Return the columns of rows that one leaf fills."""
-        space = leaf.space
+        space: Any = leaf.space
         if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-            sizes = np.atleast_1d(getattr(space, "n", None) or space.nvec).reshape(-1)
+            sizes = np.array([space.n]) if isinstance(space, gym.spaces.Discrete) else space.nvec.reshape(-1)
             digits = self.add("Cast", given, to=TensorProto.INT64)
             digits = self.add("Reshape", digits, self.constant([-1, len(sizes)]))
             wide = self.add("Gather", digits, self.constant(np.repeat(np.arange(len(sizes)), sizes)), axis=1)
             starts = np.atleast_1d(np.asarray(space.start)).reshape(-1)
-            choices = np.concatenate([start + np.arange(size) for start, size in zip(starts, sizes, strict=True)])
+            choices = np.concatenate(
+                [start + np.arange(size) for start, size in zip(starts, sizes, strict=True)]
+            )
             return self.add("Cast", self.add("Equal", wide, self.constant(choices)), to=TensorProto.FLOAT)
         flat = self.add("Reshape", given, self.constant([-1, leaf.width]))
         if preprocess.dtype == np.uint8:
@@ -116,15 +120,7 @@ class Ends:
                 renamed.CopyFrom(constant)
                 renamed.name = _PREFIX + constant.name
                 self.constants.append(renamed)
-        for node in graph.node:
-            own = onnx.NodeProto()
-            own.CopyFrom(node)
-            own.name = _PREFIX + node.name
-            for names in (own.input, own.output):
-                prefixed = [name and _PREFIX + name for name in names]
-                del names[:]
-                names.extend(prefixed)
-            self.nodes.append(own)
+        self.nodes.extend(_renamed(node) for node in graph.node)
         for result in graph.output:
             if result.name == "state_after":
                 self._pass_on(result, self.outputs)
@@ -133,7 +129,9 @@ class Ends:
     def _pass_on(self, value: onnx.ValueInfoProto, where: list[onnx.ValueInfoProto]) -> None:
         """Take an input or output of the acting graph over into the file."""
         size = [axis.dim_value for axis in value.type.tensor_type.shape.dim][1:]
-        where.append(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, [ROWS, *size]))
+        where.append(
+            helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, [ROWS, *size])
+        )
 
     def act(self, space: gym.Space[Any], output: ActionOutput, samples: Sequence[Array]) -> None:
         """Add an output for each leaf of the actions.
@@ -171,6 +169,18 @@ class Ends:
 
     def _given(self, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
         self.inputs.append(helper.make_tensor_value_info(name, _element(dtype), [ROWS, *shape]))
+
+
+def _renamed(node: onnx.NodeProto) -> onnx.NodeProto:
+    """Return a copy of a node of the acting graph under the names that it has in the file."""
+    own = onnx.NodeProto()
+    own.CopyFrom(node)
+    own.name = _PREFIX + node.name
+    for names in (own.input, own.output):
+        prefixed = [name and _PREFIX + name for name in names]
+        del names[:]
+        names.extend(prefixed)
+    return own
 
 
 def dotted(first: str, keys: Sequence[Any]) -> str:

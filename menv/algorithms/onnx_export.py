@@ -49,15 +49,15 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     """
     if not isinstance(policy, NetPolicy):
         raise ConfigError(
-            f"export_onnx: {type(policy).__name__} is code of your own, which has no graph, expected a policy with a stock "
-            "network; export it by your own means"
+            f"export_onnx: {type(policy).__name__} is code of your own, which has no graph, expected a policy with a "
+            "stock network; export it by your own means"
         )
     networks, where = policy.networks, f"export_onnx: policy {policy.policy_id!r}"
     graphs = networks.graphs()
     if graphs is None:
         raise ConfigError(
-            f"{where}: its network (custom_model) is run by torch, expected one with acting graphs; export your module with "
-            "torch.onnx.export"
+            f"{where}: its network (custom_model) is run by torch, expected one with acting graphs; export your module "
+            "with torch.onnx.export"
         )
     assert networks.preprocess is not None
     kind: GraphKind = "act" if explore else "greedy"
@@ -73,7 +73,9 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     model = _model(ends, inner, policy, explore)
     wrong = _difference(model, policy, golden, answers)
     if wrong:
-        raise ConfigError(f"{where}: {wrong} in ONNX Runtime, expected what the policy answers; report this as a bug")
+        raise ConfigError(
+            f"{where}: {wrong} in ONNX Runtime, expected what the policy answers; report this as a bug"
+        )
     return _write(Path(path), model)
 
 
@@ -98,14 +100,22 @@ def _model(ends: Ends, inner: ModelProto, policy: NetPolicy, explore: bool) -> b
 def _difference(model: bytes, policy: NetPolicy, golden: Golden, answers: str) -> str:
     """Return what the file answers otherwise than the policy, to all golden rows and to the first alone, or ""."""
     networks, session = policy.networks, open_session(model)
-    inputs = {dotted("obs", keys): f"obs.{index}" for index, (keys, _) in enumerate(paths(networks.observation_space))}
-    outputs = {dotted("action", keys): f"{answers}{index}" for index, (keys, _) in enumerate(paths(networks.action_space))}
+    inputs = {
+        dotted("obs", keys): f"obs.{index}"
+        for index, (keys, _) in enumerate(paths(networks.observation_space))
+    }
+    outputs = {
+        dotted("action", keys): f"{answers}{index}"
+        for index, (keys, _) in enumerate(paths(networks.action_space))
+    }
     names = [given.name for given in session.get_outputs()]
     for rows in (len(golden["steady"]), 1):
         part = {name: value[:rows] for name, value in golden.items()}
         feed = {given.name: part[inputs.get(given.name, given.name)] for given in session.get_inputs()}
         found: dict[str, Any] = dict(zip(names, session.run(names, feed), strict=True))
-        wrong = difference(part, {outputs.get(name, name): np.asarray(value) for name, value in found.items()})
+        wrong = difference(
+            part, {outputs.get(name, name): np.asarray(value) for name, value in found.items()}
+        )
         if wrong:
             return wrong
     return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,8 @@ class StoredGraphs:
         """
         if kind not in self.models:
             raise ConfigError(
-                f"policy on disk: has no graph of {kind}, expected one of {sorted(self.models)}; ask the algorithm that "
-                "trained it"
+                f"policy on disk: has no graph of {kind}, expected one of {sorted(self.models)}; ask the algorithm "
+                "that trained it"
             )
         return self.models[kind]
 
@@ -84,7 +84,11 @@ class StoredNetworks:
     output: ActionOutput
     noise: Noise
     state_sizes: tuple[int, ...]
-    graphs: Callable[[], ActingGraphs | None]
+    stored: StoredGraphs
+
+    def graphs(self) -> ActingGraphs:
+        """Return the graphs as they lay in the folder."""
+        return self.stored
 
 
 def write_policy(policy: NetPolicy, folder: Path, trained: Mapping[str, Any]) -> Path:
@@ -94,7 +98,7 @@ def write_policy(policy: NetPolicy, folder: Path, trained: Mapping[str, Any]) ->
     if graphs is None:
         raise ConfigError(
             f"{where}: its network (custom_model) is run by torch, expected one with acting graphs; describe it by "
-            "fcnet_hiddens, conv_filters, use_lstm, or save get_weights() with safetensors and load them into your module"
+            "fcnet_hiddens, conv_filters, use_lstm, or save get_weights() with safetensors for your module"
         )
     weights = networks.backend.get_weights(policy.index)
     assert networks.preprocess is not None
@@ -160,13 +164,13 @@ def read_policy(folder: Path) -> NetPolicy:
         # Hashes are right, so somebody wrote it so; what ONNX Runtime and numpy raise then is of any kind.
         why = str(error).replace("\n", " ")
         raise ConfigError(
-            f"{folder}: cannot act ({type(error).__name__}: {why:.120}), expected files that belong together; export the "
-            "policy again"
+            f"{folder}: cannot act ({type(error).__name__}: {why:.120}), expected files that belong together; export "
+            "the policy again"
         ) from error
     if wrong:
         raise ConfigError(
-            f"{folder / GOLDEN}: {wrong}, expected what the policy answered as it was written with {_with(manifest)}; here "
-            f"it is {_versions()}: install those versions, or export the policy again"
+            f"{folder / GOLDEN}: {wrong}, expected what the policy answered as it was written with {_with(manifest)}; "
+            f"here it is {_versions()}: install those versions, or export the policy again"
         )
     return NetPolicy(networks, 0, {}, manifest["seed"])
 
@@ -212,14 +216,21 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     """Return what is around the graphs of a policy, and these."""
     missing = {"policy_id", "head", "mask_width", "seed"} - set(manifest)
     if missing or type(manifest["seed"]) is not int:
-        raise ConfigError(f"{where}: no or a wrong {sorted(missing) or 'seed'}, expected all entries; export the policy again")
+        raise ConfigError(
+            f"{where}: no or a wrong {sorted(missing) or 'seed'}, expected all entries; export the policy again"
+        )
     observation_space = space_from_json(manifest.get("observation_space"), f"{where}, observation_space")
     action_space = space_from_json(manifest.get("action_space"), f"{where}, action_space")
     _require(where, "agent_connectors", _names(manifest, "agent_connectors", where) == [_PREPROCESSOR])
     action_connectors = _names(manifest, "action_connectors", where)
     preprocess = ObsPreprocessor(observation_space)
-    output = ActionOutput(action_space, normalize=_NORMALIZE in action_connectors, clip=_CLIP in action_connectors)
-    head, state_sizes = ActionHead.from_json(manifest["head"]), _state_sizes(manifest.get("state_sizes"), where)
+    output = ActionOutput(
+        action_space, normalize=_NORMALIZE in action_connectors, clip=_CLIP in action_connectors
+    )
+    head, state_sizes = (
+        ActionHead.from_json(manifest["head"]),
+        _state_sizes(manifest.get("state_sizes"), where),
+    )
     _require(where, "head", _fits(head, output.space))
     _require(where, "mask_width", manifest["mask_width"] == preprocess.mask_width)
     _require(where, "mask_width", preprocess.mask_width in (0, head.mask_width))
@@ -235,26 +246,34 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         output=output,
         noise=Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width),
         state_sizes=state_sizes,
-        graphs=lambda: graphs,
+        stored=graphs,
     )
 
 
 def _names(manifest: Mapping[str, Any], kind: str, where: str) -> list[str]:
     """Return the names of connectors, all of which are known here."""
     listed = manifest.get(kind)
-    _require(where, kind, isinstance(listed, list) and all(isinstance(one, list) and len(one) == 2 for one in listed))
+    _require(
+        where,
+        kind,
+        isinstance(listed, list) and all(isinstance(one, list) and len(one) == 2 for one in listed),
+    )
     assert isinstance(listed, list)
     known = [_PREPROCESSOR] if kind == "agent_connectors" else [_NORMALIZE, _CLIP]
     for name, _ in listed:
         if name not in known:
-            raise ConfigError(f"{where}: connector {name!r:.60} in {kind}, expected one of {known}; install what knows it")
+            raise ConfigError(
+                f"{where}: connector {name!r:.60} in {kind}, expected one of {known}; install what knows it"
+            )
     return [name for name, _ in listed]
 
 
 def _state_sizes(value: Any, where: str) -> tuple[int, ...]:
     """Return the sizes of the parts of a recurrent state."""
     right = isinstance(value, list) and len(value) <= _MOST_STATES
-    _require(where, "state_sizes", right and all(type(size) is int and 0 < size <= _MOST_STATE for size in value))
+    _require(
+        where, "state_sizes", right and all(type(size) is int and 0 < size <= _MOST_STATE for size in value)
+    )
     return tuple(value)
 
 
@@ -267,7 +286,9 @@ def _fits(head: ActionHead, space: gym.Space[Any]) -> bool:
 
 def _require(where: str, entry: str, right: bool) -> None:
     if not right:
-        raise ConfigError(f"{where}: {entry!r} does not fit the rest, expected what was exported; export the policy again")
+        raise ConfigError(
+            f"{where}: {entry!r} does not fit the rest, expected what was exported; export the policy again"
+        )
 
 
 def _versions() -> dict[str, str]:

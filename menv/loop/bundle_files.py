@@ -79,16 +79,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: is no JSON, expected what export_checkpoint wrote; copy the folder again") from error
+        raise ConfigError(
+            f"{where}: is no JSON, expected what export_checkpoint wrote; copy the folder again"
+        ) from error
     if not isinstance(content, dict) or content.get("type") != _KIND:
-        raise ConfigError(f"{where}: is no manifest of a policy, expected type {_KIND!r}; name the folder of a policy")
+        raise ConfigError(
+            f"{where}: is no manifest of a policy, expected type {_KIND!r}; name the folder of a policy"
+        )
     version = content.get("format")
     if type(version) is int and version > FORMAT:
         raise ConfigError(f"{where}: format {version}, expected at most {FORMAT}; install a newer menv")
     if version != FORMAT or type(version) is not int:
         raise ConfigError(f"{where}: format {version!r:.40}, expected {FORMAT}; copy the folder again")
     if content.get("sha256") != _own_hash(content):
-        raise ConfigError(f"{where}: its sha256 differs, expected the file as it was written; copy the folder again")
+        raise ConfigError(
+            f"{where}: its sha256 differs, expected the file as it was written; copy the folder again"
+        )
     return content
 
 
@@ -121,17 +127,26 @@ def _read(folder: Path, name: str) -> bytes:
         # Without O_NONBLOCK, opening a pipe would wait for a writer.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: is missing, expected a file that export_checkpoint wrote; copy the folder again") from error
+        raise ConfigError(
+            f"{path}: is missing, expected a file that export_checkpoint wrote; copy the folder again"
+        ) from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be opened ({error.strerror}), expected a plain file; copy the folder again") from error
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(file.fileno())
-        most = _MOST_BYTES.get(name, _MOST_BYTES_OF_A_GRAPH)
+        raise ConfigError(
+            f"{path}: cannot be opened ({error.strerror}), expected a plain file; copy the folder again"
+        ) from error
+    most = _MOST_BYTES.get(name, _MOST_BYTES_OF_A_GRAPH)
+    try:
+        found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"{path}: is no plain file, expected one; copy the folder again")
         if found.st_size > most:
-            raise ConfigError(f"{path}: {found.st_size} bytes, expected at most {most}; export the policy again")
-        return file.read(most)
+            raise ConfigError(
+                f"{path}: {found.st_size} bytes, expected at most {most}; export the policy again"
+            )
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(handle)
 
 
 def _refuse_existing(folder: Path) -> None:

@@ -78,10 +78,14 @@ def make_golden(networks: Networks, graphs: ActingGraphs, weights: Mapping[str, 
     assert preprocess is not None
     rng = np.random.default_rng(20)
     rows = _ROWS if preprocess.size <= _MANY else _ROWS_OF_MANY
-    golden = {f"obs.{index}": column for index, column in enumerate(_observations(preprocess, networks, rows, rng))}
+    golden = {
+        f"obs.{index}": column for index, column in enumerate(_observations(preprocess, networks, rows, rng))
+    }
     uniform = head.noise == "uniform"
     noise = rng.integers(0, 1 << 23, (rows, head.noise_width)) * 2.0**-23 if uniform else None
-    golden["noise"] = np.asarray(rng.standard_normal((rows, head.noise_width)) if noise is None else noise, np.float32)
+    golden["noise"] = np.asarray(
+        rng.standard_normal((rows, head.noise_width)) if noise is None else noise, np.float32
+    )
     if networks.state_sizes:
         golden["state"] = rng.uniform(-1, 1, (rows, sum(networks.state_sizes))).astype(np.float32)
     acting = OnnxActing(graphs, head, [weights], sum(networks.state_sizes))
@@ -147,7 +151,9 @@ def difference(golden: Mapping[str, Array], found: Mapping[str, Array]) -> str:
 def _choices(answers: Mapping[str, Array]) -> list[str]:
     """Return the names of answers that are choices, not numbers."""
     return [
-        name for name, value in answers.items() if name.startswith(("action.", "greedy.")) and value.dtype.kind in "iu"
+        name
+        for name, value in answers.items()
+        if name.startswith(("action.", "greedy.")) and value.dtype.kind in "iu"
     ]
 
 
@@ -184,9 +190,10 @@ def _column(space: Any, rows: int, rng: np.random.Generator) -> Array:
         return rng.integers(0, 2, shape).astype(space.dtype)
     # Wide bounds would drive the network to its ends, where it always answers alike.
     low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
-    least = np.clip(-3.0, low, high) if np.dtype(space.dtype).kind == "f" else low
-    most = np.clip(3.0, low, high) if np.dtype(space.dtype).kind == "f" else np.minimum(high, low + 255)
-    drawn = least + (most - least) * rng.random(shape)
-    if np.dtype(space.dtype).kind != "f":
-        drawn = np.floor(drawn)
-    return np.clip(drawn.astype(space.dtype), space.low, space.high)
+    if np.dtype(space.dtype).kind == "f":
+        least, most = np.clip(-3.0, low, high), np.clip(3.0, low, high)
+        drawn = least + (most - least) * rng.random(shape)
+    else:
+        drawn = np.floor(low + (np.minimum(high, low + 255) - low) * rng.random(shape))
+    column: Array = np.clip(drawn.astype(space.dtype), space.low, space.high)
+    return column

@@ -114,7 +114,7 @@ def _spread(value: Any, rows: int, name: str, several: bool) -> list[Any]:
         return [value] * rows
     if len(value) != rows:
         raise ContractError(
-            f"local_policy_inference: {len(value)} values of {name} for {rows} observations, expected as many or one for "
-            "all; pass lists of equal length"
+            f"local_policy_inference: {len(value)} values of {name} for {rows} observations, expected as many or one "
+            "for all; pass lists of equal length"
         )
     return value

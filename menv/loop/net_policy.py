@@ -7,7 +7,7 @@ not know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,7 +37,6 @@ class Networks(Protocol):
         output: These to actions of the space.
         noise: Draws for rows.
         state_sizes: Numbers in each part of their recurrent state.
-        graphs: Returns what builds their acting graphs, None if there are none.
     """
 
     policy_ids: list[str]
@@ -48,7 +47,9 @@ class Networks(Protocol):
     output: ActionOutput
     noise: Noise
     state_sizes: tuple[int, ...]
-    graphs: Callable[[], ActingGraphs | None]
+
+    def graphs(self) -> ActingGraphs | None:
+        """Return what builds their acting graphs, None if only torch runs them."""
 
 
 class NetPolicy(Policy):
@@ -108,7 +109,9 @@ class NetPolicy(Policy):
             raise self.without_state()
         rows, mask = self._rows([obs])
         before = self._state([np.asarray(part)[None] for part in state] if state else None, 1)
-        decision = networks.backend.decide(rows, mask, self._noise(1) if explore else None, self.index, before)
+        decision = networks.backend.decide(
+            rows, mask, self._noise(1) if explore else None, self.index, before
+        )
         action = networks.output(decision.actions)[0]
         if state is None:
             return action
