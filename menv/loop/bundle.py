@@ -7,7 +7,6 @@ has to answer. Nothing here knows how policies are trained; what is read is data
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -293,6 +292,9 @@ def _require(where: str, entry: str, right: bool) -> None:
 
 def _versions() -> dict[str, str]:
     """Return the versions that decide how numbers are computed."""
+    # Loading a policy needs no versions, and this takes as long to import as gymnasium's spaces.
+    import importlib.metadata
+
     names = ("numpy", "onnxruntime")
     return {"menv": menv.__version__, **{name: importlib.metadata.version(name) for name in names}}
 
