@@ -132,7 +132,8 @@ def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict
             "export_checkpoint wrote"
         )
     folders = {folder.name: folder for folder in found}
-    chosen = list(folders) if policy_ids is None else list(policy_ids)
+    wanted = [policy_ids] if isinstance(policy_ids, str) else policy_ids
+    chosen = list(folders) if wanted is None else list(wanted)
     unknown = [name for name in chosen if name not in folders]
     if unknown:
         raise UnknownNameError(

@@ -45,19 +45,17 @@ def write_folder(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, 
         files: The bytes of each of `FILES`.
 
     Raises:
-        ConfigError: Something is there already.
+        ConfigError: Something is there already, or the manifest holds something else than JSON values.
     """
     _refuse_existing(folder)
+    text = _manifest_text(manifest, files)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(6)}.tmp"
     draft.mkdir()
     try:
         for name in FILES:
             _write(draft / name, files[name])
-        hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES}
-        content = {"format": FORMAT, "type": _KIND, **manifest, "files": hashes}
-        content["sha256"] = _own_hash(content)
-        _write(draft / MANIFEST, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+        _write(draft / MANIFEST, text)
         _sync(draft)
         # An empty folder that somebody made meanwhile is replaced; one that holds anything makes this fail.
         _refuse_existing(folder)
@@ -66,6 +64,20 @@ def write_folder(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, 
         shutil.rmtree(draft, ignore_errors=True)
         raise
     _sync(folder.parent)
+
+
+def _manifest_text(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
+    """Return the text of a manifest."""
+    hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES}
+    content = {"format": FORMAT, "type": _KIND, **manifest, "files": hashes}
+    try:
+        content["sha256"] = _own_hash(content)
+        return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"export_checkpoint: the manifest cannot be JSON ({error}), expected str, int, float, bool, None, lists "
+            "and dicts; convert what you gave as trained"
+        ) from error
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import menv
 from menv import Policy
 from menv.algorithms import PPO
 from menv.errors import ConfigError, ContractError
@@ -88,6 +90,9 @@ def test_a_folder_of_several_policies_gives_all_or_some_of_them(tmp_path: Path) 
     )
     with pytest.raises(ConfigError, match=r"\['green'\] are not in it, expected some of \['blue', 'red'\]"):
         Policy.from_checkpoint(tmp_path / "run", policy_ids=["red", "green"])
+    alone = Policy.from_checkpoint(tmp_path / "run", "blue")
+    assert isinstance(alone, dict)
+    assert list(alone) == ["blue"]
     with pytest.raises(ConfigError, match="holds no policy"):
         Policy.from_checkpoint(tmp_path)
 
@@ -151,5 +156,19 @@ def test_a_bundle_never_overwrites_a_folder_and_leaves_nothing_behind(tmp_path: 
             algorithm.export_policy_checkpoint(tmp_path / "file")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "policy"]
         assert {path: path.read_bytes() for path in (tmp_path / "policy").iterdir()} == before
+        with pytest.raises(ConfigError, match="Object of type int64 is not JSON serializable"):
+            algorithm.get_policy().export_checkpoint(tmp_path / "other", trained={"env_steps": np.int64(1)})
         with pytest.raises(ConfigError, match="policy 'nobody' does not exist"):
             algorithm.export_policy_checkpoint(tmp_path / "other", "nobody")
+
+
+def test_the_manifest_tells_how_the_policy_was_trained_and_what_is_around_the_graphs(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config={"train_batch_size": 64, "num_envs_per_worker": 4}) as algorithm:
+        algorithm.train()
+        folder = algorithm.export_policy_checkpoint(tmp_path / "deep" / "policy")
+    manifest = json.loads((folder / "policy.json").read_text("utf-8"))
+    assert manifest["trained"] == {"algorithm": "PPO", "env_steps": 64, "iterations": 1}
+    assert manifest["policy_id"] == "default_policy"
+    assert manifest["agent_connectors"] == [["ObsPreprocessor", {}]]
+    assert manifest["action_connectors"] == [["NormalizeActions", {}]]
+    assert manifest["written_with"]["menv"] == menv.__version__

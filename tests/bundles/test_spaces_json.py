@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from typing import Any
 
 import gymnasium as gym
@@ -25,6 +26,7 @@ SPACES = [
     S.MultiBinary(3),
     S.MultiBinary([2, 3]),
     S.Text(5, min_length=2, charset="ab\u00e9"),
+    S.Dict(OrderedDict([("b", S.Discrete(2)), ("a", S.Discrete(3))])),
     S.Tuple([S.Discrete(2), S.Dict({"b": S.Discrete(2), "a": S.Box(0, 1, (2,))}), S.Tuple([])]),
 ]
 
