@@ -14,11 +14,13 @@ from menv.errors import ConfigError
 # Numbers of the fields that are looked at, from onnx.proto3.
 _MODEL_GRAPH, _MODEL_OPSETS, _MODEL_TRAINING, _MODEL_FUNCTIONS = 7, 8, 20, 25
 _OPSET_DOMAIN = 1
-_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_SPARSE = 1, 5, 15
+_GRAPH_NODE, _GRAPH_NAME, _GRAPH_INITIALIZER, _GRAPH_SPARSE = 1, 2, 5, 15
+_GRAPH_VALUES, _VALUE_NAME = (11, 12, 13), 1
 _NODE_OP, _NODE_ATTRIBUTE, _NODE_DOMAIN = 4, 5, 7
+_NODE_NAMES = (1, 2, 3)
 _ATTRIBUTE_TENSOR, _ATTRIBUTE_GRAPH, _ATTRIBUTE_TENSORS, _ATTRIBUTE_GRAPHS = 5, 6, 10, 11
 _ATTRIBUTE_SPARSE = (22, 23)
-_TENSOR_EXTERNAL, _TENSOR_LOCATION = 13, 14
+_TENSOR_NAME, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 8, 13, 14
 
 _DOMAINS = (b"", b"ai.onnx")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -73,6 +75,10 @@ def _problem_of_graph(graph: memoryview) -> str:
             problem = _problem_of_node(_message(value))
         elif field == _GRAPH_INITIALIZER:
             problem = _problem_of_tensor(_message(value))
+        elif field == _GRAPH_NAME:
+            _text(value)
+        elif field in _GRAPH_VALUES:
+            _check_names(_message(value), (_VALUE_NAME,))
         elif field == _GRAPH_SPARSE:
             problem = "holds sparse tensors"
         if problem:
@@ -83,9 +89,10 @@ def _problem_of_graph(graph: memoryview) -> str:
 def _problem_of_node(node: memoryview) -> str:
     """Return what is not allowed in a node, or ""."""
     op = ""
+    _check_names(node, _NODE_NAMES)
     for field, value in _fields(node):
         if field == _NODE_OP:
-            op = bytes(_message(value)).decode("utf-8", "replace")
+            op = _text(value)
         elif field == _NODE_DOMAIN and bytes(_message(value)) not in _DOMAINS:
             return _foreign(bytes(_message(value)))
         elif field == _NODE_ATTRIBUTE:
@@ -111,6 +118,7 @@ def _problem_of_attribute(attribute: memoryview) -> str:
 
 def _problem_of_tensor(tensor: memoryview) -> str:
     """Return what is not allowed in a tensor, or ""."""
+    _check_names(tensor, (_TENSOR_NAME,))
     for field, value in _fields(tensor):
         if field == _TENSOR_EXTERNAL or (field == _TENSOR_LOCATION and value):
             return "holds numbers that lie in another file"
@@ -120,6 +128,18 @@ def _problem_of_tensor(tensor: memoryview) -> str:
 def _foreign(domain: bytes) -> str:
     """Return what is wrong with operators of another domain."""
     return f"needs operators of the domain {domain.decode('utf-8', 'replace')!r:.60}"
+
+
+def _check_names(message: memoryview, names: tuple[int, ...]) -> None:
+    """Refuse names that are no text: ONNX Runtime prints something when it cannot decode them."""
+    for field, value in _fields(message):
+        if field in names:
+            _text(value)
+
+
+def _text(value: memoryview | int) -> str:
+    """Return the text of a field, which has to be UTF-8."""
+    return bytes(_message(value)).decode("utf-8")
 
 
 def _message(value: memoryview | int) -> memoryview:

@@ -234,3 +234,14 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(OSError, match="no space left"):
             algorithm.export_policy_checkpoint(tmp_path / "policy")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_in_a_graph_that_is_no_text_is_refused_before_onnx_runtime_prints_something(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = (folder / "acting.onnx").read_bytes()
+    assert data.count(b"Relu_") > 1 or data.count(b"Tanh_") > 1
+    (folder / "acting.onnx").write_bytes(data.replace(b"Relu_", b"Rel\xff_").replace(b"Tanh_", b"Tan\xff_"))
+    sign(folder)
+    assert "bytes are no ONNX model" in refused(folder)
+    assert capfd.readouterr() == ("", "")
