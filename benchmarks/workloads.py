@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable
 
 from benchmarks import floors, processes
+from benchmarks.bundles import ROWS as BUNDLES
 from benchmarks.other_kinds import ROWS as OTHER_KINDS
 from benchmarks.policy_rows import ROWS as POLICIES
 from benchmarks.replay_rows import ROWS as REPLAY
@@ -265,4 +266,5 @@ ROWS = (
     *OTHER_KINDS,
     *REPLAY,
     *POLICIES,
+    *BUNDLES,
 )

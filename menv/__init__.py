@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from menv.algorithms.onnx_export import export_onnx as export_onnx
     from menv.base_env import BaseEnv as BaseEnv
     from menv.base_env import Ready as Ready
     from menv.callbacks import DefaultCallbacks as DefaultCallbacks
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from menv.errors import EnvCrashError as EnvCrashError
     from menv.errors import MenvError as MenvError
     from menv.loop.convert import to_base_env as to_base_env
+    from menv.loop.inference import local_policy_inference as local_policy_inference
     from menv.multi_agent_batch import MultiAgentBatch as MultiAgentBatch
     from menv.multi_agent_env import MultiAgentEnv as MultiAgentEnv
     from menv.policy import Policy as Policy
@@ -46,6 +48,8 @@ _HOMES = {
     "ContractError": "errors",
     "EnvCrashError": "errors",
     "MenvError": "errors",
+    "export_onnx": "algorithms.onnx_export",
+    "local_policy_inference": "loop.inference",
     "to_base_env": "loop.convert",
     "MultiAgentEnv": "multi_agent_env",
     "make_multi_agent": "envs.independent_copies",

@@ -7,7 +7,8 @@ environment's own observations and gives back the environment's own actions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import draws
-from menv.errors import ContractError
+from menv.errors import ConfigError, ContractError
 
 if TYPE_CHECKING:
     from menv.episode import Episode
@@ -102,6 +103,77 @@ class Policy:
             f"{type(self).__name__}.compute_actions: not defined, expected (actions, states, fetches); "
             "define it in your Policy subclass"
         )
+
+    def act(self, obs: Any, *, state: Sequence[Any] | None = None, explore: bool = False) -> Any:
+        """Return the action for one observation.
+
+        Args:
+            obs: An element of `observation_space`.
+            state: Of a policy with a memory: at first `get_initial_state()`, then what was returned for the
+                observation before.
+            explore: Whether to draw the action; False takes the most likely one.
+
+        Returns:
+            The action, as the environment takes it; with a state, `(action, state)`.
+
+        Raises:
+            ContractError: The policy has a memory and no state is given.
+        """
+        if state is None and self.get_initial_state():
+            raise self.without_state()
+        batches = [np.asarray(part)[None] for part in state or []]
+        actions, states, _ = self.compute_actions([obs], batches, explore=explore)
+        return actions[0] if state is None else (actions[0], [part[0] for part in states])
+
+    def without_state(self) -> ContractError:
+        """Return the error for an observation that came without the state that the policy needs."""
+        return ContractError(
+            f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: act was given no state, expected one, "
+            "because the policy has a memory; pass state=policy.get_initial_state() at first, then what was returned"
+        )
+
+    def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
+        """Write the policy into a new folder, from which `from_checkpoint` makes it again, without torch.
+
+        Args:
+            folder: Must not exist; all of it is written, or nothing.
+            trained: JSON values about how it was trained, such as `{"algorithm": "PPO", "env_steps": 1000}`.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: The folder exists, or the policy has no form on disk: code of a user's own, be it the policy
+                or its network, is never written.
+        """
+        raise ConfigError(
+            f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: {type(self).__name__} is code of your own, "
+            "which no file holds, expected a policy with a stock network; save get_weights() with safetensors instead"
+        )
+
+    @staticmethod
+    def from_checkpoint(
+        checkpoint: str | Path, policy_ids: Iterable[str] | None = None
+    ) -> Policy | dict[str, Policy]:
+        """Return the policy that a folder holds, or those of a folder of several, ready to act.
+
+        Nothing in the files is executed or imported, and neither torch nor onnx is needed. Every file is checked
+        by its hash, and the policy by its golden outputs.
+
+        Args:
+            checkpoint: What `export_checkpoint` wrote, a folder with a folder of each policy, or one that has those
+                below `policies/`.
+            policy_ids: Which of several; None means all. One policy's own folder always gives that policy.
+
+        Returns:
+            The policy; of a folder of several, the policies by id, which are the names of their folders.
+
+        Raises:
+            ConfigError: Something is missing, damaged, newer than this version, or not what it should be.
+        """
+        from menv.loop.bundle import read_policies
+
+        return read_policies(Path(checkpoint), policy_ids)
 
     def get_initial_state(self) -> list[Any]:
         """Return what `state_batches` holds for one agent as its life begins; [] for a policy without a memory."""

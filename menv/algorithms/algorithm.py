@@ -18,6 +18,7 @@ import numpy as np
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation import Evaluation
+from menv.algorithms.exports import Exports
 from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
@@ -36,7 +37,7 @@ from menv.policy_map import DEFAULT_POLICY, PolicyMap
 from menv.registry import make_env
 
 
-class Algorithm:
+class Algorithm(Exports):
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,7 @@ def _net_cohort(
     cohort = NetCohort(
         members, spec.observation_space, spec.action_space, backend, output, network.state_sizes
     )
+    cohort.graphs = partial(network.graphs, {})
     return Built(cohort, network, inference, _form(spec, config, network))
 
 

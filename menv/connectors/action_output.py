@@ -35,6 +35,7 @@ class ActionOutput:
             normalize: Read bounded Box dimensions of an action as [-1, 1] and scale them to the bounds.
             clip: Clip Box actions into the bounds. With `normalize` they are clipped anyhow.
         """
+        self.normalize, self.clip = normalize, clip
         self.nested = space if isinstance(space, gym.spaces.Tuple | gym.spaces.Dict) else None
         space = flat_action_space(space)
         if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.Box):
@@ -57,6 +58,11 @@ class ActionOutput:
             # A bound on one side cannot be scaled to, but it is still a bound.
             self._least = self._low if normalize or clip else np.full_like(self._low, -np.inf)
             self._most = self._high if normalize or clip else np.full_like(self._high, np.inf)
+
+    @property
+    def scaling(self) -> tuple[Array, Array, Array, Array]:
+        """Of a Box: what each flat number is multiplied by, what is added then, the least and the most."""
+        return self._half, self._centre, self._least, self._most
 
     def __call__(self, actions: Array) -> Sequence[Any] | Array:
         """Return R env-ready actions."""

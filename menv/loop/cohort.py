@@ -8,7 +8,7 @@ All rows of a cohort go through one preprocessor, one ledger and, as a rule, one
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import draws
+from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.backend import ActingBackend
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -157,7 +158,11 @@ class Cohort(ABC):
 
 
 class NetCohort(Cohort):
-    """Policies of one network architecture, run by an acting back-end."""
+    """Policies of one network architecture, run by an acting back-end.
+
+    Attributes:
+        graphs: Returns what builds their acting graphs, to write them to a disk; None if only torch runs them.
+    """
 
     def __init__(
         self,
@@ -177,6 +182,7 @@ class NetCohort(Cohort):
         self.action_space = action_space
         self.backend = backend
         self.output = output
+        self.graphs: Callable[[], ActingGraphs | None] = lambda: None
         self.noise = Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width)
 
     def take_frames(self, policy: int, num_envs: int, new_ids: NewIds) -> FrameLedger:

@@ -102,7 +102,20 @@ def ask(
     explore: bool,
     timestep: int,
 ) -> Sequence[Any]:
-    """Return a policy's actions for R lives, and remember what it did.
+    """Return a policy's actions for R lives, and remember what it did; see `decide`."""
+    return decide(policy, lives, obs_batch, policy_id, episodes, explore, timestep)[0]
+
+
+def decide(
+    policy: Policy,
+    lives: Sequence[Life],
+    obs_batch: Sequence[Any],
+    policy_id: str,
+    episodes: Any = None,
+    explore: bool | None = None,
+    timestep: int | None = None,
+) -> tuple[Sequence[Any], list[Column], Mapping[str, Any]]:
+    """Return a policy's `(actions, states, fetches)` for R lives, and remember what it did.
 
     Args:
         policy: It decides in `compute_actions`.
@@ -136,7 +149,7 @@ def ask(
     states = _checked_states(answer[1], len(shown[0]), len(lives), policy_id)
     for row, (life, action) in enumerate(zip(lives, actions, strict=True)):
         life.acted, life.action, life.states = True, action, [column[row] for column in states]
-    return actions
+    return actions, states, answer[2] or {}
 
 
 def _columns(states: Sequence[list[Any]], policy_id: str) -> list[Column]:

@@ -1,34 +1,76 @@
-"""One policy of a cohort, by itself: the object that `get_policy` returns.
+"""One policy of a cohort, by itself: the object that `get_policy` and `Policy.from_checkpoint` return.
 
 It answers through the same preprocessor, back-end and action output as the sampler. It holds no
-weights; they are in the cohort's back-end.
+weights; they are in the cohort's back-end. Whether its networks are trained here or came from a disk it does
+not know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+import gymnasium as gym
 import numpy as np
 
 from menv import draws
+from menv.acting.acting_graphs import ActingGraphs
+from menv.acting.backend import ActingBackend
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ContractError
-from menv.loop.cohort import NetCohort
+from menv.loop.noise import Noise
 from menv.policy import Policy
 from menv.spaces import OutsideSpaceError
 
 
+class Networks(Protocol):
+    """The policies that share an architecture and everything around it: a `NetCohort`, or what a bundle holds.
+
+    Attributes:
+        policy_ids: Their ids, by index.
+        observation_space: Of each of them.
+        action_space: Likewise.
+        preprocess: Observations to rows.
+        backend: Rows to actions of the network.
+        output: These to actions of the space.
+        noise: Draws for rows.
+        state_sizes: Numbers in each part of their recurrent state.
+    """
+
+    policy_ids: list[str]
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    preprocess: ObsPreprocessor | None
+    backend: ActingBackend
+    output: ActionOutput
+    noise: Noise
+    state_sizes: tuple[int, ...]
+
+    def graphs(self) -> ActingGraphs | None:
+        """Return what builds their acting graphs, None if only torch runs them."""
+
+
 class NetPolicy(Policy):
-    """A view of one policy of a `NetCohort`."""
+    """A view of one policy of `Networks`.
+
+    Attributes:
+        policy_id: Its id.
+        networks: Whose policy it is.
+        index: Its number among them.
+        seed: Of its draws outside the sampler.
+    """
 
     def __init__(
-        self, cohort: NetCohort, index: int, config: Mapping[str, Any] | None = None, seed: int = 0
+        self, cohort: Networks, index: int, config: Mapping[str, Any] | None = None, seed: int = 0
     ) -> None:
         """Look at policy number `index`; `seed` is for draws outside the sampler."""
         super().__init__(cohort.observation_space, cohort.action_space, config)
         self.policy_id = cohort.policy_ids[index]
-        self._cohort = cohort
-        self._index = index
+        self.networks = cohort
+        self.index = index
+        self.seed = seed
         self._key = draws.key(seed, draws.stable_hash(self.policy_id))
         self._calls = 0
 
@@ -50,54 +92,64 @@ class NetPolicy(Policy):
         """
         obs, mask = self._rows(obs_batch)
         state = self._state(state_batches, len(obs))
-        backend, noise = self._cohort.backend, None if explore is False else self._noise(len(obs))
-        decision = backend.decide(obs, mask, noise, self._index, state)
-        logp = backend.evaluate(self._index, obs, mask, decision.actions, state).logp
+        backend, noise = self.networks.backend, None if explore is False else self._noise(len(obs))
+        decision = backend.decide(obs, mask, noise, self.index, state)
+        logp = backend.evaluate(self.index, obs, mask, decision.actions, state).logp
         states = [] if decision.state is None else self._parts(decision.state)
-        return self._cohort.output(decision.actions), states, {"action_logp": logp}
+        return self.networks.output(decision.actions), states, {"action_logp": logp}
 
-    def act(self, obs: Any, *, explore: bool = False) -> Any:
-        """Return the action for one observation, the most likely one unless `explore`.
+    def act(self, obs: Any, *, state: Sequence[Any] | None = None, explore: bool = False) -> Any:
+        """Return the action for one observation, the most likely one unless `explore`; see `Policy.act`.
 
         Raises:
-            ContractError: The observation is outside the space, or the policy has a memory.
+            ContractError: The observation is outside the space, or the policy has a memory and no state is given.
         """
-        if self._cohort.state_sizes:
-            raise ContractError(
-                f"policy {self.policy_id!r}: act cannot keep the state of a recurrent policy, expected a call that "
-                "takes it; use compute_actions, beginning with get_initial_state()"
-            )
+        networks = self.networks
+        if state is None and networks.state_sizes:
+            raise self.without_state()
         rows, mask = self._rows([obs])
-        noise = self._noise(1) if explore else None
-        return self._cohort.output(self._cohort.backend.decide(rows, mask, noise, self._index).actions)[0]
+        before = self._state([np.asarray(part)[None] for part in state] if state else None, 1)
+        decision = networks.backend.decide(
+            rows, mask, self._noise(1) if explore else None, self.index, before
+        )
+        action = networks.output(decision.actions)[0]
+        if state is None:
+            return action
+        return action, [] if decision.state is None else [part[0] for part in self._parts(decision.state)]
+
+    def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
+        """Write the policy into a new folder; see `Policy.export_checkpoint`."""
+        from menv.loop.bundle import write_policy
+
+        return write_policy(self, Path(folder), trained or {})
 
     def get_initial_state(self) -> list[Any]:
         """Return the parts of the recurrent state that a life begins with, [H] each; [] without one."""
-        return [np.zeros(size, np.float32) for size in self._cohort.state_sizes]
+        return [np.zeros(size, np.float32) for size in self.networks.state_sizes]
 
     def get_weights(self) -> dict[str, Any]:
         """Return copies of the weights by name."""
-        return self._cohort.backend.get_weights(self._index)
+        return self.networks.backend.get_weights(self.index)
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Copy weights in; names and shapes must be those of `get_weights`."""
-        self._cohort.backend.set_weights(self._index, weights)
+        self.networks.backend.set_weights(self.index, weights)
 
     def _rows(self, obs_batch: Sequence[Any]) -> tuple[Any, Any]:
         """Return the network's rows and masks for R observations."""
-        assert self._cohort.preprocess is not None
+        assert self.networks.preprocess is not None
         try:
-            obs, mask = self._cohort.preprocess(obs_batch)
+            obs, mask = self.networks.preprocess(obs_batch)
         except OutsideSpaceError as error:
             raise self._outside(error.row, len(obs_batch), error.why) from error
-        bad = self._cohort.preprocess.why_bad_row(obs)
+        bad = self.networks.preprocess.why_bad_row(obs)
         if bad is not None:
             raise self._outside(bad[0], len(obs), bad[1])
         return obs, mask
 
     def _state(self, state_batches: Sequence[Any] | None, rows: int) -> Any:
         """Return the [R, S] state of a recurrent policy, zeros if none is given; None of any other."""
-        sizes = self._cohort.state_sizes
+        sizes = self.networks.state_sizes
         if not sizes:
             return None
         if state_batches is None or not len(state_batches):
@@ -112,7 +164,7 @@ class NetPolicy(Policy):
 
     def _parts(self, state: Any) -> list[Any]:
         """Return the parts of [R, S] states."""
-        return np.split(state, np.cumsum(self._cohort.state_sizes)[:-1], 1)
+        return np.split(state, np.cumsum(self.networks.state_sizes)[:-1], 1)
 
     def _outside(self, row: int, rows: int, why: str) -> ContractError:
         """Return the error for an observation outside the space."""
@@ -125,5 +177,5 @@ class NetPolicy(Policy):
         """Return fresh draws for R rows."""
         self._calls += 1
         keys = np.uint64(self._key) + np.arange(rows, dtype=np.uint64)
-        noise = self._cohort.noise
+        noise = self.networks.noise
         return noise.draw(keys, np.full(rows, self._calls, np.int64), noise.width)

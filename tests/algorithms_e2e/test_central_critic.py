@@ -93,14 +93,14 @@ def test_modules_are_trained_by_the_same_optimizer_and_are_no_part_of_what_acts(
         # The network's own values are not learned by this loss.
         assert np.array_equal(before["value.out.weight"], after["value.out.weight"])
         assert losses[-1] < 0.5 * losses[0]
-        names = policy._cohort.backend.weight_names
+        names = policy.networks.backend.weight_names
         assert not [name for name in names if name.startswith("critic")]
         assert algo.inference == {"p": "onnx"}
         algo.set_weights({"p": before})
         assert all(np.array_equal(algo.get_weights()["p"][name], before[name]) for name in before)
         learned = policy.network.values(torch.zeros(1, 2)).item()
         assert learned == pytest.approx(
-            float(policy._cohort.backend.values(0, np.zeros((2, 2), np.float32))[0])
+            float(policy.networks.backend.values(0, np.zeros((2, 2), np.float32))[0])
         )
         algo.train()
         assert not np.array_equal(algo.get_weights()["p"]["critic.0.weight"], before["critic.0.weight"])

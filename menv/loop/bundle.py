@@ -1,0 +1,307 @@
+"""A policy on disk: a folder that holds everything that acts, and no code.
+
+`NetPolicy.export_checkpoint` writes it, `Policy.from_checkpoint` reads it. The manifest says what is around the graphs:
+spaces, connectors, recurrent layout, action head. `bundle_files` keeps the folder whole, `golden` says what the policy
+has to answer. Nothing here knows how policies are trained; what is read is data, never a name to import.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from safetensors.numpy import load, save
+
+import menv
+from menv import draws
+from menv.acting.acting_graphs import ActingGraphs, GraphKind
+from menv.acting.action_head import ActionHead
+from menv.acting.backend import ActingBackend, Floats
+from menv.acting.model_scan import refuse_unsafe_model
+from menv.acting.onnx_acting import OnnxActing
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.flat_actions import flat_action_space
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.errors import ConfigError, UnknownNameError
+from menv.loop import bundle_files
+from menv.loop.bundle_files import ACTING, EVALUATE, GOLDEN, GREEDY, MANIFEST, WEIGHTS
+from menv.loop.golden import answer, difference, make_golden
+from menv.loop.net_policy import NetPolicy
+from menv.loop.noise import Noise
+from menv.policy import Policy
+from menv.policy_spec import check_policy_id
+from menv.spaces_json import space_from_json, space_to_json
+
+_GRAPHS: dict[GraphKind, str] = {"act": ACTING, "greedy": GREEDY, "evaluate": EVALUATE}
+_MOST_STATES, _MOST_STATE = 64, 1 << 24
+_PREPROCESSOR, _NORMALIZE, _CLIP = "ObsPreprocessor", "NormalizeActions", "ClipActions"
+
+
+@dataclass(frozen=True)
+class StoredGraphs:
+    """The `ActingGraphs` of one policy, as they lay in a folder.
+
+    Attributes:
+        models: Serialised models by kind; each has a mask if the observations have one.
+    """
+
+    models: Mapping[GraphKind, bytes]
+
+    @property
+    def stacks(self) -> bool:
+        """Whether several policies can share a graph: never, there is one."""
+        return False
+
+    def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
+        """Return a serialised model.
+
+        Raises:
+            ConfigError: There is none of this kind, as policies on disk only act.
+        """
+        if kind not in self.models:
+            raise ConfigError(
+                f"policy on disk: has no graph of {kind}, expected one of {sorted(self.models)}; ask the algorithm "
+                "that trained it"
+            )
+        return self.models[kind]
+
+
+@dataclass
+class StoredNetworks:
+    """The `Networks` of one policy from a folder; attributes as there."""
+
+    policy_ids: list[str]
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    preprocess: ObsPreprocessor | None
+    backend: ActingBackend
+    output: ActionOutput
+    noise: Noise
+    state_sizes: tuple[int, ...]
+    stored: StoredGraphs
+
+    def graphs(self) -> ActingGraphs:
+        """Return the graphs as they lay in the folder."""
+        return self.stored
+
+
+def write_policy(policy: NetPolicy, folder: Path, trained: Mapping[str, Any]) -> Path:
+    """Write a policy into a new folder and return that; see `Policy.export_checkpoint`."""
+    where, networks = f"policy {policy.policy_id!r}", policy.networks
+    graphs = networks.graphs()
+    if graphs is None:
+        raise ConfigError(
+            f"{where}: its network (custom_model) is run by torch, expected one with acting graphs; describe it by "
+            "fcnet_hiddens, conv_filters, use_lstm, or save get_weights() with safetensors for your module"
+        )
+    weights = networks.backend.get_weights(policy.index)
+    assert networks.preprocess is not None
+    masked = networks.preprocess.mask_width > 0
+    models = {kind: graphs.build(kind, False, masked) for kind in _GRAPHS}
+    stored = StoredGraphs(models)
+    golden = make_golden(networks, stored, weights)
+    wrong = difference(golden, answer(networks, _One(networks.backend, policy.index), golden))
+    if wrong:
+        raise ConfigError(
+            f"{where}: its ONNX graphs disagree with what runs it now ({wrong}), expected equal answers; train it with "
+            '"inference": "onnx" to see where'
+        )
+    files = {
+        WEIGHTS: save({name: np.ascontiguousarray(value) for name, value in weights.items()}),
+        GOLDEN: save({name: np.ascontiguousarray(value) for name, value in golden.items()}),
+        **{_GRAPHS[kind]: model for kind, model in models.items()},
+    }
+    bundle_files.write_folder(folder, _manifest(policy, trained), files)
+    return folder
+
+
+def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict[str, Policy]:
+    """Return the policy in a folder, or those in a folder of several; see `Policy.from_checkpoint`."""
+    if (path / MANIFEST).exists():
+        return read_policy(path)
+    home = path / "policies" if (path / "policies").is_dir() else path
+    found = sorted(part.parent for part in home.glob(f"*/{MANIFEST}") if not part.parent.name.startswith("."))
+    if not found:
+        raise ConfigError(
+            f"{path}: holds no policy, expected {MANIFEST} in it, or in folders of policies; name the folder that "
+            "export_checkpoint wrote"
+        )
+    folders = {folder.name: folder for folder in found}
+    wanted = [policy_ids] if isinstance(policy_ids, str) else policy_ids
+    chosen = list(folders) if wanted is None else list(wanted)
+    unknown = [name for name in chosen if name not in folders]
+    if unknown:
+        raise UnknownNameError(
+            f"{path}: policies {unknown[:5]} are not in it, expected some of {sorted(folders)[:20]}; pass these as "
+            "policy_ids"
+        )
+    return {name: read_policy(folders[name]) for name in chosen}
+
+
+def read_policy(folder: Path) -> NetPolicy:
+    """Return the policy in a folder.
+
+    Raises:
+        ConfigError: Something is missing, damaged, newer than this version, or not what it should be.
+    """
+    manifest = bundle_files.read_manifest(folder)
+    files = bundle_files.read_files(folder, manifest)
+    where = f"{folder / MANIFEST}"
+    for name in _GRAPHS.values():
+        refuse_unsafe_model(files[name], f"{folder / name}")
+    try:
+        networks = _networks(manifest, files, where)
+        golden = load(files[GOLDEN])
+        wrong = difference(golden, answer(networks, networks.backend, golden))
+    except ConfigError:
+        raise
+    except Exception as error:
+        # Hashes are right, so somebody wrote it so; what ONNX Runtime and numpy raise then is of any kind.
+        why = str(error).replace("\n", " ")
+        raise ConfigError(
+            f"{folder}: cannot act ({type(error).__name__}: {why:.120}), expected files that belong together; export "
+            "the policy again"
+        ) from error
+    if wrong:
+        raise ConfigError(
+            f"{folder / GOLDEN}: {wrong}, expected what the policy answered as it was written with {_with(manifest)}; "
+            f"here it is {_versions()}: install those versions, or export the policy again"
+        )
+    return NetPolicy(networks, 0, {}, manifest["seed"])
+
+
+class _One:
+    """A back-end whose policy 0 is one of several of another."""
+
+    def __init__(self, backend: ActingBackend, index: int) -> None:
+        self._backend = backend
+        self._index = index
+
+    def decide(self, obs: Any, mask: Any, noise: Any, which: int, state: Any) -> Any:
+        return self._backend.decide(obs, mask, noise, self._index, state)
+
+    def evaluate(self, policy: int, obs: Any, mask: Any, actions: Any, state: Any) -> Any:
+        return self._backend.evaluate(self._index, obs, mask, actions, state)
+
+
+def _manifest(policy: NetPolicy, trained: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything about a policy that is no array."""
+    networks = policy.networks
+    assert networks.preprocess is not None
+    return {
+        "policy_id": policy.policy_id,
+        "observation_space": space_to_json(networks.observation_space),
+        "action_space": space_to_json(networks.action_space),
+        "agent_connectors": [[_PREPROCESSOR, {}]],
+        "action_connectors": [
+            [name, {}]
+            for name, wanted in ((_NORMALIZE, networks.output.normalize), (_CLIP, networks.output.clip))
+            if wanted
+        ],
+        "head": networks.backend.head.to_json(),
+        "mask_width": networks.preprocess.mask_width,
+        "state_sizes": list(networks.state_sizes),
+        "seed": int(policy.seed),
+        "trained": {"algorithm": policy.algorithm, "env_steps": None, **trained},
+        "written_with": _versions(),
+    }
+
+
+def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> StoredNetworks:
+    """Return what is around the graphs of a policy, and these."""
+    missing = {"policy_id", "head", "mask_width", "seed"} - set(manifest)
+    if missing or type(manifest["seed"]) is not int:
+        raise ConfigError(
+            f"{where}: no or a wrong {sorted(missing) or 'seed'}, expected all entries; export the policy again"
+        )
+    observation_space = space_from_json(manifest.get("observation_space"), f"{where}, observation_space")
+    action_space = space_from_json(manifest.get("action_space"), f"{where}, action_space")
+    _require(where, "agent_connectors", _names(manifest, "agent_connectors", where) == [_PREPROCESSOR])
+    action_connectors = _names(manifest, "action_connectors", where)
+    preprocess = ObsPreprocessor(observation_space)
+    output = ActionOutput(
+        action_space, normalize=_NORMALIZE in action_connectors, clip=_CLIP in action_connectors
+    )
+    head, state_sizes = (
+        ActionHead.from_json(manifest["head"]),
+        _state_sizes(manifest.get("state_sizes"), where),
+    )
+    _require(where, "head", _fits(head, output.space))
+    _require(where, "mask_width", manifest["mask_width"] == preprocess.mask_width)
+    _require(where, "mask_width", preprocess.mask_width in (0, head.mask_width))
+    graphs = StoredGraphs({kind: files[name] for kind, name in _GRAPHS.items()})
+    weights: dict[str, Floats] = load(files[WEIGHTS])
+    _require(where, "weights", all(value.dtype == np.float32 for value in weights.values()))
+    return StoredNetworks(
+        policy_ids=[check_policy_id(manifest["policy_id"])],
+        observation_space=observation_space,
+        action_space=action_space,
+        preprocess=preprocess,
+        backend=OnnxActing(graphs, head, [weights], sum(state_sizes)),
+        output=output,
+        noise=Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width),
+        state_sizes=state_sizes,
+        stored=graphs,
+    )
+
+
+def _names(manifest: Mapping[str, Any], kind: str, where: str) -> list[str]:
+    """Return the names of connectors, all of which are known here."""
+    listed = manifest.get(kind)
+    _require(
+        where,
+        kind,
+        isinstance(listed, list) and all(isinstance(one, list) and len(one) == 2 for one in listed),
+    )
+    assert isinstance(listed, list)
+    known = [_PREPROCESSOR] if kind == "agent_connectors" else [_NORMALIZE, _CLIP]
+    for name, _ in listed:
+        if name not in known:
+            raise ConfigError(
+                f"{where}: connector {name!r:.60} in {kind}, expected one of {known}; install what knows it"
+            )
+    return [name for name, _ in listed]
+
+
+def _state_sizes(value: Any, where: str) -> tuple[int, ...]:
+    """Return the sizes of the parts of a recurrent state."""
+    right = isinstance(value, list) and len(value) <= _MOST_STATES
+    _require(
+        where, "state_sizes", right and all(type(size) is int and 0 < size <= _MOST_STATE for size in value)
+    )
+    return tuple(value)
+
+
+def _fits(head: ActionHead, space: gym.Space[Any]) -> bool:
+    """Return whether a head gives actions of a flat space."""
+    sizes = ActionHead.for_space(flat_action_space(space)).sizes
+    continuous = isinstance(space, gym.spaces.Box)
+    return head.sizes == sizes and (head.kind == "gaussian") == continuous
+
+
+def _require(where: str, entry: str, right: bool) -> None:
+    if not right:
+        raise ConfigError(
+            f"{where}: {entry!r} does not fit the rest, expected what was exported; export the policy again"
+        )
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions that decide how numbers are computed."""
+    # Loading a policy needs no versions, and this takes as long to import as gymnasium's spaces.
+    import importlib.metadata
+
+    names = ("numpy", "onnxruntime")
+    return {"menv": menv.__version__, **{name: importlib.metadata.version(name) for name in names}}
+
+
+def _with(manifest: Mapping[str, Any]) -> str:
+    """Return the versions that a policy was written with."""
+    versions: Any = manifest.get("written_with")
+    pairs: Sequence[Any] = list(versions.items()) if isinstance(versions, dict) else []
+    return ", ".join(f"{name} {version}" for name, version in itertools.islice(pairs, 5))

@@ -1,0 +1,195 @@
+"""The files of a policy on disk: written all or not at all, read whole, checked by their hashes.
+
+`menv.loop.bundle` knows what is in them. Names of files are fixed here and never taken from a file; the manifest
+holds the hash of each, and one of itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from menv.errors import ConfigError
+
+FORMAT = 1
+"""Version of the layout: what a reader has to understand."""
+
+MANIFEST = "policy.json"
+WEIGHTS = "weights.safetensors"
+GOLDEN = "golden.safetensors"
+ACTING = "acting.onnx"
+GREEDY = "greedy.onnx"
+EVALUATE = "evaluate.onnx"
+FILES = (WEIGHTS, GOLDEN, ACTING, GREEDY, EVALUATE)
+"""All files beside the manifest."""
+
+_KIND = "menv.policy"
+_MEBIBYTE = 1 << 20
+_MOST_BYTES = {MANIFEST: 64 * _MEBIBYTE, WEIGHTS: 8192 * _MEBIBYTE, GOLDEN: 1024 * _MEBIBYTE}
+_MOST_BYTES_OF_A_GRAPH = 64 * _MEBIBYTE
+
+
+def write_folder(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    """Write a policy's folder beside its place and move it there once all of it is on the disk.
+
+    Args:
+        folder: Where it shall be; parents are created.
+        manifest: JSON values; format and hashes are added.
+        files: The bytes of each of `FILES`.
+
+    Raises:
+        ConfigError: Something is there already, or the manifest holds something else than JSON values.
+    """
+    _refuse_existing(folder)
+    text = _manifest_text(manifest, files)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(6)}.tmp"
+    draft.mkdir()
+    try:
+        for name in FILES:
+            _write(draft / name, files[name])
+        _write(draft / MANIFEST, text)
+        _sync(draft)
+        # An empty folder that somebody made meanwhile is replaced; one that holds anything makes this fail.
+        _refuse_existing(folder)
+        os.rename(draft, folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _sync(folder.parent)
+
+
+def _manifest_text(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
+    """Return the text of a manifest."""
+    hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES}
+    content = {"format": FORMAT, "type": _KIND, **manifest, "files": hashes}
+    try:
+        content["sha256"] = _own_hash(content)
+        return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"export_checkpoint: the manifest cannot be JSON ({error}), expected str, int, float, bool, None, lists "
+            "and dicts; convert what you gave as trained"
+        ) from error
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a policy's folder.
+
+    Raises:
+        ConfigError: It is missing, damaged, of a newer format, or something else's.
+    """
+    where = f"{folder / MANIFEST}"
+    data = _read(folder, MANIFEST)
+    try:
+        content = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{where}: is no JSON, expected what export_checkpoint wrote; copy the folder again"
+        ) from error
+    if not isinstance(content, dict) or content.get("type") != _KIND:
+        raise ConfigError(
+            f"{where}: is no manifest of a policy, expected type {_KIND!r}; name the folder of a policy"
+        )
+    version = content.get("format")
+    if type(version) is int and version > FORMAT:
+        raise ConfigError(f"{where}: format {version}, expected at most {FORMAT}; install a newer menv")
+    if version != FORMAT or type(version) is not int:
+        raise ConfigError(f"{where}: format {version!r:.40}, expected {FORMAT}; copy the folder again")
+    if content.get("sha256") != _own_hash(content):
+        raise ConfigError(
+            f"{where}: its sha256 differs, expected the file as it was written; copy the folder again"
+        )
+    return content
+
+
+def read_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the bytes of each of `FILES`, once their hashes are checked.
+
+    Raises:
+        ConfigError: One is missing, too large, no plain file, or another than the manifest says.
+    """
+    hashes = manifest.get("files")
+    if not isinstance(hashes, dict) or set(hashes) != set(FILES):
+        raise ConfigError(
+            f"{folder / MANIFEST}: 'files' names others than {', '.join(FILES)}, expected exactly these; "
+            "export the policy again"
+        )
+    files = {name: _read(folder, name) for name in FILES}
+    for name, data in files.items():
+        if hashlib.sha256(data).hexdigest() != hashes[name]:
+            raise ConfigError(
+                f"{folder / name}: its sha256 differs from the one in {MANIFEST}, expected the file as it was written; "
+                "copy the folder again"
+            )
+    return files
+
+
+def _read(folder: Path, name: str) -> bytes:
+    """Return the bytes of one file of a policy's folder."""
+    path = folder / name
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path}: is missing, expected a file that export_checkpoint wrote; copy the folder again"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be opened ({error.strerror}), expected a plain file; copy the folder again"
+        ) from error
+    most = _MOST_BYTES.get(name, _MOST_BYTES_OF_A_GRAPH)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"{path}: is no plain file, expected one; copy the folder again")
+        if found.st_size > most:
+            raise ConfigError(
+                f"{path}: {found.st_size} bytes, expected at most {most}; export the policy again"
+            )
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(handle)
+
+
+def _refuse_existing(folder: Path) -> None:
+    if os.path.lexists(folder):
+        raise ConfigError(f"export_checkpoint: {folder} exists, expected a new folder; choose another name")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _own_hash(content: Mapping[str, Any]) -> str:
+    """Return the hash of a manifest but for the hash in it, however its text is laid out."""
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Make the entries of a folder last, where folders can be opened."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

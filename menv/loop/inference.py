@@ -1,0 +1,120 @@
+"""A policy asked by hand, one observation at a time, by somebody who steps an environment without a sampler.
+
+`menv.local_policy_inference` is the classic way; it remembers what each agent's policy wants to be shown again. The
+short way is `Policy.act`. Both go through `Policy.compute_actions`, like training.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
+
+from menv.errors import ContractError
+from menv.loop.life_ledger import Life, decide
+from menv.loop.net_policy import NetPolicy
+from menv.policy import Policy
+
+Answer: TypeAlias = tuple[Any, list[Any], dict[str, Any]]
+Key: TypeAlias = tuple[Hashable, Hashable]
+
+# By policy, what each (env, agent) has done in its episode; gone with the policy.
+_MEMORIES: weakref.WeakKeyDictionary[Policy, dict[Key, Life]] = weakref.WeakKeyDictionary()
+
+
+def local_policy_inference(
+    policy: Policy,
+    env_id: Any,
+    agent_id: Any,
+    obs: Any,
+    reward: Any = None,
+    terminated: Any = None,
+    truncated: Any = None,
+    info: Any = None,
+    explore: bool | None = None,
+    timestep: int | None = None,
+) -> list[Answer]:
+    """Return what a policy does in answer to one observation, or to several.
+
+    A policy with a memory is shown its own state again, agent by agent and environment by environment. An agent's
+    memory begins anew after a call with `terminated` or `truncated`; the answer of that call, to the last
+    observation of the episode, is of no use to the environment.
+
+    Args:
+        policy: Of an algorithm, from `Policy.from_checkpoint`, or one of your own.
+        env_id: Any hashable name of the environment.
+        agent_id: Any hashable name of the agent.
+        obs: An element of `policy.observation_space`, or a `list` of several. The arguments around it are then lists
+            of the same length, or one value for all; observations of one agent are answered in their order.
+        reward: What the agent earned since its last action; policies of your own are shown it.
+        terminated: Whether its episode ended with this observation.
+        truncated: Whether it was broken off.
+        info: The dict that came with the observation.
+        explore: Whether actions are drawn; None is the policy's default, False takes the most likely.
+        timestep: Env steps so far, for policies of your own.
+
+    Returns:
+        `(action, states, fetches)` for each observation: the action as the environment takes it, the recurrent state
+        after it, and anything else by name, such as `action_logp`.
+
+    Raises:
+        ContractError: An observation is outside the space, or a list has another length than that of observations.
+    """
+    rows = len(obs) if isinstance(obs, list) else 1
+    observations = obs if isinstance(obs, list) else [obs]
+    envs, agents, rewards, infos = (
+        _spread(value, rows, name, isinstance(obs, list))
+        for name, value in (("env_id", env_id), ("agent_id", agent_id), ("reward", reward), ("info", info))
+    )
+    ends = [
+        _spread(value, rows, name, isinstance(obs, list))
+        for name, value in (("terminated", terminated), ("truncated", truncated))
+    ]
+    keys = list(zip(envs, agents, strict=True))
+    forgets = isinstance(policy, NetPolicy) and not policy.networks.state_sizes
+    memory = {} if forgets else _MEMORIES.setdefault(policy, {})
+    answers: list[Answer] = []
+    for start, stop in _portions(keys):
+        lives = [memory.setdefault(key, Life()) for key in keys[start:stop]]
+        for life, earned, told in zip(lives, rewards[start:stop], infos[start:stop], strict=True):
+            life.reward, life.info = float(earned or 0.0) if life.acted else 0.0, told or {}
+        answers += _ask(policy, lives, observations[start:stop], explore, timestep)
+        for row in range(start, stop):
+            if any(bool(flags[row]) for flags in ends):
+                memory.pop(keys[row], None)
+    return answers
+
+
+def _ask(
+    policy: Policy, lives: list[Life], obs: Sequence[Any], explore: bool | None, timestep: int | None
+) -> list[Answer]:
+    """Return the answers of R lives, no two of them the same."""
+    policy_id = str(getattr(policy, "policy_id", type(policy).__name__))
+    actions, states, fetches = decide(policy, lives, obs, policy_id, None, explore, timestep)
+    return [
+        (actions[row], [part[row] for part in states], {name: value[row] for name, value in fetches.items()})
+        for row in range(len(lives))
+    ]
+
+
+def _portions(keys: list[Key]) -> list[tuple[int, int]]:
+    """Return from where to where rows can be answered at once: in none of them is an agent twice."""
+    portions, start, seen = [], 0, set[Key]()
+    for row, key in enumerate(keys):
+        if key in seen:
+            portions.append((start, row))
+            start, seen = row, set()
+        seen.add(key)
+    return [*portions, (start, len(keys))] if keys else []
+
+
+def _spread(value: Any, rows: int, name: str, several: bool) -> list[Any]:
+    """Return one value for each observation."""
+    if not several or not isinstance(value, list):
+        return [value] * rows
+    if len(value) != rows:
+        raise ContractError(
+            f"local_policy_inference: {len(value)} values of {name} for {rows} observations, expected as many or one "
+            "for all; pass lists of equal length"
+        )
+    return value

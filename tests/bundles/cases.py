@@ -1,0 +1,165 @@
+"""Policies of every kind of head, space and memory, their weights lively enough to tell observations apart."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from menv.algorithms import DQN, PPO, QMIX
+from menv.algorithms.algorithm import Algorithm
+from menv.multi_agent_env import MultiAgentEnv
+from menv.policy import Policy
+from menv.spaces_json import space_from_json, space_to_json
+
+_spaces = gym.spaces
+VECTOR = _spaces.Box(-1.0, 1.0, (3,), np.float32)
+PICTURE = _spaces.Box(0, 255, (10, 10, 1), np.uint8)
+NESTED = _spaces.Dict({
+    "a": _spaces.Discrete(3, start=1),
+    "b": _spaces.Tuple([_spaces.Box(-1.0, 1.0, (2, 2), np.float64), _spaces.MultiDiscrete([2, 3], start=[1, -1])]),
+    "c": _spaces.MultiBinary(2),
+    "d": _spaces.Box(-5, 5, (2,), np.int32),
+})  # fmt: skip
+MASKED = _spaces.Dict({"action_mask": _spaces.MultiBinary(4), "seen": VECTOR})
+MASKED_PICTURE = _spaces.Dict({"action_mask": _spaces.Box(0, 1, (4,), np.int8), "seen": PICTURE})
+FOUR = _spaces.Discrete(4, start=-1)
+LIMITED = _spaces.Box(np.array([0.0, -np.inf], np.float32), np.array([6.0, 1.0], np.float32))
+
+
+class Case(NamedTuple):
+    """One kind of policy."""
+
+    algorithm: type[Algorithm]
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    settings: dict[str, Any] = {}  # noqa: RUF012 - it is only read
+    model: dict[str, Any] = {}  # noqa: RUF012
+
+
+CASES = {
+    "mlp": Case(PPO, VECTOR, _spaces.Discrete(2)),
+    "three choices": Case(PPO, _spaces.Discrete(5, start=3), _spaces.Discrete(3)),
+    "nested": Case(PPO, NESTED, _spaces.MultiDiscrete([2, 3], start=[0, 5])),
+    "masked": Case(PPO, MASKED, FOUR),
+    "masked components": Case(PPO, MASKED, _spaces.MultiDiscrete([2, 2])),
+    "continuous": Case(PPO, VECTOR, LIMITED),
+    "wide continuous": Case(PPO, VECTOR, _spaces.Box(0.0, 6.0, (2, 2), np.float64)),
+    "as it is": Case(PPO, VECTOR, LIMITED, {"normalize_actions": False}),
+    "clipped": Case(PPO, VECTOR, LIMITED, {"normalize_actions": False, "clip_actions": True}),
+    "one number": Case(PPO, _spaces.Box(-1, 1, ()), _spaces.Box(-1.0, 1.0, (), np.float32)),
+    "nested actions": Case(
+        PPO,
+        VECTOR,
+        _spaces.Dict({"x": _spaces.Discrete(2), "y": _spaces.MultiDiscrete([2, 3], dtype=np.int32)}),
+    ),
+    "nested numbers": Case(
+        PPO, VECTOR, _spaces.Tuple([_spaces.Box(0.0, 6.0, (2,)), _spaces.Box(-1.0, 1.0, (), np.float64)])
+    ),
+    "lstm": Case(PPO, VECTOR, FOUR, model={"use_lstm": True, "lstm_cell_size": 5}),
+    "gru": Case(PPO, MASKED, FOUR, model={"use_gru": True, "lstm_cell_size": 5, "vf_share_layers": True}),
+    "lstm of numbers": Case(PPO, VECTOR, LIMITED, model={"use_lstm": True, "lstm_cell_size": 5}),
+    "picture": Case(PPO, PICTURE, FOUR, model={"conv_filters": [[4, 3, 2]]}),
+    "masked picture": Case(PPO, MASKED_PICTURE, FOUR, model={"conv_filters": [[4, 3, 2]]}),
+    "picture in floats": Case(
+        PPO, _spaces.Box(-1.0, 1.0, (8, 8, 2), np.float32), FOUR, model={"conv_filters": [[4, 3, 2]]}
+    ),
+    "picture through an lstm": Case(
+        PPO, PICTURE, FOUR, model={"conv_filters": [[4, 3, 2]], "use_lstm": True, "lstm_cell_size": 5}
+    ),
+    "worth": Case(DQN, VECTOR, FOUR, {"dueling": True}),
+    "masked worth": Case(DQN, MASKED, FOUR, {"dueling": False}),
+    "worth with a memory": Case(DQN, VECTOR, FOUR, model={"use_lstm": True, "lstm_cell_size": 5}),
+}
+
+
+class Spaces(gym.Env[Any, Any]):
+    """Shows samples of its space."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return sample(self.observation_space, np.random.default_rng(seed)), {}
+
+    def step(self, action: Any) -> Any:
+        return sample(self.observation_space, np.random.default_rng(0)), 1.0, True, False, {}
+
+
+class Pair(MultiAgentEnv):
+    """Two agents that observe masks; a group for QMIX."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["ann", "bob"]
+        seen = _spaces.Dict({**MASKED.spaces, "state": _spaces.MultiBinary(3)})
+        self.observation_spaces = dict.fromkeys(self.possible_agents, seen)
+        self.action_spaces = dict.fromkeys(self.possible_agents, FOUR)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        rng = np.random.default_rng(seed)
+        return {agent: sample(self.get_observation_space(agent), rng) for agent in self.possible_agents}, {}
+
+
+def algorithm_of(name: str) -> Algorithm:
+    """Return an algorithm with one policy of a case, or QMIX of a group; it has not learned."""
+    if name == "group":
+        made: Algorithm = QMIX(
+            env=lambda context: Pair().with_agent_groups({"team": ["ann", "bob"]}),
+            config={"seed": 3, "model": {"fcnet_hiddens": [8]}},
+        )
+    else:
+        case = CASES[name]
+        made = case.algorithm(
+            env=lambda context: Spaces(case.observation_space, case.action_space),
+            config={"seed": 3, **case.settings, "model": {"fcnet_hiddens": [8], **case.model}},
+        )
+    rng = np.random.default_rng(5)
+    for policy_id, weights in made.get_weights().items():
+        lively = {key: _lively(value, rng) for key, value in weights.items()}
+        if "epsilon" in lively:
+            lively["epsilon"][:] = 0.5
+        made.set_weights({policy_id: lively})
+    return made
+
+
+def _lively(weight: Any, rng: np.random.Generator) -> Any:
+    fan = {2: weight.shape[0], 4: int(np.prod(weight.shape[1:]))}.get(weight.ndim, 9)
+    return (rng.standard_normal(weight.shape) * 1.5 / np.sqrt(fan)).astype(np.float32)
+
+
+KINDS = [*CASES, "group"]
+
+
+def sample(space: Any, rng: np.random.Generator) -> Any:
+    """Return an element of a space; its masks allow the first choice of each half."""
+    own: Any = space_from_json(space_to_json(space))
+    own.seed(int(rng.integers(1 << 30)))
+    return _allowed(own.sample())
+
+
+def _allowed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_allowed(part) for part in value)
+    if isinstance(value, dict) and "action_mask" in value:
+        value["action_mask"][[0, 2]] = 1
+    return value
+
+
+def observations(policy: Policy, rows: int, seed: int = 0) -> list[Any]:
+    """Return observations of a policy's space."""
+    rng = np.random.default_rng(seed)
+    return [sample(policy.observation_space, rng) for _ in range(rows)]
+
+
+def same(left: Any, right: Any) -> bool:
+    """Return whether two actions, or whatever policies return, are equal to the last bit, type included."""
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, tuple | list):
+        return len(left) == len(right) and all(
+            same(one, other) for one, other in zip(left, right, strict=True)
+        )
+    one, other = np.asarray(left), np.asarray(right)
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()

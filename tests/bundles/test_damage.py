@@ -1,0 +1,247 @@
+"""What is wrong with a policy on disk is said in one line that names the file, and never found out by its actions."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from menv import Policy
+from menv.errors import ConfigError
+from tests.bundles.cases import algorithm_of, observations, same
+
+NAMES = [
+    "policy.json", "weights.safetensors", "golden.safetensors", "acting.onnx", "greedy.onnx", "evaluate.onnx",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "policy"
+    with algorithm_of("mlp") as algorithm:
+        algorithm.export_policy_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "policy")
+    return tmp_path / "policy"
+
+
+def sign(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda manifest: None) -> None:
+    """Change the manifest and make all hashes right again, as somebody would who means harm."""
+    manifest = json.loads((folder / "policy.json").read_text("utf-8"))
+    manifest.pop("sha256")
+    for name in NAMES[1:]:
+        if (folder / name).is_file():
+            manifest["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    change(manifest)
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / "policy.json").write_text(json.dumps(manifest), "utf-8")
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Policy.from_checkpoint(folder)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 600
+    return text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(name: str, folder: Path) -> None:
+    policy = Policy.from_checkpoint(folder)
+    assert isinstance(policy, Policy)
+    shown = observations(policy, 5)
+    path, accepted, named = folder / name, 0, 0
+    data = path.read_bytes()
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            other = Policy.from_checkpoint(folder)
+        except ConfigError as error:
+            named += name in str(error)
+            continue
+        accepted += 1
+        assert isinstance(other, Policy)
+        assert same(*(list(each.compute_actions(shown, explore=False)[0]) for each in (policy, other)))
+    assert named + accepted == len(data)
+    # White space between the entries of the manifest means nothing.
+    assert accepted == 0 or (name == "policy.json" and accepted < len(data) / 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_or_shorter_file_is_named(name: str, folder: Path) -> None:
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[: len(data) // 2])
+    assert name in refused(folder)
+    (folder / name).unlink()
+    assert name in refused(folder)
+
+
+def test_a_newer_format_asks_for_a_newer_version_whatever_else_is_in_it(folder: Path) -> None:
+    (folder / "policy.json").write_text(json.dumps({"type": "menv.policy", "format": 2, "new": []}), "utf-8")
+    assert "format 2, expected at most 1; install a newer menv" in refused(folder)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda m: m["observation_space"].update(space="graph"), "unknown space tag 'graph', expected one of"),
+    (lambda m: m["observation_space"].update(shape=[1 << 40]), "arrays of 1099511627776 numbers, expected at most"),
+    (lambda m: m["observation_space"].update(shape=[4]), "cannot act (OutsideSpaceError: element 0 of the batch"),
+    (lambda m: m["observation_space"].pop("low"), "box without 'low', expected all of its entries"),
+    (lambda m: m["action_space"].update(n=1 << 80), "expected an integer from 1"),
+    (lambda m: m["action_space"].update(n=3), "'head' does not fit the rest"),
+    (lambda m: m["head"].update(kind="gaussian"), "'head' does not fit the rest"),
+    (lambda m: m["head"].update(kind="magic"), "ActionHead: kind 'magic'"),
+    (lambda m: m.update(mask_width=2), "'mask_width' does not fit the rest"),
+    (lambda m: m.update(state_sizes=[4]), "cannot act"),
+    (lambda m: m.update(state_sizes=[1 << 60]), "'state_sizes' does not fit the rest"),
+    (lambda m: m.update(state_sizes="4"), "'state_sizes' does not fit the rest"),
+    (lambda m: m["agent_connectors"].append(["os.system", {}]), "connector 'os.system' in agent_connectors"),
+    (lambda m: m["action_connectors"].append(["Mine", {}]), "connector 'Mine' in action_connectors, expected one of"),
+    (lambda m: m["files"].update({"../policy.json": "0"}), "'files' names others than weights.safetensors"),
+    (lambda m: m["files"].pop("greedy.onnx"), "'files' names others than"),
+    (lambda m: m.pop("policy_id"), "no or a wrong ['policy_id']"),
+    (lambda m: m.update(policy_id="../../x"), "id '../../x', expected a string without any of"),
+    (lambda m: m.update(type="else"), "is no manifest of a policy"),
+    (lambda m: m.update(format=True), "format True, expected 1"),
+])  # fmt: skip
+def test_a_manifest_that_was_made_up_is_refused(
+    change: Callable[[Any], Any], said: str, folder: Path
+) -> None:
+    sign(folder, change)
+    assert said in refused(folder)
+
+
+@pytest.mark.parametrize("text", [
+    "", "[]", "{", "null", '{"format": NaN}', "[" * 100_000, '{"format": ' + "9" * 5000 + "}", "\udcff",
+])  # fmt: skip
+def test_a_manifest_that_is_no_json_object_is_refused(text: str, folder: Path) -> None:
+    (folder / "policy.json").write_text(text, "utf-8", errors="surrogateescape")
+    assert "policy.json: is no" in refused(folder)
+
+
+def test_golden_outputs_that_do_not_come_out_name_what_differs_and_the_versions(folder: Path) -> None:
+    swapped = {"Tanh": "Relu", "Relu": "Tanh"}
+    for name in ("acting.onnx", "evaluate.onnx", "greedy.onnx"):
+        model = onnx.load(folder / name)
+        for node in model.graph.node:
+            node.op_type = swapped.get(node.op_type, node.op_type)
+        onnx.save(model, folder / name)
+    sign(folder)
+    text = refused(folder)
+    assert "golden.safetensors: 'dist_inputs' differs by up to" in text
+    assert "onnxruntime" in text
+    weights = load_file(folder / "weights.safetensors")
+    weights.pop("policy.out.bias")
+    save_file(weights, folder / "weights.safetensors")
+    sign(folder)
+    assert "cannot act" in refused(folder)
+
+
+def _foreign(model: Any) -> None:
+    model.graph.node[0].domain = "com.example"
+
+
+def _foreign_opset(model: Any) -> None:
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+
+
+def _outside(model: Any) -> None:
+    tensor = onnx.helper.make_tensor("secret", onnx.TensorProto.FLOAT, [1], b"1234", raw=True)
+    onnx.external_data_helper.set_external_data(tensor, "../../../etc/passwd")
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    model.graph.initializer.append(tensor)
+
+
+def _nested(model: Any) -> None:
+    body = onnx.helper.make_graph([], "body", [], [])
+    model.graph.node.append(onnx.helper.make_node("Loop", [], [], body=body))
+
+
+def _function(model: Any) -> None:
+    opset = onnx.helper.make_opsetid("", 17)
+    model.functions.append(onnx.helper.make_function("mine", "f", [], [], [], [opset]))
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (_foreign, "needs operators of the domain 'com.example'"),
+    (_foreign_opset, "needs operators of the domain 'com.microsoft'"),
+    (_outside, "holds numbers that lie in another file"),
+    (_nested, "operator 'Loop' holds a graph of its own"),
+    (_function, "holds functions"),
+])  # fmt: skip
+def test_a_graph_that_reaches_beyond_itself_is_refused_before_it_is_opened(
+    change: Callable[[Any], None], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.load(folder / "greedy.onnx")
+    change(model)
+    (folder / "greedy.onnx").write_bytes(model.SerializeToString())
+    sign(folder)
+    opened: list[bytes] = []
+    monkeypatch.setattr("menv.acting.onnx_acting.open_session", opened.append)
+    assert said in refused(folder)
+    assert not opened
+
+
+@pytest.mark.parametrize("step", [7, 11])
+def test_bytes_of_a_graph_with_right_hashes_never_do_worse_than_an_error(step: int, folder: Path) -> None:
+    data = (folder / "acting.onnx").read_bytes()
+    for place in range(0, len(data), step):
+        changed = bytearray(data)
+        changed[place] ^= 1 << (place + step) % 8
+        (folder / "acting.onnx").write_bytes(changed)
+        sign(folder)
+        with contextlib.suppress(ConfigError):
+            Policy.from_checkpoint(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_links_and_pipes_in_place_of_files_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes((folder / "greedy.onnx").read_bytes())
+    (folder / "greedy.onnx").unlink()
+    (folder / "greedy.onnx").symlink_to(tmp_path / "elsewhere")
+    assert "greedy.onnx: cannot be opened" in refused(folder)
+    (folder / "greedy.onnx").unlink()
+    os.mkfifo(folder / "greedy.onnx")
+    assert "greedy.onnx: is no plain file" in refused(folder)
+    (folder / "greedy.onnx").unlink()
+    (folder / "greedy.onnx").mkdir()
+    assert "greedy.onnx: is no plain file" in refused(folder)
+
+
+def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError("no space left")
+
+    with algorithm_of("mlp") as algorithm:
+        monkeypatch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="no space left"):
+            algorithm.export_policy_checkpoint(tmp_path / "policy")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_in_a_graph_that_is_no_text_is_refused_before_onnx_runtime_prints_something(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = (folder / "acting.onnx").read_bytes()
+    assert data.count(b"Relu_") > 1 or data.count(b"Tanh_") > 1
+    (folder / "acting.onnx").write_bytes(data.replace(b"Relu_", b"Rel\xff_").replace(b"Tanh_", b"Tan\xff_"))
+    sign(folder)
+    assert "bytes are no ONNX model" in refused(folder)
+    assert capfd.readouterr() == ("", "")

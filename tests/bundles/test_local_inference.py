@@ -1,0 +1,98 @@
+"""Policies asked by hand: one observation or several, with what each agent's policy remembers of its episode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import Policy, local_policy_inference
+from menv.errors import ContractError
+from tests.bundles.cases import algorithm_of, observations, same
+
+
+class Diary(Policy):
+    """Counts its steps in its state and notes what it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.spaces.Discrete(9), gym.spaces.Discrete(9))
+        self.seen: list[Any] = []
+
+    def get_initial_state(self) -> list[Any]:
+        return [np.zeros(1)]
+
+    def compute_actions(self, obs_batch: Any, state_batches: Any = None, *rest: Any, **more: Any) -> Any:
+        actions, rewards, infos = rest[:3]
+        self.seen += list(zip(obs_batch, np.asarray(actions).tolist(), rewards.tolist(), infos, strict=True))
+        after = np.asarray(state_batches[0]) + 1
+        return np.asarray(obs_batch), [after], {"steps": after[:, 0]}
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "lstm of numbers"])
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_the_state_is_kept_for_each_agent_until_its_episode_ends(kind: str, end: str, tmp_path: Path) -> None:
+    with algorithm_of(kind) as algorithm:
+        algorithm.export_policy_checkpoint(tmp_path / "policy")
+        for policy in (algorithm.get_policy(), Policy.from_checkpoint(tmp_path / "policy")):
+            assert isinstance(policy, Policy)
+            states: dict[Any, Any] = {}
+            for step, obs in enumerate(observations(policy, 24)):
+                key = (step % 2, "ab"[step % 3 == 0])
+                ended = step % 7 == 6
+                state = states.get(key) or policy.get_initial_state()
+                wanted = policy.act(obs, state=state)
+                ((action, after, fetches),) = local_policy_inference(
+                    policy,
+                    *key,
+                    obs,
+                    explore=False,
+                    **{end: np.bool_(ended)},  # type: ignore[arg-type]
+                )
+                assert same((action, after), wanted)
+                assert np.shape(fetches["action_logp"]) == ()
+                states[key] = None if ended else after
+
+
+def test_a_list_of_observations_gives_as_many_answers_in_order() -> None:
+    with algorithm_of("mlp") as algorithm:
+        policy = algorithm.get_policy()
+        shown = observations(policy, 6)
+        answers = local_policy_inference(policy, 0, [1, 2, 3, 4, 5, 6], shown, explore=False)
+        assert [answer[0] for answer in answers] == [policy.act(obs) for obs in shown]
+        assert local_policy_inference(policy, 0, [], []) == []
+        with pytest.raises(ContractError, match="2 values of agent_id for 6 observations"):
+            local_policy_inference(policy, 0, [1, 2], shown)
+
+
+def test_an_agent_twice_in_a_list_is_answered_in_order_and_ends_count_one_by_one() -> None:
+    diary = Diary()
+    ends = [False, True, False, False]
+    answers = local_policy_inference(diary, "e", ["a", "a", "b", "a"], [1, 2, 3, 4], terminated=ends)
+    assert [fetches["steps"] for _, _, fetches in answers] == [1, 2, 1, 1]
+
+
+def test_a_policy_of_ones_own_is_shown_its_last_action_reward_and_info() -> None:
+    diary = Diary()
+    local_policy_inference(diary, 0, 0, 3, reward=7.0, info={"n": 1})
+    local_policy_inference(diary, 0, 0, 4, reward=0.5)
+    local_policy_inference(diary, 0, 1, 5, reward=2.0)
+    assert diary.seen == [(3, 0, 0.0, {"n": 1}), (4, 3, 0.5, {}), (5, 0, 0.0, {})]
+
+
+def test_two_policies_do_not_share_what_they_remember() -> None:
+    first, second = Diary(), Diary()
+    for _ in range(2):
+        local_policy_inference(first, 0, 0, 1)
+    ((_, _, fetches),) = local_policy_inference(second, 0, 0, 1)
+    assert fetches["steps"] == 1
+
+
+def test_an_observation_outside_the_space_is_refused() -> None:
+    with (
+        algorithm_of("mlp") as algorithm,
+        pytest.raises(ContractError, match="obs: expected float32 of shape"),
+    ):
+        local_policy_inference(algorithm.get_policy(), 0, 0, np.zeros(9, np.float32))

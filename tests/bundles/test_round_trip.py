@@ -1,0 +1,174 @@
+"""A policy that comes back from a disk does what it did before, to the last bit, whatever its kind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import menv
+from menv import Policy
+from menv.algorithms import PPO
+from menv.errors import ConfigError, ContractError
+from menv.policy import Policy as BasePolicy
+from tests.bundles.cases import KINDS, algorithm_of, observations, same
+from tests.house.sources import ROOT
+
+
+def one(path: Path) -> Policy:
+    policy = Policy.from_checkpoint(path)
+    assert isinstance(policy, BasePolicy)
+    return policy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_policy_acts_as_before_to_the_last_bit(kind: str, tmp_path: Path) -> None:
+    with algorithm_of(kind) as algorithm:
+        live = algorithm.get_policy(next(iter(algorithm.get_weights())))
+        algorithm.export_policy_checkpoint(tmp_path / "policy", live.policy_id)  # type: ignore[attr-defined]
+        loaded = one(tmp_path / "policy")
+        assert loaded.observation_space == live.observation_space
+        assert loaded.action_space == live.action_space
+        assert same(loaded.get_weights(), live.get_weights())
+        assert same(loaded.get_initial_state(), live.get_initial_state())
+        chosen = []
+        for rows in (1, 2, 7):
+            states: list[list[Any]] = [[], []]
+            for step, explore in enumerate((True, False, None)):
+                shown = observations(live, rows, seed=10 * rows + step)
+                before = live.compute_actions(shown, states[0], explore=explore)
+                after = loaded.compute_actions(shown, states[1], explore=explore)
+                assert same(list(before[0]), list(after[0]))
+                assert same(before[1:], after[1:])
+                assert all(live.action_space.contains(action) for action in after[0]) or kind == "as it is"
+                states = [before[1], after[1]]
+                chosen += [str(action) for action in after[0]]
+        assert len(set(chosen)) > 1, "the policy tells observations apart"
+
+
+@pytest.mark.parametrize("kind", ["mlp", "continuous", "worth", "lstm"])
+def test_a_loaded_policy_is_exported_again_as_the_same_files(kind: str, tmp_path: Path) -> None:
+    with algorithm_of(kind) as algorithm:
+        algorithm.export_policy_checkpoint(tmp_path / "first")
+    again = one(tmp_path / "first").export_checkpoint(tmp_path / "second")
+    for name in ("weights.safetensors", "acting.onnx", "greedy.onnx", "evaluate.onnx", "golden.safetensors"):
+        assert (tmp_path / "first" / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_weights_can_be_put_into_a_loaded_policy(tmp_path: Path) -> None:
+    with algorithm_of("mlp") as algorithm:
+        algorithm.export_policy_checkpoint(tmp_path / "policy")
+    first, second = one(tmp_path / "policy"), one(tmp_path / "policy")
+    second.set_weights({name: -value for name, value in first.get_weights().items()})
+    shown = observations(first, 40)
+    assert not same(*(list(policy.compute_actions(shown, explore=False)[0]) for policy in (first, second)))
+
+
+def test_a_folder_of_several_policies_gives_all_or_some_of_them(tmp_path: Path) -> None:
+    policies: dict[str, Any] = {"red": (None, None, None, {}), "blue": (None, None, None, {})}
+    settings = {"multiagent": {"policies": policies, "policy_mapping_fn": lambda agent_id, *_, **__: "red"}}
+    with PPO(env="CartPole-v1", config=settings) as algorithm:
+        for policy_id in policies:
+            algorithm.export_policy_checkpoint(tmp_path / "run" / "policies" / policy_id, policy_id)
+        live = algorithm.get_policy("blue")
+        for folder in (tmp_path / "run", tmp_path / "run" / "policies"):
+            found = Policy.from_checkpoint(folder)
+            assert isinstance(found, dict)
+            assert sorted(found) == ["blue", "red"]
+            assert same(found["blue"].get_weights(), live.get_weights())
+    some = Policy.from_checkpoint(tmp_path / "run", policy_ids=["red"])
+    assert isinstance(some, dict)
+    assert list(some) == ["red"]
+    assert isinstance(
+        Policy.from_checkpoint(str(tmp_path / "run" / "policies" / "red"), ["blue"]), BasePolicy
+    )
+    with pytest.raises(ConfigError, match=r"\['green'\] are not in it, expected some of \['blue', 'red'\]"):
+        Policy.from_checkpoint(tmp_path / "run", policy_ids=["red", "green"])
+    alone = Policy.from_checkpoint(tmp_path / "run", "blue")
+    assert isinstance(alone, dict)
+    assert list(alone) == ["blue"]
+    with pytest.raises(ConfigError, match="holds no policy"):
+        Policy.from_checkpoint(tmp_path)
+
+
+def test_act_returns_an_action_and_the_state_after_it_where_there_is_one(tmp_path: Path) -> None:
+    with algorithm_of("lstm") as algorithm:
+        algorithm.export_policy_checkpoint(tmp_path / "policy")
+        live = algorithm.get_policy()
+        loaded = one(tmp_path / "policy")
+        states = [live.get_initial_state(), loaded.get_initial_state()]
+        for obs in observations(live, 5):
+            batches = [part[None] for part in states[0]]
+            actions, after, _ = live.compute_actions([obs], batches, explore=False)
+            answers = [
+                policy.act(obs, state=state) for policy, state in zip((live, loaded), states, strict=True)
+            ]
+            assert same(*answers)
+            assert same(answers[0], (actions[0], [part[0] for part in after]))
+            states = [answer[1] for answer in answers]
+        with pytest.raises(
+            ContractError, match=r"expected one, because the policy has a memory; pass state="
+        ):
+            loaded.act(obs)
+    with algorithm_of("mlp") as algorithm:
+        policy, obs = algorithm.get_policy(), observations(algorithm.get_policy(), 1)[0]
+        assert same(policy.act(obs, state=[]), (policy.act(obs), []))
+
+
+def test_a_process_that_can_import_neither_torch_nor_onnx_nor_ray_loads_and_acts(tmp_path: Path) -> None:
+    with algorithm_of("continuous") as algorithm:
+        algorithm.export_policy_checkpoint(tmp_path / "policy")
+        policy = algorithm.get_policy()
+        shown = observations(policy, 3)
+        wanted = np.array([policy.act(obs) for obs in shown]).tolist()
+    code = f"""
+        import sys
+        for name in ("torch", "onnx", "ray", "onnxscript", "pettingzoo"):
+            sys.modules[name] = None
+        import numpy
+        from menv import Policy
+        policy = Policy.from_checkpoint({str(tmp_path / "policy")!r})
+        shown = numpy.array({np.array(shown).tolist()}, numpy.float32)
+        print([policy.act(obs).tolist() for obs in shown])
+        assert not any(name.startswith("menv.algorithms") for name in sys.modules)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(wanted)
+
+
+def test_a_bundle_never_overwrites_a_folder_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with algorithm_of("mlp") as algorithm:
+        algorithm.export_policy_checkpoint(tmp_path / "policy")
+        before = {path: path.read_bytes() for path in (tmp_path / "policy").iterdir()}
+        with pytest.raises(ConfigError, match=r"policy exists, expected a new folder"):
+            algorithm.export_policy_checkpoint(tmp_path / "policy")
+        (tmp_path / "file").write_text("kept")
+        with pytest.raises(ConfigError, match=r"file exists, expected a new folder"):
+            algorithm.export_policy_checkpoint(tmp_path / "file")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "policy"]
+        assert {path: path.read_bytes() for path in (tmp_path / "policy").iterdir()} == before
+        with pytest.raises(ConfigError, match="Object of type int64 is not JSON serializable"):
+            algorithm.get_policy().export_checkpoint(tmp_path / "other", trained={"env_steps": np.int64(1)})
+        with pytest.raises(ConfigError, match="policy 'nobody' does not exist"):
+            algorithm.export_policy_checkpoint(tmp_path / "other", "nobody")
+
+
+def test_the_manifest_tells_how_the_policy_was_trained_and_what_is_around_the_graphs(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config={"train_batch_size": 64, "num_envs_per_worker": 4}) as algorithm:
+        algorithm.train()
+        folder = algorithm.export_policy_checkpoint(tmp_path / "deep" / "policy")
+    manifest = json.loads((folder / "policy.json").read_text("utf-8"))
+    assert manifest["trained"] == {"algorithm": "PPO", "env_steps": 64, "iterations": 1}
+    assert manifest["policy_id"] == "default_policy"
+    assert manifest["agent_connectors"] == [["ObsPreprocessor", {}]]
+    assert manifest["action_connectors"] == [["NormalizeActions", {}]]
+    assert manifest["written_with"]["menv"] == menv.__version__
