@@ -21,15 +21,15 @@ from menv.errors import ConfigError
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 
-# Tickets that a place has on average after a deal, at least. Of the draws then count 4 in 5 at least.
-_TICKETS_EACH = 4
+# Tickets that a place has on average after a deal, at least. Of the draws then count 3 in 4 at least.
+_TICKETS_EACH = 3
 # Room for tickets to be appended: one for so many that were dealt, and a few more.
 _DEALT_BY_SPARE, _FEW = 4, 1024
 _COUNT_BY_BLANKS = 64
 # So many draws make up for a batch of which too few count. If then less than this part counts, all are dealt anew.
-_MORE, _LEAST_COUNTING = 1024, 0.75
-# The largest factor whose product with any number is below it.
-_BELOW = 1.0 - 2.0**-52
+_MORE, _LEAST_COUNTING = 1024, 2 / 3
+# A factor that keeps points below the end, whatever becomes of them by rounding.
+_BELOW = 1.0 - 2.0**-50
 # As an array numpy gets at it in half the time.
 _ZERO = np.array(0.0)
 
@@ -117,12 +117,15 @@ class Raffle:
         Raises:
             ConfigError: All priorities are 0.
         """
-        if self._spread.draws != count or self._spread.span != self._span:
-            self._spread = _spread(count, self._span)
-        points = rng.random(len(self._spread.starts))
-        points += self._spread.starts
-        points *= self._spread.widths
+        spread = self._spread
+        if spread.draws != count or spread.span != self._span:
+            spread = self._spread = _spread(count, self._span)
+        points = rng.random(len(spread.starts))
+        points += spread.starts
+        points *= spread.widths
         places, priorities = self.drawn(points, count)
+        if len(places) == count:
+            return places, priorities
         while len(places) < count:
             more, theirs = self.drawn(rng.random(_MORE) * (self._span * _BELOW), _MORE)
             if len(more) < _LEAST_COUNTING * _MORE:
@@ -148,8 +151,9 @@ class Raffle:
         numbers = points.astype(np.int64)
         rest = points - numbers
         places = self._tickets[numbers].astype(np.int64)
-        priorities, worth = self._held.take(places, axis=0).T
-        rest *= worth
+        held = self._held.take(places, axis=0).T
+        priorities = held[0]
+        rest *= held[1]
         counting = (rest < priorities).nonzero()[0][:most]
         return places[counting], priorities[counting]
 
@@ -200,8 +204,10 @@ class Raffle:
         dealt = np.repeat(np.arange(self._end, dtype=np.int32), numbers.astype(np.int64))
         self._count, self._span = len(dealt), 0
         room = self._count + self._count // _DEALT_BY_SPARE + _FEW
-        self._tickets = np.full(room, self.capacity, np.int32)
+        if not room <= len(self._tickets) <= 2 * room:
+            self._tickets = np.empty(room, np.int32)
         self._tickets[: self._count] = dealt
+        self._tickets[self._count :] = self.capacity
         self._widen()
 
 
@@ -216,7 +222,7 @@ class _Spread(NamedTuple):
 
 def _spread(count: int, span: int) -> _Spread:
     """Return equal parts for `count` draws, and after them, for draws instead of others, the whole each."""
-    instead = count // 3 + 8
+    instead = count // 2 + 8
     starts = np.concatenate((np.arange(count, dtype=np.float64), np.zeros(instead)))
     parts = np.concatenate((np.full(count, 1.0 / count), np.ones(instead)))
     return _Spread(count, span, starts, parts * (span * _BELOW))
