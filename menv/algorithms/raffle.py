@@ -93,7 +93,8 @@ class Raffle:
                 "errors that are no numbers, as of a learning rate that is too high"
             )
         self._priorities[places] = priorities
-        self._end = max(self._end, last + 1)
+        if last >= self._end:
+            self._end = last + 1
         lacking = priorities - self._worth[places]
         lacking /= self._unit
         np.maximum(np.ceil(lacking, out=lacking), _ZERO, out=lacking)
@@ -179,16 +180,16 @@ class Raffle:
 
     def _append(self, tickets: Places) -> None:
         """Add tickets, [N] places, for which there is room."""
-        end = self._count + len(tickets)
-        self._tickets[self._count : end] = tickets
+        begin, end = self._count, self._count + len(tickets)
+        self._tickets[begin:end] = tickets
         np.add.at(self._worth, tickets, self._unit)
         self._count = end
-        self._widen()
+        if end > self._span:
+            self._widen()
 
     def _widen(self) -> None:
-        """Draw from all tickets that were given away, in steps, so that what depends on it seldom changes."""
-        if self._count > self._span:
-            self._span = min(len(self._tickets), self._count + self._count // _COUNT_BY_BLANKS + 1)
+        """Draw from all tickets that were given away, and some blanks, so that what depends on it seldom changes."""
+        self._span = min(len(self._tickets), self._count + self._count // _COUNT_BY_BLANKS + 1)
 
     def _set_worth_of_one(self, worth: float) -> None:
         self._worth_of_one, self._unit = worth, np.array(worth)
@@ -202,7 +203,7 @@ class Raffle:
         numbers = np.ceil(priorities / self._unit)
         self._worth[: self._end] = numbers * self._unit
         dealt = np.repeat(np.arange(self._end, dtype=np.int32), numbers.astype(np.int64))
-        self._count, self._span = len(dealt), 0
+        self._count = len(dealt)
         room = self._count + self._count // _DEALT_BY_SPARE + _FEW
         if not room <= len(self._tickets) <= 2 * room:
             self._tickets = np.empty(room, np.int32)
