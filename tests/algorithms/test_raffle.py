@@ -27,11 +27,10 @@ def hits(raffle: Raffle) -> npt.NDArray[np.int64]:
 
 
 def assert_chances(raffle: Raffle, priorities: Floats) -> None:
-    found = hits(raffle)
-    # Each ticket may be wrong by one point.
-    tickets = np.bincount(raffle.state()["tickets"], minlength=raffle.capacity)
-    wanted = found.sum() * priorities / priorities.sum()
-    assert (np.abs(found - wanted) <= tickets + 0.01 * wanted).all()
+    found, state = hits(raffle), raffle.state()
+    # One factor for all places; each ticket may be wrong by one point.
+    wanted = priorities * POINTS_EACH / state["raffle"][0]
+    assert (np.abs(found - wanted) <= np.bincount(state["tickets"], minlength=raffle.capacity)).all()
     assert not found[priorities == 0.0].any()
 
 
@@ -109,7 +108,7 @@ def test_tickets_stay_few_however_often_priorities_change() -> None:
     for number in range(600):
         raffle.update(rng.integers(0, 2_000, 200), rng.random(200) ** 4 * 1.1 ** (number % 100))
         raffle.sample(100, rng)
-        assert len(raffle.state()["tickets"]) <= raffle.span <= 24_000
+        assert len(raffle.state()["tickets"]) <= raffle.span <= 22_000
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 511, 100_000])
