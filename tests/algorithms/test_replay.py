@@ -65,9 +65,9 @@ def test_chances_and_weights_are_those_of_the_paper() -> None:
     buffer = ReplayBuffer(8, prioritized=True, alpha=0.5, beta=0.5, eps=1e-9)
     buffer.add(rows(0, 3))
     buffer.update_priorities(np.arange(3), np.array([-1.0, 4.0, 9.0], np.float32))
-    sample = buffer.sample(6_000, np.random.default_rng(0))
+    sample = buffer.sample(600_000, np.random.default_rng(0))
     # Roots 1, 2 and 3: chances 1/6, 1/3 and 1/2, and weights (3 * chance)**-0.5 by the largest of them.
-    np.testing.assert_allclose(np.bincount(sample.indices) / 6_000, [1 / 6, 1 / 3, 1 / 2], atol=0.001)
+    np.testing.assert_allclose(np.bincount(sample.indices) / 600_000, [1 / 6, 1 / 3, 1 / 2], atol=0.001)
     np.testing.assert_allclose(sample.weights, np.array([1.0, 2.0, 3.0])[sample.indices] ** -0.5, rtol=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_new_rows_have_the_highest_priority_seen_so_far() -> None:
     buffer.update_priorities(np.arange(2), np.array([0.5, 4.0]))
     buffer.update_priorities(np.array([1]), np.array([0.5]))
     buffer.add(rows(2, 1))
-    drawn = np.bincount(buffer.sample(5_000, np.random.default_rng(0)).indices) / 5_000
+    drawn = np.bincount(buffer.sample(500_000, np.random.default_rng(0)).indices) / 500_000
     np.testing.assert_allclose(drawn, [0.1, 0.1, 0.8], atol=0.001)
 
 
@@ -86,15 +86,19 @@ def test_a_row_that_replaces_another_does_not_inherit_its_priority() -> None:
     buffer.add(rows(0, 2))
     buffer.update_priorities(np.arange(2), np.array([0.0, 1.0]))
     buffer.add(rows(2, 1))
-    drawn = np.bincount(buffer.sample(1_000, np.random.default_rng(0)).indices)
-    np.testing.assert_allclose(drawn, [500, 500], atol=1)
+    drawn = np.bincount(buffer.sample(500_000, np.random.default_rng(0)).indices) / 500_000
+    np.testing.assert_allclose(drawn, [0.5, 0.5], atol=0.001)
 
 
 def test_a_batch_by_priority_is_spread_over_the_whole() -> None:
-    buffer = ReplayBuffer(100, prioritized=True)
-    buffer.add(rows(0, 100))
-    indices = buffer.sample(100, np.random.default_rng(0)).indices
-    assert sorted(indices.tolist()) == list(range(100))
+    buffer = ReplayBuffer(1_000, prioritized=True)
+    buffer.add(rows(0, 1_000))
+    rng = np.random.default_rng(0)
+    for errors in (np.ones(1_000), rng.random(1_000) + 0.2):
+        buffer.update_priorities(np.arange(1_000), errors)
+        below = [(buffer.sample(100, rng).indices < 500).sum() for _ in range(200)]
+        # Independent draws would have a variance of 25.
+        assert np.var(below) < 15
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
