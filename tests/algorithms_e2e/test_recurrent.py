@@ -116,7 +116,7 @@ def test_a_recurrent_policy_is_never_asked_without_its_state() -> None:
         # Nothing to remember would make every row the first of a life.
         with pytest.raises(ContractError, match="no state for the recurrent policy"):
             algorithm.compute_single_action(0, state=[])
-        with pytest.raises(ContractError, match=r"act cannot keep the state.*compute_actions"):
+        with pytest.raises(ContractError, match=r"act was given no state.*get_initial_state"):
             algorithm.get_policy().act(0)
         with pytest.raises(ContractError, match=r"shapes \[\(1, 3\)\], expected \[\(1, 16\), \(1, 16\)\]"):
             algorithm.compute_single_action(0, state=[np.zeros(3)])
