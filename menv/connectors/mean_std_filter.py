@@ -190,7 +190,7 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         """
         if ObsPreprocessor(space).dtype == np.uint8:
             raise ConfigError(
-                f"{self.name}: observations are images of bytes, expected numbers; leave observation_filter out, images "
+                f"{self.name}: observations are images of bytes, expected numbers; leave the filter out, images "
                 "are scaled to [0, 1] in the network"
             )
         return space, width

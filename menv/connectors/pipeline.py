@@ -47,7 +47,9 @@ class Pipeline(Connector, Generic[C]):
     @property
     def version(self) -> int:
         """Grows with each change, in pipelines that are in it too."""
-        return self._changes + sum([inner.version for inner in self.connectors if isinstance(inner, Pipeline)])
+        return self._changes + sum(
+            [inner.version for inner in self.connectors if isinstance(inner, Pipeline)]
+        )
 
     def prepend(self, connector: C) -> None:
         """Put a connector before all others."""

@@ -159,6 +159,27 @@ class ConnectorPath:
         mask = None if done.mask is None else done.mask[0]
         return end._replace(obs=Final(done.obs[0], mask), reward=float(done.rewards[0]))
 
+    def finals(self, finals: Sequence[Any], policies: Column) -> tuple[Column, Mask | None]:
+        """Return last observations as rows and masks; some have been connected when they came.
+
+        Args:
+            finals: N observations, or `Final`.
+            policies: [N] policy indices.
+        """
+        late = np.array([not isinstance(final, Final) for final in finals], np.bool_)
+        places = np.flatnonzero(late)
+        rows: list[Any] = list(finals)
+        if len(places):
+            which = policies[places]
+            try:
+                done = self.rows(which, [finals[place] for place in places.tolist()], final=True)
+            except OutsideSpaceError as error:
+                raise OutsideSpaceError(int(places[error.row]), error.why) from error
+            for index, place in enumerate(places.tolist()):
+                rows[place] = Final(done.obs[index], None if done.mask is None else done.mask[index])
+        masked = bool(rows) and rows[0].mask is not None
+        return np.stack([row.row for row in rows]), np.stack([row.mask for row in rows]) if masked else None
+
     def begin(self, slot: int, index: int) -> None:
         """Begin a life on a slot."""
         self._agent[index].begin(slot)
@@ -251,14 +272,17 @@ class ConnectorPath:
         obs = rows.array()
         if obs.shape[1] != self._width:
             raise OutsideSpaceError(
-                0, f"obs: expected {self._width} numbers for the network after the agent connectors, got {obs.shape[1]}"
+                0,
+                f"obs: expected {self._width} numbers for the network after the agent connectors, got {obs.shape[1]}",
             )
         return Connected(obs, rows.mask, rows.rewards)
 
 
 def looks(connector: AgentConnector) -> bool:
     """Return whether a connector of a user's wants to see what policies answer."""
-    return not connector.takes_rows and type(connector).on_policy_output is not AgentConnector.on_policy_output
+    return (
+        not connector.takes_rows and type(connector).on_policy_output is not AgentConnector.on_policy_output
+    )
 
 
 def refuse_unknown_lives(policy_id: str, path: ConnectorPath) -> None:

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 
 from menv import draws
+from menv.connectors.default_pipelines import action_plan
+from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
+from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ContractError
 from menv.loop.cohort import NetCohort
+from menv.loop.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.policy import Policy
 from menv.spaces import OutsideSpaceError
 
@@ -29,8 +33,21 @@ class NetPolicy(Policy):
         self.policy_id = cohort.policy_ids[index]
         self._cohort = cohort
         self._index = index
+        self._built = action_plan(self._own.action)
+        self._version = -1
+        self._path: ConnectorPath | None = None
         self._key = draws.key(seed, draws.stable_hash(self.policy_id))
         self._calls = 0
+
+    @property
+    def agent_connectors(self) -> AgentConnectorPipeline:
+        """What observations go through on their way to the network, wherever this policy acts."""
+        return self._own.agent
+
+    @property
+    def action_connectors(self) -> ActionConnectorPipeline:
+        """What actions go through on their way to the environment, wherever this policy acts."""
+        return self._own.action
 
     def compute_actions(
         self,
@@ -54,7 +71,7 @@ class NetPolicy(Policy):
         decision = backend.decide(obs, mask, noise, self._index, state)
         logp = backend.evaluate(self._index, obs, mask, decision.actions, state).logp
         states = [] if decision.state is None else self._parts(decision.state)
-        return self._cohort.output(decision.actions), states, {"action_logp": logp}
+        return self._answers(decision.actions, obs, mask), states, {"action_logp": logp}
 
     def act(self, obs: Any, *, explore: bool = False) -> Any:
         """Return the action for one observation, the most likely one unless `explore`.
@@ -69,7 +86,8 @@ class NetPolicy(Policy):
             )
         rows, mask = self._rows([obs])
         noise = self._noise(1) if explore else None
-        return self._cohort.output(self._cohort.backend.decide(rows, mask, noise, self._index).actions)[0]
+        actions = self._cohort.backend.decide(rows, mask, noise, self._index).actions
+        return self._answers(actions, rows, mask)[0]
 
     def get_initial_state(self) -> list[Any]:
         """Return the parts of the recurrent state that a life begins with, [H] each; [] without one."""
@@ -86,7 +104,11 @@ class NetPolicy(Policy):
     def _rows(self, obs_batch: Sequence[Any]) -> tuple[Any, Any]:
         """Return the network's rows and masks for R observations."""
         assert self._cohort.preprocess is not None
+        path = self._connected()
         try:
+            if path is not None:
+                refuse_unknown_lives(self.policy_id, path)
+                return path.rows(0, obs_batch)[:2]
             obs, mask = self._cohort.preprocess(obs_batch)
         except OutsideSpaceError as error:
             raise self._outside(error.row, len(obs_batch), error.why) from error
@@ -94,6 +116,26 @@ class NetPolicy(Policy):
         if bad is not None:
             raise self._outside(bad[0], len(obs), bad[1])
         return obs, mask
+
+    @property
+    def _own(self) -> PolicyConnectors:
+        """The pipelines."""
+        return self._cohort.connectors[self._index]
+
+    def _connected(self) -> ConnectorPath | None:
+        """Return the way through the pipelines as they are now; None if they are plain."""
+        own = self._own
+        if own.version != self._version:
+            self._version, self._path = own.version, None
+            if not plain(own, self._built):
+                space, width = self._cohort.action_space, self._cohort.row_width
+                self._path = ConnectorPath([own], space, width, learning=False)
+        return self._path
+
+    def _answers(self, actions: Any, obs: Any, mask: Any) -> Any:
+        """Return env-ready actions."""
+        path = self._connected()
+        return self._cohort.output(actions) if path is None else path.answers(0, actions, obs, mask, None)
 
     def _state(self, state_batches: Sequence[Any] | None, rows: int) -> Any:
         """Return the [R, S] state of a recurrent policy, zeros if none is given; None of any other."""
