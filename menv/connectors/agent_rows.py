@@ -63,6 +63,7 @@ class AgentRows:
         terminated: Whether these are last observations of terminated lives.
         truncated: Whether they are of truncated ones.
         learning: Whether statistics may take these rows in.
+        over: [R] True where a row is a last observation that came among others, not to be taken in; None if none is.
     """
 
     obs: Any
@@ -74,6 +75,7 @@ class AgentRows:
     terminated: bool = False
     truncated: bool = False
     learning: bool = False
+    over: Column | None = None
 
     @property
     def final(self) -> bool:
@@ -137,8 +139,13 @@ class AgentRows:
                 f"{connector}: returned {len(given)} agents for {len(self.obs)}, expected the same agents in the same "
                 f"order, each with data[{SampleBatch.NEXT_OBS!r}]; return everything that came in, changed"
             )
-        self.obs = [columns[SampleBatch.NEXT_OBS] for columns in data]
+        self.obs = [single(columns[SampleBatch.NEXT_OBS]) for columns in data]
         if self.rewards is not None:
             self.rewards = np.array([columns.get(SampleBatch.REWARDS, 0.0) for columns in data], np.float64)
         if self.mask is not None:
             self.mask = np.array([columns[MASK] for columns in data], np.bool_)
+
+
+def single(obs: Any) -> Any:
+    """Return an array of float64 as float32: arithmetic on observations makes such arrays, and networks take none."""
+    return obs.astype(np.float32) if isinstance(obs, np.ndarray) and obs.dtype == np.float64 else obs

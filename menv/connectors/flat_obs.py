@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from menv.connectors.agent_connector import AgentConnector, columns_of
-from menv.connectors.agent_rows import MASK, AgentConnectorDataType, AgentRows
+from menv.connectors.agent_rows import MASK, AgentConnectorDataType, AgentRows, single
 from menv.connectors.connector_registry import register_connector
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.stateless import Stateless
@@ -47,7 +47,7 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
         final = bool(data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS))
         for key in _OBS:
             if data.get(key) is not None:
-                rows, mask = self._checked([data[key]], final)
+                rows, mask = self._checked([single(data[key])], final)
                 data[key] = rows[0]
                 if mask is not None:
                     data[MASK] = mask[0]

@@ -161,7 +161,8 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
             applied.shift = obs[0].astype(np.float32)
         apart = obs - applied.shift
         if counts:
-            squares = np.add.reduce(apart * apart, 0, np.float64)
+            taken = apart if rows.over is None else apart[~rows.over]
+            squares = np.add.reduce(taken * taken, 0, np.float64)
             if not math.isfinite(np.add.reduce(squares)):
                 row = int(np.argmin(np.isfinite(obs).all(1)))
                 if not applied.running.count:
@@ -169,9 +170,9 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
                 raise OutsideSpaceError(
                     row, "obs: expected finite numbers for the filter of means; bound them"
                 )
-            applied.total += np.add.reduce(apart, 0, np.float64)
+            applied.total += np.add.reduce(taken, 0, np.float64)
             applied.squares += squares
-            applied.waiting += len(obs)
+            applied.waiting += len(taken)
             if applied.waiting >= applied.running.count:
                 applied.settle()
                 apart = obs - applied.shift

@@ -21,10 +21,11 @@ from menv.acting.backend import ActingBackend
 from menv.base_env import End, EnvId, Ready
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector_context import ConnectorContext
-from menv.connectors.default_pipelines import action_plan
+from menv.connectors.default_pipelines import ActionPlan, action_plan
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ContractError
+from menv.frame import Frame
 from menv.frame_ledger import FrameLedger, NewIds
 from menv.ledger import Ledger, Prepared, Rows
 from menv.loop.connector_path import ConnectorPath, plain
@@ -196,7 +197,12 @@ class Cohort(ABC):
 
 
 class NetCohort(Cohort):
-    """Policies of one network architecture, run by an acting back-end."""
+    """Policies of one network architecture, run by an acting back-end.
+
+    Attributes:
+        connectors: The pipelines of each policy.
+        built: What `output` does of the action connectors.
+    """
 
     def __init__(
         self,
@@ -208,7 +214,7 @@ class NetCohort(Cohort):
         state_sizes: tuple[int, ...] = (),
         connectors: list[PolicyConnectors] | None = None,
         *,
-        evaluates: bool = False,
+        original: NetCohort | None = None,
     ) -> None:
         """Put a preprocessor before and `output` behind `backend`.
 
@@ -220,27 +226,27 @@ class NetCohort(Cohort):
             output: What the action connectors that they begin with do.
             state_sizes: Numbers in each part of their recurrent state.
             connectors: The pipelines of each policy; None for those of default settings.
-            evaluates: Whether these are others' connectors, to be copied and not to be changed.
+            original: Whose connectors these are: they are copied for evaluation, and followed when they change.
         """
         head = backend.head
         told = head.inputs if head.told else 0
         if connectors is None:
             ctx = ConnectorContext(observation_space=observation_space, action_space=action_space)
             connectors = [PolicyConnectors.plain(ctx) for _ in policy_ids]
-        _, width = connectors[0].agent.space(observation_space, 0)
+        width = original.row_width if original else connectors[0].agent.space(observation_space, 0)[1]
         super().__init__(
             policy_ids, observation_space, head.action_shape, head.action_dtype, told, state_sizes, width
         )
-        self.connectors = connectors
-        self._seats: Sequence[tuple[Any, Any]] = ()
-        self._evaluates = evaluates
-        self._built = action_plan(connectors[0].action)
-        self._versions: list[int] = []
-        self.connect()
         self.action_space = action_space
         self.backend = backend
         self.output = output
         self.noise = Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width)
+        self.connectors = connectors
+        self._seats: Sequence[tuple[Any, Any]] = ()
+        self._evaluates = original is not None
+        self.built: ActionPlan = original.built if original else action_plan(connectors[0].action)
+        self._versions: list[int] = []
+        self.connect()
 
     @property
     def row_width(self) -> int:
@@ -260,10 +266,11 @@ class NetCohort(Cohort):
         done = path.rows(block.which, obs, rewards, slots=slots, seats=ready.seats, infos=infos)
         return self.ledger.add(slots, done.obs, done.mask, done.rewards)
 
-    def frame_rows(self, policy: int, obs: Any) -> tuple[Column, Column | None]:
+    def frame_rows(self, policy: int, frame: Frame) -> tuple[Column, Column | None]:
         """Return a frame as rows and masks; no connector cares whose they are."""
+        obs = frame.obs
         if self.path is not None:
-            return self.path.rows(policy, obs)[:2]
+            return self.path.rows(policy, obs, over=frame.done if frame.finals is None else None)[:2]
         assert self.preprocess is not None
         return self.preprocess(obs)
 
@@ -276,7 +283,7 @@ class NetCohort(Cohort):
         if versions == self._versions:
             return
         self._versions = versions
-        if self.path is None and all(plain(own, self._built) for own in self.connectors):
+        if self.path is None and all(plain(own, self.built) for own in self.connectors):
             return
         mine = [own.for_evaluation() for own in self.connectors] if self._evaluates else self.connectors
         self.path = ConnectorPath(mine, self.action_space, self.row_width, learning=not self._evaluates)
@@ -301,7 +308,7 @@ class NetCohort(Cohort):
             self.output,
             self.state_sizes,
             self.connectors,
-            evaluates=True,
+            original=self,
         )
 
     def answer(

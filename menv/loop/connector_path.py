@@ -110,6 +110,7 @@ class ConnectorPath:
         seats: Seats | None = None,
         infos: Sequence[Mapping[str, Any]] | None = None,
         final: bool = False,
+        over: Column | None = None,
     ) -> Connected:
         """Return R observations as rows.
 
@@ -121,6 +122,7 @@ class ConnectorPath:
             seats: By slot.
             infos: R info dicts or None.
             final: Whether these are last observations, which change nothing.
+            over: [R] True where one is among others; of a single policy's rows.
 
         Raises:
             OutsideSpaceError: A connector or the network cannot take an observation.
@@ -128,7 +130,7 @@ class ConnectorPath:
         """
         groups = self._split(which)
         if len(groups) == 1:
-            return self._through(groups[0][0], obs, rewards, slots, seats, infos, final)
+            return self._through(groups[0][0], obs, rewards, slots, seats, infos, final, over)
         whole: Connected | None = None
         for index, places in groups:
             assert places is not None
@@ -260,9 +262,12 @@ class ConnectorPath:
         seats: Seats | None,
         infos: Any,
         final: bool,
+        over: Column | None = None,
     ) -> Connected:
         """Send the rows of one policy through its pipeline."""
-        rows = AgentRows(obs, rewards, slots=slots, infos=infos, truncated=final, learning=self._learning)
+        rows = AgentRows(
+            obs, rewards, slots=slots, infos=infos, truncated=final, learning=self._learning, over=over
+        )
         if self._by_agent[index] and seats is not None and slots is not None:
             rows.seats = [seats[slot] for slot in slots.tolist()]
         return self._run(index, rows)

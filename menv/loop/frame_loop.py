@@ -106,7 +106,7 @@ class FrameLoop:
     def _write(self, frame: Frame) -> None:
         """Write a frame down."""
         try:
-            obs, mask = self._cohort.frame_rows(self._policy, frame.obs)
+            obs, mask = self._cohort.frame_rows(self._policy, frame)
         except OutsideSpaceError as error:
             step = int(self._env.env_steps[error.row])
             raise outside(error.row, SINGLE_AGENT, f"env step {step}", error.why) from error

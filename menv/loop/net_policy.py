@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from menv import draws
-from menv.connectors.default_pipelines import action_plan
 from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ContractError
@@ -33,7 +32,6 @@ class NetPolicy(Policy):
         self.policy_id = cohort.policy_ids[index]
         self._cohort = cohort
         self._index = index
-        self._built = action_plan(self._own.action)
         self._version = -1
         self._path: ConnectorPath | None = None
         self._key = draws.key(seed, draws.stable_hash(self.policy_id))
@@ -127,7 +125,7 @@ class NetPolicy(Policy):
         own = self._own
         if own.version != self._version:
             self._version, self._path = own.version, None
-            if not plain(own, self._built):
+            if not plain(own, self._cohort.built):
                 space, width = self._cohort.action_space, self._cohort.row_width
                 self._path = ConnectorPath([own], space, width, learning=False)
         return self._path
