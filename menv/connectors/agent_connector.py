@@ -6,6 +6,7 @@ Users subclass it; `AgentConnectorPipeline` calls it. The built-in ones also wor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -58,11 +59,8 @@ class AgentConnector(Connector):
     @property
     def takes_rows(self) -> bool:
         """Whether `over_rows` is what this class does: not where a subclass has changed one of the other ways."""
-        for kind in type(self).__mro__:
-            found = [way for way in _WAYS if way in vars(kind)]
-            if found:
-                return "over_rows" in found and kind is not AgentConnector
-        return False
+        kind: Any = type(self)
+        return _takes_rows(kind)
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
         """Return the space and the width of rows behind this connector.
@@ -84,6 +82,16 @@ class AgentConnector(Connector):
 
     def on_policy_output(self, output: ActionConnectorDataType) -> None:
         """Look at what the policy answered to an agent, before action connectors change it."""
+
+
+@cache
+def _takes_rows(kind: Any) -> bool:
+    """Return whether the first class of its line that says anything says `over_rows`."""
+    for base in kind.__mro__:
+        found = [way for way in _WAYS if way in vars(base)]
+        if found:
+            return "over_rows" in found and base is not AgentConnector
+    return False
 
 
 def columns_of(connector: Connector, ac_data: AgentConnectorDataType) -> Mapping[str, Any]:

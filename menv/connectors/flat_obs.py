@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,9 +61,11 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
     def _checked(self, obs: Any, final: bool) -> tuple[Any, Any]:
         preprocess = self.preprocess
         rows, mask = preprocess(obs, final)
-        bad = preprocess.why_bad_row(rows)
-        if bad is not None:
-            raise OutsideSpaceError(*bad)
+        # Where nothing is bounded one sum tells whether all are numbers.
+        if not (preprocess.unbounded and math.isfinite(rows.sum())):
+            bad = preprocess.why_bad_row(rows)
+            if bad is not None:
+                raise OutsideSpaceError(*bad)
         return rows, mask
 
     def space(self, space: Any, width: int) -> tuple[Any, int]:

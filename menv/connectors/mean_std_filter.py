@@ -123,6 +123,7 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
             raise ConfigError(f"{self.name}: clip={clip}, expected a positive number or None; choose one")
         self.demean, self.destd = demean, destd
         self.clip = None if clip is None else float(clip)
+        self._limits = np.float32(-(self.clip or 0.0)), np.float32(self.clip or 0.0)
         self._applied = Applied(RunningMean(), RunningMean())
 
     @property
@@ -162,15 +163,18 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         apart = obs - applied.shift
         if counts:
             taken = apart if rows.over is None else apart[~rows.over]
-            squares = np.add.reduce(taken * taken, 0, np.float64)
-            if not math.isfinite(np.add.reduce(squares)):
+            wide = taken.astype(np.float64)
+            # A product with ones is the quickest sum over rows.
+            ones = np.ones(len(wide))
+            squares = ones @ (wide * wide)
+            if not math.isfinite(squares.sum()):
                 row = int(np.argmin(np.isfinite(obs).all(1)))
                 if not applied.running.count:
                     applied.apply()
                 raise OutsideSpaceError(
                     row, "obs: expected finite numbers for the filter of means; bound them"
                 )
-            applied.total += np.add.reduce(taken, 0, np.float64)
+            applied.total += ones @ wide
             applied.squares += squares
             applied.waiting += len(taken)
             if applied.waiting >= applied.running.count:
@@ -180,7 +184,9 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         if self.destd:
             out = out * applied.scale
         if self.clip is not None:
-            out = np.minimum(np.maximum(out, -self.clip), self.clip)
+            least, most = self._limits
+            out = np.maximum(out, least)
+            np.minimum(out, most, out=out)
         rows.obs = out
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:

@@ -58,6 +58,7 @@ class ObsPreprocessor:
         image: Shape of the one Box of three dimensions that the space consists of but for masks, or None.
         dtype: Of rows: float32, or uint8 for an image of bytes.
         mask_width: M, 0 without a mask.
+        unbounded: Whether any finite numbers are good rows.
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
@@ -78,6 +79,7 @@ class ObsPreprocessor:
         self.dtype = np.dtype(np.uint8) if pixels else _ROW
         self._keys = {len(space.spaces)} if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
         low, high = self._bounds = self._flat_bounds()
+        self.unbounded = bool(np.isinf(low).all() and np.isinf(high).all()) if low.dtype == _ROW else False
         self._any_byte = pixels and not low.any() and bool((high == 255).all())
         flat = isinstance(space, gym.spaces.Box) and space.dtype == _ROW and len(space.shape) == 1
         self._row_shape = space.shape if flat else None

@@ -179,6 +179,7 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
     """Agent connectors in a row; itself one."""
 
     kind = AgentConnector
+    _groups: tuple[int, list[tuple[bool, list[AgentConnector]]]] | None = None
 
     def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
         """Return what all connectors together make of the agents' data."""
@@ -188,7 +189,7 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
 
     def over_rows(self, rows: AgentRows) -> None:
         """Transform a whole batch; only a user's own connectors see agent by agent."""
-        for takes_rows, group in groupby(self.connectors, lambda connector: connector.takes_rows):
+        for takes_rows, group in self._grouped():
             if takes_rows:
                 for connector in group:
                     connector.over_rows(rows)
@@ -197,6 +198,13 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
             for connector in group:
                 agents = connector(agents)
                 rows.take(agents, connector.name)
+
+    def _grouped(self) -> list[tuple[bool, list[AgentConnector]]]:
+        """Return neighbours that are called in the same way; found out once for each change."""
+        if self._groups is None or self._groups[0] != self._changes:
+            grouped = groupby(self.connectors, lambda connector: connector.takes_rows)
+            self._groups = self._changes, [(takes_rows, list(group)) for takes_rows, group in grouped]
+        return self._groups[1]
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
         """Return the space and the width of rows behind all of them."""
