@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 
 from menv import draws
+from menv.connectors.action_data import PolicyOutput
+from menv.connectors.agent_rows import AgentConnectorDataType
 from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ContractError
+from menv.loop.agent_answers import Shown, answered, as_it_is
 from menv.loop.cohort import NetCohort
 from menv.loop.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.policy import Policy
@@ -86,6 +89,32 @@ class NetPolicy(Policy):
         noise = self._noise(1) if explore else None
         actions = self._cohort.backend.decide(rows, mask, noise, self._index).actions
         return self._answers(actions, rows, mask)[0]
+
+    def answer_agents(
+        self, agents: Sequence[AgentConnectorDataType], explore: bool | None = None
+    ) -> list[PolicyOutput]:
+        """Return `(action, states, fetches)` for each of N agents; connectors remember them from call to call.
+
+        Recurrent states and stacked frames are kept by env and agent; a life ends with data in which `terminateds`
+        or `truncateds` is true, or with `agent_connectors.reset(env_id)`. No statistics grow.
+
+        Args:
+            agents: Each with `data[SampleBatch.NEXT_OBS]`, and what else its connectors read.
+            explore: False takes the most likely actions.
+
+        Raises:
+            ContractError: A connector or the network cannot take what it is shown.
+        """
+        cohort, own = self._cohort, self._own
+        with as_it_is(own.agent):
+            connected = own.agent(list(agents))
+        assert cohort.preprocess is not None
+        shown = Shown(connected, cohort.row_width, cohort.preprocess.mask_width, cohort.state_sizes)
+        noise = None if explore is False else self._noise(len(connected))
+        decision = cohort.backend.decide(shown.obs, shown.mask, noise, self._index, shown.state)
+        logp = cohort.backend.evaluate(self._index, shown.obs, shown.mask, decision.actions, shown.state).logp
+        states = [] if decision.state is None else self._parts(decision.state)
+        return answered(connected, shown, decision, states, logp, own, cohort.action_space)
 
     def get_initial_state(self) -> list[Any]:
         """Return the parts of the recurrent state that a life begins with, [H] each; [] without one."""
