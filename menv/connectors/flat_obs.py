@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,8 +60,7 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
     def _checked(self, obs: Any, final: bool) -> tuple[Any, Any]:
         preprocess = self.preprocess
         rows, mask = preprocess(obs, final)
-        # Where nothing is bounded one sum tells whether all are numbers.
-        if not (preprocess.unbounded and math.isfinite(rows.sum())):
+        if not preprocess.plainly_good(rows):
             bad = preprocess.why_bad_row(rows)
             if bad is not None:
                 raise OutsideSpaceError(*bad)

@@ -8,6 +8,7 @@ with whom.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Self
 
 import gymnasium as gym
@@ -165,9 +166,9 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
             taken = apart if rows.over is None else apart[~rows.over]
             wide = taken.astype(np.float64)
             # A product with ones is the quickest sum over rows.
-            ones = np.ones(len(wide))
+            ones = _ones(len(wide))
             squares = ones @ (wide * wide)
-            if not math.isfinite(squares.sum()):
+            if not math.isfinite(squares @ squares):
                 row = int(np.argmin(np.isfinite(obs).all(1)))
                 if not applied.running.count:
                     applied.apply()
@@ -282,6 +283,11 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         made = cls(ctx, **values)
         made._applied = Applied(*found)
         return made
+
+
+@lru_cache(8)
+def _ones(count: int) -> npt.NDArray[np.float64]:
+    return np.ones(count)
 
 
 register_connector("MeanStdObservationFilterAgentConnector", MeanStdObservationFilterAgentConnector)
