@@ -20,9 +20,13 @@ from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.recipe import Recipe
 from menv.connectors.action_output import ActionOutput
+from menv.connectors.connector_context import ConnectorContext
+from menv.connectors.default_pipelines import action_pipeline, agent_pipeline
 from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ConfigError
-from menv.loop.cohort import Cohort, NetCohort, OwnCohort
+from menv.loop.cohort import Cohort, NetCohort
+from menv.loop.own_cohort import OwnCohort
 from menv.policy import Policy
 from menv.policy_spec import PolicySpec
 
@@ -73,7 +77,9 @@ def build_cohorts(
             weights = [
                 _first_weights(networks[name], name, configs[name], recipes[name], seed) for name in members
             ]
-            nets.append(_net_cohort(members, first, configs[members[0]], networks[members[0]], weights, seed))
+            network = networks[members[0]]
+            connectors = [_connectors(specs[name], configs[name], network) for name in members]
+            nets.append(_net_cohort(members, first, configs[members[0]], network, weights, connectors, seed))
             cohorts.append(nets[-1].cohort)
     return cohorts, nets
 
@@ -82,7 +88,12 @@ def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recip
     """Return the description of a policy's network, once it fits the spaces."""
     preprocessor = ObsPreprocessor(spec.observation_space)
     try:
-        network = recipe.network(preprocessor.size, spec.action_space, config, spec.observation_space)
+        space, width = _connectors(spec, config).agent.space(spec.observation_space, 0)
+        if width != preprocessor.size and getattr(config, "critic_obs", None) is not None:
+            raise ConfigError(
+                "agent_connectors: observations are widened beside critic_obs, expected one or the other; leave one out"
+            )
+        network = recipe.network(width, spec.action_space, config, space)
     except ConfigError as error:
         raise ConfigError(f"policies[{name!r}], {error}") from error
     if preprocessor.mask_width not in (0, network.head.mask_width):
@@ -113,7 +124,13 @@ def _alike(
 
 def _form(spec: PolicySpec, config: AlgorithmConfig | None, network: NetworkSpec | None) -> Any:
     """Return what policies must have in common to act together."""
-    form = config and (config.normalize_actions, config.clip_actions, config.inference)
+    form = config and (
+        config.normalize_actions,
+        config.clip_actions,
+        config.inference,
+        config.observation_filter,
+        list(config.agent_connectors),
+    )
     return spec.observation_space, spec.action_space, network, form
 
 
@@ -147,8 +164,10 @@ def add_to_cohorts(
         if built.form == form:
             built.cohort.backend.add_policy(weights)
             built.cohort.policy_ids.append(name)
+            built.cohort.connectors.append(_connectors(spec, config, network))
             return []
-    nets.append(_net_cohort([name], spec, config, network, [weights], seed))
+    connectors = [_connectors(spec, config, network)]
+    nets.append(_net_cohort([name], spec, config, network, [weights], connectors, seed))
     return [nets[-1].cohort]
 
 
@@ -171,12 +190,35 @@ def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
     return spec.policy_class(spec.observation_space, spec.action_space, spec.config)
 
 
+def _connectors(
+    spec: PolicySpec, config: AlgorithmConfig, network: NetworkSpec | None = None
+) -> PolicyConnectors:
+    """Return the pipelines that a policy begins with; those without a network only tell shapes."""
+    states = [] if network is None else [np.zeros(size, np.float32) for size in network.state_sizes]
+    ctx = ConnectorContext(
+        dict(spec.config or {}),
+        states,
+        spec.observation_space,
+        spec.action_space,
+        is_policy_recurrent=bool(states),
+    )
+    agent = agent_pipeline(
+        ctx,
+        clip_rewards=config.clip_rewards,
+        observation_filter=config.observation_filter,
+        more=config.agent_connectors,
+    )
+    action = action_pipeline(ctx, normalize=config.normalize_actions, clip=config.clip_actions)
+    return PolicyConnectors(agent, action)
+
+
 def _net_cohort(
     members: Sequence[str],
     spec: PolicySpec,
     config: AlgorithmConfig,
     network: NetworkSpec,
     weights: Sequence[Any],
+    connectors: list[PolicyConnectors],
     seed: int,
 ) -> Built:
     """Create the networks of one architecture."""
@@ -184,7 +226,7 @@ def _net_cohort(
     backend, inference = _backend(network, weights, config.inference, seed, preprocessor)
     output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
     cohort = NetCohort(
-        members, spec.observation_space, spec.action_space, backend, output, network.state_sizes
+        members, spec.observation_space, spec.action_space, backend, output, network.state_sizes, connectors
     )
     cohort.graphs = partial(network.graphs, {})
     return Built(cohort, network, inference, _form(spec, config, network))

@@ -20,7 +20,9 @@ from menv.acting.acting_graphs import GraphKind
 from menv.acting.onnx_acting import open_session
 from menv.algorithms.onnx_ends import Ends, dotted
 from menv.connectors.flat_actions import leaves
+from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ConfigError
+from menv.loop.connector_path import plain
 from menv.loop.golden import Golden, difference, make_golden, paths
 from menv.loop.net_policy import NetPolicy
 from menv.policy import Policy
@@ -45,7 +47,8 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
         The path.
 
     Raises:
-        ConfigError: The policy has no acting graph, or ONNX Runtime does not reproduce its actions.
+        ConfigError: The policy has no acting graph, or connectors that no graph expresses, or ONNX Runtime does not
+            reproduce its actions.
     """
     if not isinstance(policy, NetPolicy):
         raise ConfigError(
@@ -58,6 +61,12 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
         raise ConfigError(
             f"{where}: its network (custom_model) is run by torch, expected one with acting graphs; export your module "
             "with torch.onnx.export"
+        )
+    own = networks.connectors[policy.index]
+    if not plain(own, networks.built):
+        raise ConfigError(
+            f"{where}: connectors beyond the usual ones, which no graph expresses: {_listed(own)}, expected the usual "
+            "ones; remove the others from policy.agent_connectors and action_connectors, and do their work outside"
         )
     assert networks.preprocess is not None
     kind: GraphKind = "act" if explore else "greedy"
@@ -77,6 +86,10 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
             f"{where}: {wrong} in ONNX Runtime, expected what the policy answers; report this as a bug"
         )
     return _write(Path(path), model)
+
+
+def _listed(connectors: PolicyConnectors) -> str:
+    return ", ".join(one.name for one in (*connectors.agent.connectors, *connectors.action.connectors))
 
 
 def _model(ends: Ends, inner: ModelProto, policy: NetPolicy, explore: bool) -> bytes:

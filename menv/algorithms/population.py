@@ -20,8 +20,9 @@ from menv.algorithms.recipe import Recipe, recipe_named
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
-from menv.loop.cohort import Cohort, NetCohort, OwnCohort
+from menv.loop.cohort import Cohort, NetCohort
 from menv.loop.net_policy import NetPolicy
+from menv.loop.own_cohort import OwnCohort
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec, check_policy_id
@@ -82,6 +83,7 @@ class Population:
         self.learners = Learners(
             nets, recipes, configs, policy_map, seed, self.policies, callbacks, self._joint_obs
         )
+        self._freeze()
         for name, policy in self.policies.items():
             callbacks.on_create_policy(policy_id=name, policy=policy)
 
@@ -188,6 +190,14 @@ class Population:
 
     def _take(self, policy_map: PolicyMap) -> None:
         self.policy_map = self.learners.policy_map = policy_map
+        self._freeze()
+
+    def _freeze(self) -> None:
+        """Let connectors learn from what policies see that are trained, and from nothing else."""
+        for name, policy in self.policies.items():
+            if isinstance(policy, NetPolicy):
+                pipeline = policy.agent_connectors
+                (pipeline.in_eval if self.policy_map.is_frozen(name) else pipeline.in_training)()
 
     def _recipe_of(self, policy_id: str, spec: PolicySpec) -> Recipe:
         """Return what trains a policy."""

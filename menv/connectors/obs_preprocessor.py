@@ -24,6 +24,7 @@ MASK_KEY = "action_mask"
 
 Rows = npt.NDArray[Any]
 _ROW = np.dtype(np.float32)
+_NEARLY = np.float32(0.999)
 Mask = npt.NDArray[np.bool_]
 
 
@@ -78,6 +79,7 @@ class ObsPreprocessor:
         self.dtype = np.dtype(np.uint8) if pixels else _ROW
         self._keys = {len(space.spaces)} if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
         low, high = self._bounds = self._flat_bounds()
+        self._middle, self._per_half = _halves(low, high)
         self._any_byte = pixels and not low.any() and bool((high == 255).all())
         flat = isinstance(space, gym.spaces.Box) and space.dtype == _ROW and len(space.shape) == 1
         self._row_shape = space.shape if flat else None
@@ -181,6 +183,14 @@ class ObsPreprocessor:
                 low[columns], high[columns] = (bound.reshape(-1) for bound in bounds(leaf.space))
         return low, high
 
+    def plainly_good(self, rows: Rows) -> bool:
+        """Return True where `why_bad_row` need not be asked; it takes half as long, and knows no more than this."""
+        if self.dtype != _ROW:
+            return False
+        with np.errstate(invalid="ignore", over="ignore"):
+            scaled = (rows - self._middle) * self._per_half
+        return bool(scaled.max() < _NEARLY and scaled.min() > -_NEARLY)
+
     def why_bad_row(self, rows: Rows) -> tuple[int, str] | None:
         """Return the first row with a value outside its Box (NaN included) and why, or None."""
         if self._any_byte:
@@ -199,6 +209,17 @@ class ObsPreprocessor:
             if why is not None:
                 return row, why
         return row, "outside its space"
+
+
+def _halves(low: Rows, high: Rows) -> tuple[Rows, Rows]:
+    """Return [F] the middles between bounds, and what scales half the way between them to 1; 0 without bounds."""
+    bounded = np.isfinite(low) & np.isfinite(high)
+    least, most = np.where(bounded, low, 0.0), np.where(bounded, high, 0.0)
+    half = (most.astype(np.float64) - least) / 2
+    per_half = np.divide(1.0, half, out=np.zeros_like(half), where=half > 0)
+    # A bound on one side, or two that are equal, are left to those who look closely.
+    per_half[(np.isfinite(low) != np.isfinite(high)) | (bounded & (half == 0))] = np.nan
+    return (least + half).astype(np.float32), per_half.astype(np.float32)
 
 
 def _width(space: gym.Space[Any]) -> int:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -25,11 +25,16 @@ from menv.acting.backend import ActingBackend, Floats
 from menv.acting.model_scan import refuse_unsafe_model
 from menv.acting.onnx_acting import OnnxActing
 from menv.connectors.action_output import ActionOutput
+from menv.connectors.connector_context import ConnectorContext
+from menv.connectors.default_pipelines import ActionPlan, action_pipeline, action_plan, agent_pipeline
 from menv.connectors.flat_actions import flat_action_space
 from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
+from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ConfigError, UnknownNameError
 from menv.loop import bundle_files
 from menv.loop.bundle_files import ACTING, EVALUATE, GOLDEN, GREEDY, MANIFEST, WEIGHTS
+from menv.loop.connector_path import plain
 from menv.loop.golden import answer, difference, make_golden
 from menv.loop.net_policy import NetPolicy
 from menv.loop.noise import Noise
@@ -39,7 +44,15 @@ from menv.spaces_json import space_from_json, space_to_json
 
 _GRAPHS: dict[GraphKind, str] = {"act": ACTING, "greedy": GREEDY, "evaluate": EVALUATE}
 _MOST_STATES, _MOST_STATE = 64, 1 << 24
+_MOST_NAME = 200
 _PREPROCESSOR, _NORMALIZE, _CLIP = "ObsPreprocessor", "NormalizeActions", "ClipActions"
+_FULL_NAMES = {
+    _PREPROCESSOR: "ObsPreprocessorConnector",
+    _NORMALIZE: "NormalizeActionsConnector",
+    _CLIP: "ClipActionsConnector",
+}
+"""What stands for the usual connectors in a manifest, and their registered names."""
+P = TypeVar("P", AgentConnectorPipeline, ActionConnectorPipeline)
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,14 @@ class StoredNetworks:
     output: ActionOutput
     noise: Noise
     state_sizes: tuple[int, ...]
+    connectors: Sequence[PolicyConnectors]
+    built: ActionPlan
     stored: StoredGraphs
+
+    @property
+    def row_width(self) -> int:
+        """F, the numbers in a row that the networks take."""
+        return self.backend.obs_size
 
     def graphs(self) -> ActingGraphs:
         """Return the graphs as they lay in the folder."""
@@ -192,17 +212,21 @@ class _One:
 def _manifest(policy: NetPolicy, trained: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything about a policy that is no array."""
     networks = policy.networks
+    own = networks.connectors[policy.index]
     assert networks.preprocess is not None
+    usual = plain(own, networks.built)
     return {
         "policy_id": policy.policy_id,
         "observation_space": space_to_json(networks.observation_space),
         "action_space": space_to_json(networks.action_space),
-        "agent_connectors": [[_PREPROCESSOR, {}]],
+        "agent_connectors": [[_PREPROCESSOR, {}]] if usual else own.agent.to_state()[1],
         "action_connectors": [
             [name, {}]
             for name, wanted in ((_NORMALIZE, networks.output.normalize), (_CLIP, networks.output.clip))
             if wanted
-        ],
+        ]
+        if usual
+        else own.action.to_state()[1],
         "head": networks.backend.head.to_json(),
         "mask_width": networks.preprocess.mask_width,
         "state_sizes": list(networks.state_sizes),
@@ -221,16 +245,16 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         )
     observation_space = space_from_json(manifest.get("observation_space"), f"{where}, observation_space")
     action_space = space_from_json(manifest.get("action_space"), f"{where}, action_space")
-    _require(where, "agent_connectors", _names(manifest, "agent_connectors", where) == [_PREPROCESSOR])
-    action_connectors = _names(manifest, "action_connectors", where)
     preprocess = ObsPreprocessor(observation_space)
-    output = ActionOutput(
-        action_space, normalize=_NORMALIZE in action_connectors, clip=_CLIP in action_connectors
-    )
     head, state_sizes = (
         ActionHead.from_json(manifest["head"]),
         _state_sizes(manifest.get("state_sizes"), where),
     )
+    states = [np.zeros(size, np.float32) for size in state_sizes]
+    ctx = ConnectorContext({}, states, observation_space, action_space, is_policy_recurrent=bool(states))
+    connectors = _connectors(manifest, ctx, where)
+    plan = action_plan(connectors.action)
+    output = ActionOutput(action_space, normalize=plan.normalize, clip=plan.clip)
     _require(where, "head", _fits(head, output.space))
     _require(where, "mask_width", manifest["mask_width"] == preprocess.mask_width)
     _require(where, "mask_width", preprocess.mask_width in (0, head.mask_width))
@@ -246,26 +270,56 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         output=output,
         noise=Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width),
         state_sizes=state_sizes,
+        connectors=[connectors],
+        built=plan,
         stored=graphs,
     )
 
 
-def _names(manifest: Mapping[str, Any], kind: str, where: str) -> list[str]:
-    """Return the names of connectors, all of which are known here."""
+def _connectors(manifest: Mapping[str, Any], ctx: ConnectorContext, where: str) -> PolicyConnectors:
+    """Return the pipelines of a policy.
+
+    Raises:
+        ConfigError: One of the connectors is not known here, or its state is none.
+    """
+    listed = {kind: _listed(manifest, kind, where) for kind in ("agent_connectors", "action_connectors")}
+    agent, action = listed["agent_connectors"], listed["action_connectors"]
+    names = [name for name, _ in action]
+    if [name for name, _ in agent] == [_PREPROCESSOR] and set(names) <= {_NORMALIZE, _CLIP}:
+        # The pipelines of a policy whose settings are the usual ones.
+        built = action_pipeline(ctx, normalize=_NORMALIZE in names, clip=_CLIP in names)
+        return PolicyConnectors(agent_pipeline(ctx), built)
+    known = [(_FULL_NAMES.get(name, name), params) for name, params in agent]
+    return PolicyConnectors(
+        _restored(AgentConnectorPipeline, ctx, known, f"{where}: agent_connectors"),
+        _restored(
+            ActionConnectorPipeline,
+            ctx,
+            [(_FULL_NAMES.get(name, name), params) for name, params in action],
+            f"{where}: action_connectors",
+        ),
+    )
+
+
+def _restored(kind: type[P], ctx: ConnectorContext, listed: Sequence[Any], where: str) -> P:
+    """Return a pipeline of connectors that are registered here."""
+    try:
+        return kind.from_state(ctx, listed)
+    except UnknownNameError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _listed(manifest: Mapping[str, Any], kind: str, where: str) -> list[Any]:
+    """Return names and parameters of connectors."""
     listed = manifest.get(kind)
+    right = isinstance(listed, list) and all(isinstance(one, list) and len(one) == 2 for one in listed)
     _require(
         where,
         kind,
-        isinstance(listed, list) and all(isinstance(one, list) and len(one) == 2 for one in listed),
+        right and all(isinstance(name, str) and len(name) <= _MOST_NAME for name, _ in listed or []),
     )
     assert isinstance(listed, list)
-    known = [_PREPROCESSOR] if kind == "agent_connectors" else [_NORMALIZE, _CLIP]
-    for name, _ in listed:
-        if name not in known:
-            raise ConfigError(
-                f"{where}: connector {name!r:.60} in {kind}, expected one of {known}; install what knows it"
-            )
-    return [name for name, _ in listed]
+    return listed
 
 
 def _state_sizes(value: Any, where: str) -> tuple[int, ...]:

@@ -19,19 +19,23 @@ import numpy.typing as npt
 from menv import draws
 from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.backend import ActingBackend
+from menv.base_env import End, EnvId, Ready
 from menv.connectors.action_output import ActionOutput
+from menv.connectors.connector_context import ConnectorContext
+from menv.connectors.default_pipelines import ActionPlan, action_plan
 from menv.connectors.obs_preprocessor import ObsPreprocessor
-from menv.errors import ConfigError, ContractError
+from menv.connectors.policy_connectors import PolicyConnectors
+from menv.errors import ContractError
+from menv.frame import Frame
 from menv.frame_ledger import FrameLedger, NewIds
 from menv.ledger import Ledger, Prepared, Rows
-from menv.loop.life_ledger import Life, LifeLedger, ask, decides_in_compute_actions
+from menv.loop.connector_path import ConnectorPath, plain
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
-from menv.policy import Policy, RowDraws
 from menv.recurrent_ledger import RecurrentLedger
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
-from menv.spaces import OutsideSpaceError, stack
+from menv.spaces import OutsideSpaceError
 from menv.trajectories import Trajectories
 
 Answers: TypeAlias = Sequence[Any] | npt.NDArray[Any]
@@ -65,7 +69,10 @@ class Cohort(ABC):
         policy_ids: Their ids, by index.
         ledger: What they experienced.
         state_sizes: Numbers in each part of their recurrent state, () without one.
+        path: The way through connectors, None where the preprocessor does all that they do.
     """
+
+    path: ConnectorPath | None = None
 
     def __init__(
         self,
@@ -75,13 +82,15 @@ class Cohort(ABC):
         action_dtype: npt.DTypeLike,
         inputs_width: int = 0,
         state_sizes: tuple[int, ...] = (),
+        row_width: int | None = None,
     ) -> None:
-        """Prepare the ledger for rows of these spaces."""
+        """Prepare the ledger for rows of these spaces, `row_width` wide if connectors widen them."""
         self.policy_ids = list(policy_ids)
         self.observation_space = observation_space
         self.preprocess = self._preprocessor(observation_space)
         size, width = (self.preprocess.size, self.preprocess.mask_width) if self.preprocess else (0, 0)
         obs_dtype = self.preprocess.dtype if self.preprocess else np.dtype(np.float32)
+        size = size if row_width is None else row_width
         self._columns = (size, width, action_shape, np.dtype(action_dtype), inputs_width, obs_dtype)
         self.state_sizes = state_sizes
         self.ledger: Ledger = Ledger(*self._columns)
@@ -92,12 +101,39 @@ class Cohort(ABC):
         """Return what turns observations into rows."""
         return ObsPreprocessor(space)
 
-    def write(self, slots: Column, obs: Any, rewards: Column) -> Rows:
+    def start(self, start: tuple[int, int, int, int, int], agent_id: Any) -> None:
+        """Begin a trajectory; see `Ledger.start`."""
+        if self.path is not None:
+            self.path.begin(start[0], start[1])
+        self.ledger.start(start, agent_id)
+
+    def end(self, end: End, policy: int) -> None:
+        """End a trajectory; connectors that must see its last observation now, do."""
+        if self.path is not None:
+            try:
+                end = self.path.final(policy, end)
+            except OutsideSpaceError as error:
+                raise outside(end.env_id, end.agent_id, "final observation", error.why) from error
+        self.ledger.end(end)
+
+    def end_episode(self, env_id: EnvId) -> None:
+        """Tell the connectors that an episode ended."""
+        if self.path is not None:
+            self.path.reset(env_id)
+
+    def write(self, block: Block, obs: Any, rewards: Column, ready: Ready) -> Rows:
         """Write down that agents wait.
+
+        Args:
+            block: Who.
+            obs: R observations.
+            rewards: [R] earned since each agent's previous row.
+            ready: The poll that they came with.
 
         Raises:
             OutsideSpaceError: An observation is outside the space, or a mask allows nothing.
         """
+        slots = block.slots
         if self.preprocess is None:
             return self.ledger.add(slots, np.zeros((len(slots), 0), np.float32), None, rewards)
         rows, mask = self.preprocess(obs)
@@ -135,19 +171,28 @@ class Cohort(ABC):
         Raises:
             ContractError: A value lay outside its Box; named with agent and step.
         """
-        if self.preprocess is not None:
-            bad = self.preprocess.why_bad_row(self.ledger.obs[: self.ledger.rows])
-            if bad is not None:
-                env_index, agent_id, t = self.ledger.locate(bad[0])
-                raise outside(env_index, agent_id, f"agent step {t}", bad[1])
+        self._check_bounds()
         batches = self.ledger.close(self._finals)
+        if self.path is not None:
+            self.path.settle()
         return {self.policy_ids[index]: batch for index, batch in batches.items()}
+
+    def _check_bounds(self) -> None:
+        """Refuse rows outside their space; with connectors that is done when they come."""
+        if self.preprocess is None or self.path is not None:
+            return
+        bad = self.preprocess.why_bad_row(self.ledger.obs[: self.ledger.rows])
+        if bad is not None:
+            env_index, agent_id, t = self.ledger.locate(bad[0])
+            raise outside(env_index, agent_id, f"agent step {t}", bad[1])
 
     def _finals(self, finals: list[Any], owners: Trajectories) -> Prepared:
         """Return the rows and masks of final observations."""
         if self.preprocess is None:
             return np.zeros((len(finals), 0), np.float32), None
         try:
+            if self.path is not None:
+                return self.path.finals(finals, owners.policy)
             rows, masks = self.preprocess(finals, final=True)
         except OutsideSpaceError as error:
             raise _bad_final(owners, error.row, error.why) from error
@@ -162,6 +207,8 @@ class NetCohort(Cohort):
 
     Attributes:
         graphs: Returns what builds their acting graphs, to write them to a disk; None if only torch runs them.
+        connectors: The pipelines of each policy.
+        built: What `output` does of the action connectors.
     """
 
     def __init__(
@@ -172,18 +219,82 @@ class NetCohort(Cohort):
         backend: ActingBackend,
         output: ActionOutput,
         state_sizes: tuple[int, ...] = (),
+        connectors: list[PolicyConnectors] | None = None,
+        *,
+        original: NetCohort | None = None,
     ) -> None:
-        """Put a preprocessor before and `output` behind `backend`."""
+        """Put a preprocessor before and `output` behind `backend`.
+
+        Args:
+            policy_ids: Their ids.
+            observation_space: Of all of them.
+            action_space: Likewise.
+            backend: Runs the networks.
+            output: What the action connectors that they begin with do.
+            state_sizes: Numbers in each part of their recurrent state.
+            connectors: The pipelines of each policy; None for those of default settings.
+            original: Whose connectors these are: they are copied for evaluation, and followed when they change.
+        """
         head = backend.head
         told = head.inputs if head.told else 0
+        if connectors is None:
+            ctx = ConnectorContext(observation_space=observation_space, action_space=action_space)
+            connectors = [PolicyConnectors.plain(ctx) for _ in policy_ids]
+        width = original.row_width if original else connectors[0].agent.space(observation_space, 0)[1]
         super().__init__(
-            policy_ids, observation_space, head.action_shape, head.action_dtype, told, state_sizes
+            policy_ids, observation_space, head.action_shape, head.action_dtype, told, state_sizes, width
         )
         self.action_space = action_space
         self.backend = backend
         self.output = output
         self.graphs: Callable[[], ActingGraphs | None] = lambda: None
         self.noise = Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width)
+        self.connectors = connectors
+        self._seats: Sequence[tuple[Any, Any]] = ()
+        self._evaluates = original is not None
+        self.built: ActionPlan = original.built if original else action_plan(connectors[0].action)
+        self._versions: list[int] = []
+        self.connect()
+
+    @property
+    def row_width(self) -> int:
+        """F, the numbers in a row that the networks take."""
+        return self._columns[0]
+
+    def write(self, block: Block, obs: Any, rewards: Column, ready: Ready) -> Rows:
+        """Write down that agents wait, after the connectors; see `Cohort.write`."""
+        path = self.path
+        if path is None:
+            return super().write(block, obs, rewards, ready)
+        infos = ready.infos
+        if infos is not None and block.places is not None:
+            infos = [infos[place] for place in block.places.tolist()]
+        self._seats = ready.seats
+        slots = block.slots
+        done = path.rows(block.which, obs, rewards, slots=slots, seats=ready.seats, infos=infos)
+        return self.ledger.add(slots, done.obs, done.mask, done.rewards)
+
+    def frame_rows(self, policy: int, frame: Frame) -> tuple[Column, Column | None]:
+        """Return a frame as rows and masks; no connector cares whose they are."""
+        obs = frame.obs
+        if self.path is not None:
+            return self.path.rows(policy, obs, over=frame.done if frame.finals is None else None)[:2]
+        assert self.preprocess is not None
+        return self.preprocess(obs)
+
+    def connect(self) -> None:
+        """Take note of pipelines that were changed; called before each fragment.
+
+        Once one is not plain, what is written is checked row by row, also after it has become plain again.
+        """
+        versions = [own.version for own in self.connectors]
+        if versions == self._versions:
+            return
+        self._versions = versions
+        if self.path is None and all(plain(own, self.built) for own in self.connectors):
+            return
+        mine = [own.for_evaluation() for own in self.connectors] if self._evaluates else self.connectors
+        self.path = ConnectorPath(mine, self.action_space, self.row_width, learning=not self._evaluates)
 
     def take_frames(self, policy: int, num_envs: int, new_ids: NewIds) -> FrameLedger:
         """Write frames down from now on; see `FrameLedger`. There must be no rows yet."""
@@ -204,6 +315,8 @@ class NetCohort(Cohort):
             self.backend,
             self.output,
             self.state_sizes,
+            self.connectors,
+            original=self,
         )
 
     def answer(
@@ -223,98 +336,16 @@ class NetCohort(Cohort):
         else:
             decision = self.backend.decide(obs, mask, noise, block.which)
         ledger.answer(block.rows, decision.actions, decision.dist_inputs)
-        return self.output(decision.actions)
+        if self.path is None:
+            return self.output(decision.actions)
+        return self._connected_answers(block, obs, mask, decision.actions)
 
-
-class OwnCohort(Cohort):
-    """Policies that a user wrote, each asked for its own rows; they get raw observations."""
-
-    def __init__(
-        self,
-        policy_ids: Sequence[str],
-        policies: Sequence[Policy],
-        observation_space: gym.Space[Any],
-        action_space: Any,
-    ) -> None:
-        """Keep the policies, by index."""
-        plain = isinstance(action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete)
-        shape = tuple(action_space.shape) if plain else ()
-        super().__init__(policy_ids, observation_space, shape, action_space.dtype if plain else object)
-        self.policies = list(policies)
-        self.action_space = action_space
-        self._plain = plain
-        self._classic = [decides_in_compute_actions(policy) for policy in policies]
-        if any(self._classic):
-            self.ledger = LifeLedger(*self._columns)
-
-    def twin(self) -> OwnCohort:
-        """Return a cohort of the same policy objects, with a ledger of its own."""
-        return OwnCohort(self.policy_ids, self.policies, self.observation_space, self.action_space)
-
-    def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
-        """Return a preprocessor for the batch's obs column, None where the space cannot be flattened."""
-        try:
-            return ObsPreprocessor(space)
-        except ConfigError:
-            return None
-
-    def answer(
-        self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
-    ) -> Answers:
-        """Ask each policy for its rows; see `Cohort.answer`."""
-        count = len(block.slots)
-        if isinstance(block.which, int):
-            groups = [(block.which, np.arange(count))]
-        else:
-            groups = [(int(index), np.flatnonzero(block.which == index)) for index in np.unique(block.which)]
-        answers: list[Any] = [None] * count
-        keys, steps = table.keys[block.slots], env_steps[block.env_indices]
-        for index, places in groups:
-            row_draws = RowDraws(keys[places], steps[places])
-            shown = [block.raw[place] for place in places.tolist()]
-            whose = [episodes[place] for place in places.tolist()]
-            if self._classic[index]:
-                lives = self._lives(block.slots[places])
-                chosen = ask(
-                    self.policies[index], lives, shown, policy_id=self.policy_ids[index], episodes=whose,
-                    explore=explore, timestep=int(env_steps.sum()),
-                )  # fmt: skip
-            else:
-                chosen = self.policies[index].answer(shown, row_draws, explore, whose)
-            if len(chosen) != len(places):
-                raise ContractError(
-                    f"policy {self.policy_ids[index]!r}: answered {len(chosen)} of {len(places)} observations, "
-                    "expected one action each; return as many actions as observations"
-                )
-            for place, action in zip(places.tolist(), chosen, strict=True):
-                answers[place] = action
-        self.ledger.answer(block.rows, self._as_column(answers, block))
+    def _connected_answers(self, block: Block, obs: Column, mask: Column | None, actions: Column) -> Answers:
+        """Return what the action connectors make of R actions."""
+        assert self.path is not None
+        seats = [self._seats[slot] for slot in block.slots.tolist()] if self.path.acts else None
+        answers: Answers = self.path.answers(block.which, actions, obs, mask, seats)
         return answers
-
-    def _lives(self, slots: Column) -> list[Life]:
-        """Return what is remembered of R lives."""
-        assert isinstance(self.ledger, LifeLedger)
-        return [self.ledger.lives[slot] for slot in slots.tolist()]
-
-    def _as_column(self, answers: list[Any], block: Block) -> Column:
-        """Return the actions as one array.
-
-        Raises:
-            ContractError: A discrete action is outside the space.
-        """
-        if isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-            try:
-                return stack(answers, self.action_space, "action")
-            except OutsideSpaceError as error:
-                index = block.which if isinstance(block.which, int) else int(block.which[error.row])
-                raise ContractError(
-                    f"policy {self.policy_ids[index]!r}: {error.why}; return actions of policy.action_space"
-                ) from error
-        if self._plain:
-            return np.array(answers, self.action_space.dtype)
-        column = np.empty(len(answers), object)
-        column[:] = answers
-        return column
 
 
 def _bad_final(owners: Trajectories, index: int, why: str) -> ContractError:

@@ -120,10 +120,10 @@ class EpisodeBook:
             episode.credit(end.agent_id, float(returns[end.slot]) + end.reward)
             if end.info and MEMBER_REWARDS in end.info:
                 episode.credit_members(end.agent_id, end.info[MEMBER_REWARDS])
-            ledger = cohorts[table.seat(end.slot).cohort].ledger
-            ledger.end(end)
+            seat = table.seat(end.slot)
+            cohorts[seat.cohort].end(end, seat.policy)
             if self._hooks.keeps:
-                ledger.date_end(int(ready.env_steps[table.seat(end.slot).env_index]))
+                cohorts[seat.cohort].ledger.date_end(int(ready.env_steps[seat.env_index]))
         booked = 0
         for finished in ready.episodes:
             if finished.unclaimed > booked:
@@ -133,6 +133,8 @@ class EpisodeBook:
             episode = running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
             del running[finished.env_id], self._maps[finished.env_id]
             episode.length = finished.env_steps
+            for cohort in cohorts:
+                cohort.end_episode(finished.env_id)
             self._hooks.end(episode, finished.env_index)
         self._book(ready.unclaimed[booked:])
 
@@ -154,7 +156,7 @@ class EpisodeBook:
         number, index = self._where[seat[0]]
         key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)
         self._table.sit(slot, number, index, env_index, key)
-        self._cohorts[number].ledger.start((slot, index, episode.episode_id, seat[1], env_index), agent_id)
+        self._cohorts[number].start((slot, index, episode.episode_id, seat[1], env_index), agent_id)
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
         """Begin an episode of a sub-environment."""

@@ -49,6 +49,11 @@ class FrameLoop:
         for index in range(env.num_envs):
             table.sit(index, 0, policy, index, book.agent_key(index, SINGLE_AGENT))
 
+    @property
+    def fits(self) -> bool:
+        """Whether no connector cares whose the rows are."""
+        return self._cohort.path is None or self._cohort.path.whole
+
     def sample(self, env_steps: int, explore: bool) -> int:
         """Take at least so many env steps of all sub-environments together; return how many."""
         env, num_envs = self._env, self._env.num_envs
@@ -94,13 +99,14 @@ class FrameLoop:
         self._since += 1
         decision = cohort.backend.decide(obs, mask, noise, self._policy)
         ledger.answer(rows, decision.actions, decision.dist_inputs)
-        return cohort.output(decision.actions)
+        if cohort.path is None:
+            return cohort.output(decision.actions)
+        return cohort.path.answers(self._policy, decision.actions, obs, mask, None)
 
     def _write(self, frame: Frame) -> None:
         """Write a frame down."""
-        assert self._cohort.preprocess is not None
         try:
-            obs, mask = self._cohort.preprocess(frame.obs)
+            obs, mask = self._cohort.frame_rows(self._policy, frame)
         except OutsideSpaceError as error:
             step = int(self._env.env_steps[error.row])
             raise outside(error.row, SINGLE_AGENT, f"env step {step}", error.why) from error
@@ -115,5 +121,7 @@ def frame_loop(
         return None
     cohort = cohorts[0]
     if not isinstance(cohort, NetCohort) or cohort.state_sizes:
+        return None
+    if cohort.path is not None and not cohort.path.whole:
         return None
     return FrameLoop(env, cohort, cohort.policy_ids.index(only), table, book)

@@ -17,9 +17,16 @@ import numpy as np
 from menv import draws
 from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.backend import ActingBackend
+from menv.connectors.action_data import PolicyOutput
 from menv.connectors.action_output import ActionOutput
+from menv.connectors.agent_rows import AgentConnectorDataType
+from menv.connectors.default_pipelines import ActionPlan
 from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
+from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ContractError
+from menv.loop.agent_answers import Shown, answered, as_it_is
+from menv.loop.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.loop.noise import Noise
 from menv.policy import Policy
 from menv.spaces import OutsideSpaceError
@@ -37,6 +44,7 @@ class Networks(Protocol):
         output: These to actions of the space.
         noise: Draws for rows.
         state_sizes: Numbers in each part of their recurrent state.
+        built: What `output` does of the action connectors.
     """
 
     policy_ids: list[str]
@@ -47,6 +55,15 @@ class Networks(Protocol):
     output: ActionOutput
     noise: Noise
     state_sizes: tuple[int, ...]
+    built: ActionPlan
+
+    @property
+    def connectors(self) -> Sequence[PolicyConnectors]:
+        """The pipelines of each."""
+
+    @property
+    def row_width(self) -> int:
+        """F, the numbers in a row that the networks take."""
 
     def graphs(self) -> ActingGraphs | None:
         """Return what builds their acting graphs, None if only torch runs them."""
@@ -71,8 +88,20 @@ class NetPolicy(Policy):
         self.networks = cohort
         self.index = index
         self.seed = seed
+        self._version = -1
+        self._path: ConnectorPath | None = None
         self._key = draws.key(seed, draws.stable_hash(self.policy_id))
         self._calls = 0
+
+    @property
+    def agent_connectors(self) -> AgentConnectorPipeline:
+        """What observations go through on their way to the network, wherever this policy acts."""
+        return self._own.agent
+
+    @property
+    def action_connectors(self) -> ActionConnectorPipeline:
+        """What actions go through on their way to the environment, wherever this policy acts."""
+        return self._own.action
 
     def compute_actions(
         self,
@@ -96,7 +125,7 @@ class NetPolicy(Policy):
         decision = backend.decide(obs, mask, noise, self.index, state)
         logp = backend.evaluate(self.index, obs, mask, decision.actions, state).logp
         states = [] if decision.state is None else self._parts(decision.state)
-        return self.networks.output(decision.actions), states, {"action_logp": logp}
+        return self._answers(decision.actions, obs, mask), states, {"action_logp": logp}
 
     def act(self, obs: Any, *, state: Sequence[Any] | None = None, explore: bool = False) -> Any:
         """Return the action for one observation, the most likely one unless `explore`; see `Policy.act`.
@@ -112,7 +141,7 @@ class NetPolicy(Policy):
         decision = networks.backend.decide(
             rows, mask, self._noise(1) if explore else None, self.index, before
         )
-        action = networks.output(decision.actions)[0]
+        action = self._answers(decision.actions, rows, mask)[0]
         if state is None:
             return action
         return action, [] if decision.state is None else [part[0] for part in self._parts(decision.state)]
@@ -122,6 +151,32 @@ class NetPolicy(Policy):
         from menv.loop.bundle import write_policy
 
         return write_policy(self, Path(folder), trained or {})
+
+    def answer_agents(
+        self, agents: Sequence[AgentConnectorDataType], explore: bool | None = None
+    ) -> list[PolicyOutput]:
+        """Return `(action, states, fetches)` for each of N agents; connectors remember them from call to call.
+
+        Recurrent states and stacked frames are kept by env and agent; a life ends with data in which `terminateds`
+        or `truncateds` is true, or with `agent_connectors.reset(env_id)`. No statistics grow.
+
+        Args:
+            agents: Each with `data[SampleBatch.NEXT_OBS]`, and what else its connectors read.
+            explore: False takes the most likely actions.
+
+        Raises:
+            ContractError: A connector or the network cannot take what it is shown.
+        """
+        cohort, own = self.networks, self._own
+        with as_it_is(own.agent):
+            connected = own.agent(list(agents))
+        assert cohort.preprocess is not None
+        shown = Shown(connected, cohort.row_width, cohort.preprocess.mask_width, cohort.state_sizes)
+        noise = None if explore is False else self._noise(len(connected))
+        decision = cohort.backend.decide(shown.obs, shown.mask, noise, self.index, shown.state)
+        logp = cohort.backend.evaluate(self.index, shown.obs, shown.mask, decision.actions, shown.state).logp
+        states = [] if decision.state is None else self._parts(decision.state)
+        return answered(connected, shown, decision, states, logp, own, cohort.action_space)
 
     def get_initial_state(self) -> list[Any]:
         """Return the parts of the recurrent state that a life begins with, [H] each; [] without one."""
@@ -137,15 +192,40 @@ class NetPolicy(Policy):
 
     def _rows(self, obs_batch: Sequence[Any]) -> tuple[Any, Any]:
         """Return the network's rows and masks for R observations."""
-        assert self.networks.preprocess is not None
+        networks = self.networks
+        assert networks.preprocess is not None
+        path = self._connected()
         try:
-            obs, mask = self.networks.preprocess(obs_batch)
+            if path is not None:
+                refuse_unknown_lives(self.policy_id, path)
+                return path.rows(0, obs_batch)[:2]
+            obs, mask = networks.preprocess(obs_batch)
         except OutsideSpaceError as error:
             raise self._outside(error.row, len(obs_batch), error.why) from error
-        bad = self.networks.preprocess.why_bad_row(obs)
+        bad = networks.preprocess.why_bad_row(obs)
         if bad is not None:
             raise self._outside(bad[0], len(obs), bad[1])
         return obs, mask
+
+    @property
+    def _own(self) -> PolicyConnectors:
+        """The pipelines."""
+        return self.networks.connectors[self.index]
+
+    def _connected(self) -> ConnectorPath | None:
+        """Return the way through the pipelines as they are now; None if they are plain."""
+        own = self._own
+        if own.version != self._version:
+            self._version, self._path = own.version, None
+            if not plain(own, self.networks.built):
+                space, width = self.networks.action_space, self.networks.row_width
+                self._path = ConnectorPath([own], space, width, learning=False)
+        return self._path
+
+    def _answers(self, actions: Any, obs: Any, mask: Any) -> Any:
+        """Return env-ready actions."""
+        path = self._connected()
+        return self.networks.output(actions) if path is None else path.answers(0, actions, obs, mask, None)
 
     def _state(self, state_batches: Sequence[Any] | None, rows: int) -> Any:
         """Return the [R, S] state of a recurrent policy, zeros if none is given; None of any other."""

@@ -19,11 +19,12 @@ from menv.base_env import BaseEnv, Ready
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import ContractError
-from menv.loop.cohort import Answers, Block, Cohort, OwnCohort, outside
+from menv.loop.cohort import Answers, Block, Cohort, NetCohort, outside
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
 from menv.loop.hooks import Hooks
 from menv.loop.observation_fn import Fn, ObservationFn
+from menv.loop.own_cohort import OwnCohort
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics
@@ -130,8 +131,7 @@ class Sampler:
             added: More cohorts. Policies may have been added to those there are, too.
         """
         if self._frames is not None and policy_map.only != self.policy_map.only:
-            self._steps = self._frames.leave()
-            self._frames, self._polled = None, False
+            self._leave_frames()
         self._cohorts.extend(added)
         self._own = any(isinstance(cohort, OwnCohort) for cohort in self._cohorts)
         self._book.find_policies()
@@ -165,6 +165,7 @@ class Sampler:
             EnvCrashError: The environment raised.
         """
         hooks = self._hooks
+        self._connect()
         if (
             self.whole_frames
             and not self._polled
@@ -205,6 +206,20 @@ class Sampler:
         batch = self._close(env_steps)
         frames.record(self.metrics)
         return batch
+
+    def _connect(self) -> None:
+        """Take note of connectors that were changed since the last fragment."""
+        for cohort in self._cohorts:
+            if isinstance(cohort, NetCohort):
+                cohort.connect()
+        if self._frames is not None and not self._frames.fits:
+            self._leave_frames()
+
+    def _leave_frames(self) -> None:
+        """Go the long way round from now on; episodes that run are broken off."""
+        assert self._frames is not None
+        self._steps = self._frames.leave()
+        self._frames, self._polled = None, False
 
     def env_index_of(self, slot: int) -> int:
         """Return the index of the sub-environment that has a slot."""
@@ -308,7 +323,7 @@ class Sampler:
                 else [obs[place] for place in block.places.tolist()]
             )
         try:
-            block.rows = self._cohorts[number].write(block.slots, obs, rewards)
+            block.rows = self._cohorts[number].write(block, obs, rewards, ready)
             self._cohorts[number].ledger.inform(ready.infos, block.places)
             if self._hooks.keeps:
                 self._cohorts[number].ledger.date(block.rows, self._steps[block.env_indices])

@@ -38,7 +38,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "gradient": ({"grad_clip": -1}, r"grad_clip is -1, expected .*None to switch it off"),
     "epochs": ({"num_sgd_iter": 1.5}, r"num_sgd_iter is 1\.5, expected an integer"),
     "remote": ({"remote_worker_envs": True}, r"remote_worker_envs is True, expected False in this version"),
-    "filter": ({"observation_filter": "MeanStdFilter"}, r"observation_filter is .*expected 'NoFilter'"),
+    "filter": ({"observation_filter": "MeanFilter"}, r"observation_filter: 'MeanFilter', expected one of"),
     "explore": ({"explore": "no"}, r"explore: 'no', expected one of"),
     "clip": ({"clip_rewards": -1}, r"clip_rewards: -1, expected True"),
     "widths": ({"model": {"fcnet_hiddens": 64}}, r"fcnet_hiddens is 64, expected a list"),

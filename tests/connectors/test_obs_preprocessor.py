@@ -137,3 +137,31 @@ def test_a_space_that_cannot_be_flattened_is_named(space: gym.Space[Any]) -> Non
         ConfigError, match=f"{type(space).__name__} cannot be flattened, expected Box, Discrete"
     ):
         ObsPreprocessor(spaces.Dict({"a": space}))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "good", "bad"),
+    [
+        ([0, -2], [10, 2], [[0.1, 0], [9.9, 1.9]], [[10.1, 0], [5, -2.1], [np.nan, 0], [5, np.nan]]),
+        ([0, -np.inf], [10, np.inf], [[5, 1e30]], [[11, 0], [-1, 0], [5, np.nan]]),
+        ([0, 1], [np.inf, 1], [], [[-1, 1], [5, 2], [5, 0]]),
+    ],
+)
+def test_rows_that_are_plainly_good_are_never_bad(low: Any, high: Any, good: Any, bad: Any) -> None:
+    box = gym.spaces.Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
+    preprocess = ObsPreprocessor(box)
+    for row in good:
+        assert preprocess.plainly_good(np.array([row], np.float32))
+        assert preprocess.why_bad_row(np.array([row], np.float32)) is None
+    for row in bad:
+        rows = np.array([[1, 1], row], np.float32)
+        assert not preprocess.plainly_good(rows)
+        assert preprocess.why_bad_row(rows) is not None
+
+
+def test_an_infinite_number_is_not_plainly_good_and_warns_nobody() -> None:
+    preprocess = ObsPreprocessor(gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
+    for value in (np.inf, -np.inf, 3e38):
+        rows = np.array([[1, value], [0, -1]], np.float32)
+        assert preprocess.plainly_good(rows) == bool(np.isfinite(value))
+        assert preprocess.why_bad_row(rows) is None

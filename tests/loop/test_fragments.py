@@ -10,8 +10,8 @@ import pytest
 
 from menv import RandomPolicy
 from menv.algorithms import PPO
-from menv.loop.cohort import OwnCohort
 from menv.loop.convert import to_base_env
+from menv.loop.own_cohort import OwnCohort
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
 from menv.multi_agent_batch import MultiAgentBatch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "evaluation_duration_unit": ("episodes", "timesteps"),
     "batch_mode": ("truncate_episodes", "complete_episodes"),
     "inference": ("auto", "onnx", "torch"),
+    "observation_filter": ("NoFilter", "MeanStdFilter"),
 }
 _FLAGS = ("always_attach_evaluation_results", "explore", "clip_actions", "normalize_actions")
 _AT_LEAST_ONE = ("num_envs_per_worker", "train_batch_size", "metrics_num_episodes_for_smoothing")
@@ -54,6 +55,10 @@ class AlgorithmConfig:
     """Whether Box actions are clipped into the bounds."""
     normalize_actions: bool = True
     """Whether a network's Box actions in [-1, 1] are scaled to the bounds."""
+    observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
+    """"MeanStdFilter" puts running means and standard deviations of observations into the agent connectors."""
+    agent_connectors: Sequence[Any] = ()
+    """More agent connectors behind the filter: registered names, or pairs of a name and its parameters."""
     metrics_num_episodes_for_smoothing: int = 100
     """Episodes that the means of a result are taken over."""
     inference: Literal["auto", "onnx", "torch"] = "auto"
@@ -109,6 +114,11 @@ class AlgorithmConfig:
         if not isinstance(self.clip_rewards, bool | int | float) or self.clip_rewards < 0:
             raise ConfigError(
                 f"clip_rewards: {self.clip_rewards!r}, expected True (signs), False or a positive limit; choose one"
+            )
+        if isinstance(self.agent_connectors, str) or not isinstance(self.agent_connectors, Sequence):
+            raise ConfigError(
+                f"agent_connectors: {self.agent_connectors!r}, expected a list; write "
+                'agent_connectors=[("FrameStackAgentConnector", {"num_frames": 4})]'
             )
         if not isinstance(self.env_config, Mapping):
             raise ConfigError(

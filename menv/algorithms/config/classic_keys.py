@@ -17,7 +17,9 @@ from menv.errors import ConfigError
 C = TypeVar("C", bound=AlgorithmConfig)
 
 # Settings of `AlgorithmConfig` that a policy may have of its own.
-_OF_A_POLICY = {"model", "clip_rewards", "clip_actions", "normalize_actions", "inference"}
+_OF_A_POLICY = {
+    "model", "clip_rewards", "clip_actions", "normalize_actions", "inference", "observation_filter", "agent_connectors",
+}  # fmt: skip
 
 
 def read_config(config_class: type[C], config: Any, env: Any = None) -> C:

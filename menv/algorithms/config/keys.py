@@ -63,7 +63,6 @@ _NOT_YET: dict[str, Any] = {
     "custom_evaluation_function": None,
     "evaluation_num_workers": 0,
     "evaluation_parallel_to_training": False,
-    "observation_filter": "NoFilter",
     "remote_env_batch_wait_ms": 0,
     "remote_worker_envs": False,
     "use_critic": True,

@@ -1,0 +1,104 @@
+"""The named action connectors, for one answer at a time; `ActionOutput` does the same for whole batches.
+
+In their default order: arrays, scale, clip, write-protect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.connectors.action_connector import ActionConnector, with_action
+from menv.connectors.action_data import ActionConnectorDataType
+from menv.connectors.connector_registry import register_connector
+from menv.connectors.stateless import Stateless
+
+Array = npt.NDArray[Any]
+
+
+class ConvertToNumpyConnector(Stateless, ActionConnector):
+    """Makes numpy arrays of actions and states."""
+
+    def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        """Return the answer in arrays."""
+        action, states, fetches = ac_data.output
+        output = (_each(action, np.asarray), _each(states, np.asarray), fetches)
+        return ActionConnectorDataType(ac_data.env_id, ac_data.agent_id, ac_data.input_dict, output)
+
+
+class NormalizeActionsConnector(Stateless, ActionConnector):
+    """Reads bounded Box actions as [-1, 1] and scales them to the bounds; integers are shifted by the lower one."""
+
+    def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        """Return the answer with its action scaled."""
+        return with_action(ac_data, _fitted(ac_data.output[0], self.known("action_space"), _scaled))
+
+
+class ClipActionsConnector(Stateless, ActionConnector):
+    """Clips Box actions into the bounds."""
+
+    def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        """Return the answer with its action clipped."""
+        return with_action(ac_data, _fitted(ac_data.output[0], self.known("action_space"), _clipped))
+
+
+class ImmutableActionsConnector(Stateless, ActionConnector):
+    """Write-protects actions, so that an environment that changes one in place is told so."""
+
+    def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        """Return the answer with its action write-protected; numbers are as they are."""
+        return with_action(ac_data, _each(ac_data.output[0], _protected))
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a nested value with each leaf changed."""
+    if isinstance(value, Mapping):
+        return {key: _each(part, change) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_each(part, change) for part in value)
+    if isinstance(value, list) and not all(isinstance(part, int | float) for part in value):
+        return [_each(part, change) for part in value]
+    return change(value)
+
+
+def _protected(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value
+
+
+def _fitted(value: Any, space: gym.Space[Any], change: Callable[[Array, gym.spaces.Box], Array]) -> Any:
+    """Return a nested action with the elements of Box spaces changed."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _fitted(value[key], part, change) for key, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_fitted(part, own, change) for part, own in zip(value, space.spaces, strict=True))
+    return change(np.asarray(value), space) if isinstance(space, gym.spaces.Box) else value
+
+
+def _scaled(value: Array, space: gym.spaces.Box) -> Array:
+    low, high = space.low, space.high
+    finite = np.isfinite(low) & np.isfinite(high)
+    if space.dtype.kind in "iu":
+        shifted: Array = np.clip(value + np.where(finite, low, 0), low, high).astype(space.dtype)
+        return shifted
+    least, most = np.where(finite, low, 0.0), np.where(finite, high, 0.0)
+    scaled = np.where(finite, least + (value + 1.0) * (most - least) / 2.0, value)
+    bounded: Array = np.clip(scaled, low, high).astype(space.dtype)
+    return bounded
+
+
+def _clipped(value: Array, space: gym.spaces.Box) -> Array:
+    clipped: Array = np.clip(value, space.low, space.high)
+    return clipped
+
+
+for _kind in (
+    ConvertToNumpyConnector, NormalizeActionsConnector, ClipActionsConnector, ImmutableActionsConnector,
+):  # fmt: skip
+    register_connector(_kind.__name__, _kind)

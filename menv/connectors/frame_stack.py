@@ -1,0 +1,158 @@
+"""FrameStackAgentConnector: the last observations of a life in one row, the oldest first.
+
+Images are stacked by their channels, everything else as flat rows. A new life begins with its first
+observation, repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.connectors.agent_connector import AgentConnector, columns_of
+from menv.connectors.agent_rows import AgentConnectorDataType, AgentRows
+from menv.connectors.connector_context import ConnectorContext
+from menv.connectors.connector_registry import keywords, register_connector
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.errors import ConfigError, ContractError
+from menv.sample_batch import SampleBatch
+
+Rows = npt.NDArray[Any]
+
+
+class FrameStackAgentConnector(AgentConnector):
+    """Stacks observations that have been made flat rows; the network's input is `num_frames` times as wide.
+
+    Args:
+        ctx: The context; its observation space says whether there are images.
+        num_frames: How many, the newest included.
+
+    Raises:
+        ConfigError: The number is not positive.
+    """
+
+    keeps_lives = True
+
+    def __init__(self, ctx: ConnectorContext | None = None, num_frames: int = 4) -> None:
+        super().__init__(ctx)
+        if not isinstance(num_frames, int) or isinstance(num_frames, bool) or num_frames < 1:
+            raise ConfigError(
+                f"{self.name}: num_frames={num_frames!r}, expected an integer of at least 1; choose one"
+            )
+        self.num_frames = num_frames
+        self._channels: int | None = None
+        # [S, P, K * C] by slot, and whether the life there is new.
+        self._frames: Rows = np.zeros((0, 0, 0), np.float32)
+        self._fresh = np.ones(0, np.bool_)
+        self._by_agent: dict[Hashable, dict[Hashable, Rows]] = {}
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        """Return the agent with its last observations in one row; a last one ends its life here.
+
+        Raises:
+            ContractError: Nobody says whose the data are.
+        """
+        if ac_data.env_id is None or ac_data.agent_id is None:
+            raise ContractError(
+                f"{self.name}: env_id {ac_data.env_id!r}, agent_id {ac_data.agent_id!r}, expected both; say whose "
+                "data this is"
+            )
+        data = dict(columns_of(self, ac_data))
+        agents = self._by_agent.setdefault(ac_data.env_id, {})
+        flat = np.ravel(np.asarray(data[SampleBatch.NEXT_OBS]))[None]
+        new = self._parts(flat)
+        before = agents.get(ac_data.agent_id)
+        stacked = self._repeated(new) if before is None else self._pushed(before, new)
+        data[SampleBatch.NEXT_OBS] = stacked.reshape(-1)
+        if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
+            agents.pop(ac_data.agent_id, None)
+        else:
+            agents[ac_data.agent_id] = stacked
+        return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
+
+    def over_rows(self, rows: AgentRows) -> None:
+        """Stack a whole batch, each row behind those of its own life.
+
+        Raises:
+            ContractError: Nobody says whose the rows are.
+        """
+        if rows.slots is None:
+            raise ContractError(
+                f"{self.name}: rows of nobody knows whom, expected their lives; call the policy by env and agent"
+            )
+        new = self._parts(rows.array())
+        slots = rows.slots
+        self._widen(int(slots.max()) + 1, new)
+        stacked = self._pushed(self._frames[slots], new)
+        fresh = self._fresh[slots]
+        if fresh.any():
+            stacked[fresh] = self._repeated(new[fresh])
+        if not rows.final:
+            self._frames[slots] = stacked
+            self._fresh[slots] = False
+        rows.obs = stacked.reshape(len(stacked), -1)
+
+    def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
+        """Return the space and the width of stacked rows: images stay images."""
+        stacked = width * self.num_frames
+        preprocessor = ObsPreprocessor(space)
+        if preprocessor.image is None:
+            return gym.spaces.Box(-np.inf, np.inf, (stacked,), np.float32), stacked
+        shape = (*preprocessor.image[:2], preprocessor.image[2] * self.num_frames)
+        if preprocessor.dtype == np.uint8:
+            return gym.spaces.Box(0, 255, shape, np.uint8), stacked
+        return gym.spaces.Box(-np.inf, np.inf, shape, np.float32), stacked
+
+    def begin(self, slot: int) -> None:
+        """Begin a life on a slot."""
+        if slot < len(self._fresh):
+            self._fresh[slot] = True
+
+    def reset(self, env_id: Any) -> None:
+        """Forget an environment's agents."""
+        self._by_agent.pop(env_id, None)
+
+    def _parts(self, rows: Rows) -> Rows:
+        """Return [R, P, C] with the numbers that stay side by side at the end."""
+        if self._channels is None:
+            space = getattr(self.ctx, "observation_space", None)
+            image = None if space is None else ObsPreprocessor(space).image
+            self._channels = rows.shape[1] if image is None else image[2]
+        return rows.reshape(len(rows), -1, self._channels)
+
+    def _repeated(self, new: Rows) -> Rows:
+        return np.tile(new, (1, 1, self.num_frames))
+
+    def _pushed(self, before: Rows, new: Rows) -> Rows:
+        return np.concatenate((before[:, :, new.shape[2] :], new), 2)
+
+    def _widen(self, slots: int, new: Rows) -> None:
+        """Make room for slots."""
+        shape = (new.shape[1], new.shape[2] * self.num_frames)
+        if slots > len(self._fresh):
+            more = max(slots, 2 * len(self._fresh)) - len(self._fresh)
+            blank = np.zeros((more, *shape), new.dtype)
+            self._frames = np.concatenate((self._frames, blank)) if len(self._fresh) else blank
+            self._fresh = np.append(self._fresh, np.ones(more, np.bool_))
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Return one that knows no lives yet."""
+        copied = type(self)(self.ctx, self.num_frames)
+        copied.is_training = self.is_training
+        return copied
+
+    def to_state(self) -> tuple[str, Any]:
+        """Return the name and the argument; lives are nobody else's."""
+        return "FrameStackAgentConnector", {"num_frames": self.num_frames}
+
+    @classmethod
+    def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
+        """Return a connector with this argument."""
+        return cls(ctx, **keywords(cls.__name__, params, ("num_frames",)))
+
+
+register_connector("FrameStackAgentConnector", FrameStackAgentConnector)

@@ -1,0 +1,293 @@
+"""MeanStdObservationFilterAgentConnector: observations with mean 0 and variance 1, as far as is known.
+
+The statistics grow with what agents see in training. What has come since is added when a fragment closes, and
+before that each time the rows have doubled: within a fragment equal observations are equal rows, whoever waits
+with whom.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.connectors.agent_connector import AgentConnector, columns_of
+from menv.connectors.agent_rows import AgentConnectorDataType, AgentRows
+from menv.connectors.connector_context import ConnectorContext
+from menv.connectors.connector_registry import keywords, register_connector
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.connectors.running_mean import RunningMean
+from menv.errors import ConfigError
+from menv.sample_batch import SampleBatch
+from menv.spaces import OutsideSpaceError
+
+Rows = npt.NDArray[Any]
+_CONSTANT = 1e-12
+_ARGUMENTS = ("demean", "destd", "clip")
+
+
+class Applied:
+    """Statistics that are applied, those of rows that wait to be added, and those of rows since the last sync.
+
+    Attributes:
+        running: What is applied.
+        buffer: Of the rows since `reset_state`, for another filter to take in.
+        shift: [F] the mean, float32.
+        scale: [F] one over the standard deviation; 1 where a column has not varied.
+        waiting: Rows that wait.
+        total: [F] sums of their deviations from `shift`.
+        squares: [F] sums of the squares of these.
+    """
+
+    def __init__(self, running: RunningMean, buffer: RunningMean) -> None:
+        self.running = running
+        self.buffer = buffer
+        self.waiting = 0
+        self.apply()
+
+    def apply(self) -> None:
+        """Compute what is applied."""
+        variance = self.running.variance
+        varied = variance > _CONSTANT
+        self.shift = self.running.mean.astype(np.float32)
+        self.scale = (1.0 / np.where(varied, np.sqrt(np.where(varied, variance, 1.0)), 1.0)).astype(
+            np.float32
+        )
+        self.total, self.squares = np.zeros(len(self.shift)), np.zeros(len(self.shift))
+
+    def settle(self) -> None:
+        """Add the rows that wait."""
+        count = self.waiting
+        if not count:
+            return
+        around = self.total / count
+        spread = np.maximum(self.squares - self.total * around, 0.0)
+        block = RunningMean(count, self.shift + around, spread)
+        self.running.merge(block)
+        self.buffer.merge(block)
+        self.waiting = 0
+        self.apply()
+
+
+class SyncedFilterAgentConnector(AgentConnector):
+    """Base of connectors whose statistics are merged across processes that sample."""
+
+    def apply_changes(self, other: Any, with_buffer: bool = False) -> None:
+        """Take in what another one has seen since its `reset_state`."""
+        raise NotImplementedError
+
+    def copy(self) -> Self:
+        """Return one of its own with the same statistics."""
+        raise NotImplementedError
+
+    def sync(self, other: Any) -> None:
+        """Take over another one's statistics."""
+        raise NotImplementedError
+
+    def reset_state(self) -> None:
+        """Forget what has been seen since the last time, but for the statistics."""
+        raise NotImplementedError
+
+    def as_serializable(self) -> Self:
+        """Return one that can be sent to another process."""
+        return self.copy()
+
+
+class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
+    """Subtracts the running mean and divides by the running standard deviation.
+
+    Only while training, and of policies that are trained: in evaluation the statistics are frozen. A copy that is
+    made for evaluation shares them.
+
+    Args:
+        ctx: The context.
+        demean: Whether to subtract the mean.
+        destd: Whether to divide by the standard deviation; a column that has not varied is left as it is.
+        clip: The largest absolute value that comes out; None for any.
+    """
+
+    at_ends = False
+
+    def __init__(
+        self,
+        ctx: ConnectorContext | None = None,
+        demean: bool = True,
+        destd: bool = True,
+        clip: float | None = 10.0,
+    ) -> None:
+        super().__init__(ctx)
+        if clip is not None and not clip > 0:
+            raise ConfigError(f"{self.name}: clip={clip}, expected a positive number or None; choose one")
+        self.demean, self.destd = demean, destd
+        self.clip = None if clip is None else float(clip)
+        self._limits = np.float32(-(self.clip or 0.0)), np.float32(self.clip or 0.0)
+        self._applied = Applied(RunningMean(), RunningMean())
+
+    @property
+    def statistics(self) -> RunningMean:
+        """What is applied."""
+        return self._applied.running
+
+    @property
+    def buffer(self) -> RunningMean:
+        """What has been seen since `reset_state`."""
+        return self._applied.buffer
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        """Return the agent with its observation filtered; the statistics grow in training."""
+        data = dict(columns_of(self, ac_data))
+        for key in (SampleBatch.OBS, SampleBatch.NEXT_OBS):
+            if data.get(key) is not None:
+                obs = np.asarray(data[key], np.float32)
+                over = bool(data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS))
+                rows = AgentRows(obs.reshape(1, -1), terminated=over, learning=True)
+                self.over_rows(rows)
+                data[key] = rows.obs.reshape(obs.shape)
+        return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
+
+    def over_rows(self, rows: AgentRows) -> None:
+        """Filter a whole batch; last observations are not counted.
+
+        Raises:
+            OutsideSpaceError: A number is not finite, or there are more or fewer columns than before.
+        """
+        obs = rows.array()
+        applied = self._fit(obs)
+        counts = rows.learning and self.is_training and not rows.final
+        if counts and not applied.running.count:
+            # Deviations from 0 would lose the digits in which large numbers differ; this block is added at once.
+            applied.shift = obs[0].astype(np.float32)
+        apart = obs - applied.shift
+        if counts:
+            taken = apart if rows.over is None else apart[~rows.over]
+            wide = taken.astype(np.float64)
+            # A product with ones is the quickest sum over rows.
+            ones = _ones(len(wide))
+            squares = ones @ (wide * wide)
+            if not math.isfinite(squares @ squares):
+                row = int(np.argmin(np.isfinite(obs).all(1)))
+                if not applied.running.count:
+                    applied.apply()
+                raise OutsideSpaceError(
+                    row, "obs: expected finite numbers for the filter of means; bound them"
+                )
+            applied.total += ones @ wide
+            applied.squares += squares
+            applied.waiting += len(taken)
+            if applied.waiting >= applied.running.count:
+                applied.settle()
+                apart = obs - applied.shift
+        out = apart if self.demean else obs
+        if self.destd:
+            out = out * applied.scale
+        if self.clip is not None:
+            least, most = self._limits
+            out = np.maximum(out, least)
+            np.minimum(out, most, out=out)
+        rows.obs = out
+
+    def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
+        """Return both as they are.
+
+        Raises:
+            ConfigError: Observations are images of bytes, which networks scale by themselves.
+        """
+        if ObsPreprocessor(space).dtype == np.uint8:
+            raise ConfigError(
+                f"{self.name}: observations are images of bytes, expected numbers; leave the filter out, images "
+                "are scaled to [0, 1] in the network"
+            )
+        return space, width
+
+    def _fit(self, obs: Rows) -> Applied:
+        """Return what is applied to rows of this width."""
+        applied, width = self._applied, obs.shape[1]
+        if len(applied.shift) != width:
+            if applied.running.count or applied.waiting:
+                raise OutsideSpaceError(
+                    0, f"obs: expected {len(applied.shift)} numbers for the filter of means, got {width}"
+                )
+            for part in (applied.running, applied.buffer):
+                part.mean, part.squares = np.zeros(width), np.zeros(width)
+            applied.apply()
+        return applied
+
+    def settle(self) -> None:
+        """Add the rows that wait to the statistics."""
+        if self.is_training:
+            self._applied.settle()
+
+    def apply_changes(self, other: Any, with_buffer: bool = False) -> None:
+        """Take in what another one has seen since its `reset_state`; see the base.
+
+        Args:
+            other: Another one of this class.
+            with_buffer: Whether this one's buffer becomes the other's.
+        """
+        other._applied.settle()
+        self._applied.settle()
+        self._applied.running.merge(other.buffer)
+        if with_buffer:
+            self._applied.buffer = other.buffer.copy()
+        self._applied.apply()
+
+    def copy(self) -> Self:
+        """Return one of its own with the same statistics and the same buffer."""
+        copied = type(self)(self.ctx, self.demean, self.destd, self.clip)
+        copied.is_training = self.is_training
+        copied.sync(self)
+        return copied
+
+    def sync(self, other: Any) -> None:
+        """Take over another one's statistics and buffer; what waits here is dropped."""
+        other._applied.settle()
+        mine = self._applied
+        mine.running, mine.buffer, mine.waiting = other.statistics.copy(), other.buffer.copy(), 0
+        mine.apply()
+
+    def reset_state(self) -> None:
+        """Empty the buffer."""
+        self._applied.settle()
+        self._applied.buffer = RunningMean()
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Return one that applies the very same statistics."""
+        copied = type(self)(self.ctx, self.demean, self.destd, self.clip)
+        copied.is_training = self.is_training
+        copied._applied = self._applied
+        return copied
+
+    def to_state(self) -> tuple[str, Any]:
+        """Return the name, the arguments, the statistics and the buffer."""
+        self._applied.settle()
+        return "MeanStdObservationFilterAgentConnector", {
+            **{name: getattr(self, name) for name in _ARGUMENTS},
+            "statistics": self.statistics.to_state(),
+            "buffer": self.buffer.to_state(),
+        }
+
+    @classmethod
+    def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
+        """Return a filter with these statistics.
+
+        Raises:
+            ConfigError: They are none.
+        """
+        values = keywords(cls.__name__, params, (*_ARGUMENTS, "statistics", "buffer"))
+        found = [RunningMean.from_state(values.pop(key)) if key in values else RunningMean()
+                 for key in ("statistics", "buffer")]  # fmt: skip
+        made = cls(ctx, **values)
+        made._applied = Applied(*found)
+        return made
+
+
+@lru_cache(8)
+def _ones(count: int) -> npt.NDArray[np.float64]:
+    return np.ones(count)
+
+
+register_connector("MeanStdObservationFilterAgentConnector", MeanStdObservationFilterAgentConnector)

@@ -1,0 +1,41 @@
+"""PolicyConnectors: the two pipelines of one policy."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Self
+
+from menv.connectors.connector_context import ConnectorContext
+from menv.connectors.default_pipelines import action_pipeline, agent_pipeline
+from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConnectors:
+    """What stands before and behind one policy.
+
+    Attributes:
+        agent: Observations go through it.
+        action: Answers go through it.
+    """
+
+    agent: AgentConnectorPipeline
+    action: ActionConnectorPipeline
+
+    @classmethod
+    def plain(cls, ctx: ConnectorContext) -> Self:
+        """Return those of a policy whose settings are all defaults."""
+        return cls(agent_pipeline(ctx), action_pipeline(ctx, normalize=True, clip=False))
+
+    @property
+    def version(self) -> int:
+        """Grows with each change."""
+        return self.agent.version + self.action.version
+
+    def for_evaluation(self) -> Self:
+        """Return connectors of their own, which share statistics and change none."""
+        agent, action = copy.deepcopy(self.agent), copy.deepcopy(self.action)
+        agent.in_eval()
+        action.in_eval()
+        return type(self)(agent, action)

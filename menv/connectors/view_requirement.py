@@ -1,0 +1,132 @@
+"""ViewRequirementAgentConnector: an agent's columns, of now and of steps before, as a model's input of one row.
+
+Where rows are sampled, networks are shown the rows themselves; then there is nothing to do here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from menv.connectors.agent_connector import AgentConnector, columns_of
+from menv.connectors.agent_rows import MASK, AgentConnectorDataType, AgentConnectorsOutput, AgentRows
+from menv.connectors.connector_registry import register_connector
+from menv.connectors.stateless import Stateless
+from menv.errors import ConfigError, ContractError
+from menv.sample_batch import SampleBatch
+
+
+@dataclass(frozen=True)
+class ViewRequirement:
+    """One column of a model's input.
+
+    Attributes:
+        data_col: The column that it is made of; None for the one of its own name.
+        shift: Steps from now, 0 or less. What came of the last action is there from -1.
+        used_for_compute_actions: Whether it is needed to act.
+    """
+
+    data_col: str | None = None
+    shift: int = 0
+    used_for_compute_actions: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse columns of the future."""
+        if self.shift > 0:
+            raise ConfigError(
+                f"ViewRequirement: shift={self.shift}, expected 0 or less; only the past is known"
+            )
+
+
+class ViewRequirementAgentConnector(Stateless, AgentConnector):
+    """Builds what the model is shown; the context's `view_requirements` say what that is.
+
+    Without any it is the observation, the action mask if there is one, and the recurrent states.
+    """
+
+    at_ends = False
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        # Columns of each agent's last steps, the latest first.
+        self._before: dict[Hashable, dict[Hashable, list[Mapping[str, Any]]]] = {}
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        """Return the agent with an `AgentConnectorsOutput`.
+
+        Raises:
+            ContractError: There is no new observation, or a column is missing.
+        """
+        data = columns_of(self, ac_data)
+        if SampleBatch.NEXT_OBS not in data:
+            raise ContractError(
+                f"{self.name}: columns {sorted(data)}, expected {SampleBatch.NEXT_OBS!r} among them; put the "
+                "observation there"
+            )
+        wanted = self._wanted(data)
+        agents = self._before.setdefault(ac_data.env_id, {})
+        steps = [data, *agents.get(ac_data.agent_id, ())]
+        shown = {name: np.asarray(self._value(name, view, steps))[None] for name, view in wanted.items()}
+        if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
+            agents.pop(ac_data.agent_id, None)
+        else:
+            deepest = -min((view.shift for view in wanted.values()), default=0)
+            agents[ac_data.agent_id] = steps[: max(deepest, 0)]
+        output = AgentConnectorsOutput(data, shown)
+        return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, output)
+
+    def over_rows(self, rows: AgentRows) -> None:
+        """Do nothing: networks are shown the rows."""
+
+    def reset(self, env_id: Any) -> None:
+        """Forget an environment's agents."""
+        self._before.pop(env_id, None)
+
+    def _wanted(self, data: Mapping[str, Any]) -> dict[str, ViewRequirement]:
+        """Return what acting needs, by name."""
+        required = {} if self.ctx is None else self.ctx.view_requirements
+        if required:
+            return {name: view for name, view in required.items() if view.used_for_compute_actions}
+        wanted = {SampleBatch.OBS: ViewRequirement(SampleBatch.OBS)}
+        if MASK in data:
+            wanted[MASK] = ViewRequirement()
+        number = 0
+        while f"state_out_{number}" in data:
+            wanted[SampleBatch.STATE_IN.format(number)] = ViewRequirement(f"state_out_{number}", -1)
+            number += 1
+        return wanted
+
+    def _value(self, name: str, view: ViewRequirement, steps: list[Mapping[str, Any]]) -> Any:
+        """Return one column's value; zeros of its shape before the first step."""
+        column, back = view.data_col or name, -view.shift
+        if column == SampleBatch.OBS:
+            column = SampleBatch.NEXT_OBS
+        elif back and column != SampleBatch.NEXT_OBS:
+            # What came of the last action comes with this observation.
+            back -= 1
+        if column not in steps[0]:
+            raise ContractError(
+                f"{self.name}: no column {column!r} for {name!r}, expected one of {sorted(steps[0])}; add it in a "
+                "connector before this one, such as StateBufferConnector"
+            )
+        return steps[back][column] if back < len(steps) else np.zeros_like(steps[0][column])
+
+
+class EnvSamplingAgentConnector(Stateless, AgentConnector):
+    """Changes nothing; pipelines of old have one."""
+
+    at_ends = False
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        """Return the agent as it is."""
+        return ac_data
+
+    def over_rows(self, rows: AgentRows) -> None:
+        """Do nothing."""
+
+
+register_connector("ViewRequirementAgentConnector", ViewRequirementAgentConnector)
+register_connector("EnvSamplingAgentConnector", EnvSamplingAgentConnector)

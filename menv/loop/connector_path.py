@@ -1,0 +1,315 @@
+"""The way through pipelines that are not plain: a policy's rows at once, a user's connectors agent by agent.
+
+`menv.loop.cohort` and `menv.loop.net_policy` make one where some pipeline does more, or less, than the cohort's
+preprocessor and action output do by themselves. It knows pipelines and rows, no networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.base_env import End
+from menv.connectors.action_data import ActionConnectorDataType
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.agent_connector import AgentConnector
+from menv.connectors.agent_rows import AgentRows
+from menv.connectors.default_pipelines import ActionPlan, action_plan, is_plain, leaf_connectors
+from menv.connectors.policy_connectors import PolicyConnectors
+from menv.errors import ContractError
+from menv.segments import Column
+from menv.spaces import OutsideSpaceError
+
+Mask = npt.NDArray[np.bool_]
+Seats = Sequence[tuple[Any, Any]]
+
+
+class Final(NamedTuple):
+    """A last observation that has gone through its connectors.
+
+    Attributes:
+        row: [F].
+        mask: [M] or None.
+    """
+
+    row: Column
+    mask: Column | None
+
+
+class Connected(NamedTuple):
+    """Rows that have gone through connectors.
+
+    Attributes:
+        obs: [R, F].
+        mask: [R, M] or None.
+        rewards: [R] as learners see them.
+    """
+
+    obs: Column
+    mask: Mask | None
+    rewards: Any
+
+
+def plain(connectors: PolicyConnectors, built: ActionPlan) -> bool:
+    """Return whether a preprocessor, and an action output of `built`, do all that these connectors do."""
+    return is_plain(connectors.agent) and action_plan(connectors.action) == built
+
+
+class ConnectorPath:
+    """The pipelines of several policies, compiled.
+
+    Args:
+        connectors: By policy index.
+        action_space: Of the policies.
+        width: F, the numbers that the network takes.
+        learning: Whether statistics may grow.
+
+    Attributes:
+        keeps_lives: Whether some connector must know whose the observations are.
+        at_ends: By policy index, whether connectors must be shown last observations when they come.
+        acts: Whether answers are changed agent by agent, or looked at.
+    """
+
+    def __init__(
+        self,
+        connectors: Sequence[PolicyConnectors],
+        action_space: gym.Space[Any],
+        width: int,
+        *,
+        learning: bool,
+    ) -> None:
+        self._agent = [own.agent for own in connectors]
+        self._plans = [action_plan(own.action) for own in connectors]
+        self._outputs = [ActionOutput(action_space, normalize=plan[0], clip=plan[1]) for plan in self._plans]
+        self._width = width
+        self._learning = learning
+        leaves = [list(leaf_connectors(pipeline)) for pipeline in self._agent]
+        self.keeps_lives = any(leaf.keeps_lives for own in leaves for leaf in own)
+        self.at_ends = [any(leaf.at_ends for leaf in own) for own in leaves]
+        self._by_agent = [any(not leaf.takes_rows for leaf in own) for own in leaves]
+        self._lookers = [[leaf for leaf in own if looks(leaf)] for own in leaves]
+        self.acts = any(bool(plan.rest) for plan in self._plans) or any(self._lookers)
+        self._groups: tuple[Any, list[tuple[int, Column | None]]] = (None, [])
+
+    @property
+    def whole(self) -> bool:
+        """Whether rows of nobody in particular may go through it: no connector cares for agents or for ends."""
+        return not (self.keeps_lives or self.acts or any(self.at_ends) or any(self._by_agent))
+
+    def rows(
+        self,
+        which: Column | int,
+        obs: Any,
+        rewards: Any = None,
+        *,
+        slots: Column | None = None,
+        seats: Seats | None = None,
+        infos: Sequence[Mapping[str, Any]] | None = None,
+        final: bool = False,
+        over: Column | None = None,
+    ) -> Connected:
+        """Return R observations as rows.
+
+        Args:
+            which: [R] policy index, or one for all.
+            obs: R observations.
+            rewards: [R] or None.
+            slots: [R] or None where nobody knows whose they are.
+            seats: By slot.
+            infos: R info dicts or None.
+            final: Whether these are last observations, which change nothing.
+            over: [R] True where one is among others; of a single policy's rows.
+
+        Raises:
+            OutsideSpaceError: A connector or the network cannot take an observation.
+            ContractError: A connector returned something else than what came in, changed.
+        """
+        groups = self._split(which)
+        if len(groups) == 1:
+            return self._through(groups[0][0], obs, rewards, slots, seats, infos, final, over)
+        whole: Connected | None = None
+        for index, places in groups:
+            assert places is not None
+            try:
+                part = self._through(
+                    index, _some(obs, places), None if rewards is None else rewards[places],
+                    None if slots is None else slots[places], seats, _some(infos, places), final,
+                )  # fmt: skip
+            except OutsideSpaceError as error:
+                raise OutsideSpaceError(int(places[error.row]), error.why) from error
+            if whole is None:
+                whole = Connected(*(_room(len(obs), column) for column in part))
+            for column, own in zip(whole, part, strict=True):
+                if column is not None:
+                    column[places] = own
+        assert whole is not None
+        return whole
+
+    def final(self, index: int, end: End) -> End:
+        """Return the end of a trajectory with its last observation and reward connected."""
+        if end.obs is None or not self.at_ends[index]:
+            return end
+        rows = AgentRows(
+            [end.obs], np.array([end.reward]), slots=np.array([end.slot]), seats=[(end.env_id, end.agent_id)],
+            infos=[end.info], terminated=end.terminated, truncated=end.truncated,
+        )  # fmt: skip
+        done = self._run(index, rows)
+        mask = None if done.mask is None else done.mask[0]
+        return end._replace(obs=Final(done.obs[0], mask), reward=float(done.rewards[0]))
+
+    def finals(self, finals: Sequence[Any], policies: Column) -> tuple[Column, Mask | None]:
+        """Return last observations as rows and masks; some have been connected when they came.
+
+        Args:
+            finals: N observations, or `Final`.
+            policies: [N] policy indices.
+        """
+        late = np.array([not isinstance(final, Final) for final in finals], np.bool_)
+        places = np.flatnonzero(late)
+        rows: list[Any] = list(finals)
+        if len(places):
+            which = policies[places]
+            try:
+                done = self.rows(which, [finals[place] for place in places.tolist()], final=True)
+            except OutsideSpaceError as error:
+                raise OutsideSpaceError(int(places[error.row]), error.why) from error
+            for index, place in enumerate(places.tolist()):
+                rows[place] = Final(done.obs[index], None if done.mask is None else done.mask[index])
+        masked = bool(rows) and rows[0].mask is not None
+        return np.stack([row.row for row in rows]), np.stack([row.mask for row in rows]) if masked else None
+
+    def begin(self, slot: int, index: int) -> None:
+        """Begin a life on a slot."""
+        self._agent[index].begin(slot)
+
+    def reset(self, env_id: Any) -> None:
+        """Tell all connectors that an episode of an environment ended."""
+        for pipeline in self._agent:
+            pipeline.reset(env_id)
+
+    def settle(self) -> None:
+        """Tell all connectors that a fragment has been closed."""
+        for pipeline in self._agent:
+            pipeline.settle()
+
+    def answers(
+        self, which: Column | int, actions: Column, obs: Column, mask: Column | None, seats: Seats | None
+    ) -> Any:
+        """Return R env-ready actions.
+
+        Args:
+            which: [R] policy index, or one for all.
+            actions: [R, ...] of the network.
+            obs: [R, F] what it was shown.
+            mask: [R, M] or None.
+            seats: Of each row.
+        """
+        groups = self._split(which)
+        if len(groups) == 1:
+            return self._answers(groups[0][0], actions, obs, mask, seats)
+        out: list[Any] = [None] * len(actions)
+        for index, places in groups:
+            assert places is not None
+            own = None if seats is None else [seats[place] for place in places.tolist()]
+            masked = None if mask is None else mask[places]
+            part = self._answers(index, actions[places], obs[places], masked, own)
+            for place, action in zip(places.tolist(), part, strict=True):
+                out[place] = action
+        return out
+
+    def _answers(
+        self, index: int, actions: Column, obs: Column, mask: Column | None, seats: Seats | None
+    ) -> Any:
+        """Return the env-ready actions of one policy's rows."""
+        output, rest, lookers = self._outputs[index], self._plans[index].rest, self._lookers[index]
+        ready = output(actions)
+        if not rest and not lookers:
+            return ready
+        changed = []
+        for row, action in enumerate(ready):
+            env_id, agent_id = (None, None) if seats is None else seats[row]
+            shown = {"obs": obs[row]} if mask is None else {"obs": obs[row], "action_mask": mask[row]}
+            for looker in lookers:
+                looker.on_policy_output(
+                    ActionConnectorDataType(env_id, agent_id, shown, (actions[row], [], {}))
+                )
+            answer = ActionConnectorDataType(env_id, agent_id, shown, (action, [], {}))
+            for connector in rest:
+                answer = connector(answer)
+            changed.append(answer.output[0])
+        return changed
+
+    def _split(self, which: Column | int) -> list[tuple[int, Column | None]]:
+        """Return the policies of R rows, each with the places of its own; the same array is split once."""
+        if isinstance(which, int):
+            return [(which, None)]
+        if self._groups[0] is not which:
+            present = np.unique(which).tolist()
+            groups = [(int(index), np.flatnonzero(which == index)) for index in present]
+            self._groups = (which, [(groups[0][0], None)] if len(groups) == 1 else list(groups))
+        return self._groups[1]
+
+    def _through(
+        self,
+        index: int,
+        obs: Any,
+        rewards: Any,
+        slots: Column | None,
+        seats: Seats | None,
+        infos: Any,
+        final: bool,
+        over: Column | None = None,
+    ) -> Connected:
+        """Send the rows of one policy through its pipeline."""
+        rows = AgentRows(
+            obs, rewards, slots=slots, infos=infos, truncated=final, learning=self._learning, over=over
+        )
+        if self._by_agent[index] and seats is not None and slots is not None:
+            rows.seats = [seats[slot] for slot in slots.tolist()]
+        return self._run(index, rows)
+
+    def _run(self, index: int, rows: AgentRows) -> Connected:
+        self._agent[index].over_rows(rows)
+        obs = rows.array()
+        if obs.shape[1] != self._width:
+            raise OutsideSpaceError(
+                0,
+                f"obs: expected {self._width} numbers for the network after the agent connectors, got {obs.shape[1]}",
+            )
+        return Connected(obs, rows.mask, rows.rewards)
+
+
+def looks(connector: AgentConnector) -> bool:
+    """Return whether a connector of a user's wants to see what policies answer."""
+    return (
+        not connector.takes_rows and type(connector).on_policy_output is not AgentConnector.on_policy_output
+    )
+
+
+def refuse_unknown_lives(policy_id: str, path: ConnectorPath) -> None:
+    """Refuse observations of nobody knows whom where connectors keep something of each life.
+
+    Raises:
+        ContractError: They do.
+    """
+    if path.keeps_lives:
+        raise ContractError(
+            f"policy {policy_id!r}: its connectors keep something of each life, expected a call that says whose the "
+            "observations are; use local_policy_inference(policy, env_id, agent_id, obs)"
+        )
+
+
+def _some(values: Any, places: Column) -> Any:
+    """Return the values at some places."""
+    if values is None or isinstance(values, np.ndarray):
+        return None if values is None else values[places]
+    return [values[place] for place in places.tolist()]
+
+
+def _room(rows: int, like: Any) -> Any:
+    """Return an empty array of R rows like those of another one."""
+    return None if like is None else np.empty((rows, *like.shape[1:]), like.dtype)

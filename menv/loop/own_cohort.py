@@ -1,0 +1,112 @@
+"""OwnCohort: policies that a user wrote, which answer for themselves.
+
+`menv.loop.sampler` calls it as it calls a `NetCohort`. It knows neither environments nor learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.errors import ConfigError, ContractError
+from menv.loop.cohort import Answers, Block, Cohort
+from menv.loop.life_ledger import Life, LifeLedger, ask, decides_in_compute_actions
+from menv.loop.slot_table import SlotTable
+from menv.policy import Policy, RowDraws
+from menv.segments import Column
+from menv.spaces import OutsideSpaceError, stack
+
+
+class OwnCohort(Cohort):
+    """Policies that a user wrote, each asked for its own rows; they get raw observations."""
+
+    def __init__(
+        self,
+        policy_ids: Sequence[str],
+        policies: Sequence[Policy],
+        observation_space: gym.Space[Any],
+        action_space: Any,
+    ) -> None:
+        """Keep the policies, by index."""
+        plain = isinstance(action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete)
+        shape = tuple(action_space.shape) if plain else ()
+        super().__init__(policy_ids, observation_space, shape, action_space.dtype if plain else object)
+        self.policies = list(policies)
+        self.action_space = action_space
+        self._plain = plain
+        self._classic = [decides_in_compute_actions(policy) for policy in policies]
+        if any(self._classic):
+            self.ledger = LifeLedger(*self._columns)
+
+    def twin(self) -> OwnCohort:
+        """Return a cohort of the same policy objects, with a ledger of its own."""
+        return OwnCohort(self.policy_ids, self.policies, self.observation_space, self.action_space)
+
+    def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
+        """Return a preprocessor for the batch's obs column, None where the space cannot be flattened."""
+        try:
+            return ObsPreprocessor(space)
+        except ConfigError:
+            return None
+
+    def answer(
+        self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
+    ) -> Answers:
+        """Ask each policy for its rows; see `Cohort.answer`."""
+        count = len(block.slots)
+        if isinstance(block.which, int):
+            groups = [(block.which, np.arange(count))]
+        else:
+            groups = [(int(index), np.flatnonzero(block.which == index)) for index in np.unique(block.which)]
+        answers: list[Any] = [None] * count
+        keys, steps = table.keys[block.slots], env_steps[block.env_indices]
+        for index, places in groups:
+            row_draws = RowDraws(keys[places], steps[places])
+            shown = [block.raw[place] for place in places.tolist()]
+            whose = [episodes[place] for place in places.tolist()]
+            if self._classic[index]:
+                lives = self._lives(block.slots[places])
+                chosen = ask(
+                    self.policies[index], lives, shown, policy_id=self.policy_ids[index], episodes=whose,
+                    explore=explore, timestep=int(env_steps.sum()),
+                )  # fmt: skip
+            else:
+                chosen = self.policies[index].answer(shown, row_draws, explore, whose)
+            if len(chosen) != len(places):
+                raise ContractError(
+                    f"policy {self.policy_ids[index]!r}: answered {len(chosen)} of {len(places)} observations, "
+                    "expected one action each; return as many actions as observations"
+                )
+            for place, action in zip(places.tolist(), chosen, strict=True):
+                answers[place] = action
+        self.ledger.answer(block.rows, self._as_column(answers, block))
+        return answers
+
+    def _lives(self, slots: Column) -> list[Life]:
+        """Return what is remembered of R lives."""
+        assert isinstance(self.ledger, LifeLedger)
+        return [self.ledger.lives[slot] for slot in slots.tolist()]
+
+    def _as_column(self, answers: list[Any], block: Block) -> Column:
+        """Return the actions as one array.
+
+        Raises:
+            ContractError: A discrete action is outside the space.
+        """
+        if isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            try:
+                return stack(answers, self.action_space, "action")
+            except OutsideSpaceError as error:
+                index = block.which if isinstance(block.which, int) else int(block.which[error.row])
+                raise ContractError(
+                    f"policy {self.policy_ids[index]!r}: {error.why}; return actions of policy.action_space"
+                ) from error
+        if self._plain:
+            return np.array(answers, self.action_space.dtype)
+        column = np.empty(len(answers), object)
+        column[:] = answers
+        return column

@@ -1,0 +1,373 @@
+"""Connectors in training, in evaluation and in `compute_actions`: the same path everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from menv import MultiAgentEnv, PolicySpec
+from menv.algorithms import PPO
+from menv.connectors import (
+    ActionConnector,
+    ActionConnectorDataType,
+    AgentConnector,
+    AgentConnectorDataType,
+    ClipRewardAgentConnector,
+    MeanStdObservationFilterAgentConnector,
+)
+from menv.errors import ConfigError, ContractError
+from menv.sample_batch import SampleBatch
+
+Column = npt.NDArray[Any]
+NEXT_OBS = SampleBatch.NEXT_OBS
+SMALL = {"num_envs_per_worker": 3, "rollout_fragment_length": 20, "train_batch_size": 60, "seed": 5}
+SPREAD = gym.spaces.Box(-1000, 1000, (2,), np.float32)
+
+
+class Counts(gym.Env[Column, Any]):
+    """Observes its step and 100 more; ends after `length` steps; the reward is the step."""
+
+    observation_space = SPREAD
+    action_space = gym.spaces.Discrete(2)
+    seen: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, config: Any = None) -> None:
+        self.length = 7 + config.vector_index if config is not None else 7
+        self.at = 0
+
+    def _obs(self) -> Column:
+        return np.array([self.at, self.at + 100], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.at = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        Counts.seen.append(action)
+        self.at += 1
+        return self._obs(), float(self.at), False, self.at == self.length, {}
+
+
+class Pair(MultiAgentEnv):
+    """Two agents that count, the second ten times as fast; "b" dies early and comes back."""
+
+    possible_agents = ["a", "b"]  # noqa: RUF012
+    observation_spaces = dict.fromkeys(possible_agents, SPREAD)
+    action_spaces = dict.fromkeys(possible_agents, gym.spaces.Discrete(2))
+
+    def _obs(self, agent: str) -> Column:
+        return np.full(2, self.at * (1 if agent == "a" else 10), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.at = 0
+        return {agent: self._obs(agent) for agent in self.possible_agents}, {}
+
+    def step(self, action_dict: Any) -> Any:
+        self.at += 1
+        live = ["a"] if self.at == 4 else ["a", "b"]
+        obs = {agent: self._obs(agent) for agent in live}
+        flags = {"b": self.at == 3, "__all__": self.at == 9}
+        return obs, dict.fromkeys(obs, 1.0), flags, {"__all__": False}, {}
+
+
+def raw_steps(batch: SampleBatch, key: str = "obs") -> Column:
+    column: Column = batch[key]
+    return column
+
+
+def filter_of(algo: Any, policy_id: str = "default_policy") -> MeanStdObservationFilterAgentConnector:
+    (found,) = algo.get_policy(policy_id).agent_connectors[MeanStdObservationFilterAgentConnector]
+    assert isinstance(found, MeanStdObservationFilterAgentConnector)
+    return found
+
+
+def filtered(filter_: MeanStdObservationFilterAgentConnector, raw: Column) -> Column:
+    shown: Column = (raw - filter_.statistics.mean) / np.sqrt(filter_.statistics.variance)
+    return shown
+
+
+def test_the_default_pipelines_have_the_classic_names_in_the_classic_order() -> None:
+    settings = {"clip_rewards": True, "observation_filter": "MeanStdFilter", "clip_actions": True}
+    with PPO(env=Counts, config={**SMALL, **settings}) as algo:
+        policy: Any = algo.get_policy()
+        assert str(policy.agent_connectors).split() == [
+            "AgentConnectorPipeline",
+            "ClipRewardAgentConnector",
+            "ObsPreprocessorConnector",
+            "FlattenDataAgentConnector",
+            "MeanStdObservationFilterAgentConnector",
+            "StateBufferConnector",
+            "ViewRequirementAgentConnector",
+        ]
+        assert str(policy.action_connectors).split() == [
+            "ActionConnectorPipeline",
+            "ConvertToNumpyConnector",
+            "NormalizeActionsConnector",
+            "ClipActionsConnector",
+            "ImmutableActionsConnector",
+        ]
+
+
+def test_what_is_learned_from_is_filtered_and_metrics_are_the_environments() -> None:
+    with PPO(env=Counts, config={**SMALL, "observation_filter": "MeanStdFilter"}) as algo:
+        result = algo.train()
+        filter_ = filter_of(algo)
+        # Every row that waited was counted once: 60 answered ones and the 3 that wait now.
+        assert filter_.statistics.count == 63
+        raw = np.arange(10)
+        expected = filtered(filter_.copy(), np.column_stack([raw, raw + 100]))
+        batch = algo.sample()["default_policy"]
+        # The rows that waited before were filtered when they came.
+        for piece in batch.split_by_episode():
+            steps = piece["t"][1:]
+            np.testing.assert_allclose(piece["obs"][1:], expected[steps], rtol=1e-4, atol=1e-4)
+        assert result["episode_len_mean"] >= 7
+        assert result["episode_reward_max"] == sum(range(1, 10))
+
+
+def test_last_observations_are_filtered_as_the_rows_before_them() -> None:
+    with PPO(env=Counts, config={**SMALL, "observation_filter": "MeanStdFilter"}) as algo:
+        algo.train()
+        filter_ = filter_of(algo).copy()
+        batch = algo.sample()["default_policy"]
+        ends = np.flatnonzero(batch["truncateds"])
+        assert len(ends) > 3
+        for end in ends[1:]:
+            last = batch["t"][end] + 1
+            expected = filtered(filter_, np.array([last, last + 100]))
+            np.testing.assert_allclose(batch["new_obs"][end], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_evaluation_and_compute_actions_use_the_statistics_and_change_none() -> None:
+    with PPO(env=Counts, config={**SMALL, "observation_filter": "MeanStdFilter"}) as algo:
+        algo.train()
+        state = filter_of(algo).to_state()
+        algo.evaluate()
+        policy: Any = algo.get_policy()
+        raw = np.array([[3, 103], [5, 105]], np.float32)
+        policy.compute_actions(list(raw))
+        policy.act(raw[0])
+        assert filter_of(algo).to_state() == state
+        algo.train()
+        assert filter_of(algo).to_state() != state
+        shown, _ = policy._rows(list(raw))
+        np.testing.assert_allclose(shown, filtered(filter_of(algo), raw), rtol=1e-4, atol=1e-4)
+
+
+def test_a_policy_that_is_not_trained_keeps_its_statistics() -> None:
+    multi = {
+        "policies": ["a", "b"],
+        "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id,
+        "policies_to_train": ["a"],
+    }
+    settings = {**SMALL, "observation_filter": "MeanStdFilter", "multiagent": multi}
+    with PPO(env=Pair, config=settings) as algo:
+        algo.train()
+        assert (filter_of(algo, "a").statistics.count > 50, filter_of(algo, "b").statistics.count) == (
+            True,
+            0,
+        )
+
+
+def test_policies_that_act_together_have_statistics_of_their_own() -> None:
+    multi = {
+        "policies": ["a", "b"],
+        "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id,
+    }
+    settings = {**SMALL, "observation_filter": "MeanStdFilter", "multiagent": multi}
+    with PPO(env=Pair, config=settings) as algo:
+        algo.train()
+        slow, fast = filter_of(algo, "a").statistics, filter_of(algo, "b").statistics
+        assert slow.mean[0] < 6 < 20 < fast.mean[0]
+        batch = algo.sample()
+        for policy_id in ("a", "b"):
+            assert np.abs(batch[policy_id]["obs"]).max() < 4
+
+
+def test_the_same_seed_gives_the_same_batches_with_a_filter() -> None:
+    found = []
+    for _ in range(2):
+        with PPO(env=Counts, config={**SMALL, "observation_filter": "MeanStdFilter"}) as algo:
+            algo.train()
+            found.append(algo.sample()["default_policy"])
+    for key in ("obs", "new_obs", "actions", "rewards"):
+        assert (found[0][key] == found[1][key]).all()
+
+
+def test_vectorised_environments_give_the_same_statistics_on_the_short_way_round() -> None:
+    def make(context: Any) -> Any:
+        return gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
+
+    settings = {**SMALL, "num_envs_per_worker": 4, "observation_filter": "MeanStdFilter"}
+    found = []
+    for way in ("short", "long"):
+        with PPO(env=make, config=settings) as algo:
+            if way == "long":
+                algo.get_policy().agent_connectors.prepend(Looks())  # type: ignore[attr-defined]
+            algo.train()
+            found.append((filter_of(algo).to_state(), algo.sample()["default_policy"]["obs"]))
+    assert found[0][0] == found[1][0]
+    assert (found[0][1] == found[1][1]).all()
+
+
+class Looks(AgentConnector):
+    """Changes nothing, and remembers what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Any, Any, Any, bool]] = []
+        self.resets: list[Any] = []
+        self.answers: list[Any] = []
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        data = ac_data.data
+        over = data[SampleBatch.TERMINATEDS] or data[SampleBatch.TRUNCATEDS]
+        self.seen.append((ac_data.env_id, ac_data.agent_id, data[NEXT_OBS].tolist(), over))
+        return ac_data
+
+    def reset(self, env_id: Any) -> None:
+        self.resets.append(env_id)
+
+    def on_policy_output(self, output: ActionConnectorDataType) -> None:
+        self.answers.append((output.env_id, output.agent_id, int(output.output[0])))
+
+
+def test_a_users_connector_sees_each_life_from_its_first_to_its_last_observation() -> None:
+    looks = Looks()
+    with PPO(env=Counts, config={**SMALL, "num_envs_per_worker": 1, "rollout_fragment_length": 17}) as algo:
+        algo.get_policy().agent_connectors.prepend(looks)  # type: ignore[attr-defined]
+        algo.sample()
+    steps = [int(obs[0]) for _, _, obs, _ in looks.seen]
+    assert steps == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]
+    assert [over for *_, over in looks.seen] == [step == 7 for step in steps]
+    assert looks.resets == [0, 0]
+    assert len(looks.answers) == 17
+    assert {answer[:2] for answer in looks.answers} == {(0, "agent0")}
+
+
+class OneTenth(AgentConnector):
+    """A tenth of what is observed, for the opposite of the reward."""
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        ac_data.data[NEXT_OBS] = ac_data.data[NEXT_OBS] / 10
+        ac_data.data[SampleBatch.REWARDS] *= -1
+        return ac_data
+
+
+class Doubled(ActionConnector):
+    def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        action, states, fetches = ac_data.output
+        ac_data.output = (np.array([action, 7]), states, fetches)
+        return ac_data
+
+
+def test_a_users_connectors_stand_between_the_environment_and_the_network_everywhere() -> None:
+    Counts.seen.clear()
+    with PPO(env=Counts, config={**SMALL, "evaluation_duration": 3}) as algo:
+        policy: Any = algo.get_policy()
+        policy.agent_connectors.prepend(OneTenth())
+        policy.action_connectors.append(Doubled())
+        batch = algo.sample()["default_policy"]
+        np.testing.assert_allclose(batch["obs"][:, 0], batch["t"] / 10, rtol=1e-6)
+        np.testing.assert_allclose(batch["new_obs"][:, 0], (batch["t"] + 1) / 10, rtol=1e-6)
+        np.testing.assert_allclose(batch["rewards"], -(batch["t"] + 1.0))
+        sampled = len(Counts.seen)
+        result = algo.evaluate()["evaluation"]
+        assert len(Counts.seen) > sampled
+        assert all(action.shape == (2,) and action[1] == 7 for action in Counts.seen)
+        assert result["episode_reward_mean"] > 0
+        assert policy.act(np.array([5, 105], np.float32))[1] == 7
+        assert [
+            action[1] for action in policy.compute_actions([np.array([5, 105.0], np.float32)] * 2)[0]
+        ] == [7, 7]
+        algo.train()
+
+
+class HalfOfIt(AgentConnector):
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        ac_data.data[NEXT_OBS] = ac_data.data[NEXT_OBS][:1]
+        return ac_data
+
+
+def test_what_connectors_make_is_checked_and_named() -> None:
+    with PPO(env=Counts, config=SMALL) as algo:
+        policy: Any = algo.get_policy()
+        policy.agent_connectors.append(HalfOfIt())
+        with pytest.raises(ContractError, match=r"env 0, agent 'agent0'.*expected 2 numbers"):
+            algo.sample()
+        with pytest.raises(ContractError, match=r"observation 0 of 1.*expected 2 numbers"):
+            policy.act(np.zeros(2, np.float32))
+    with PPO(env=Counts, config=SMALL) as algo:
+        algo.get_policy().agent_connectors.prepend(HalfOfIt())  # type: ignore[attr-defined]
+        with pytest.raises(ContractError, match=r"expected float32 of shape \(2,\), got shape \(1,\)"):
+            algo.sample()
+
+
+def test_removing_a_connector_takes_effect_and_leaves_a_working_policy() -> None:
+    with PPO(env=Counts, config={**SMALL, "observation_filter": "MeanStdFilter"}) as algo:
+        policy: Any = algo.get_policy()
+        algo.train()
+        policy.agent_connectors.remove("FlattenDataAgentConnector")
+        policy.agent_connectors.remove("MeanStdObservationFilterAgentConnector")
+        algo.sample()
+        batch = algo.sample()["default_policy"]
+        late = batch["t"] > 0
+        assert (batch["obs"][late][5:, 0] >= 1).all()
+
+
+def test_policies_of_one_cohort_may_have_different_connectors() -> None:
+    multi = {
+        "policies": ["a", "b"],
+        "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id,
+    }
+
+    class Tenfold(AgentConnector):
+        def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+            ac_data.data[NEXT_OBS] = ac_data.data[NEXT_OBS] / 10
+            return ac_data
+
+    with PPO(env=Pair, config={**SMALL, "multiagent": multi}) as algo:
+        algo.get_policy("b").agent_connectors.prepend(Tenfold())  # type: ignore[attr-defined]
+        batch = algo.sample()
+        for policy_id in ("a", "b"):
+            rows = batch[policy_id]
+            assert set(rows["obs"].ravel().tolist()) <= set(range(9))
+            assert set(rows["new_obs"].ravel().tolist()) <= set(range(10))
+            assert rows["new_obs"].max() == 9
+
+
+def test_a_connector_for_rewards_is_put_in_by_hand_and_clips_the_last_one_too() -> None:
+    with PPO(env=Counts, config=SMALL) as algo:
+        algo.get_policy().agent_connectors.prepend(ClipRewardAgentConnector(limit=3.0))  # type: ignore[attr-defined]
+        batch = algo.sample()["default_policy"]
+        assert batch["rewards"].tolist() == np.minimum(batch["t"] + 1.0, 3.0).tolist()
+        assert batch["truncateds"].any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"observation_filter": "MeanFilter"}, "observation_filter"),
+        ({"agent_connectors": ["Nobody"]}, "not registered"),
+        ({"agent_connectors": "FrameStackAgentConnector"}, "expected a list"),
+        ({"agent_connectors": [3]}, "expected a registered name"),
+        ({"agent_connectors": ["ClipActionsConnector"]}, "AgentConnector"),
+    ],
+)
+def test_settings_that_name_no_connector_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        PPO(env=Counts, config={**SMALL, **settings})
+
+
+def test_each_policy_may_have_a_filter_of_its_own_or_none() -> None:
+    policies = {"a": PolicySpec(config={"observation_filter": "MeanStdFilter"}), "b": PolicySpec()}
+    multi = {"policies": policies, "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id}
+    with PPO(env=Pair, config={**SMALL, "multiagent": multi}) as algo:
+        algo.train()
+        batch = algo.sample()
+        assert batch["a"]["obs"].min() < 0
+        assert set(batch["b"]["obs"].ravel().tolist()) <= {10.0 * step for step in range(9)}

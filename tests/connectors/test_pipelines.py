@@ -1,0 +1,264 @@
+"""Pipelines are edited by name, index and type; what cannot be done changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.connectors import (
+    ActionConnectorDataType,
+    ActionConnectorPipeline,
+    AgentConnector,
+    AgentConnectorDataType,
+    AgentConnectorPipeline,
+    ClipActionsConnector,
+    ClipRewardAgentConnector,
+    ConnectorContext,
+    ConvertToNumpyConnector,
+    EnvSamplingAgentConnector,
+    FlattenDataAgentConnector,
+    FrameStackAgentConnector,
+    ImmutableActionsConnector,
+    MeanStdObservationFilterAgentConnector,
+    ObsPreprocessorConnector,
+    ViewRequirementAgentConnector,
+    get_connector,
+    register_connector,
+    register_lambda_action_connector,
+    register_lambda_agent_connector,
+)
+from menv.connectors.agent_rows import AgentRows
+from menv.errors import ConfigError, ContractError, UnknownNameError
+from menv.sample_batch import SampleBatch
+
+BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
+CTX = ConnectorContext(observation_space=BOX, action_space=BOX)
+
+
+def pipeline() -> AgentConnectorPipeline:
+    return AgentConnectorPipeline(CTX, [ClipRewardAgentConnector(), ViewRequirementAgentConnector()])
+
+
+def names(line: Any) -> list[str]:
+    return [connector.name for connector in line.connectors]
+
+
+class AddsOne(AgentConnector):
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        ac_data.data[SampleBatch.NEXT_OBS] = ac_data.data[SampleBatch.NEXT_OBS] + 1
+        return ac_data
+
+
+def test_connectors_are_put_in_and_taken_out_by_name() -> None:
+    line = pipeline()
+    line.insert_before("ViewRequirementAgentConnector", ObsPreprocessorConnector())
+    line.insert_after("ObsPreprocessorConnector", FlattenDataAgentConnector())
+    line.prepend(EnvSamplingAgentConnector())
+    line.append(AddsOne())
+    line.remove("ClipRewardAgentConnector")
+    assert names(line) == [
+        "EnvSamplingAgentConnector",
+        "ObsPreprocessorConnector",
+        "FlattenDataAgentConnector",
+        "ViewRequirementAgentConnector",
+        "AddsOne",
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: line.remove("Nobody"),
+        lambda line: line.insert_before("Nobody", AddsOne()),
+        lambda line: line.insert_after("Nobody", AddsOne()),
+        lambda line: line["Nobody"],
+        lambda line: line.append(ClipActionsConnector()),
+        lambda line: line.append(AddsOne),
+        lambda line: line.prepend(line.connectors[0]),
+        lambda line: line[0:1],
+    ],
+)
+def test_a_change_that_cannot_be_made_is_named_and_leaves_the_pipeline_as_it_was(
+    change: Callable[[Any], Any],
+) -> None:
+    line = pipeline()
+    before, version = names(line), line.version
+    with pytest.raises(ConfigError, match="expected"):
+        change(line)
+    assert (names(line), line.version) == (before, version)
+
+
+def test_connectors_are_found_by_name_index_and_type() -> None:
+    line = pipeline()
+    line.append(ClipRewardAgentConnector(sign=True))
+    first, _, last = line.connectors
+    assert line["ClipRewardAgentConnector"] == [first, last]
+    assert line[0] == [first]
+    assert line[-1] == [last]
+    assert line[ClipRewardAgentConnector] == [first, last]
+    assert line[FrameStackAgentConnector] == []
+    with pytest.raises(IndexError, match="3 connectors"):
+        line[3]
+
+
+def test_of_two_connectors_of_one_name_the_first_is_removed() -> None:
+    line = pipeline()
+    last = ClipRewardAgentConnector(sign=True)
+    line.append(last)
+    line.remove("ClipRewardAgentConnector")
+    assert line["ClipRewardAgentConnector"] == [last]
+
+
+def test_a_pipeline_prints_as_a_tree() -> None:
+    outer = AgentConnectorPipeline(CTX, [EnvSamplingAgentConnector(), pipeline()])
+    assert str(outer) == (
+        "AgentConnectorPipeline\n"
+        "    EnvSamplingAgentConnector\n"
+        "    AgentConnectorPipeline\n"
+        "        ClipRewardAgentConnector\n"
+        "        ViewRequirementAgentConnector"
+    )
+
+
+def test_a_state_goes_through_json_and_comes_back_the_same() -> None:
+    line = AgentConnectorPipeline(
+        CTX,
+        [
+            ClipRewardAgentConnector(limit=2.0),
+            ObsPreprocessorConnector(),
+            MeanStdObservationFilterAgentConnector(clip=5.0),
+            FrameStackAgentConnector(num_frames=2),
+            AgentConnectorPipeline(CTX, [EnvSamplingAgentConnector()]),
+        ],
+    )
+    line[2][0].over_rows(AgentRows(np.random.default_rng(0).normal(size=(9, 3)) / 3, learning=True))
+    name, params = json.loads(json.dumps(line.to_state()))
+    again = get_connector(name, CTX, params)
+    assert isinstance(again, AgentConnectorPipeline)
+    assert again.to_state() == line.to_state()
+    assert str(again) == str(line)
+
+
+def test_connectors_that_json_cannot_hold_are_refused_by_name() -> None:
+    class Holds(AgentConnector):
+        def to_state(self) -> tuple[str, Any]:
+            return "Holds", {"array": np.zeros(3)}
+
+    with pytest.raises(ConfigError, match=r"Holds\.to_state"):
+        AgentConnectorPipeline(CTX, [Holds()]).to_state()
+    with pytest.raises(ContractError, match=r"AddsOne\.to_state"):
+        AgentConnectorPipeline(CTX, [AddsOne()]).to_state()
+
+
+@pytest.mark.parametrize("params", [None, "text", [["Nobody"]], [3], {"a": 1}])
+def test_a_state_that_is_none_is_refused(params: Any) -> None:
+    with pytest.raises(ConfigError, match="pairs"):
+        AgentConnectorPipeline.from_state(CTX, params)
+
+
+def test_a_name_that_is_not_registered_is_refused_with_a_near_one() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'FrameStackAgentConnector'"):
+        get_connector("FrameStackConnector", CTX)
+    with pytest.raises(UnknownNameError, match="not registered"):
+        AgentConnectorPipeline.from_state(CTX, [["os.system", "true"]])
+
+
+def test_a_second_registration_under_one_name_is_refused() -> None:
+    register_connector("test_pipelines.AddsOne", AddsOne)
+    for name in ("test_pipelines.AddsOne", "ViewRequirementAgentConnector", "FrameStackAgentConnector"):
+        with pytest.raises(ConfigError, match="already"):
+            register_connector(name, AddsOne)
+    with pytest.raises(ConfigError, match="subclass"):
+        register_connector("test_pipelines.other", dict)  # type: ignore[arg-type]
+
+
+def test_a_function_becomes_an_agent_connector() -> None:
+    def doubled(data: dict[str, Any]) -> dict[str, Any]:
+        data[SampleBatch.NEXT_OBS] = 2 * data[SampleBatch.NEXT_OBS]
+        return data
+
+    kind = register_lambda_agent_connector("test_pipelines.doubled", doubled)
+    (out,) = kind(CTX)([AgentConnectorDataType(0, 1, {SampleBatch.NEXT_OBS: 3})])
+    assert out.data == {SampleBatch.NEXT_OBS: 6}
+    assert type(get_connector(kind(CTX).to_state()[0], CTX)) is kind
+
+
+def test_a_function_that_returns_nothing_is_named() -> None:
+    kind = register_lambda_agent_connector("test_pipelines.nothing", lambda data: None)
+    with pytest.raises(ContractError, match="returned None"):
+        kind(CTX)([AgentConnectorDataType(0, 1, {})])
+
+
+def test_a_function_becomes_an_action_connector() -> None:
+    kind = register_lambda_action_connector(
+        "test_pipelines.twice", lambda actions, states, fetches: (2 * actions, states, fetches)
+    )
+    answer = ActionConnectorDataType(0, 1, {}, (3, [], {}))
+    assert kind(CTX)(answer).output == (6, [], {})
+
+
+def test_a_lambda_without_parentheses_around_the_three_is_named() -> None:
+    kind = register_lambda_action_connector("test_pipelines.bare", lambda actions, states, fetches: actions)
+    with pytest.raises(ContractError, match="parentheses"):
+        kind(CTX)(ActionConnectorDataType(0, 1, {}, (3, [], {})))
+
+
+def test_connectors_made_without_a_context_are_lent_the_pipelines() -> None:
+    line = ActionConnectorPipeline(
+        CTX, [ConvertToNumpyConnector(), ClipActionsConnector(), ImmutableActionsConnector()]
+    )
+    line.remove("ImmutableActionsConnector")
+    out = line(ActionConnectorDataType(0, 1, {}, ([7.0, -7.0, 0.5], [], {}))).output[0]
+    assert out.tolist() == [1.0, -1.0, 0.5]
+    with pytest.raises(ContractError, match="no action_space"):
+        ClipActionsConnector()(ActionConnectorDataType(0, 1, {}, ([7.0], [], {})))
+
+
+def test_training_and_evaluation_reach_every_connector() -> None:
+    inner = pipeline()
+    outer = AgentConnectorPipeline(CTX, [inner])
+    outer.in_eval()
+    assert [connector.is_training for connector in (outer, inner, *inner.connectors)] == [False] * 4
+    outer.in_training()
+    assert [connector.is_training for connector in (outer, inner, *inner.connectors)] == [True] * 4
+
+
+def test_only_a_users_connectors_see_agent_by_agent() -> None:
+    seen: list[int] = []
+
+    class Looks(AgentConnector):
+        def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
+            seen.append(len(acd_list))
+            return acd_list
+
+    class PreprocessorOfMine(ObsPreprocessorConnector):
+        def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+            seen.append(-1)
+            return super().transform(ac_data)
+
+    assert not PreprocessorOfMine(CTX).takes_rows
+    line = AgentConnectorPipeline(
+        CTX, [AddsOne(), Looks(), PreprocessorOfMine(), MeanStdObservationFilterAgentConnector()]
+    )
+    rows = AgentRows(-np.ones((4, 3), np.float32), seats=[(0, index) for index in range(4)])
+    line.over_rows(rows)
+    assert seen == [4, -1, -1, -1, -1]
+    assert rows.obs.tolist() == np.zeros((4, 3)).tolist()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda agents: agents[1:], lambda agents: agents[::-1], lambda agents: None]
+)
+def test_a_connector_must_return_the_same_agents(change: Callable[[Any], Any]) -> None:
+    class Loses(AgentConnector):
+        def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
+            return change(acd_list)  # type: ignore[no-any-return]
+
+    rows = AgentRows(np.zeros((2, 3), np.float32), seats=[(0, "a"), (0, "b")])
+    with pytest.raises(ContractError, match="Loses: returned"):
+        AgentConnectorPipeline(CTX, [Loses()]).over_rows(rows)
