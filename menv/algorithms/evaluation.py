@@ -7,6 +7,7 @@ and no number of the training run depends on whether or when it was asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,10 @@ from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.algorithms.population import Population
 from menv.base_env import BaseEnv, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
-from menv.errors import ConfigError
+from menv.errors import CallOrderError, ConfigError
 from menv.loop.quota import Flags, Quota
 from menv.loop.sampler import Sampler
+from menv.loop.sampler_state import resume, sampler_state
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
 from menv.segments import Column
@@ -111,6 +113,19 @@ class Evaluation:
             "num_env_steps_sampled_this_iter": sampler.env_steps - env_steps,
             "num_agent_steps_sampled_this_iter": sampler.agent_steps - agent_steps,
         }
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
+        if self._sampler is None:
+            return None
+        with suppress(CallOrderError):
+            return {"sampler": sampler_state(self._sampler), "metrics": self._metrics.state()}
+        return None
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` of another run's evaluation returned."""
+        resume(self._ready(), state["sampler"])
+        self._metrics.set_state(state["metrics"])
 
     def stop(self) -> None:
         """Close the environments."""

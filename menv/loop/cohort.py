@@ -83,9 +83,8 @@ class Cohort(ABC):
         obs_dtype = self.preprocess.dtype if self.preprocess else np.dtype(np.float32)
         self._columns = (size, width, action_shape, np.dtype(action_dtype), inputs_width, obs_dtype)
         self.state_sizes = state_sizes
-        self.ledger: Ledger = Ledger(*self._columns)
-        if state_sizes:
-            self.ledger = RecurrentLedger(*self._columns, state_sizes)
+        self.ledger: Ledger
+        self.take_rows()
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
         """Return what turns observations into rows."""
@@ -118,6 +117,17 @@ class Cohort(ABC):
         Returns:
             R env-ready actions.
         """
+
+    def take_rows(self) -> None:
+        """Write rows down as they are polled, into an empty ledger; what has not been released is dropped."""
+        if self.state_sizes:
+            self.ledger = RecurrentLedger(*self._columns, self.state_sizes)
+        else:
+            self.ledger = Ledger(*self._columns)
+
+    @abstractmethod
+    def env_actions(self, actions: Column) -> Answers:
+        """Return env-ready actions for [N, ...] those of a batch."""
 
     @abstractmethod
     def twin(self) -> Cohort:
@@ -180,9 +190,9 @@ class NetCohort(Cohort):
         self.ledger = frames
         return frames
 
-    def take_rows(self) -> None:
-        """Write rows down again, as they are polled; what has not been released is dropped."""
-        self.ledger = Ledger(*self._columns)
+    def env_actions(self, actions: Column) -> Answers:
+        """Return env-ready actions; see `Cohort.env_actions`."""
+        return self.output(actions)
 
     def twin(self) -> NetCohort:
         """Return a cohort of the same policies, their weights included, with a ledger of its own."""
@@ -228,13 +238,23 @@ class OwnCohort(Cohort):
         """Keep the policies, by index."""
         plain = isinstance(action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete)
         shape = tuple(action_space.shape) if plain else ()
+        self._classic: list[bool] = []
         super().__init__(policy_ids, observation_space, shape, action_space.dtype if plain else object)
         self.policies = list(policies)
         self.action_space = action_space
         self._plain = plain
         self._classic = [decides_in_compute_actions(policy) for policy in policies]
+        self.take_rows()
+
+    def take_rows(self) -> None:
+        """Begin with an empty ledger; see `Cohort.take_rows`."""
+        super().take_rows()
         if any(self._classic):
             self.ledger = LifeLedger(*self._columns)
+
+    def env_actions(self, actions: Column) -> Answers:
+        """Return env-ready actions, which the columns hold; see `Cohort.env_actions`."""
+        return list(actions)
 
     def twin(self) -> OwnCohort:
         """Return a cohort of the same policy objects, with a ledger of its own."""

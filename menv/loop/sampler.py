@@ -19,6 +19,7 @@ from menv.base_env import BaseEnv, Ready
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import ContractError
+from menv.loop.action_log import ActionLog
 from menv.loop.cohort import Answers, Block, Cohort, OwnCohort, outside
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
@@ -57,6 +58,7 @@ class Sampler:
         metrics: The episodes that ended.
         explore: False acts greedily.
         policies: The policy objects by id, for an `observation_fn`.
+        action_log: What the running episodes have done, to be played again.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Sampler:
         self.metrics = metrics or Metrics()
         self.explore = True
         self.policies: Mapping[str, Policy] = {}
+        self.action_log = ActionLog()
         self.env_steps = 0
         self.agent_steps = 0
         self._cohorts = list(cohorts)
@@ -340,8 +343,14 @@ class Sampler:
         """Close every cohort's fragment and point the rows that still wait to their new places."""
         self.env_steps += env_steps
         batches: dict[str, SampleBatch] = {}
-        for cohort in self._cohorts:
-            batches.update(cohort.close())
+        for number, cohort in enumerate(self._cohorts):
+            closed = cohort.close()
+            if self._frames is None:
+                for batch in closed.values():
+                    self.action_log.note(number, batch)
+            batches.update(closed)
+        if self.action_log.full:
+            self.action_log.keep({episode.episode_id for episode in self._book.running.values()})
         for batch in batches.values():
             pieces = len(batch.segments.lengths)
             batch.segments.unroll_id = np.arange(self._unrolls, self._unrolls + pieces)
