@@ -55,8 +55,8 @@ def to_plain(value: Any, arrays: Arrays) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return _plain_array(value, arrays)
     raise NotPlainError(
-        f"{kind.__module__}.{kind.__qualname__}: not a plain value, expected numbers, strings, arrays, and lists, tuples "
-        "and dicts of them; turn it into those"
+        f"{kind.__module__}.{kind.__qualname__}: not a plain value, expected numbers, strings, arrays, and lists, "
+        "tuples and dicts of them; turn it into those"
     )
 
 
@@ -128,13 +128,12 @@ def _marked(mark: str, held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any
             return kind(from_plain(item, arrays) for item in held)
         if mark == "$objects":
             return _objects(held, arrays)
-        if mark == "$array":
-            return np.array(arrays[held])
-        return {
-            "$scalar": lambda: arrays[held][()],
-            "$float": lambda: float(held),
-            "$bytes": lambda: bytes.fromhex(held),
-        }[mark]()
+        if mark == "$bytes":
+            return bytes.fromhex(held)
+        if mark == "$float":
+            return float(held)
+        array = arrays[held]
+        return {"$array": np.array(array), "$scalar": array[()]}[mark]
     except (KeyError, TypeError, ValueError) as error:
         raise NotPlainError(
             f"plain data: {mark!r} with {str(held)[:60]!r}, expected what to_plain writes; the file was written by "

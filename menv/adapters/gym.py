@@ -127,7 +127,7 @@ class GymEnvs(LocalEnvs):
         return {SINGLE_AGENT: index}
 
     @property
-    def seats(self) -> list[tuple[EnvId, AgentId]]:
+    def seats(self) -> Sequence[tuple[EnvId, AgentId]]:
         """The seats by slot."""
         return self._seats
 

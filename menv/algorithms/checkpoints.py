@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -225,7 +226,9 @@ def _kept(root: Path, keep_last: int | None, keep_best: tuple[str, int] | None) 
         metric, count = keep_best
         worth = {}
         for folder in folders:
-            value = read_manifest(folder).get("metrics", {}).get(metric)
+            value = None
+            with suppress(ConfigError, OSError):
+                value = read_manifest(folder).get("metrics", {}).get(metric)
             if value is not None:
                 worth[folder.name] = value
         # Of equal ones the later.

@@ -151,8 +151,8 @@ def _check_given(value: Any, where: str) -> None:
     if isinstance(value, Mapping):
         if _NAMED in value:
             raise ConfigError(
-                f"from_checkpoint: {where} was {value[_NAMED]}, which a checkpoint holds by name only, expected it to be "
-                "given again; pass it in config"
+                f"from_checkpoint: {where} was {value[_NAMED]}, which a checkpoint holds by name only, expected it to "
+                "be given again; pass it in config"
             )
         for key, item in value.items():
             _check_given(item, f"{where}[{key!r}]")

@@ -159,6 +159,6 @@ def _check_weights(policy_id: str, found: Mapping[str, Any], wanted: Mapping[str
         shapes = [np.shape(side[name]) if name in side else None for side in (found, wanted)]
         if shapes[0] != shapes[1]:
             raise ConfigError(
-                f"checkpoint, policy {policy_id!r}: weights {name!r} have shape {shapes[0]}, expected {shapes[1]}; build "
-                "the same model over the same spaces"
+                f"checkpoint, policy {policy_id!r}: weights {name!r} have shape {shapes[0]}, expected {shapes[1]}; "
+                "build the same model over the same spaces"
             )

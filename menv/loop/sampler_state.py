@@ -1,13 +1,14 @@
 """What a sampler stands at between two fragments, as a plain tree, and going on from there in another process.
 
-The other half of `menv.loop.sampler`, whose fields it reads and sets; training checkpoints call it. Running episodes are
-written down as their seeds and actions (`menv.adapters.recorded`) and played again. Whatever of an episode no file can
-hold costs that episode alone: it is broken off and counted.
+The other half of `menv.loop.sampler`, whose fields it reads and sets; training checkpoints call it. Running episodes
+are written down as their seeds and actions (`menv.adapters.recorded`) and played again. Whatever of an episode no file
+can hold costs that episode alone: it is broken off and counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from menv.segments import Column
 from menv.trajectories import Trajectories
 
 Tree = dict[str, Any]
+Waiting = tuple[int, int, Block]
 
 _OF_A_LIFE = ("acted", "action", "reward", "early", "info", "states")
 _OF_A_TRAJECTORY = tuple(name for name in Trajectories.__slots__ if name not in ("policy", "agent_id"))
@@ -41,8 +43,8 @@ def sampler_state(sampler: Sampler) -> Tree:
     env, running = sampler.base_env, sampler._book.running
     if sampler._frames is None and not all(cohort.ledger.closed for cohort in sampler._cohorts):
         raise CallOrderError(
-            "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), or in "
-            "on_train_result"
+            "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
+            "or in on_train_result"
         )
     steps = env.env_steps if isinstance(env, LocalEnvs | LockstepEnvs) else sampler._steps
     tree: Tree = {
@@ -99,8 +101,8 @@ def resume(sampler: Sampler, tree: Mapping[str, Any]) -> int:
     resumed = {index: one for index, one in episodes.items() if index not in fresh}
     for index, one in resumed.items():
         _begin(sampler, index, one)
-    for part in tree["rows"]:
-        _seat(sampler, _of_envs(part, resumed))
+    waiting = [one for part in tree["rows"] for one in _seat(sampler, _of_envs(part, resumed))]
+    sampler._pending = [(number, block) for _, number, block in sorted(waiting, key=itemgetter(0))]
     return int(tree["running"]) - len(resumed)
 
 
@@ -108,9 +110,12 @@ def _rows_of(sampler: Sampler, cohort: Cohort) -> Tree:
     """Return the trajectories of a cohort that live on, and the row that each of them has left."""
     living, columns = cohort.ledger.held()
     raw: dict[int, Any] = {}
-    for number, block in sampler._pending:
-        if sampler._cohorts[number] is cohort and block.raw is not None:
-            raw |= dict(zip(block.slots.tolist(), block.raw, strict=True))
+    turn: dict[int, tuple[int, int]] = {}
+    for which, (number, block) in enumerate(sampler._pending):
+        if sampler._cohorts[number] is cohort:
+            waits = block.slots.tolist()
+            turn |= {slot: (which, place) for place, slot in enumerate(waits)}
+            raw |= dict(zip(waits, block.raw or [None] * len(waits), strict=True))
     slots = living.slot.tolist()
     lives = cohort.ledger.lives if isinstance(cohort.ledger, LifeLedger) else {}
     return {
@@ -119,6 +124,8 @@ def _rows_of(sampler: Sampler, cohort: Cohort) -> Tree:
         "agent_id": list(living.agent_id),
         "returns": sampler._table.returns[living.slot],
         "raw": [raw.get(slot) for slot in slots],
+        # Of the rows that wait: the number of their block and their places in it, which decide who is answered first.
+        "turn": np.array([turn.get(slot, (-1, 0)) for slot in slots], np.int64).reshape(len(slots), 2),
         "lives": [
             [getattr(lives[slot], name) for name in _OF_A_LIFE] if slot in lives else None for slot in slots
         ],
@@ -201,8 +208,8 @@ def _begin(sampler: Sampler, index: int, one: Tree) -> None:
         sampler.action_log.put(book._where[policies[number]][0], episode.episode_id, number, actions)
 
 
-def _seat(sampler: Sampler, part: Tree) -> None:
-    """Put the trajectories of a cohort, and their rows, where their policies are now."""
+def _seat(sampler: Sampler, part: Tree) -> Iterator[Waiting]:
+    """Put the trajectories of a cohort, and their rows, where their policies are now; yield those that wait."""
     homes = [sampler._book._where[policy] for policy in part["policy"]]
     numbers = np.array([number for number, _ in homes], np.int64)
     for number in np.unique(numbers).tolist():
@@ -210,7 +217,7 @@ def _seat(sampler: Sampler, part: Tree) -> None:
         mine = _chosen(part, chosen)
         indices = np.array([index for _, index in homes], np.int64)[chosen]
         _sit(sampler, number, indices, mine)
-        _write(sampler, number, indices, mine)
+        yield from _write(sampler, number, indices, mine)
 
 
 def _sit(sampler: Sampler, number: int, indices: Column, part: Tree) -> None:
@@ -223,8 +230,8 @@ def _sit(sampler: Sampler, number: int, indices: Column, part: Tree) -> None:
     sampler._table.returns[part["slot"]] = part["returns"]
 
 
-def _write(sampler: Sampler, number: int, indices: Column, part: Tree) -> None:
-    """Write rows into a cohort's ledger and let those wait that were not answered."""
+def _write(sampler: Sampler, number: int, indices: Column, part: Tree) -> Iterator[Waiting]:
+    """Write rows into a cohort's ledger; yield those that were not answered."""
     cohort, slots = sampler._cohorts[number], part["slot"]
     ledger = cohort.ledger
     fields = {name: part[name] for name in _OF_A_TRAJECTORY}
@@ -234,12 +241,13 @@ def _write(sampler: Sampler, number: int, indices: Column, part: Tree) -> None:
     if isinstance(ledger, LifeLedger):
         for slot, life in zip(slots.tolist(), part["lives"], strict=True):
             ledger.lives[slot] = Life() if life is None else Life(*life)
-    waits = np.flatnonzero(~part["columns"]["answered"])
-    if len(waits):
+    turns, places = part["turn"].T
+    for turn in np.unique(turns[turns >= 0]).tolist():
+        waits = np.flatnonzero(turns == turn)
+        waits = waits[np.argsort(places[waits])]
         which = 0 if len(cohort.policy_ids) == 1 else indices[waits]
         raw = [part["raw"][place] for place in waits.tolist()]
-        block = Block(slots[waits], which, part["env_index"][waits], first + waits, raw)
-        sampler._pending.append((number, block))
+        yield turn, number, Block(slots[waits], which, part["env_index"][waits], first + waits, raw)
 
 
 def _of_envs(part: Tree, indices: Collection[int]) -> Tree:
