@@ -63,10 +63,7 @@ def write_checkpoint(
         if path.suffix == ".json":
             path.write_text(json.dumps(content, allow_nan=False), "utf-8")
         else:
-            save_file(
-                {key: np.ascontiguousarray(array).reshape(array.shape) for key, array in content.items()},
-                path,
-            )
+            _write_arrays(path, content)
         _sync(path)
         hashes[file_name] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
     (folder / MANIFEST).write_text(_manifest_text({"format": FORMAT, **manifest, "files": hashes}), "utf-8")
@@ -179,6 +176,15 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_bytes()) if path.suffix == ".json" else load_file(path)
     except (ValueError, RecursionError, SafetensorError) as error:
         raise _damaged(path, type(error).__name__) from error
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays; readable for whom other new files are, which would be their owner alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    # Without a copy where there is no need for one; zero-dimensional ones keep their shape.
+    save_file({key: np.ascontiguousarray(array).reshape(array.shape) for key, array in arrays.items()}, path)
+    path.chmod(mode)
 
 
 def _lists_files(files: Any) -> bool:

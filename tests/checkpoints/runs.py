@@ -33,7 +33,9 @@ def by_seat(agent_id: Any, *args: Any, **kwargs: Any) -> str:
 def weights_of(algo: Algorithm) -> dict[str, bytes]:
     """Return the bytes of all weights of all policies."""
     found = algo.get_weights()
-    return {f"{policy}/{name}": array.tobytes() for policy, own in found.items() for name, array in own.items()}
+    return {
+        f"{policy}/{name}": array.tobytes() for policy, own in found.items() for name, array in own.items()
+    }
 
 
 def trained(algo: Algorithm, iterations: int) -> dict[str, Any]:

@@ -133,7 +133,9 @@ def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path)
     manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": FORMAT + 1, "menv_version": "9.9"}))
+    (folder / "manifest.json").write_text(
+        json.dumps({**manifest, "format": FORMAT + 1, "menv_version": "9.9"})
+    )
     with pytest.raises(ConfigError, match=r"format 2, expected at most 1; it was written by menv 9\.9"):
         loaded(tmp_path)
 

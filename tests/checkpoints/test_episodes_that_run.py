@@ -75,7 +75,9 @@ def test_the_environments_are_stepped_with_the_same_actions_again(tmp_path: Path
 
 
 @pytest.mark.parametrize("changed", [Drifting, Breaking])
-def test_an_episode_that_comes_out_differently_is_broken_off_and_counted(changed: Any, tmp_path: Path) -> None:
+def test_an_episode_that_comes_out_differently_is_broken_off_and_counted(
+    changed: Any, tmp_path: Path
+) -> None:
     with PPO(env=Walk, config=SMALL) as algo:
         trained(algo, 2)
         algo.save(tmp_path)

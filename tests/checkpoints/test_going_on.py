@@ -57,7 +57,13 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(name: str, tmp_pat
             resumed = trained(again, 3)
             assert weights_of(again) == weights_of(algo)
     assert resumed["num_episodes_not_resumed"] == 0
-    for key in ("episode_reward_mean", "episodes_total", "num_agent_steps_trained", "timesteps_total", "hist_stats"):
+    for key in (
+        "episode_reward_mean",
+        "episodes_total",
+        "num_agent_steps_trained",
+        "timesteps_total",
+        "hist_stats",
+    ):
         assert resumed[key] == result[key]
     assert resumed["info"] == result["info"]
 
@@ -90,7 +96,12 @@ def test_policies_that_were_added_on_the_fly_go_on(tmp_path: Path) -> None:
 
 
 def test_evaluations_go_on_as_well(tmp_path: Path) -> None:
-    config = {**SMALL, "evaluation_interval": 2, "evaluation_duration": 4, "evaluation_config": {"explore": False}}
+    config = {
+        **SMALL,
+        "evaluation_interval": 2,
+        "evaluation_duration": 4,
+        "evaluation_config": {"explore": False},
+    }
     with PPO(env="CartPole-v1", config=config) as algo:
         trained(algo, 2)
         algo.save(tmp_path)

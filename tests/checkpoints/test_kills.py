@@ -13,7 +13,14 @@ ROOT = Path(__file__).parents[2]
 
 def kill(times: int, seed: int, folder: Path) -> int:
     """Kill a process that saves, so many times; return how often that interrupted the writing of a folder."""
-    script = [sys.executable, "-m", "tests.checkpoints.saving_until_killed", str(folder), str(times), str(seed)]
+    script = [
+        sys.executable,
+        "-m",
+        "tests.checkpoints.saving_until_killed",
+        str(folder),
+        str(times),
+        str(seed),
+    ]
     done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told, interrupted = map(int, done.stdout.split())

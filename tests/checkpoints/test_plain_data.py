@@ -15,9 +15,13 @@ from menv.errors import ConfigError
 from menv.plain_data import Arrays, digest, from_plain, is_plain, to_plain
 
 KEYS = st.one_of(st.text(), st.integers(), st.booleans(), st.tuples(st.text(), st.integers()))
-LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary())
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary()
+)
 TREES = st.recursive(
-    LEAVES, lambda inner: st.one_of(st.lists(inner), st.tuples(inner, inner), st.dictionaries(KEYS, inner)), max_leaves=20
+    LEAVES,
+    lambda inner: st.one_of(st.lists(inner), st.tuples(inner, inner), st.dictionaries(KEYS, inner)),
+    max_leaves=20,
 )
 
 
@@ -64,13 +68,27 @@ def test_anything_else_is_refused(value: Any) -> None:
         to_plain(value, {})
 
 
-@pytest.mark.parametrize("tree", [{"$array": "7"}, {"$class": "os"}, {"$dict": [1]}, {"$float": "x"}, {"$objects": 3}])
+@pytest.mark.parametrize(
+    "tree", [{"$array": "7"}, {"$class": "os"}, {"$dict": [1]}, {"$float": "x"}, {"$objects": 3}]
+)
 def test_marks_that_nobody_writes_are_refused(tree: Any) -> None:
     with pytest.raises(ConfigError, match="expected what to_plain writes"):
         from_plain(tree, {})
 
 
 def test_a_digest_tells_values_types_and_shapes_apart() -> None:
-    trees: list[Any] = [1, 1.0, True, "1", [1], (1,), np.int64(1), np.int32(1), np.array([1]), np.array([[1]]), {"a": 1}]
+    trees: list[Any] = [
+        1,
+        1.0,
+        True,
+        "1",
+        [1],
+        (1,),
+        np.int64(1),
+        np.int32(1),
+        np.array([1]),
+        np.array([[1]]),
+        {"a": 1},
+    ]
     assert len({digest(tree) for tree in trees}) == len(trees)
     assert digest({"a": np.arange(3)}) == digest({"a": np.arange(3)})
