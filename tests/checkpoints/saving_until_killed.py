@@ -47,7 +47,7 @@ def main() -> None:
                 assert weights_of(again) == wanted
                 assert again.iteration >= latest
                 again.sample()
-    print(kills, interrupted)
+    sys.stdout.write(f"{kills} {interrupted}\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -53,9 +54,10 @@ def test_a_setting_that_is_given_holds(tmp_path: Path) -> None:
     with PPO(env="CartPole-v1", config=SMALL) as algo:
         trained(algo, 1)
         algo.save(tmp_path)
+    whole: Any = algo.config
     given: list[Any] = [
         {"lr": 0.5, "model": {"fcnet_hiddens": [16]}},
-        dataclasses.replace(algo.config, lr=0.5),
+        dataclasses.replace(whole, lr=0.5),
     ]
     for config in given:
         with PPO.from_checkpoint(tmp_path, config) as again:
@@ -146,7 +148,7 @@ def test_another_algorithm_and_another_network_are_refused(tmp_path: Path) -> No
             ConfigError, match=r"a checkpoint of PPO, expected one of DQN; call PPO\.from_checkpoint"
         ):
             DQN.from_checkpoint(tmp_path)
-        with pytest.raises(ConfigError, match="have shape .*, expected .*; build the same model"):
+        with pytest.raises(ConfigError, match=r"have shape .*, expected .*; build the same model"):
             PPO.from_checkpoint(tmp_path, {"model": {"fcnet_hiddens": [8]}})
         with (
             PPO(env="CartPole-v1", config={**SMALL, "model": {"fcnet_hiddens": [8]}}) as other,
@@ -198,9 +200,9 @@ def test_a_stopped_algorithm_is_neither_saved_nor_restored(tmp_path: Path) -> No
     algo = PPO(env="CartPole-v1", config=SMALL)
     algo.save(tmp_path)
     algo.stop()
-    with pytest.raises(CallOrderError, match="^save: this algorithm was stopped"):
+    with pytest.raises(CallOrderError, match=r"^save: this algorithm was stopped"):
         algo.save(tmp_path)
-    with pytest.raises(CallOrderError, match="^restore: this algorithm was stopped"):
+    with pytest.raises(CallOrderError, match=r"^restore: this algorithm was stopped"):
         algo.restore(tmp_path)
 
 
@@ -214,8 +216,6 @@ def test_a_new_process_goes_on_to_the_same_weights(tmp_path: Path) -> None:
         trained(algo, 2)
         algo.save(tmp_path)
         trained(algo, 2)
-        import hashlib
-
         wanted = hashlib.sha256(repr(sorted(weights_of(algo).items())).encode()).hexdigest()
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
