@@ -68,6 +68,21 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(name: str, tmp_pat
     assert resumed["info"] == result["info"]
 
 
+@pytest.mark.parametrize("name", ["ppo with a memory, two policies", "ppo, agents that come and go"])
+def test_the_next_fragment_is_the_same_in_every_column(name: str, tmp_path: Path) -> None:
+    kind, env, config = RUNS[name]
+    with kind(env=env, config=config) as algo:
+        trained(algo, 2)
+        algo.save(tmp_path)
+        with kind.from_checkpoint(tmp_path, {"multiagent": config["multiagent"]}) as again:
+            batch, found = algo.sample(), again.sample()
+            assert list(found.policy_batches) == list(batch.policy_batches)
+            for policy_id, own in batch.policy_batches.items():
+                other = found[policy_id]
+                for column in (*own.stored(), "eps_id", "unroll_id", "agent_index", "prev_actions", "prev_rewards"):
+                    assert other[column].tobytes() == own[column].tobytes(), column
+
+
 def test_the_policy_of_a_group_goes_on_too(tmp_path: Path) -> None:
     def grouped(context: Any) -> Any:
         return TwoStepGame(context).with_agent_groups({"both": TwoStepGame(context).possible_agents})
