@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from menv.errors import ConfigError
+from menv.loop import checkpoint_folder
 from menv.loop.checkpoint_folder import (
     FORMAT,
     find_checkpoint,
@@ -152,3 +154,46 @@ def test_a_file_that_names_no_checkpoint_is_refused(says: str, tmp_path: Path) -
     (tmp_path / "LATEST").write_text(says, "latin-1")
     with pytest.raises(ConfigError, match="000003"):
         find_checkpoint(tmp_path)
+
+
+class Killed(BaseException):
+    """Stands for the end of a process."""
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_wherever_writing_stops_a_whole_checkpoint_is_found(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    stop = 0
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == stop:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    found = []
+    while not found or found[-1] != "complete":
+        stop, root = stop + 1, tmp_path / str(stop)
+        written(root)
+        calls = 0
+        with monkeypatch.context() as patched:
+            for name in ("replace", "fsync", "mkdir", "open"):
+                patched.setattr(checkpoint_folder.os, name, counted(getattr(os, name)))
+            patched.setattr(checkpoint_folder.shutil, "rmtree", counted(shutil.rmtree))
+            try:
+                write_checkpoint(root, number, {}, {"state.json": {"new": True}})
+                found.append("complete")
+            except Killed:
+                found.append("new" if "new" in loaded(root)["state.json"] else "old")
+        assert "new" in loaded(root)["state.json"] or found[-1] == "old"
+        write_checkpoint(root, number + 1, {}, {"state.json": {"next": True}})
+        assert loaded(root) == {"state.json": {"next": True}}
+        assert not [path for path in root.iterdir() if path.name.startswith(".")]
+    assert found == sorted(found, key=["old", "new", "complete"].index)
+    assert len(found) > 10

@@ -24,6 +24,11 @@ GRU = {"fcnet_hiddens": [16], "use_gru": True}
 LSTM = {"fcnet_hiddens": [16], "use_lstm": True, "lstm_cell_size": 8}
 PRIORITIES = {"replay_buffer_config": {"prioritized_replay": True, "capacity": 100}}
 
+
+def all_to_b(*args: Any, **kwargs: Any) -> str:
+    return "b"
+
+
 RUNS: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
     "ppo": (PPO, "CartPole-v1", SMALL),
     "ppo with a memory": (PPO, "CartPole-v1", {**SMALL, "model": LSTM}),
@@ -79,7 +84,14 @@ def test_the_next_fragment_is_the_same_in_every_column(name: str, tmp_path: Path
             assert list(found.policy_batches) == list(batch.policy_batches)
             for policy_id, own in batch.policy_batches.items():
                 other = found[policy_id]
-                for column in (*own.stored(), "eps_id", "unroll_id", "agent_index", "prev_actions", "prev_rewards"):
+                for column in (
+                    *own.stored(),
+                    "eps_id",
+                    "unroll_id",
+                    "agent_index",
+                    "prev_actions",
+                    "prev_rewards",
+                ):
                     assert other[column].tobytes() == own[column].tobytes(), column
 
 
@@ -108,6 +120,19 @@ def test_policies_that_were_added_on_the_fly_go_on(tmp_path: Path) -> None:
             assert trained(again, 2)["num_episodes_not_resumed"] == 0
             assert weights_of(again) == weights_of(algo)
             assert sorted(again.get_weights()) == ["a", "b", "default_policy"]
+
+
+def test_who_is_left_after_a_policy_was_removed_goes_on(tmp_path: Path) -> None:
+    with PPO(env="tictactoe", config={**SMALL, "multiagent": TWO}) as algo:
+        trained(algo, 1)
+        algo.remove_policy("a", policy_mapping_fn=all_to_b)
+        trained(algo, 2)
+        algo.save(tmp_path)
+        trained(algo, 2)
+        with PPO.from_checkpoint(tmp_path, {"multiagent": TWO}, policy_mapping_fn=all_to_b) as again:
+            assert trained(again, 2)["num_episodes_not_resumed"] == 0
+            assert weights_of(again) == weights_of(algo)
+            assert list(again.get_weights()) == ["b"]
 
 
 def test_evaluations_go_on_as_well(tmp_path: Path) -> None:
