@@ -13,7 +13,7 @@ SOURCES := $(wildcard menv tests examples benchmarks)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check bench format clean
+.PHONY: help setup demo test test-slow test-soak check bench format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ test: setup  ## run the tests, without the slow ones
 
 test-slow: setup  ## run the slow tests only: learning curves and long enumerations
 	$(IN_VENV) -m pytest -m slow $(ARGS)
+
+test-soak: setup  ## run the tests that repeat a fault many times, such as processes killed while they save
+	$(IN_VENV) -m pytest -m soak $(ARGS)
 
 check: setup  ## check format, lint, types, budgets and the direction of imports
 	$(IN_VENV) -m ruff format --check $(SOURCES)

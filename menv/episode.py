@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -145,6 +145,34 @@ class Episode:
         """Bind an agent to a policy until the episode ends; return both and its number, as `seat_of` does."""
         seat = self._policies[agent_id] = (policy_id, len(self._policies))
         return seat
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that is known of the episode, as a tree; plain if what users put into it is."""
+        return {
+            "episode_id": self.episode_id,
+            "length": self.length,
+            "agent_rewards": dict(self.agent_rewards),
+            "unclaimed_rewards": self.unclaimed_rewards,
+            "policies": dict(self._policies),
+            "extras": self._extras,
+            "last": self._last,
+            "rng": None if self._rng is None else dict(self._rng.bit_generator.state),
+        }
+
+    @classmethod
+    def from_state(cls, env_id: EnvId, state: Mapping[str, Any]) -> Self:
+        """Return the episode of which `state` returned this."""
+        episode = cls(state["episode_id"], env_id)
+        episode.length = state["length"]
+        episode.agent_rewards, episode.unclaimed_rewards = state["agent_rewards"], state["unclaimed_rewards"]
+        episode._policies, episode._extras, episode._last = state["policies"], state["extras"], state["last"]
+        if state["rng"] is not None:
+            episode.rng.bit_generator.state = state["rng"]
+        return episode
+
+    def seats(self) -> Mapping[AgentId, tuple[str, int]]:
+        """Return the policy and the number of each agent, in order of appearance."""
+        return self._policies
 
     def credit(self, agent_id: AgentId, reward: float) -> None:
         """Add what an agent earned in a life that ended."""

@@ -238,6 +238,38 @@ class Ledger:
         t = int(owners.released[segment]) + place - int(cut_rows.starts[segment])
         return int(owners.env_index[segment]), owners.agent_id[segment], t
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing has been written since the last `close`."""
+        return self._n == len(self._living.slot) and not self._starts and not self._ends.slots
+
+    def held(self) -> tuple[Trajectories, dict[str, Column]]:
+        """Return the trajectories that live on after `close`, by slot, and the columns of the one row of each."""
+        order = np.argsort(self._columns["slots"][: self._n], kind="stable")
+        return self._living, {name: column[order] for name, column in self._columns.items()}
+
+    def fits(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a row of another ledger, a value a column, could lie here."""
+        return all(
+            name in row and np.shape(row[name]) == column.shape[1:] for name, column in self._columns.items()
+        )
+
+    def take_up(self, living: Trajectories, columns: Mapping[str, Column]) -> None:
+        """Go on with trajectories of another ledger, the columns of whose rows are like those here.
+
+        Args:
+            living: S trajectories.
+            columns: [S, ...] as from `held`.
+        """
+        start, self._n = self._n, self._n + len(living.slot)
+        if _ENV_T in columns:
+            self._columns.setdefault(_ENV_T, np.zeros(len(self._columns["slots"]), np.int64))
+        if self._n > len(self._columns["slots"]):
+            self._grow(self._n)
+        for name, column in columns.items():
+            self._columns[name][start : self._n] = column
+        self._living = self._living.and_then(living)
+
     def moved(self, rows: Rows) -> Rows:
         """Return where unanswered rows of before the last `close` are now."""
         before = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from menv.base_env import SINGLE_AGENT, AgentId
 from menv.episode import Episode
+from menv.plain_data import is_plain
 
 Returns: TypeAlias = dict[Any, list[float]]
 
@@ -67,6 +68,7 @@ class Metrics:
         self._media: deque[Mapping[str, Any]] = deque(maxlen=_MOST_NEW)
         self.unclaimed_rewards = 0.0
         self.episodes_total = 0
+        self.episodes_not_resumed = 0
 
     def record(self, episode: Episode) -> None:
         """Take in an episode that ended."""
@@ -127,6 +129,7 @@ class Metrics:
             "agent_rewards_omitted": omitted,
             "unclaimed_rewards": self.unclaimed_rewards,
             "num_faulty_episodes": faulty,
+            "num_episodes_not_resumed": self.episodes_not_resumed,
             "custom_metrics": _custom(episodes),
             "episode_media": _media(media),
             "hist_stats": {
@@ -137,6 +140,29 @@ class Metrics:
             },
         }
 
+    def state(self) -> dict[str, Any]:
+        """Return what the next summaries depend on, but for `episode_media`, as a plain tree."""
+        return {
+            "before": [_as_plain(record) for record in self._before],
+            "new": [_as_plain(record) for record in [*self._new, *self._solos()]],
+            "new_count": self._new_count,
+            "new_faulty": self._new_faulty,
+            "unclaimed_rewards": float(self.unclaimed_rewards),
+            "episodes_total": self.episodes_total,
+            "episodes_not_resumed": self.episodes_not_resumed,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+        for window, records in ((self._before, state["before"]), (self._new, state["new"])):
+            window.clear()
+            window.extend(Record(*record) for record in records)
+        self._solo.clear()
+        self._media.clear()
+        self._new_count, self._new_faulty = state["new_count"], state["new_faulty"]
+        self.unclaimed_rewards, self.episodes_total = state["unclaimed_rewards"], state["episodes_total"]
+        self.episodes_not_resumed = state["episodes_not_resumed"]
+
     def _solos(self) -> list[Record]:
         """Return what is kept of the episodes of one agent each."""
         return [
@@ -144,6 +170,19 @@ class Metrics:
             for key, returns, lengths in self._solo
             for reward, length in zip(returns, lengths, strict=True)
         ]
+
+
+def _as_plain(record: Record) -> list[Any]:
+    """Return a record's fields as plain values; returns of agents whose ids are none go without them."""
+    rewards, others = dict(record.rewards), list(record.others)
+    if not is_plain(rewards):
+        others += [(policy, reward) for (_, policy), reward in rewards.items()]
+        rewards = {}
+    members = {group: dict(by_member) for group, by_member in record.members.items()}
+    custom = {name: float(value) for name, value in record.custom_metrics.items()}
+    hist = {name: [float(value) for value in values] for name, values in record.hist_data.items()}
+    members = members if is_plain(members) else {}
+    return [float(record.total_reward), int(record.length), rewards, others, members, custom, hist]
 
 
 def _cut_short(episode: Episode) -> tuple[dict[tuple[AgentId, str], float], list[tuple[str, float]]]:

@@ -125,6 +125,19 @@ class PolicyMap:
             )
         return policy_id
 
+    def goes_on(self, before: PolicyMap) -> bool:
+        """Return whether this map answers as one of before does, for whoever that one could map to."""
+        same_fn = self._fn is before._fn
+        return same_fn and all(self.specs.get(name) is spec for name, spec in before.specs.items())
+
+    @property
+    def settings(self) -> tuple[Any, Any]:
+        """The mapping function as it was given, and who learns: ids in order, a function or None."""
+        trained = (
+            self._trained if callable(self._trained) or self._trained is None else sorted(self._to_train)
+        )
+        return self._fn, trained
+
     def trains(self, policy_id: str, batch: Any = None) -> bool:
         """Return whether a policy shall learn from `batch`."""
         if callable(self._to_train):

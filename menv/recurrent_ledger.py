@@ -6,6 +6,7 @@ belongs to one life of one agent: it is zero when the trajectory begins and surv
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -15,8 +16,11 @@ import numpy.typing as npt
 from menv.ledger import Ledger, Rows
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
+from menv.trajectories import Trajectories
 
 States = npt.NDArray[np.float32]
+
+_STATE = "state"
 
 
 class RecurrentLedger(Ledger):
@@ -61,6 +65,18 @@ class RecurrentLedger(Ledger):
         while slot >= len(self._states):
             self._states = np.concatenate((self._states, np.zeros_like(self._states)))
         self._states[slot] = 0.0
+
+    def held(self) -> tuple[Trajectories, dict[str, Column]]:
+        """Return what goes on, the state before the next row among the columns; see `Ledger.held`."""
+        living, columns = super().held()
+        return living, {**columns, _STATE: self._states[living.slot]}
+
+    def take_up(self, living: Trajectories, columns: Mapping[str, Column]) -> None:
+        """Go on with trajectories of another ledger; see `Ledger.take_up`."""
+        super().take_up(living, {name: column for name, column in columns.items() if name != _STATE})
+        while len(living.slot) and living.slot.max() >= len(self._states):
+            self._states = np.concatenate((self._states, np.zeros_like(self._states)))
+        self._states[living.slot] = columns[_STATE]
 
     def states(self, slots: Column) -> States:
         """Return the [R, S] states of the trajectories that have these slots [R]; copies."""

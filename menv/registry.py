@@ -74,6 +74,11 @@ def register_env(name: str, creator: EnvCreator) -> None:
     _registered[name] = creator
 
 
+def is_known(name: str) -> bool:
+    """Return whether an environment has this name in this process, so that nothing has to be imported to find it."""
+    return name in _registered or name in BUILT_IN or (":" not in name and _is_gym_id(name))
+
+
 def resolve_env(env: Any) -> EnvCreator:
     """Return what creates the environment that `env` stands for.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from menv.adapters.answers import nested_answers
 from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report, check_info, finite, own_copy
 from menv.base_env import SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, FloatArray, Join, MultiEnvDict, Ready
 from menv.errors import ContractError, MenvError
@@ -116,6 +117,47 @@ class GymEnvs(LocalEnvs):
     def get_agent_ids(self) -> set[AgentId]:
         """Return the one agent id."""
         return {SINGLE_AGENT}
+
+    def episode_start(self, index: int) -> int:
+        """Return the env steps of a copy at its last reset."""
+        return self._episode_start[index]
+
+    def slots_of(self, index: int) -> dict[AgentId, int]:
+        """Return the slot of a copy's agent."""
+        return {SINGLE_AGENT: index}
+
+    @property
+    def seats(self) -> Sequence[tuple[EnvId, AgentId]]:
+        """The seats by slot."""
+        return self._seats
+
+    def _waits(self, index: int) -> Any:
+        """Return the observation that a copy's agent waits with."""
+        return self._obs[index]
+
+    def _clear(self, seats: Any) -> None:
+        """Forget all rows, answers and episodes."""
+        self._report, self._answers, self._due = Report(), ((), ()), frozenset()
+        self._waiting = self._everybody
+
+    def _play(self, index: int, recorded: Recorded) -> bool:
+        """Play an episode again; see `LocalEnvs.take_up`."""
+        self._env_steps[index] = self._episode_start[index] = recorded.start
+        self._obs[index], self._infos[index] = self._reset_env(index, recorded.seed)
+        self._fresh[index] = recorded.stop == recorded.start
+        for _ in range(recorded.start, recorded.stop):
+            action = next(recorded.actions[SINGLE_AGENT])
+            obs, _, terminated, truncated, info = self._steps[index](action)
+            self._obs[index], self._infos[index] = obs, info
+            if terminated or truncated:
+                return False
+        return True
+
+    def _begin_next(self, index: int, slots: Mapping[AgentId, int]) -> None:
+        """Begin a new episode."""
+        self._begin(index, *self._reset_env(index))
+        self._due |= {index}
+        self._waiting = self._waiting.difference((index,))
 
     def _start(self) -> None:
         """Reset every copy for the first time."""

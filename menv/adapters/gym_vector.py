@@ -75,6 +75,12 @@ class GymVectorEnvs(LockstepEnvs):
             "use num_envs_per_worker with the single environment instead"
         )
 
+    def start_over(self, env_steps: IntArray) -> None:
+        """Reset everything with the next poll, with another seed than the first time; see `LockstepEnvs`."""
+        super().start_over(env_steps)
+        if self._seed is not None:
+            self._seed = draws.reset_seed(self._seed, 0, int(env_steps.sum()))
+
     def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
         """Reset everything; see `LockstepEnvs`."""
         seed, self._seed = self._seed if seed is None else seed, None

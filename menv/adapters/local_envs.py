@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from menv import draws
-from menv.base_env import BaseEnv, EnvId
+from menv.adapters.recorded import Recorded
+from menv.base_env import BaseEnv, EnvId, IntArray
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
+from menv.plain_data import digest
 
 
 class LocalEnvs(BaseEnv):
@@ -80,6 +83,82 @@ class LocalEnvs(BaseEnv):
             self._stopped = True
             for env in self._envs:
                 getattr(env, "close", _nothing)()
+
+    @property
+    def env_steps(self) -> IntArray:
+        """[E] env steps of each sub-environment since its start."""
+        return self._env_steps
+
+    @abstractmethod
+    def episode_start(self, index: int) -> int:
+        """Return the env steps of a sub-environment at its last reset."""
+
+    @abstractmethod
+    def slots_of(self, index: int) -> dict[Any, int]:
+        """Return the slot of each agent that a sub-environment knows."""
+
+    def episode_seed(self, index: int) -> int | None:
+        """Return the seed of a sub-environment's last reset, None where it was left alone."""
+        if self._seed is None:
+            return None
+        return draws.reset_seed(self._seed, self._first_index + index, self.episode_start(index))
+
+    def shown(self, index: int) -> str | None:
+        """Return a digest of what waits in a sub-environment, None where no file could hold that."""
+        return digest(self._waits(index))
+
+    def take_up(self, env_steps: IntArray, recorded: Mapping[int, Recorded], seats: Any) -> set[int]:
+        """Go on where another run was written down: play running episodes again, begin new ones for the others.
+
+        Args:
+            env_steps: [E] env steps so far.
+            recorded: Running episodes by index.
+            seats: What `seats` and `free_slots` of the other run's environment were.
+
+        Returns:
+            The sub-environments that begin their next episodes: whose episode is not in `recorded`, or came out
+            differently. Their first rows come with the next poll.
+        """
+        self._started = True
+        self._clear(seats)
+        fresh = set()
+        for index in range(len(self._envs)):
+            # Whatever goes wrong in an environment that is not as it was, its next episode begins with a reset.
+            again = False
+            if index in recorded:
+                with suppress(Exception):
+                    again = self._play(index, recorded[index]) and self.shown(index) == recorded[index].shown
+            self._env_steps[index] = env_steps[index]
+            if not again:
+                self._begin_next(index, {} if index not in recorded else recorded[index].slots)
+                fresh.add(index)
+        return fresh
+
+    @property
+    @abstractmethod
+    def seats(self) -> Any:
+        """The seats by slot; see `Ready.seats`."""
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Slots that nobody has, in the order in which they were given back."""
+        return []
+
+    @abstractmethod
+    def _waits(self, index: int) -> Any:
+        """Return what waits in a sub-environment as a tree."""
+
+    @abstractmethod
+    def _clear(self, seats: Any) -> None:
+        """Forget all rows, answers and episodes."""
+
+    @abstractmethod
+    def _play(self, index: int, recorded: Recorded) -> bool:
+        """Play an episode again; False if it is over too early."""
+
+    @abstractmethod
+    def _begin_next(self, index: int, slots: Mapping[Any, int]) -> None:
+        """Begin a new episode, with what a played one left forgotten."""
 
     def _index(self, env_id: Any) -> int:
         """Return the index of a sub-environment."""

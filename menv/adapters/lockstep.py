@@ -186,6 +186,15 @@ class LockstepEnvs(BaseEnv):
         self._fresh[:] = False
         self._take_reset(*self._reset_all(None, None))
 
+    def start_over(self, env_steps: IntArray) -> None:
+        """Reset everything with the next poll, as if there had been none, but count env steps on from [E] these."""
+        self._started = self._delivered = False
+        self._frames = self._actions = None
+        self._some.clear()
+        self._renewed.clear()
+        self._report = Report()
+        self._env_steps[:] = env_steps
+
     @property
     def env_steps(self) -> IntArray:
         """[E] env steps of each sub-environment since its start."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from menv.adapters.answers import nested_answers
 from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report, finite
 from menv.adapters.roster import Layout, Roster
 from menv.adapters.slot_pool import SlotPool
@@ -153,6 +155,67 @@ class MultiAgentEnvs(LocalEnvs):
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row."""
         return {roster.env_id: dict(roster.held) for roster in self._rosters if roster.held}
+
+    def episode_start(self, index: int) -> int:
+        """Return the env steps of a copy at its last reset."""
+        return int(self._env_steps[index]) - self._rosters[index].episode_steps
+
+    def slots_of(self, index: int) -> dict[AgentId, int]:
+        """Return the slot of each agent that a copy knows."""
+        return self._rosters[index].slots
+
+    @property
+    def seats(self) -> list[tuple[EnvId, AgentId]]:
+        """The seats by slot."""
+        return self._pool.seats
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Slots that nobody has, in the order in which they were given back."""
+        return self._pool.free
+
+    def _waits(self, index: int) -> Any:
+        """Return who waits in a copy, with what, and what is owed."""
+        roster = self._rosters[index]
+        return [roster.waiting.agents, roster.obs, [float(paid) for paid in roster.rewards], roster.held]
+
+    def _clear(self, seats: Any) -> None:
+        """Forget all rows, answers and episodes."""
+        self._report, self._answers = Report(), [None] * len(self._envs)
+        self._due, self._waiting = set(), set(self._everybody)
+        self._delivered = ([], [], np.zeros(0, np.int64))
+        self._pool.put(seats)
+        self._renew_rosters(self._everybody)
+
+    def _renew_rosters(
+        self, indices: Iterable[int], slots: Mapping[AgentId, int] = MappingProxyType({})
+    ) -> None:
+        """Replace rosters by such as know nothing but the slots of some agents."""
+        for index in indices:
+            roster = Roster(index, index, self._pool, possible_agents(self._envs[index]))
+            roster.slots.update(slots)
+            self._rosters[index] = roster
+
+    def _play(self, index: int, recorded: Recorded) -> bool:
+        """Play an episode again; see `LocalEnvs.take_up`."""
+        self._renew_rosters([index], recorded.slots)
+        roster, step, report = self._rosters[index], self._envs[index].step, Report()
+        self._env_steps[index] = recorded.start
+        with self._pool.untouched():
+            roster.begin(*self._reset_env(index, recorded.seed), report)
+            while self._env_steps[index] < recorded.stop:
+                answers = {agent: next(recorded.actions[agent]) for agent in roster.waiting.agents}
+                roster.answered |= bool(answers)
+                if roster.step(step(answers), report):
+                    return False
+                self._env_steps[index] += 1
+        return roster.slots == recorded.slots
+
+    def _begin_next(self, index: int, slots: Mapping[AgentId, int]) -> None:
+        """Begin a new episode; agents keep their slots."""
+        self._renew_rosters([index], slots)
+        self._begin(index, *self._reset_env(index))
+        self._waiting.discard(index)
 
     def _start(self) -> None:
         """Reset every copy for the first time."""

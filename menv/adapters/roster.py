@@ -80,6 +80,11 @@ class Roster:
         return self._held
 
     @property
+    def slots(self) -> dict[AgentId, int]:
+        """The slot of each agent that has one."""
+        return self._slots
+
+    @property
     def known(self) -> set[AgentId]:
         """Agents that have a slot: those of this episode and some of earlier ones."""
         return set(self._slots)

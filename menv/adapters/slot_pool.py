@@ -6,6 +6,9 @@ pair `(env_id, agent_id)` that error messages and dict views print.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 from menv.base_env import AgentId, EnvId
 
 
@@ -32,3 +35,21 @@ class SlotPool:
     def give_back(self, slot: int) -> None:
         """Make a slot free for anybody."""
         self._free.append(slot)
+
+    @property
+    def free(self) -> list[int]:
+        """The slots that were given back, in the order in which they were."""
+        return self._free
+
+    def put(self, state: tuple[Sequence[tuple[EnvId, AgentId]], Sequence[int]]) -> None:
+        """Take over the seats and the free slots of another pool."""
+        self.seats[:], self._free[:] = state
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Undo afterwards whatever was taken and given back."""
+        before = list(self.seats), list(self._free)
+        try:
+            yield
+        finally:
+            self.put(before)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from menv.algorithms.checkpoints import Checkpoints
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation import Evaluation
@@ -37,7 +38,7 @@ from menv.policy_map import DEFAULT_POLICY, PolicyMap
 from menv.registry import make_env
 
 
-class Algorithm(Exports):
+class Algorithm(Checkpoints, Exports):
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
@@ -162,6 +163,7 @@ class Algorithm(Exports):
               `agent_rewards_omitted` counts the others' returns.
             - Of this iteration's: `episodes_this_iter`, `num_faulty_episodes` (broken off by a fault of
               their environment), `episode_media` (a list for each name in `episode.media`).
+            - `num_episodes_not_resumed`: since the start, those that ran at a `save` and could not be taken up.
             - `sampler_results`: all of these again, and `sampler_perf`.
             - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`.
             - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.
@@ -200,6 +202,7 @@ class Algorithm(Exports):
             "time_total_s": learned - self._started,
         }
         self._attach_evaluation(result)
+        self.last_result = result
         self._callbacks.on_train_result(algorithm=self, result=result)
         return result
 

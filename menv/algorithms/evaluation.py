@@ -7,6 +7,7 @@ and no number of the training run depends on whether or when it was asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,9 @@ from menv.algorithms.episode_shares import EpisodeQuota, FirstEpisodes, Lockstep
 from menv.algorithms.population import Population
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks, read_callbacks
+from menv.errors import CallOrderError
 from menv.loop.sampler import Sampler
+from menv.loop.sampler_state import resume, sampler_state
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
 
@@ -97,6 +100,19 @@ class Evaluation:
         quota.shares = shares if self._in_episodes else np.full(num_envs, -(-duration // num_envs))
         if isinstance(self._metrics, FirstEpisodes):
             self._metrics.shares = quota.shares.copy()
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
+        if self._sampler is None:
+            return None
+        with suppress(CallOrderError):
+            return {"sampler": sampler_state(self._sampler), "metrics": self._metrics.state()}
+        return None
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` of another run's evaluation returned."""
+        resume(self._ready(), state["sampler"])
+        self._metrics.set_state(state["metrics"])
 
     def stop(self) -> None:
         """Close the environments."""

@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from menv.algorithms.cohorts import Built
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.joint_obs import JointObs
 from menv.algorithms.postprocessing import Postprocessing, add_critic_values
-from menv.algorithms.recipe import BringsLearner, Learner, Recipe, Weights
+from menv.algorithms.recipe import BringsLearner, KeepsState, Learner, Recipe, Weights
 from menv.algorithms.shared_layers import SharedLayers, SharingLearner
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
+from menv.errors import ConfigError
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 
+_OWN = "weights."
+"""Before the names of weights that a learner has other than the policy that acts."""
 _LATEST = ("epsilon", "cur_lr", "replay_rows", "cur_kl_coeff", "entropy_coeff")
 
 
@@ -62,6 +67,7 @@ class Learners:
         self.shared = SharedLayers()
         self._seed = seed
         self._learners: dict[str, Learner] = {}
+        self._seeds: dict[str, int] = {}
         self._policies = policies
         self._callbacks = callbacks
         self.postprocessing = Postprocessing(policies, configs, joint)
@@ -162,10 +168,47 @@ class Learners:
                 if policy_id in batch.policy_batches:
                     yield built, index, policy_id
 
-    def _new(self, built: Built, index: int, policy_id: str) -> Learner:
+    def state(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """Return each learner's seed and what its next step depends on, besides the weights that act, by policy.
+
+        Raises:
+            ConfigError: A learner of somebody's own does not say.
+        """
+        found = {}
+        for policy_id, learner in self._learners.items():
+            if not isinstance(learner, KeepsState):
+                raise ConfigError(
+                    f"save: the learner of policy {policy_id!r}, {type(learner).__name__}, has no state and set_state, "
+                    "expected both; define them: arrays by name"
+                )
+            acting, own = self._policies[policy_id].get_weights(), learner.weights()
+            changed = {
+                _OWN + name: own[name] for name in own if not np.array_equal(own[name], acting.get(name, ()))
+            }
+            found[policy_id] = self._seeds[policy_id], {**learner.state(), **changed}
+        return found
+
+    def set_state(self, state: Mapping[str, tuple[int, Mapping[str, Any]]], seed: int) -> None:
+        """Take over what `state` of other learners returned, once the policies have their weights.
+
+        Args:
+            state: As from `state`.
+            seed: What the others were given.
+        """
+        self._seed = seed
+        self._learners.clear()
+        for policy_id, (own_seed, arrays) in state.items():
+            learner = self._new(*self._home(policy_id), policy_id, own_seed)
+            assert isinstance(learner, KeepsState)
+            own = {name.removeprefix(_OWN): arrays[name] for name in arrays if name.startswith(_OWN)}
+            learner.set_weights({**learner.weights(), **own})
+            learner.set_state({name: arrays[name] for name in arrays if not name.startswith(_OWN)})
+
+    def _new(self, built: Built, index: int, policy_id: str, seed: int | None = None) -> Learner:
         """Create a policy's learner when it first learns."""
         weights: dict[str, Any] = built.cohort.backend.get_weights(index)
-        seed = self._seed % 2**31 + len(self._learners)
+        if seed is None:
+            seed = self._seed % 2**31 + len(self._learners)
         policy = self._policies[policy_id]
         if isinstance(policy, BringsLearner):
             learner = policy.make_learner(seed)
@@ -173,7 +216,7 @@ class Learners:
             learner = self.recipes[policy_id].make_learner(
                 built.network, policy_id, weights, self.configs[policy_id], seed
             )
-        self._learners[policy_id] = learner
+        self._learners[policy_id], self._seeds[policy_id] = learner, seed
         return learner
 
 

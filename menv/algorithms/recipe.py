@@ -48,6 +48,17 @@ class Learner(Protocol):
 
 
 @runtime_checkable
+class KeepsState(Protocol):
+    """A learner that checkpoints can hold; those of menv all do."""
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return everything besides the weights that the next step depends on, as arrays."""
+
+    def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over what `state` returned; called after `set_weights`."""
+
+
+@runtime_checkable
 class BringsLearner(Protocol):
     """A policy object whose class says how it learns, such as `menv.algorithms.PPOPolicy`."""
 

@@ -72,6 +72,13 @@ class Pipeline(Connector, Generic[C]):
         del self.connectors[self._index(name, "remove")]
         self._changes += 1
 
+    def become(self, connectors: Iterable[C]) -> None:
+        """Put these connectors into the place of all there are."""
+        self.connectors.clear()
+        for connector in connectors:
+            self.append(connector)
+        self._changes += 1
+
     def __getitem__(self, key: str | int | type[Any]) -> list[C]:
         """Return a list of connectors: those that have a name, the one at an index, or those of a type.
 

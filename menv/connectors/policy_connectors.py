@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.default_pipelines import action_pipeline, agent_pipeline
@@ -32,6 +32,18 @@ class PolicyConnectors:
     def version(self) -> int:
         """Grows with each change."""
         return self.agent.version + self.action.version
+
+    def take(self, agent: Any, action: Any) -> None:
+        """Put connectors of these states, as `to_state` of a pipeline has them, into the place of all there are.
+
+        Raises:
+            UnknownNameError: One of them is not registered.
+        """
+        ctx = self.agent.ctx or ConnectorContext()
+        before = AgentConnectorPipeline.from_state(ctx, agent)
+        behind = ActionConnectorPipeline.from_state(ctx, action)
+        self.agent.become(before.connectors)
+        self.action.become(behind.connectors)
 
     def for_evaluation(self) -> Self:
         """Return connectors of their own, which share statistics and change none."""

@@ -93,9 +93,8 @@ class Cohort(ABC):
         size = size if row_width is None else row_width
         self._columns = (size, width, action_shape, np.dtype(action_dtype), inputs_width, obs_dtype)
         self.state_sizes = state_sizes
-        self.ledger: Ledger = Ledger(*self._columns)
-        if state_sizes:
-            self.ledger = RecurrentLedger(*self._columns, state_sizes)
+        self.ledger: Ledger
+        self.take_rows()
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
         """Return what turns observations into rows."""
@@ -155,6 +154,22 @@ class Cohort(ABC):
         Returns:
             R env-ready actions.
         """
+
+    def take_rows(self) -> None:
+        """Write rows down as they are polled, into an empty ledger; what has not been released is dropped."""
+        if self.state_sizes:
+            self.ledger = RecurrentLedger(*self._columns, self.state_sizes)
+        else:
+            self.ledger = Ledger(*self._columns)
+
+    @abstractmethod
+    def env_actions(self, actions: Column) -> Answers:
+        """Return env-ready actions for [N, ...] those of a batch."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether a running episode can be played again from its actions, and goes on as it would have."""
+        return True
 
     @abstractmethod
     def twin(self) -> Cohort:
@@ -302,9 +317,14 @@ class NetCohort(Cohort):
         self.ledger = frames
         return frames
 
-    def take_rows(self) -> None:
-        """Write rows down again, as they are polled; what has not been released is dropped."""
-        self.ledger = Ledger(*self._columns)
+    def env_actions(self, actions: Column) -> Answers:
+        """Return env-ready actions; see `Cohort.env_actions`."""
+        return self.output(actions)
+
+    @property
+    def replays(self) -> bool:
+        """Whether actions say all about what the environment was given; see `Cohort.replays`."""
+        return self.path is None or not (self.path.keeps_lives or self.path.acts)
 
     def twin(self) -> NetCohort:
         """Return a cohort of the same policies, their weights included, with a ledger of its own."""

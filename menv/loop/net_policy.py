@@ -178,6 +178,22 @@ class NetPolicy(Policy):
         states = [] if decision.state is None else self._parts(decision.state)
         return answered(connected, shown, decision, states, logp, own, cohort.action_space)
 
+    def connectors_state(self) -> list[Any] | None:
+        """Return the states of both pipelines, JSON; None if they are the usual ones, which have none."""
+        own = self._own
+        return (
+            None if plain(own, self.networks.built) else [own.agent.to_state()[1], own.action.to_state()[1]]
+        )
+
+    def set_connectors_state(self, state: Sequence[Any] | None) -> None:
+        """Take over pipelines that `connectors_state` told of, None for those that are there.
+
+        Raises:
+            UnknownNameError: A connector is not registered.
+        """
+        if state is not None:
+            self._own.take(*state)
+
     def get_initial_state(self) -> list[Any]:
         """Return the parts of the recurrent state that a life begins with, [H] each; [] without one."""
         return [np.zeros(size, np.float32) for size in self.networks.state_sizes]

@@ -34,13 +34,23 @@ class OwnCohort(Cohort):
         """Keep the policies, by index."""
         plain = isinstance(action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete)
         shape = tuple(action_space.shape) if plain else ()
+        self._classic: list[bool] = []
         super().__init__(policy_ids, observation_space, shape, action_space.dtype if plain else object)
         self.policies = list(policies)
         self.action_space = action_space
         self._plain = plain
         self._classic = [decides_in_compute_actions(policy) for policy in policies]
+        self.take_rows()
+
+    def take_rows(self) -> None:
+        """Begin with an empty ledger; see `Cohort.take_rows`."""
+        super().take_rows()
         if any(self._classic):
             self.ledger = LifeLedger(*self._columns)
+
+    def env_actions(self, actions: Column) -> Answers:
+        """Return env-ready actions, which the columns hold; see `Cohort.env_actions`."""
+        return list(actions)
 
     def twin(self) -> OwnCohort:
         """Return a cohort of the same policy objects, with a ledger of its own."""

@@ -19,6 +19,7 @@ from menv.base_env import BaseEnv, Ready
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import ContractError
+from menv.loop.action_log import ActionLog
 from menv.loop.cohort import Answers, Block, Cohort, NetCohort, outside
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
@@ -57,8 +58,9 @@ class Sampler:
         num_workers: How many workers there are.
         metrics: The episodes that ended.
         explore: False acts greedily.
-        whole_frames: False goes the long way round where there is a short one, which records episodes one by one.
+        whole_frames: False goes the long way round always, which records episodes one by one.
         policies: The policy objects by id, for an `observation_fn`.
+        action_log: What the running episodes have done, to be played again.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Sampler:
         self.explore = True
         self.whole_frames = True
         self.policies: Mapping[str, Policy] = {}
+        self.action_log = ActionLog()
         self.env_steps = 0
         self.agent_steps = 0
         self._cohorts = list(cohorts)
@@ -166,15 +169,10 @@ class Sampler:
         """
         hooks = self._hooks
         self._connect()
-        if (
-            self.whole_frames
-            and not self._polled
-            and self._observation_fn is None
-            and not (hooks.active or hooks.keeps)
-        ):
-            self._frames = frame_loop(
-                self.base_env, self._cohorts, self.policy_map.only, self._table, self._book
-            )
+        rows = self._observation_fn is not None or hooks.active or hooks.keeps
+        if self.whole_frames and not self._polled and not rows:
+            only = self.policy_map.only
+            self._frames = frame_loop(self.base_env, self._cohorts, only, self._table, self._book)
         if self._frames is not None:
             return self._sample_frames(self._frames)
         if not self._polled:
@@ -361,8 +359,14 @@ class Sampler:
         """Close every cohort's fragment and point the rows that still wait to their new places."""
         self.env_steps += env_steps
         batches: dict[str, SampleBatch] = {}
-        for cohort in self._cohorts:
-            batches.update(cohort.close())
+        for number, cohort in enumerate(self._cohorts):
+            closed = cohort.close()
+            if self._frames is None:
+                for batch in closed.values():
+                    self.action_log.note(number, batch)
+            batches.update(closed)
+        if self.action_log.full:
+            self.action_log.keep({episode.episode_id for episode in self._book.running.values()})
         for batch in batches.values():
             pieces = len(batch.segments.lengths)
             batch.segments.unroll_id = np.arange(self._unrolls, self._unrolls + pieces)

@@ -120,6 +120,7 @@ class AlgorithmConfig:
                 f"agent_connectors: {self.agent_connectors!r}, expected a list; write "
                 'agent_connectors=[("FrameStackAgentConnector", {"num_frames": 4})]'
             )
+        object.__setattr__(self, "agent_connectors", tuple(self.agent_connectors))
         if not isinstance(self.env_config, Mapping):
             raise ConfigError(
                 f"env_config: {type(self.env_config).__name__}, expected a dict; pass env_config={{...}}"

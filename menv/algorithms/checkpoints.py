@@ -1,0 +1,242 @@
+"""Saving a training run and going on with it: the part of `Algorithm` that knows folders.
+
+`menv.loop.checkpoint_folder` writes and checks the files, `menv.algorithms.training_state` knows what is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import menv
+from menv.algorithms.stored_config import restored_config, stored_config
+from menv.errors import CallOrderError, ConfigError
+
+if TYPE_CHECKING:
+    from menv.algorithms.algorithm import Algorithm
+
+_KIND = "menv training checkpoint"
+_AGAIN = "pass the same policies, or load it with from_checkpoint"
+
+
+class Checkpoints:
+    """What an `Algorithm` can do with checkpoints."""
+
+    last_result: Mapping[str, Any] = {}
+    """What `train` returned last, nothing before it was called."""
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        keep_last: int | None = None,
+        keep_best: tuple[str, int] | None = None,
+    ) -> Path:
+        """Write a checkpoint, to be called between two iterations.
+
+        It goes into `path/<iteration>/`, and `path/LATEST` names it when it is complete: a process that is killed while
+        it saves leaves the checkpoint of before. It holds weights, optimizers, replayed experience, counters, metrics
+        and the running episodes, so that training goes on from it as if it had not stopped. Nothing in it is code.
+
+        Args:
+            path: A folder; made if it is not there.
+            keep_last: Delete all but so many of the latest checkpoints in it; None deletes none.
+            keep_best: `(metric, n)` keeps those n too that had the highest value of a key of the result, such as
+                `"episode_reward_mean"` or `"evaluation/episode_reward_mean"`; without `keep_last` all others but the
+                latest are deleted.
+
+        Returns:
+            The numbered folder.
+
+        Raises:
+            CallOrderError: A fragment is being sampled, or the algorithm was stopped.
+            ConfigError: A setting is wrong, or something cannot be written down.
+        """
+        from menv.algorithms.training_state import training_state
+        from menv.loop.checkpoint_folder import keep_only, write_checkpoint
+
+        algo = cast("Algorithm", self)
+        _refuse_stopped(algo, "save")
+        _check_keeping(keep_last, keep_best)
+        metric = keep_best and keep_best[0]
+        manifest = {
+            "kind": _KIND,
+            "menv_version": menv.__version__,
+            "algorithm": algo.recipe.name,
+            "iteration": algo.iteration,
+            "config": stored_config(algo.config, algo._population.policy_map),
+            "metrics": {metric: _metric(self.last_result, metric)} if metric else {},
+        }
+        root = Path(path)
+        folder = write_checkpoint(root, algo.iteration, manifest, training_state(algo))
+        if keep_last is not None or keep_best is not None:
+            keep_only(root, _kept(root, keep_last, keep_best))
+        return folder
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | Path,
+        config: Any = None,
+        env: Any = None,
+        *,
+        policy_ids: Collection[str] | None = None,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> Self:
+        """Return an algorithm that goes on where another one was saved.
+
+        Args:
+            path: What was given to `save`, for the latest checkpoint, or a numbered folder in it.
+            config: Settings that are put over the stored ones. Functions, classes, spaces and environments that are not
+                known by name in this process are not in a checkpoint, and are given here again.
+            env: Overrides the config's `env`.
+            policy_ids: The policies that are wanted; None takes all.
+            policy_mapping_fn: Overrides the config's.
+            policies_to_train: Overrides the config's.
+
+        Raises:
+            ConfigError: The checkpoint is not as it was written, is of another algorithm, or something is missing that
+                has to be given again.
+        """
+        from menv.algorithms.training_state import set_training_state, stored_seed
+        from menv.loop.checkpoint_folder import find_checkpoint, read_files
+
+        folder = find_checkpoint(path)
+        manifest = _manifest(folder, cls)
+        files = read_files(folder, manifest)
+        kind = cast("type[Algorithm]", cls)
+        settings = restored_config(
+            kind.recipe.config_class, manifest["config"],
+            _with(config, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train), env, policy_ids,
+        )  # fmt: skip
+        algo = kind(settings)
+        try:
+            same = settings.seed == manifest["config"]["seed"]
+            set_training_state(algo, files, seed=stored_seed(files) if same else algo._seed)
+        except BaseException:
+            algo.stop()
+            raise
+        return cast(Self, algo)
+
+    def restore(self, path: str | Path) -> None:
+        """Go on where an algorithm with the same policies and networks was saved; what this one has done is forgotten.
+
+        Args:
+            path: As for `from_checkpoint`.
+
+        Raises:
+            ConfigError: The checkpoint is not as it was written, or of other policies or networks; nothing has changed.
+        """
+        from menv.algorithms.training_state import set_training_state, stored_seed
+        from menv.loop.checkpoint_folder import find_checkpoint, read_files
+
+        algo = cast("Algorithm", self)
+        _refuse_stopped(algo, "restore")
+        folder = find_checkpoint(path)
+        manifest = _manifest(folder, type(self))
+        found = sorted(manifest["config"]["multiagent"]["policies"])
+        own = sorted(algo._population.policies)
+        if found != own:
+            raise ConfigError(f"{folder}: policies {found}, expected {own}; {_AGAIN}")
+        files = read_files(folder, manifest)
+        set_training_state(algo, files, seed=stored_seed(files))
+
+
+def _manifest(folder: Path, kind: type) -> dict[str, Any]:
+    """Return the manifest of a checkpoint of an algorithm."""
+    from menv.loop.checkpoint_folder import read_manifest
+
+    manifest = read_manifest(folder)
+    if manifest.get("kind") != _KIND:
+        raise ConfigError(
+            f"{folder}: {manifest.get('kind')!r}, expected a {_KIND}; pass a folder that save wrote"
+        )
+    name = cast("type[Algorithm]", kind).recipe.name
+    if manifest["algorithm"] != name:
+        raise ConfigError(
+            f"{folder}: a checkpoint of {manifest['algorithm']}, expected one of {name}; call "
+            f"{manifest['algorithm']}.from_checkpoint"
+        )
+    return manifest
+
+
+def _with(config: Any, **multiagent: Any) -> Any:
+    """Return settings with some of the `multiagent` section put over them."""
+    given = {name: value for name, value in multiagent.items() if value is not None}
+    if not given:
+        return config
+    from dataclasses import is_dataclass, replace
+
+    if is_dataclass(config) and not isinstance(config, type):
+        return replace(config, multiagent=replace(cast(Any, config).multiagent, **given))
+    settings = dict(config or {})
+    return {**settings, "multiagent": {**settings.get("multiagent", {}), **given}}
+
+
+def _check_keeping(keep_last: Any, keep_best: Any) -> None:
+    """Refuse settings that say nothing clear about what is kept."""
+    if keep_last is not None and (
+        isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1
+    ):
+        raise ConfigError(
+            f"save: keep_last is {keep_last!r}, expected an integer of at least 1, or None; correct it"
+        )
+    if keep_best is None:
+        return
+    fits = isinstance(keep_best, tuple | list) and len(keep_best) == 2 and isinstance(keep_best[0], str)
+    if not fits or isinstance(keep_best[1], bool) or not isinstance(keep_best[1], int) or keep_best[1] < 1:
+        raise ConfigError(
+            f'save: keep_best is {keep_best!r}, expected (metric, n); for example ("episode_reward_mean", 3)'
+        )
+
+
+def _metric(result: Mapping[str, Any], metric: str) -> float | None:
+    """Return a value of a result, None if there is none yet.
+
+    Raises:
+        ConfigError: A result has no such key, or no number there.
+    """
+    value: Any = result
+    for part in metric.split("/"):
+        if not result:
+            return None
+        if not isinstance(value, Mapping) or part not in value:
+            raise ConfigError(
+                f"save: keep_best names {metric!r}, which is not in the result, expected a key of it, such as "
+                '"episode_reward_mean"; correct it'
+            )
+        value = value[part]
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ConfigError(
+            f"save: keep_best names {metric!r}, {type(value).__name__}, expected a number; name another"
+        )
+    return None if value is None else float(value)
+
+
+def _kept(root: Path, keep_last: int | None, keep_best: tuple[str, int] | None) -> set[str]:
+    """Return the names of the checkpoints that are kept."""
+    from menv.loop.checkpoint_folder import numbered, read_manifest
+
+    folders = numbered(root)
+    kept = set() if keep_last is None else {folder.name for folder in folders[-keep_last:]}
+    if keep_best is not None:
+        metric, count = keep_best
+        worth = {}
+        for folder in folders:
+            value = None
+            with suppress(ConfigError, OSError):
+                value = read_manifest(folder).get("metrics", {}).get(metric)
+            if value is not None:
+                worth[folder.name] = value
+        # Of equal ones the later.
+        kept |= set(sorted(worth, key=lambda name: (worth[name], int(name)))[-count:])
+    return kept
+
+
+def _refuse_stopped(algo: Algorithm, what: str) -> None:
+    """Refuse to go on with environments that are closed."""
+    if algo._stopped:
+        raise CallOrderError(f"{what}: this algorithm was stopped; {what} before, or build a new one")

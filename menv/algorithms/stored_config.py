@@ -1,0 +1,178 @@
+"""Settings in a checkpoint: what JSON can hold is written, everything else by name only and given again.
+
+`menv.algorithms.checkpoints` writes and reads with it. Functions, classes and spaces are never looked up by the names
+that a file gives: whoever loads it passes them again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.classic_keys import read_config, read_keys
+from menv.errors import ConfigError
+from menv.policy_map import PolicyMap
+from menv.policy_spec import PolicySpec
+from menv.registry import is_known
+
+_NAMED = "$named"
+_FLOAT = "$float"
+_SECTIONS = ("model", "replay_buffer_config", "exploration_config")
+_OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm")
+
+Tree = dict[str, Any]
+
+
+def as_json(value: Any) -> Any:
+    """Return a setting as what JSON can hold; what it cannot is named."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: repr(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return as_json(value.item())
+    if isinstance(value, type):
+        return {_NAMED: f"class {value.__module__}:{value.__qualname__}"}
+    if is_dataclass(value):
+        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    return {_NAMED: _name_of(value)}
+
+
+def stored_config(config: AlgorithmConfig, policy_map: PolicyMap) -> Tree:
+    """Return an algorithm's settings, with the policies that it has now."""
+    tree: Tree = as_json(config)
+    mapping_fn, to_train = policy_map.settings
+    tree["multiagent"] |= {
+        "policies": {
+            name: {field: as_json(getattr(spec, field)) for field in _OF_A_SPEC}
+            for name, spec in policy_map.specs.items()
+        },
+        "policy_mapping_fn": as_json(mapping_fn),
+        "policies_to_train": as_json(to_train),
+    }
+    return tree
+
+
+def restored_config(
+    config_class: type[AlgorithmConfig],
+    stored: Tree,
+    given: Any,
+    env: Any = None,
+    policy_ids: Collection[str] | None = None,
+) -> AlgorithmConfig:
+    """Return the settings of a checkpoint, with those that are given put over them.
+
+    Args:
+        config_class: The algorithm's config.
+        stored: As from `stored_config`, as JSON gives it back.
+        given: A classic dict, an instance of `config_class`, or None.
+        env: Takes precedence over both.
+        policy_ids: The policies that are wanted, None for all.
+
+    Raises:
+        ConfigError: Something that is stored by name only is not given, or a wanted policy is not there.
+    """
+    values = _numbers(stored)
+    multi = values.pop("multiagent")
+    own = _given(config_class, given)
+    theirs = own.pop("multiagent", {})
+    known = theirs.pop("policies", None)
+    for name, value in own.items():
+        both = name in _SECTIONS and isinstance(value, Mapping) and isinstance(values.get(name), dict)
+        values[name] = {**values[name], **value} if both else value
+    multi |= theirs
+    multi["policies"] = _policies(multi["policies"], known, policy_ids)
+    if policy_ids is not None and isinstance(multi["policies_to_train"], list):
+        multi["policies_to_train"] = [
+            name for name in multi["policies_to_train"] if name in multi["policies"]
+        ]
+    values["multiagent"] = multi
+    if env is not None:
+        values["env"] = env
+    elif "env" not in own and isinstance(values["env"], str) and not is_known(values["env"]):
+        values["env"] = {_NAMED: values["env"]}
+    for name, value in values.items():
+        _check_given(value, f"config[{name!r}]")
+    return read_config(config_class, values)
+
+
+def _given(config_class: type[AlgorithmConfig], given: Any) -> Tree:
+    """Return the settings that are given, by field; `multiagent` as a dict."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        found = read_keys(config_class, given)
+    else:
+        whole = read_config(config_class, given)
+        found = {field.name: getattr(whole, field.name) for field in fields(whole)}
+    multi = found.get("multiagent", {})
+    by_name = (
+        multi
+        if isinstance(multi, Mapping)
+        else {field.name: getattr(multi, field.name) for field in fields(multi)}
+    )
+    return {**found, "multiagent": dict(by_name)}
+
+
+def _policies(stored: Tree, given: Any, policy_ids: Collection[str] | None) -> dict[str, PolicySpec]:
+    """Return the specs of the checkpoint's policies; what a given one says takes precedence."""
+    wanted = list(stored) if policy_ids is None else list(policy_ids)
+    missing = sorted(set(wanted) - stored.keys())
+    if missing:
+        raise ConfigError(
+            f"policy_ids: {missing} not in the checkpoint, expected some of {sorted(stored)}; correct them"
+        )
+    entries = given if isinstance(given, Mapping) else dict.fromkeys(given or ())
+    specs = {}
+    for name in wanted:
+        if entries.get(name) is not None:
+            specs[name] = PolicySpec.of(name, entries[name])
+            continue
+        _check_given(stored[name], f"config['multiagent']['policies'][{name!r}]")
+        specs[name] = PolicySpec(**stored[name])
+    return specs
+
+
+def _check_given(value: Any, where: str) -> None:
+    """Refuse what is stored by name only.
+
+    Raises:
+        ConfigError: There is such a thing in `value`.
+    """
+    if isinstance(value, Mapping):
+        if _NAMED in value:
+            raise ConfigError(
+                f"from_checkpoint: {where} was {value[_NAMED]}, which a checkpoint holds by name only, expected it to "
+                "be given again; pass it in config"
+            )
+        for key, item in value.items():
+            _check_given(item, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            _check_given(item, f"{where}[{place}]")
+
+
+def _numbers(value: Any) -> Any:
+    """Return a tree with the numbers that JSON cannot hold."""
+    if isinstance(value, dict):
+        return (
+            float(value[_FLOAT]) if _FLOAT in value else {key: _numbers(item) for key, item in value.items()}
+        )
+    return [_numbers(item) for item in value] if isinstance(value, list) else value
+
+
+def _name_of(value: Any) -> str:
+    """Return what a person would call something."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if module and name:
+        return f"function {module}:{name}"
+    return f"an instance of {type(value).__module__}:{type(value).__qualname__}"

@@ -1,0 +1,170 @@
+"""A training run as what files can hold, and back: weights, learners, counters, metrics and where the sampler stands.
+
+`menv.algorithms.checkpoints` calls it. It reads and sets the fields of an `Algorithm`, whose other half it is, and
+knows no files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.lockstep import LockstepEnvs
+from menv.algorithms.evaluation import Evaluation
+from menv.errors import ConfigError
+from menv.loop.net_policy import NetPolicy
+from menv.loop.sampler_state import resume, sampler_state
+from menv.plain_data import Arrays, from_plain, is_plain, to_plain
+
+if TYPE_CHECKING:
+    from menv.algorithms.algorithm import Algorithm
+
+Files = dict[str, Any]
+
+STATE, ARRAYS, WEIGHTS, LEARNERS = (
+    "state.json",
+    "state_arrays.safetensors",
+    "weights.safetensors",
+    "learners.safetensors",
+)
+
+
+def training_state(algo: Algorithm) -> Files:
+    """Return everything that the next iterations depend on, by file.
+
+    Raises:
+        CallOrderError: A fragment is being sampled.
+        ConfigError: A learner of somebody's own cannot be written down.
+    """
+    population, arrays = algo._population, Arrays()
+    learners = population.learners.state()
+    evaluated = algo._evaluated
+    tree = {
+        "iteration": algo.iteration,
+        "seed": algo._seed,
+        "time_total_s": time.perf_counter() - algo._started,
+        "metrics": algo._metrics.state(),
+        "sampler": sampler_state(algo._sampler),
+        "evaluation": None if algo._evaluation is None else algo._evaluation.state(),
+        "evaluated": evaluated if is_plain(evaluated) else {},
+        "learners": [[policy_id, seed] for policy_id, (seed, _) in learners.items()],
+        "env_steps_trained": population.learners.env_steps_trained,
+        "agent_steps_trained": population.learners.agent_steps_trained,
+        "connectors": {
+            name: one.connectors_state()
+            for name, one in population.policies.items()
+            if isinstance(one, NetPolicy)
+        },
+        "draws": {
+            name: [one._key, one._calls]
+            for name, one in population.policies.items()
+            if isinstance(one, NetPolicy)
+        },
+    }
+    plain = to_plain(tree, arrays)
+    return {
+        STATE: plain,
+        ARRAYS: arrays,
+        WEIGHTS: _flat({name: one.get_weights() for name, one in population.policies.items()}),
+        LEARNERS: _flat({name: own for name, (_, own) in learners.items()}),
+    }
+
+
+def set_training_state(algo: Algorithm, files: Mapping[str, Any], *, seed: int) -> None:
+    """Go on from what `training_state` returned for an algorithm with the same policies, or more.
+
+    Args:
+        algo: What it has done is forgotten.
+        files: What was returned.
+        seed: Of the run from now on.
+
+    Raises:
+        ConfigError: A policy has another network, or the environments cannot begin again; nothing has changed then.
+    """
+    weights, learners = _nested(files[WEIGHTS]), _nested(files[LEARNERS])
+    tree = from_plain(files[STATE], files[ARRAYS])
+    population = algo._population
+    for policy_id, policy in population.policies.items():
+        _check_weights(policy_id, weights.get(policy_id, {}), policy.get_weights())
+    _begin_again(algo, seed)
+    for policy_id, policy in population.policies.items():
+        if policy_id in weights:
+            policy.set_weights(weights[policy_id])
+        if isinstance(policy, NetPolicy):
+            policy.set_connectors_state(tree.get("connectors", {}).get(policy_id))
+            policy._key, policy._calls = tree["draws"].get(policy_id, (policy._key, 0))
+    algo.iteration, algo._evaluated = tree["iteration"], tree["evaluated"]
+    algo._started = time.perf_counter() - tree["time_total_s"]
+    chosen = {
+        name: (own, learners.get(name, {})) for name, own in tree["learners"] if name in population.policies
+    }
+    population.learners.set_state(chosen, seed)
+    population.learners.env_steps_trained = tree["env_steps_trained"]
+    population.learners.agent_steps_trained = tree["agent_steps_trained"]
+    algo._metrics.set_state(tree["metrics"])
+    algo._metrics.episodes_not_resumed += resume(algo._sampler, tree["sampler"])
+    if tree["evaluation"] is not None:
+        algo._evaluation = Evaluation(algo.config, population, algo._evaluation_envs, algo._callbacks, seed)
+        algo._evaluation.set_state(tree["evaluation"])
+
+
+def _begin_again(algo: Algorithm, seed: int) -> None:
+    """Let an algorithm stand at its beginning, with a new sampler over the same environments."""
+    if algo._sampler._polled and not isinstance(algo._base_env, LocalEnvs | LockstepEnvs):
+        raise ConfigError(
+            f"restore: {type(algo._base_env).__name__} cannot begin again, expected environments that menv made; load "
+            "the checkpoint with from_checkpoint"
+        )
+    algo._seed = algo._population._seed = seed
+    for cohort in algo._population.cohorts:
+        cohort.take_rows()
+    algo._sampler = algo._build_sampler()
+    if algo._evaluation is not None:
+        algo._evaluation.stop()
+        algo._evaluation = None
+
+
+def stored_seed(files: Mapping[str, Any]) -> int:
+    """Return the seed of the run that was written down."""
+    return int(files[STATE]["seed"])
+
+
+def _flat(by_policy: Mapping[str, Mapping[str, Any]]) -> Arrays:
+    """Return the arrays of all policies under one name each; no policy's id has a slash.
+
+    Raises:
+        ConfigError: Something is no array of numbers.
+    """
+    flat = {
+        f"{policy_id}/{name}": np.asarray(own[name]) for policy_id, own in by_policy.items() for name in own
+    }
+    for key, array in flat.items():
+        if array.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"save: {key!r} is an array of {array.dtype}, expected numbers; return those as weights"
+            )
+    return flat
+
+
+def _nested(arrays: Arrays) -> dict[str, Arrays]:
+    """Return arrays by policy again."""
+    found: dict[str, Arrays] = {}
+    for key, array in arrays.items():
+        policy_id, _, name = key.partition("/")
+        found.setdefault(policy_id, {})[name] = array
+    return found
+
+
+def _check_weights(policy_id: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse the weights of another network."""
+    for name in sorted({*found, *wanted}):
+        shapes = [np.shape(side[name]) if name in side else None for side in (found, wanted)]
+        if shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"checkpoint, policy {policy_id!r}: weights {name!r} have shape {shapes[0]}, expected {shapes[1]}; "
+                "build the same model over the same spaces"
+            )

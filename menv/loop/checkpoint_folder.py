@@ -1,0 +1,249 @@
+"""Checkpoints on disk: numbered folders that are whole or not there, and the one-line file that names the latest.
+
+Algorithms write and read with it. A folder is written under another name, synced and renamed; then `LATEST` is
+replaced. So a process that is killed at any moment leaves a checkpoint that loads. Every file's hash is in the
+manifest, and the manifest's own in itself. It knows arrays and JSON, not what they mean; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from menv.errors import ConfigError
+
+FORMAT = 1
+"""Raised whenever what is written can no longer be read by the code of before."""
+
+MANIFEST = "manifest.json"
+LATEST = "LATEST"
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+_NUMBER = re.compile(r"\d{6,18}")
+_FILE = re.compile(r"[a-z_]{1,40}\.(json|safetensors)")
+_MOST_JSON = 1 << 30
+_BLOCK = 1 << 20
+
+
+def write_checkpoint(
+    root: Path, number: int, manifest: Mapping[str, Any], files: Mapping[str, Arrays | Mapping[str, Any]]
+) -> Path:
+    """Write a checkpoint and let `LATEST` name it.
+
+    Args:
+        root: Where the numbered folders are; made if it is not there.
+        number: Of the checkpoint; one that is there under this number is replaced.
+        manifest: What JSON can hold; format and hashes are added.
+        files: Arrays by name for `*.safetensors`, what JSON can hold for `*.json`.
+
+    Returns:
+        The numbered folder.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    name = f"{number:06d}"
+    tag = secrets.token_hex(4)
+    folder = root / f".writing-{name}-{tag}"
+    folder.mkdir()
+    hashes = {}
+    for file_name, content in files.items():
+        path = folder / file_name
+        if path.suffix == ".json":
+            path.write_text(json.dumps(content, allow_nan=False), "utf-8")
+        else:
+            _write_arrays(path, content)
+        _sync(path)
+        hashes[file_name] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
+    (folder / MANIFEST).write_text(_manifest_text({"format": FORMAT, **manifest, "files": hashes}), "utf-8")
+    _sync(folder / MANIFEST)
+    _sync(folder)
+    target = root / name
+    if target.exists():
+        # Until `folder` has its name this is the one that counts: readers find it.
+        os.replace(target, root / f".replaced-{name}-{tag}")
+    os.replace(folder, target)
+    _sync(root)
+    _point(root, name, tag)
+    _sweep(root)
+    return target
+
+
+def keep_only(root: Path, names: set[str]) -> None:
+    """Delete all checkpoints but some; the latest one stays whatever is asked."""
+    latest = (root / LATEST).read_text("ascii").strip()
+    for folder in numbered(root):
+        if folder.name not in names and folder.name != latest:
+            gone = root / f".removed-{folder.name}-{secrets.token_hex(4)}"
+            os.replace(folder, gone)
+            shutil.rmtree(gone)
+
+
+def numbered(root: Path) -> list[Path]:
+    """Return the numbered folders of `root`, in order."""
+    found = [path for path in root.iterdir() if _NUMBER.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def find_checkpoint(path: Any) -> Path:
+    """Return the numbered folder that `path` is, or that its `LATEST` names.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    folder = Path(path)
+    if (folder / MANIFEST).is_file():
+        return folder
+    if not (folder / LATEST).is_file():
+        raise ConfigError(
+            f"checkpoint {str(path)!r}: neither {MANIFEST} nor {LATEST} in it, expected a folder that save wrote; pass "
+            "the folder that was given to save, or a numbered one in it"
+        )
+    name = (folder / LATEST).read_bytes()[:64].decode("ascii", "replace").strip()
+    if not _NUMBER.fullmatch(name):
+        raise ConfigError(
+            f"checkpoint {str(path)!r}: {LATEST} says {name!r}, expected the name of a numbered folder; pass one of "
+            f"{[one.name for one in numbered(folder)][-8:]}"
+        )
+    # Between two renames of one that is written again it has another name.
+    for candidate in (folder / name, *sorted(folder.glob(f".replaced-{name}-*"))):
+        if (candidate / MANIFEST).is_file():
+            return candidate
+    raise ConfigError(
+        f"checkpoint {str(path)!r}: {LATEST} names {name}, which is missing, expected it beside; pass one of "
+        f"{[one.name for one in numbered(folder)][-8:]}"
+    )
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint.
+
+    Raises:
+        ConfigError: It is not as it was written, or of a newer format.
+    """
+    path = folder / MANIFEST
+    if path.stat().st_size > _MOST_JSON:
+        raise _damaged(path, f"{path.stat().st_size} bytes")
+    text = path.read_bytes()
+    try:
+        manifest = json.loads(text)
+        changed = _manifest_text({key: manifest[key] for key in manifest if key != "sha256"}).encode() != text
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(path, type(error).__name__) from error
+    if isinstance(manifest.get("format"), int) and manifest["format"] > FORMAT:
+        raise ConfigError(
+            f"{path}: format {manifest['format']}, expected at most {FORMAT}; it was written by menv "
+            f"{manifest.get('menv_version')}, load it with that or a later one"
+        )
+    if changed or not _lists_files(manifest.get("files")):
+        raise _damaged(path, "changed bytes")
+    return dict(manifest)
+
+
+def read_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of all files of a checkpoint by name, once each of them is as it was written.
+
+    Raises:
+        ConfigError: One is missing or has changed; it is named.
+    """
+    for name, told in manifest["files"].items():
+        path = folder / name
+        if not path.is_file() or path.is_symlink():
+            raise ConfigError(
+                f"{path}: missing, expected a file of {told['bytes']} bytes; load another checkpoint"
+            )
+        if path.stat().st_size != told["bytes"]:
+            raise _damaged(path, f"{path.stat().st_size} instead of {told['bytes']} bytes")
+        if _sha256(path) != told["sha256"]:
+            raise _damaged(path, "changed bytes")
+    return {name: _read(folder / name) for name in manifest["files"]}
+
+
+def _read(path: Path) -> Any:
+    """Return the content of a file."""
+    try:
+        return json.loads(path.read_bytes()) if path.suffix == ".json" else load_file(path)
+    except (ValueError, RecursionError, SafetensorError) as error:
+        raise _damaged(path, type(error).__name__) from error
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays; readable for whom other new files are, which would be their owner alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    # Without a copy where there is no need for one; zero-dimensional ones keep their shape.
+    save_file({key: np.ascontiguousarray(array).reshape(array.shape) for key, array in arrays.items()}, path)
+    path.chmod(mode)
+
+
+def _lists_files(files: Any) -> bool:
+    """Return whether a manifest's list of files is one, whose names lead nowhere else."""
+    return isinstance(files, dict) and all(
+        _FILE.fullmatch(name) and isinstance(told, dict) for name, told in files.items()
+    )
+
+
+def _manifest_text(manifest: Mapping[str, Any]) -> str:
+    """Return the text of a manifest, the hash of its own content in it."""
+    text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False)
+    return json.dumps(
+        {**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()},
+        indent=1,
+        sort_keys=True,
+        allow_nan=False,
+    )
+
+
+def _damaged(path: Path, what: str) -> ConfigError:
+    """Return the error for a file that is not as it was written."""
+    return ConfigError(f"{path}: {what}, expected the file as it was written; load another checkpoint")
+
+
+def _point(root: Path, name: str, tag: str) -> None:
+    """Let `LATEST` name a folder."""
+    temporary = root / f".latest-{tag}"
+    temporary.write_text(f"{name}\n", "ascii")
+    _sync(temporary)
+    os.replace(temporary, root / LATEST)
+    _sync(root)
+
+
+def _sweep(root: Path) -> None:
+    """Delete what processes that were killed have left."""
+    for pattern in (".writing-*", ".replaced-*", ".removed-*"):
+        for path in root.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+    for path in root.glob(".latest-*"):
+        path.unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    """Return the hash of a file."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    if path.is_dir() and os.name == "nt":
+        # There folders cannot be opened, and renames are not delayed.
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

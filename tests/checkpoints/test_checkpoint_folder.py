@@ -1,0 +1,198 @@
+"""Folders of checkpoints: whole or not there, refused by name when they are not as they were written."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.errors import ConfigError
+from menv.loop.checkpoint_folder import (
+    FORMAT,
+    find_checkpoint,
+    keep_only,
+    read_files,
+    read_manifest,
+    write_checkpoint,
+)
+
+CONTENT: dict[str, Any] = {
+    "state.json": {"iteration": 3, "text": "é"},
+    "weights.safetensors": {
+        "a/w": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "a/transposed": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "a/none": np.zeros((0, 3)),
+        "a/one": np.array(7, np.uint64),
+        "a/flags": np.array([True, False]),
+    },
+}
+
+
+def written(root: Path, number: int = 3) -> Path:
+    return write_checkpoint(root, number, {"kind": "test"}, CONTENT)
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    folder = find_checkpoint(path)
+    return read_files(folder, read_manifest(folder))
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    folder = written(tmp_path / "new" / "runs")
+    assert folder == tmp_path / "new" / "runs" / "000003"
+    files = loaded(tmp_path / "new" / "runs")
+    assert files["state.json"] == CONTENT["state.json"]
+    for name, array in CONTENT["weights.safetensors"].items():
+        found = files["weights.safetensors"][name]
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        assert np.array_equal(found, array)
+
+
+def test_the_latest_is_found_and_any_other_by_its_number(tmp_path: Path) -> None:
+    for number in (1, 2, 12):
+        written(tmp_path, number)
+    assert find_checkpoint(tmp_path).name == "000012"
+    assert find_checkpoint(str(tmp_path / "000001")).name == "000001"
+    assert (tmp_path / "LATEST").read_text() == "000012\n"
+
+
+def test_one_of_the_same_number_is_replaced(tmp_path: Path) -> None:
+    written(tmp_path)
+    write_checkpoint(tmp_path, 3, {}, {"state.json": {"iteration": "again"}})
+    assert loaded(tmp_path) == {"state.json": {"iteration": "again"}}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "LATEST"]
+
+
+def test_between_the_two_renames_of_a_replacement_the_old_one_is_found(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    folder.rename(tmp_path / ".replaced-000003-0000")
+    assert loaded(tmp_path)["state.json"] == CONTENT["state.json"]
+    written(tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "LATEST"]
+
+
+def test_what_a_killed_process_left_is_swept_up(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / ".writing-000004-aa").mkdir()
+    (tmp_path / ".writing-000004-aa" / "state.json").write_text("{")
+    assert loaded(tmp_path)["state.json"] == CONTENT["state.json"]
+    written(tmp_path, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "000004", "LATEST"]
+
+
+def test_the_latest_is_kept_whatever_is_asked(tmp_path: Path) -> None:
+    for number in range(4):
+        written(tmp_path, number)
+    keep_only(tmp_path, {"000001"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000003", "LATEST"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "weights.safetensors"])
+def test_a_changed_byte_is_refused_by_the_name_of_its_file(name: str, tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    original = (folder / name).read_bytes()
+    rng = random.Random(7)
+    for place in {0, len(original) - 1, *rng.sample(range(len(original)), min(60, len(original)))}:
+        changed = bytearray(original)
+        changed[place] ^= 1 << rng.randrange(8)
+        (folder / name).write_bytes(bytes(changed))
+        with pytest.raises(ConfigError, match=f"{name}: "):
+            loaded(tmp_path)
+    (folder / name).write_bytes(original)
+    loaded(tmp_path)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 20])
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "weights.safetensors"])
+def test_a_file_that_is_cut_short_is_refused(name: str, cut: int, tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    (folder / name).write_bytes((folder / name).read_bytes()[:cut])
+    with pytest.raises(ConfigError, match=f"{name}: "):
+        loaded(tmp_path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    (written(tmp_path) / "weights.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"weights\.safetensors: missing"):
+        loaded(tmp_path)
+
+
+def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    shutil.move(folder / "state.json", tmp_path / "elsewhere.json")
+    (folder / "state.json").symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(ConfigError, match=r"state\.json: missing"):
+        loaded(tmp_path)
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(
+        json.dumps({**manifest, "format": FORMAT + 1, "menv_version": "9.9"})
+    )
+    with pytest.raises(ConfigError, match=r"format 2, expected at most 1; it was written by menv 9\.9"):
+        loaded(tmp_path)
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=r"neither manifest\.json nor LATEST in it"):
+            find_checkpoint(path)
+
+
+@pytest.mark.parametrize("says", ["", "../../etc", "000004", "\xff"])
+def test_a_file_that_names_no_checkpoint_is_refused(says: str, tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "LATEST").write_text(says, "latin-1")
+    with pytest.raises(ConfigError, match="000003"):
+        find_checkpoint(tmp_path)
+
+
+class Killed(BaseException):
+    """Stands for the end of a process."""
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_wherever_writing_stops_a_whole_checkpoint_is_found(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    stop = 0
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == stop:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    found: list[Any] = []
+    while not found or found[-1] != "complete":
+        stop, root = stop + 1, tmp_path / str(stop)
+        written(root)
+        calls = 0
+        with monkeypatch.context() as patched:
+            for name in ("replace", "fsync", "mkdir", "open"):
+                patched.setattr(os, name, counted(getattr(os, name)))
+            patched.setattr(shutil, "rmtree", counted(shutil.rmtree))
+            try:
+                write_checkpoint(root, number, {}, {"state.json": {"new": True}})
+                found.append("complete")
+            except Killed:
+                found.append("new" if "new" in loaded(root)["state.json"] else "old")
+        assert "new" in loaded(root)["state.json"] or found[-1] == "old"
+        write_checkpoint(root, number + 1, {}, {"state.json": {"next": True}})
+        assert loaded(root) == {"state.json": {"next": True}}
+        assert not [path for path in root.iterdir() if path.name.startswith(".")]
+    assert found == sorted(found, key=["old", "new", "complete"].index)
+    assert len(found) > 10

@@ -1,0 +1,125 @@
+"""What users add to a run goes on with it: policies, losses, critics and observations of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from menv import Policy, PolicySpec
+from menv.algorithms import DQN, PPO, Algorithm, PPOPolicy
+from menv.base_env import ALL
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from tests.checkpoints.runs import REPLAYED, SMALL, by_seat, trained, weights_of
+
+SOON = {"num_steps_sampled_before_learning_starts": 10}
+SHARED = {"fcnet_hiddens": [16], "shared_layers": "trunk"}
+LSTM = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 8}
+
+
+class Counting(Policy):
+    """Takes the legal choice whose number is that of its rows and rewards in this life so far."""
+
+    def get_initial_state(self) -> list[Any]:
+        return [np.zeros(1)]
+
+    def compute_actions(self, obs_batch: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        (state,), (_, rewards) = args[0], args[1:3]
+        state = state + 1.0 + rewards[:, None]
+        legal = [np.flatnonzero(obs["action_mask"]) for obs in obs_batch]
+        return [int(own[int(n[0]) % len(own)]) for own, n in zip(legal, state, strict=True)], [state], {}
+
+
+class Constant(Policy):
+    """Answers with parts of a tuple."""
+
+    def compute_actions(self, obs_batch: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        return [(1, np.array([1, 2])) for _ in obs_batch], [], {}
+
+
+class OwnLoss(PPOPolicy):
+    """Trains a module of its own beside the network."""
+
+    def make_modules(self) -> Any:
+        return {"extra": torch.nn.Linear(3, 1)}
+
+    def loss(self, batch: Any) -> Any:
+        total, told = self.ppo_loss(batch)
+        return total + self.modules["extra"](torch.ones(1, 3)).pow(2).sum(), told
+
+
+class Pausing(MultiAgentEnv):
+    """Agents that pause, are paid while they do, and die; one has a tuple for an id."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["x", "y", ("t", 1)]
+        self.observation_space = gym.spaces.Box(-9.0, 9.0, (2,), np.float32)
+        self.action_space = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiDiscrete([2, 3])))
+
+    def seen(self, agents: Sequence[Any]) -> AgentDict:
+        return {agent: self.rng.normal(size=2).clip(-9, 9).astype(np.float32) for agent in agents}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
+        self.rng, self.at = np.random.default_rng(seed), 0
+        return self.seen(["x"]), {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        self.at += 1
+        paid = sum(int(action[0]) + int(action[1].sum()) for action in action_dict.values())
+        live = [agent for agent in self.possible_agents if agent != "y" or self.at < 20]
+        acting = [agent for agent in live if self.rng.random() < 0.6 and (agent != "y" or self.at < 19)]
+        over = {ALL: self.at == 40} | ({"y": True} if self.at == 19 else {})
+        rewards = {agent: float(paid) for agent in live}
+        return self.seen(acting), rewards, over, {ALL: False}, {agent: {"at": self.at} for agent in acting}
+
+
+def shown(agent_obs: Any, **kwargs: Any) -> Any:
+    return agent_obs
+
+
+def two(**policies: Any) -> dict[str, Any]:
+    return {"policies": {"a": None, "b": None, **policies}, "policy_mapping_fn": by_seat}
+
+
+def to_constant(agent_id: Any, *args: Any, **kwargs: Any) -> str:
+    return "constant" if agent_id == "y" else "net"
+
+
+RUNS: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
+    "a policy with a state": (PPO, "tictactoe", {**SMALL, "multiagent": two(b=Counting)}),
+    "a loss and a module": (PPO, "tictactoe", {**SMALL, "multiagent": two(a=OwnLoss)}),
+    "a central critic": (PPO, "tictactoe", {**SMALL, "critic_obs": "all_agents", "multiagent": two()}),
+    "shared layers": (DQN, "tictactoe", {**REPLAYED, "model": SHARED, "multiagent": two()}),
+    "two algorithms": (
+        PPO, "tictactoe", {**SMALL, "multiagent": two(b=PolicySpec(algorithm="DQN", config=SOON))},
+    ),
+    "an observation function": (
+        PPO, "tictactoe", {**SMALL, "multiagent": {**two(b=Counting), "observation_fn": shown}},
+    ),
+    "agents that pause": (PPO, Pausing, {**SMALL, "model": LSTM, "multiagent": {"count_steps_by": "agent_steps"}}),
+    "actions in parts": (
+        PPO, Pausing,
+        {**SMALL, "multiagent": {"policies": {"net": None, "constant": Constant}, "policy_mapping_fn": to_constant}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_users_add_goes_on_as_if_the_run_had_not_been_stopped(name: str, tmp_path: Path) -> None:
+    kind, env, config = RUNS[name]
+    with kind(env=env, config=config) as algo:
+        trained(algo, 2)
+        algo.save(tmp_path)
+        result = trained(algo, 2)
+        with kind.from_checkpoint(tmp_path, {"multiagent": config["multiagent"]}, env=env) as again:
+            resumed = trained(again, 2)
+            assert weights_of(again) == weights_of(algo)
+    assert resumed["num_episodes_not_resumed"] == 0
+    assert resumed["hist_stats"] == result["hist_stats"]
+    assert resumed["info"] == result["info"]

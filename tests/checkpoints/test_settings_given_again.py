@@ -1,0 +1,222 @@
+"""Settings come back from a checkpoint; functions, classes and unknown environments have to be given again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import menv
+from menv import PolicySpec, RandomPolicy
+from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig, QMIXConfig
+from menv.algorithms.config.classic_keys import read_config
+from menv.algorithms.stored_config import restored_config, stored_config
+from menv.callbacks import DefaultCallbacks
+from menv.errors import CallOrderError, ConfigError
+from menv.policy_map import PolicyMap
+from tests.checkpoints.runs import REPLAYED, SMALL, by_seat, trained, weights_of
+
+TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
+CONFIGS: list[tuple[Any, dict[str, Any]]] = [
+    (PPOConfig, {}),
+    (
+        PPOConfig,
+        {**SMALL, "lambda": 0.9, "lr_schedule": [[0, 1e-3], [1000, 1e-4]], "vf_clip_param": float("inf")},
+    ),
+    (
+        PPOConfig,
+        {"model": {"conv_filters": [[16, [8, 8], 4]], "use_lstm": True}, "env_config": {"size": (3, 4)}},
+    ),
+    (DQNConfig, {"replay_buffer_config": {"type": "PrioritizedReplayBuffer"}, "seed": np.int64(5)}),
+    (DQNConfig, {"exploration_config": {"epsilon_timesteps": 77}, "evaluation_config": {"explore": False}}),
+    (QMIXConfig, {"mixer": "vdn"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "given"), CONFIGS)
+def test_settings_that_json_can_hold_come_back(kind: Any, given: dict[str, Any]) -> None:
+    config = read_config(kind, {"env": "CartPole-v1", **given})
+    found = restored_config(kind, stored_config(config, PolicyMap()), None)
+    for field in dataclasses.fields(config):
+        if field.name not in ("multiagent", "env_config"):
+            assert getattr(found, field.name) == getattr(config, field.name), field.name
+    assert list(found.env_config) == list(config.env_config)
+
+
+def test_a_setting_that_is_given_holds(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=SMALL) as algo:
+        trained(algo, 1)
+        algo.save(tmp_path)
+    whole: Any = algo.config
+    given: list[Any] = [
+        {"lr": 0.5, "model": {"fcnet_hiddens": [16]}},
+        dataclasses.replace(whole, lr=0.5),
+    ]
+    for config in given:
+        with PPO.from_checkpoint(tmp_path, config) as again:
+            assert (again.config.lr, again.config.num_sgd_iter) == (0.5, 2)  # type: ignore[attr-defined]
+            assert trained(again, 1)["info"]["learner"]["default_policy"]["learner_stats"]["cur_lr"] == 0.5
+
+
+class Corridor(gym.Env[Any, Any]):
+    """Ends at once."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, context: Any = None) -> None:
+        pass
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+        return np.zeros(1, np.float32), 1.0, True, False, {}
+
+
+class Quiet(DefaultCallbacks):
+    """Does nothing."""
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"env": Corridor}, r"config\['env'\] was class .*:Corridor"),
+        (
+            {"env": "menv.envs.tictactoe:TicTacToe", "multiagent": TWO},
+            r"config\['env'\] was menv.envs.tictactoe:Tic",
+        ),
+        (
+            {"env": "tictactoe", "multiagent": TWO},
+            r"config\['multiagent'\]\['policy_mapping_fn'\] was function tests\.checkpoints\.runs:by",
+        ),
+        ({"env": Corridor, "callbacks": Quiet}, r"config\['callbacks'\] was class"),
+        (
+            {"env": "tictactoe", "multiagent": {**TWO, "policies": {"a": None, "b": RandomPolicy}}},
+            r"config\['multiagent'\]\['policies'\]\['b'\]\['policy_class'\] was class menv.random_policy:Random",
+        ),
+    ],
+)
+def test_what_is_stored_by_name_only_has_to_be_given_again(
+    config: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    with PPO(config={**SMALL, **config}) as algo:
+        algo.save(tmp_path)
+    given = {key: config[key] for key in ("env", "multiagent", "callbacks") if key in config}
+    wanted = next(key for key in reversed(given) if key in named)
+    others = {key: value for key, value in given.items() if key != wanted}
+    with pytest.raises(ConfigError, match=rf"^from_checkpoint: .*{named}.*; pass it in config$"):
+        PPO.from_checkpoint(tmp_path, others)
+    PPO.from_checkpoint(tmp_path, given).stop()
+
+
+def test_a_registered_name_is_enough(tmp_path: Path) -> None:
+    menv.register_env("corridor of checkpoints", Corridor)
+    with PPO(env="corridor of checkpoints", config=SMALL) as algo:
+        algo.save(tmp_path)
+    PPO.from_checkpoint(tmp_path).stop()
+
+
+def test_some_of_the_policies_can_be_loaded(tmp_path: Path) -> None:
+    with PPO(env="tictactoe", config={**SMALL, "multiagent": {**TWO, "policies_to_train": ["b"]}}) as algo:
+        trained(algo, 1)
+        algo.save(tmp_path)
+        with PPO.from_checkpoint(
+            tmp_path, policy_ids=["b"], policy_mapping_fn=lambda *args, **kwargs: "b"
+        ) as again:
+            wanted = {key: value for key, value in weights_of(algo).items() if key.startswith("b/")}
+            assert weights_of(again) == wanted
+            assert trained(again, 1)["num_episodes_not_resumed"] > 0
+    with pytest.raises(
+        ConfigError, match=r"policy_ids: \['c'\] not in the checkpoint, expected some of \['a', 'b'\]"
+    ):
+        PPO.from_checkpoint(tmp_path, {"multiagent": TWO}, policy_ids=["c"])
+
+
+def test_another_algorithm_and_another_network_are_refused(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=SMALL) as algo:
+        algo.save(tmp_path)
+        before = weights_of(algo)
+        with pytest.raises(
+            ConfigError, match=r"a checkpoint of PPO, expected one of DQN; call PPO\.from_checkpoint"
+        ):
+            DQN.from_checkpoint(tmp_path)
+        with pytest.raises(ConfigError, match=r"have shape .*, expected .*; build the same model"):
+            PPO.from_checkpoint(tmp_path, {"model": {"fcnet_hiddens": [8]}})
+        with (
+            PPO(env="CartPole-v1", config={**SMALL, "model": {"fcnet_hiddens": [8]}}) as other,
+            pytest.raises(ConfigError, match="build the same model"),
+        ):
+            other.restore(tmp_path)
+        algo.add_policy("b", PolicySpec(), policy_mapping_fn=lambda *args, **kwargs: "b")
+        with pytest.raises(
+            ConfigError, match=r"policies \['default_policy'\], expected \['b', 'default_policy'\]"
+        ):
+            algo.restore(tmp_path)
+        assert {key: value for key, value in weights_of(algo).items() if not key.startswith("b/")} == before
+
+
+def test_the_latest_and_the_best_are_kept(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=SMALL) as algo:
+        algo.save(tmp_path, keep_best=("episode_reward_mean", 1))
+        means = {}
+        for _ in range(5):
+            result = algo.train()
+            means[result["training_iteration"]] = result["episode_reward_mean"]
+            algo.last_result = {**result, "own": {"worth": -abs(algo.iteration - 2)}}
+            algo.save(tmp_path, keep_last=2, keep_best=("own/worth", 1))
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["000002", "000004", "000005", "LATEST"]
+        algo.save(tmp_path, keep_last=1)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["000005", "LATEST"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "why"),
+    [
+        ({"keep_last": 0}, "keep_last is 0"),
+        ({"keep_last": True}, "keep_last is True"),
+        ({"keep_best": "episode_reward_mean"}, r"expected \(metric, n\)"),
+        ({"keep_best": ("episode_reward_mean", 0)}, r"expected \(metric, n\)"),
+        ({"keep_best": ("episode_reward", 1)}, "names 'episode_reward', which is not in the result"),
+        ({"keep_best": ("hist_stats", 1)}, "names 'hist_stats', dict, expected a number"),
+    ],
+)
+def test_unclear_wishes_are_refused_before_anything_is_written(keep: Any, why: str, tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=SMALL) as algo:
+        algo.train()
+        with pytest.raises(ConfigError, match=why):
+            algo.save(tmp_path, **keep)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stopped_algorithm_is_neither_saved_nor_restored(tmp_path: Path) -> None:
+    algo = PPO(env="CartPole-v1", config=SMALL)
+    algo.save(tmp_path)
+    algo.stop()
+    with pytest.raises(CallOrderError, match=r"^save: this algorithm was stopped"):
+        algo.save(tmp_path)
+    with pytest.raises(CallOrderError, match=r"^restore: this algorithm was stopped"):
+        algo.restore(tmp_path)
+
+
+def test_a_new_process_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    script = (
+        "import hashlib, sys\nfrom menv.algorithms import DQN\nfrom tests.checkpoints.runs import trained, weights_of\n"
+        "algo = DQN.from_checkpoint(sys.argv[1])\ntrained(algo, 2)\n"
+        "print(hashlib.sha256(repr(sorted(weights_of(algo).items())).encode()).hexdigest())"
+    )
+    with DQN(env="CartPole-v1", config=REPLAYED) as algo:
+        trained(algo, 2)
+        algo.save(tmp_path)
+        trained(algo, 2)
+        wanted = hashlib.sha256(repr(sorted(weights_of(algo).items())).encode()).hexdigest()
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.strip() == wanted

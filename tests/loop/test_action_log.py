@@ -1,0 +1,81 @@
+"""The actions of running episodes: all of these, in order, and not for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.loop import action_log
+from menv.loop.action_log import ActionLog
+
+
+class Part:
+    """As much of a batch as is noted."""
+
+    def __init__(self, pieces: list[tuple[int, int, list[int]]]) -> None:
+        self.actions = np.array([action for _, _, actions in pieces for action in actions])
+        self.segments: Any = type("Pieces", (), {})()
+        self.segments.eps_id = np.array([episode for episode, _, _ in pieces])
+        self.segments.agent_index = np.array([agent for _, agent, _ in pieces])
+        self.segments.lengths = np.array([len(actions) for _, _, actions in pieces])
+
+    def __getitem__(self, name: str) -> Any:
+        return self.actions
+
+
+def noted(log: ActionLog, cohort: int, *pieces: tuple[int, int, list[int]]) -> Part:
+    part: Any = Part(list(pieces))
+    log.note(cohort, part)
+    return part  # type: ignore[no-any-return]
+
+
+def told(log: ActionLog, episode: int) -> Any:
+    found = log.actions_of(episode)
+    return found and {agent: np.concatenate(parts).tolist() for agent, parts in found.items()}
+
+
+def test_each_agent_has_its_actions_in_order_over_fragments_and_lives() -> None:
+    log = ActionLog()
+    noted(log, 0, (7, 0, [1, 2]), (7, 0, [3]), (8, 0, [9]))
+    noted(log, 1, (7, 1, [5]))
+    noted(log, 0, (7, 0, [4]), (8, 0, [8]))
+    for _ in range(2):
+        assert told(log, 7) == {0: [1, 2, 3, 4], 1: [5]}
+        assert told(log, 8) == {0: [9, 8]}
+        log.keep([7, 8])
+
+
+def test_episodes_that_are_over_are_let_go() -> None:
+    log = ActionLog()
+    noted(log, 0, (7, 0, [1, 2]), (8, 0, [9]))
+    log.keep([8])
+    assert (log.rows, told(log, 7), told(log, 8)) == (1, {}, {0: [9]})
+
+
+def test_what_is_noted_does_not_change_with_the_batch() -> None:
+    log = ActionLog()
+    noted(log, 0, (7, 0, [1, 2])).actions[:] = 0
+    assert told(log, 7) == {0: [1, 2]}
+
+
+def test_it_is_full_after_many_rows_and_no_more_once_they_are_let_go() -> None:
+    log = ActionLog()
+    while not log.full:
+        noted(log, 0, (7, 0, [0] * 10_000))
+    log.keep([])
+    assert not log.full
+    assert log.rows == 0
+
+
+def test_an_episode_that_is_too_long_is_let_go_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_log, "LONGEST", 3)
+    log = ActionLog()
+    noted(log, 0, (7, 0, [1, 2]), (7, 1, [1, 2]), (8, 0, [1, 2, 3]))
+    log.keep([7, 8])
+    noted(log, 0, (7, 0, [5]))
+    log.keep([7, 8])
+    assert (told(log, 7), told(log, 8), log.rows) == (None, {0: [1, 2, 3]}, 3)
+    log.keep([8])
+    assert told(log, 7) == {}
