@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -146,5 +146,5 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if isinstance(value, np.ndarray) or value not in choices:
+    if not isinstance(value, Hashable) or value not in choices:
         raise ConfigError(f"{name}: {value!r}, expected one of {choices}; choose one of these")
