@@ -17,7 +17,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
@@ -278,8 +277,3 @@ class BaseEnv(abc.ABC):
             self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
             restart_failed_sub_environments=restart_failed_sub_environments,
         )  # fmt: skip
-
-
-def spaces_of(env: Any) -> tuple[gym.Space[Any] | None, gym.Space[Any] | None]:
-    """Return the observation and action space that `env` declares, None where it has none."""
-    return getattr(env, "observation_space", None), getattr(env, "action_space", None)

@@ -180,7 +180,8 @@ def _called(
     critic: Callable[..., Any], piece: Piece, others: Mapping[AgentId, SampleBatch], size: int
 ) -> CriticRows:
     """Return what a user's function makes of a piece; a row of NaN where it says nothing of what comes after."""
-    found = critic(piece.batch, others, piece.episode)
+    # A copy: what is learned from is not the critic's to change.
+    found = critic(piece.batch.copy(), others, piece.episode)
     count = piece.batch.count
     try:
         rows = np.asarray(found, np.float32)

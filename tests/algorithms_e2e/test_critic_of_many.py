@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from menv import Episode, MultiAgentBatch, PolicySpec, RandomPolicy
+from menv import Episode, MultiAgentBatch, PolicySpec, RandomPolicy, SampleBatch
 from menv.algorithms import PPO
 from tests.algorithms_e2e.comings import Comings
 
@@ -112,6 +112,18 @@ def test_each_row_shows_who_was_there_in_its_env_step_and_what_they_did(
         algorithm.evaluate()
     for policy_id in ("critic", "q"):
         assert all((before[policy_id][name] != after[policy_id][name]).any() for name in before[policy_id])
+
+
+def test_a_function_may_write_into_the_rows_that_it_is_given() -> None:
+    def spoiling(batch: SampleBatch, others: Any, episode: Any) -> npt.NDArray[Any]:
+        batch["rewards"][:] = 99.0
+        batch["obs"] *= 0.0
+        return np.ones((batch.count, 2))
+
+    with PPO(env=Comings, config={**CONFIG, "critic_obs": spoiling, "critic_obs_size": 2}) as algorithm:
+        batch = algorithm.sample()["critic"]
+        assert (batch["rewards"] != 99.0).all()
+        assert batch["obs"].any()
 
 
 def test_policies_come_and_go_below_a_critic_of_all_agents() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from menv import DefaultCallbacks, PolicySpec
 from menv.algorithms import PPO, QMIX
@@ -149,6 +150,44 @@ def test_weights_that_are_none_are_refused_and_change_nothing(weights: Any, mess
         assert "\n" not in str(caught.value)
         after = algorithm.get_weights()["default_policy"]
     assert all((before[name] == after[name]).all() for name in before)
+
+
+class Line(nn.Module):
+    def __init__(self, obs_space: Any, num_outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, num_outputs + 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.layer(obs)
+        return out[:, :-1], out[:, -1]
+
+
+def test_a_module_that_could_learn_nothing_is_refused_when_it_is_built() -> None:
+    class Detached(Line):
+        def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                return super().forward(obs)
+
+    with pytest.raises(ConfigError, match="the outputs of forward have no gradient") as caught:
+        PPO(env=Comings, config={**SMALL, "model": {"custom_model": Detached}})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("remembers", [False, True])
+def test_a_module_may_write_into_what_it_is_shown(remembers: bool) -> None:
+    class Writing(Line):
+        def forward(self, obs: Tensor, *state: Any) -> Any:
+            obs *= 0.0
+            out = self.layer(obs)
+            found = out[..., :-1], out[..., -1]
+            return (*found, *state) if remembers else found
+
+    if remembers:
+        Writing.get_initial_state = lambda self: [torch.zeros(1)]  # type: ignore[attr-defined]
+    with PPO(env=Comings, config={**SMALL, "model": {"custom_model": Writing}}) as algorithm:
+        assert algorithm.sample()["default_policy"]["obs"].any(1).all()
+        algorithm.train()
+        assert algorithm.sample()["default_policy"]["obs"].any(1).all()
 
 
 def test_what_a_users_module_says_at_length_is_told_in_one_line() -> None:

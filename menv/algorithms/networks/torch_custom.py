@@ -66,15 +66,20 @@ class TorchCustom:
         return masked, torch.cat(list(after), 1) - self._first_state
 
     def _run(self, *inputs: Any) -> Any:
-        shown = self._structure(inputs[0].float()) if len(inputs) == 1 else inputs[0]
+        shown = self._structure(_own_floats(inputs[0])) if len(inputs) == 1 else inputs[0]
         return torch.func.functional_call(self._module, self._params, (shown, *inputs[1:]))
 
     def _unrolled(self, obs: Tensor, state: Tensor) -> tuple[Any, ...]:
         """Return what the module gives for B sequences, its outputs as rows again."""
-        shown = laid_out(self._structure(obs.float()), len(state))
+        shown = laid_out(self._structure(_own_floats(obs)), len(state))
         parts = list(torch.split(state + self._first_state, self._state_sizes, 1))
         *outputs, after = self._run(shown, parts)
         return (*(one.flatten(0, 1) for one in outputs), after)
+
+
+def _own_floats(obs: Tensor) -> Tensor:
+    """Return observations that a module may write into; these rows are what is learned from."""
+    return obs.to(torch.float32, copy=True)
 
 
 def laid_out(value: Any, sequences: int) -> Any:
@@ -118,6 +123,12 @@ def build_module(spec: CustomSpec, seed: int) -> nn.Module:
         found = _tried(spec, module)
     _check_outputs(spec, module, found)
     _check_parts(spec, module)
+    outputs = found[0] if isinstance(found, tuple) else found
+    if not outputs.requires_grad:
+        raise ConfigError(
+            f"{_where(spec)}: the outputs of forward have no gradient, expected some that depend on the parameters; "
+            "leave detach() and torch.no_grad() out"
+        )
     return module
 
 
@@ -134,7 +145,7 @@ def _tried(spec: CustomSpec, module: nn.Module) -> Any:
         (laid_out(obs, _TRIAL_ROWS), [part.expand(_TRIAL_ROWS, -1) for part in state]) if state else (obs,)
     )
     try:
-        with torch.no_grad():
+        with torch.enable_grad():
             return module(*inputs)
     except Exception as error:
         with_state = " and a list of states" if state else ""
