@@ -25,6 +25,7 @@ Places = npt.NDArray[np.int64]
 _TICKETS_EACH = 3
 # Room for tickets to be appended: one for so many that were dealt, and a few more.
 _DEALT_BY_SPARE, _FEW = 2, 1024
+# Tickets are drawn from together with blanks, one for so many at most, that later ones replace.
 _COUNT_BY_BLANKS = 64
 # So many draws make up for a batch of which too few count. If then less than this part counts, all are dealt anew.
 _MORE, _LEAST_COUNTING = 1024, 2 / 3

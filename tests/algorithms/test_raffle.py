@@ -108,7 +108,7 @@ def test_tickets_stay_few_however_often_priorities_change() -> None:
     for number in range(600):
         raffle.update(rng.integers(0, 2_000, 200), rng.random(200) ** 4 * 1.1 ** (number % 100))
         raffle.sample(100, rng)
-        assert len(raffle.state()["tickets"]) <= raffle.span <= 22_000
+        assert len(raffle.state()["tickets"]) <= raffle.span <= 22_100
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 511, 100_000])
