@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from menv.errors import ConfigError
-from menv.loop import checkpoint_folder
 from menv.loop.checkpoint_folder import (
     FORMAT,
     find_checkpoint,
@@ -177,15 +176,15 @@ def test_wherever_writing_stops_a_whole_checkpoint_is_found(
 
         return call
 
-    found = []
+    found: list[str] = []
     while not found or found[-1] != "complete":
         stop, root = stop + 1, tmp_path / str(stop)
         written(root)
         calls = 0
         with monkeypatch.context() as patched:
             for name in ("replace", "fsync", "mkdir", "open"):
-                patched.setattr(checkpoint_folder.os, name, counted(getattr(os, name)))
-            patched.setattr(checkpoint_folder.shutil, "rmtree", counted(shutil.rmtree))
+                patched.setattr(os, name, counted(getattr(os, name)))
+            patched.setattr(shutil, "rmtree", counted(shutil.rmtree))
             try:
                 write_checkpoint(root, number, {}, {"state.json": {"new": True}})
                 found.append("complete")
