@@ -176,7 +176,7 @@ def test_wherever_writing_stops_a_whole_checkpoint_is_found(
 
         return call
 
-    found: list[Any] = []
+    found: list[str] = []
     while not found or found[-1] != "complete":
         stop, root = stop + 1, tmp_path / str(stop)
         written(root)

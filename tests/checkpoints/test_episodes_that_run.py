@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from menv.algorithms import PPO
-from menv.base_env import ALL
+from menv.base_env import ALL, BaseEnv
 from menv.callbacks import DefaultCallbacks
-from menv.errors import CallOrderError
+from menv.errors import CallOrderError, ConfigError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
 
@@ -128,6 +128,73 @@ def test_another_number_of_sub_environments_begins_anew(tmp_path: Path) -> None:
         algo.save(tmp_path)
         with PPO.from_checkpoint(tmp_path, {"num_envs_per_worker": 5}) as again:
             assert trained(again, 1)["num_episodes_not_resumed"] == ENVS
+
+
+@pytest.mark.parametrize(("env", "lost"), [("CartPole-v1", ENVS), ("tictactoe", 0)])
+def test_without_a_seed_only_what_chance_has_no_part_in_comes_out_the_same(
+    env: str, lost: int, tmp_path: Path
+) -> None:
+    with PPO(env=env, config={**SMALL, "seed": None}) as algo:
+        trained(algo, 2)
+        algo.save(tmp_path)
+        with PPO.from_checkpoint(tmp_path) as again:
+            assert weights_of(again) == weights_of(algo)
+            assert trained(again, 1)["num_episodes_not_resumed"] == lost
+
+
+class Counter(BaseEnv):
+    """A `BaseEnv` of a user's own, which nobody may reset behind its back."""
+
+    observation_space = gym.spaces.Box(0.0, 10.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        self.at, self.answered = 0, True
+
+    def poll(self, timeout: float | None = None) -> Any:
+        if not self.answered:
+            return {}, {}, {}, {}, {}, {}
+        self.answered = False
+        over = {"a": self.at == 7, ALL: self.at == 7}
+        return (
+            {0: self.seen()},
+            {0: {"a": 1.0 * (self.at > 0)}},
+            {0: over},
+            {0: {ALL: False}},
+            {0: {"a": {}}},
+            {},
+        )
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        self.at, self.answered = self.at + 1, True
+
+    def try_reset(self, env_id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+        self.at, self.answered = 0, False
+        return {0: self.seen()}, {0: {"a": {}}}
+
+    def seen(self) -> Any:
+        return {"a": np.full(1, self.at, np.float32)}
+
+
+def test_a_base_env_of_ones_own_begins_anew_in_a_new_algorithm_and_not_behind_its_back(
+    tmp_path: Path,
+) -> None:
+    with PPO(env=Counter, config={**SMALL, "num_envs_per_worker": 1}) as algo:
+        trained(algo, 1)
+        algo.save(tmp_path)
+        wanted = weights_of(algo)
+        with PPO.from_checkpoint(tmp_path, env=Counter) as again:
+            assert weights_of(again) == wanted
+            result = trained(again, 1)
+            assert result["num_episodes_not_resumed"] == 1
+            assert result["num_env_steps_sampled"] == 2 * SMALL["train_batch_size"]
+        trained(algo, 1)
+        before = weights_of(algo)
+        with pytest.raises(
+            ConfigError, match=r"restore: CustomEnvs cannot begin again.*; load .* with from_checkpoint"
+        ):
+            algo.restore(tmp_path)
+        assert weights_of(algo) == before
 
 
 class Crowd(MultiAgentEnv):
