@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable
 
 from benchmarks import floors, processes
+from benchmarks.connector_rows import ROWS as CONNECTORS
 from benchmarks.other_kinds import ROWS as OTHER_KINDS
 from benchmarks.replay_rows import ROWS as REPLAY
 from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
@@ -263,4 +264,5 @@ ROWS = (
     ),
     *OTHER_KINDS,
     *REPLAY,
+    *CONNECTORS,
 )
