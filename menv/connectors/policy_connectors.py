@@ -9,6 +9,7 @@ from typing import Self
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.default_pipelines import action_pipeline, agent_pipeline
 from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
+from menv.errors import ContractError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,18 @@ class PolicyConnectors:
         return self.agent.version + self.action.version
 
     def for_evaluation(self) -> Self:
-        """Return connectors of their own, which share statistics and change none."""
-        agent, action = copy.deepcopy(self.agent), copy.deepcopy(self.action)
+        """Return connectors of their own, which share statistics and change none.
+
+        Raises:
+            ContractError: One of them cannot be copied.
+        """
+        try:
+            agent, action = copy.deepcopy(self.agent), copy.deepcopy(self.action)
+        except TypeError as error:
+            raise ContractError(
+                f"connectors: {error}, expected connectors that copy.deepcopy can copy, because evaluations have their "
+                "own; define __deepcopy__ in your class"
+            ) from error
         agent.in_eval()
         action.in_eval()
         return type(self)(agent, action)
