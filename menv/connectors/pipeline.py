@@ -145,6 +145,17 @@ class Pipeline(Connector, Generic[C]):
         connectors: Any = [get_connector(name, ctx, own) for name, own in pairs]
         return cls(ctx, connectors)
 
+    def restore(self, params: Any) -> None:
+        """Take the connectors of a state in place of those that are here.
+
+        Raises:
+            UnknownNameError: See `from_state`; so is ConfigError. The pipeline is as it was then.
+        """
+        made = type(self).from_state(self.ctx or ConnectorContext(), params)
+        self.connectors = made.connectors
+        self._changes += 1
+        (self.in_training if self.is_training else self.in_eval)()
+
     def __str__(self) -> str:
         """Return a tree, four spaces deeper at each pipeline."""
         lines = [line for connector in self.connectors for line in str(connector).splitlines()]
