@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from benchmarks import floors, processes
 from benchmarks.bundles import ROWS as BUNDLES
+from benchmarks.connector_rows import ROWS as CONNECTORS
 from benchmarks.other_kinds import ROWS as OTHER_KINDS
 from benchmarks.policy_rows import ROWS as POLICIES
 from benchmarks.replay_rows import ROWS as REPLAY
@@ -267,4 +268,5 @@ ROWS = (
     *REPLAY,
     *POLICIES,
     *BUNDLES,
+    *CONNECTORS,
 )

@@ -77,13 +77,17 @@ class ClipRewardAgentConnector(AgentConnector):
         return clip_reward(rewards, True if self.limit is None else float(self.limit))
 
     def to_state(self) -> tuple[str, Any]:
-        """Return the name and the two arguments."""
-        return "ClipRewardAgentConnector", {"sign": self.sign, "limit": self.limit}
+        """Return the name, the two arguments, and whether the work is done later."""
+        return "ClipRewardAgentConnector", {"sign": self.sign, "limit": self.limit, "later": self.later}
 
     @classmethod
     def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
         """Return a connector with these arguments."""
-        return cls(ctx, **keywords(cls.__name__, params, ("sign", "limit")))
+        values = keywords(cls.__name__, params, ("sign", "limit", "later"))
+        later = bool(values.pop("later", False))
+        made = cls(ctx, **values)
+        made.later = later
+        return made
 
 
 register_connector("ClipRewardAgentConnector", ClipRewardAgentConnector)

@@ -72,13 +72,6 @@ class Pipeline(Connector, Generic[C]):
         del self.connectors[self._index(name, "remove")]
         self._changes += 1
 
-    def become(self, connectors: Iterable[C]) -> None:
-        """Put these connectors into the place of all there are."""
-        self.connectors.clear()
-        for connector in connectors:
-            self.append(connector)
-        self._changes += 1
-
     def __getitem__(self, key: str | int | type[Any]) -> list[C]:
         """Return a list of connectors: those that have a name, the one at an index, or those of a type.
 
@@ -151,6 +144,17 @@ class Pipeline(Connector, Generic[C]):
             )
         connectors: Any = [get_connector(name, ctx, own) for name, own in pairs]
         return cls(ctx, connectors)
+
+    def restore(self, params: Any) -> None:
+        """Take the connectors of a state in place of those that are here.
+
+        Raises:
+            UnknownNameError: See `from_state`; so is ConfigError. The pipeline is as it was then.
+        """
+        made = type(self).from_state(self.ctx or ConnectorContext(), params)
+        self.connectors = made.connectors
+        self._changes += 1
+        (self.in_training if self.is_training else self.in_eval)()
 
     def __str__(self) -> str:
         """Return a tree, four spaces deeper at each pipeline."""

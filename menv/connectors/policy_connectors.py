@@ -9,6 +9,7 @@ from typing import Any, Self
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.default_pipelines import action_pipeline, agent_pipeline
 from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
+from menv.errors import ContractError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,22 @@ class PolicyConnectors:
         Raises:
             UnknownNameError: One of them is not registered.
         """
-        ctx = self.agent.ctx or ConnectorContext()
-        before = AgentConnectorPipeline.from_state(ctx, agent)
-        behind = ActionConnectorPipeline.from_state(ctx, action)
-        self.agent.become(before.connectors)
-        self.action.become(behind.connectors)
+        self.agent.restore(agent)
+        self.action.restore(action)
 
     def for_evaluation(self) -> Self:
-        """Return connectors of their own, which share statistics and change none."""
-        agent, action = copy.deepcopy(self.agent), copy.deepcopy(self.action)
+        """Return connectors of their own, which share statistics and change none.
+
+        Raises:
+            ContractError: One of them cannot be copied.
+        """
+        try:
+            agent, action = copy.deepcopy(self.agent), copy.deepcopy(self.action)
+        except TypeError as error:
+            raise ContractError(
+                f"connectors: {error}, expected connectors that copy.deepcopy can copy, because evaluations have their "
+                "own; define __deepcopy__ in your class"
+            ) from error
         agent.in_eval()
         action.in_eval()
         return type(self)(agent, action)

@@ -279,12 +279,13 @@ class NetCohort(Cohort):
     def write(self, block: Block, obs: Any, rewards: Column, ready: Ready) -> Rows:
         """Write down that agents wait, after the connectors; see `Cohort.write`."""
         path = self.path
+        # Also where nobody asks yet: rows that wait may be answered through connectors that come meanwhile.
+        self._seats = ready.seats
         if path is None:
             return super().write(block, obs, rewards, ready)
         infos = ready.infos
         if infos is not None and block.places is not None:
             infos = [infos[place] for place in block.places.tolist()]
-        self._seats = ready.seats
         slots = block.slots
         done = path.rows(block.which, obs, rewards, slots=slots, seats=ready.seats, infos=infos)
         return self.ledger.add(slots, done.obs, done.mask, done.rewards)

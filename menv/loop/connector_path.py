@@ -18,6 +18,7 @@ from menv.connectors.action_data import ActionConnectorDataType
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.agent_connector import AgentConnector
 from menv.connectors.agent_rows import AgentRows
+from menv.connectors.clip_reward import ClipRewardAgentConnector
 from menv.connectors.default_pipelines import ActionPlan, action_plan, is_plain, leaf_connectors
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ContractError
@@ -91,6 +92,7 @@ class ConnectorPath:
         self.keeps_lives = any(leaf.keeps_lives for own in leaves for leaf in own)
         self.at_ends = [any(leaf.at_ends for leaf in own) for own in leaves]
         self._by_agent = [any(not leaf.takes_rows for leaf in own) for own in leaves]
+        self._clips = [[leaf for leaf in own if type(leaf) is ClipRewardAgentConnector] for own in leaves]
         self._lookers = [[leaf for leaf in own if looks(leaf)] for own in leaves]
         self.acts = any(bool(plan.rest) for plan in self._plans) or any(self._lookers)
         self._groups: tuple[Any, list[tuple[int, Column | None]]] = (None, [])
@@ -151,8 +153,14 @@ class ConnectorPath:
 
     def final(self, index: int, end: End) -> End:
         """Return the end of a trajectory with its last observation and reward connected."""
-        if end.obs is None or not self.at_ends[index]:
+        if not self.at_ends[index]:
             return end
+        if end.obs is None:
+            # There is nothing to connect but the reward.
+            rewards = AgentRows([], np.array([end.reward]))
+            for clips in self._clips[index]:
+                clips.over_rows(rewards)
+            return end._replace(reward=float(rewards.rewards[0]))
         rows = AgentRows(
             [end.obs], np.array([end.reward]), slots=np.array([end.slot]), seats=[(end.env_id, end.agent_id)],
             infos=[end.info], terminated=end.terminated, truncated=end.truncated,

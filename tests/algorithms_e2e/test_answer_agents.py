@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ from menv.connectors import (
     register_lambda_action_connector,
     register_lambda_agent_connector,
 )
-from menv.errors import ContractError
+from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
 
 SMALL = {"num_envs_per_worker": 2, "rollout_fragment_length": 40, "train_batch_size": 80, "seed": 5}
@@ -125,3 +126,20 @@ def test_a_missing_connector_is_named_by_what_is_missing() -> None:
         policy.agent_connectors.remove("StateBufferConnector")
         with pytest.raises(ContractError, match="state_in_0"):
             asked(policy, np.zeros(4, np.float32))
+
+
+def test_restored_connectors_go_on_as_those_that_were_saved() -> None:
+    settings = {**SMALL, "observation_filter": "MeanStdFilter", "clip_rewards": True}
+    with PPO(env="CartPole-v1", config=settings) as algo, PPO(env="CartPole-v1", config=settings) as other:
+        algo.train()
+        saved, fresh = algo.get_policy(), other.get_policy()
+        _, state = json.loads(json.dumps(saved.agent_connectors.to_state()))  # type: ignore[attr-defined]
+        with pytest.raises(ConfigError, match="not registered"):
+            fresh.agent_connectors.restore([*state, ["Nobody", None]])  # type: ignore[attr-defined]
+        fresh.agent_connectors.restore(state)  # type: ignore[attr-defined]
+        fresh.set_weights(saved.get_weights())
+        for row in observations():
+            assert asked(fresh, row)[2] == asked(saved, row)[2]
+        other.train()
+        (filter_,) = fresh.agent_connectors["MeanStdObservationFilterAgentConnector"]  # type: ignore[attr-defined]
+        assert filter_.statistics.count > 150

@@ -340,6 +340,24 @@ def test_policies_of_one_cohort_may_have_different_connectors() -> None:
             assert rows["new_obs"].max() == 9
 
 
+def test_evaluations_follow_changes_and_keep_connectors_of_their_own() -> None:
+    looks = Looks()
+    with PPO(env=Counts, config={**SMALL, "evaluation_duration": 3}) as algo:
+        policy: Any = algo.get_policy()
+        algo.evaluate()
+        policy.agent_connectors.prepend(looks)
+        policy.action_connectors.append(Doubled())
+        Counts.seen.clear()
+        algo.evaluate()
+        assert len(Counts.seen) > 20
+        # Rows that waited when the connector came are answered through it, too.
+        assert all(np.shape(action) == (2,) for action in Counts.seen)
+        assert looks.seen == []
+        algo.sample()
+        assert len(looks.answers) == 60
+        assert len(looks.seen) > 54
+
+
 def test_a_connector_for_rewards_is_put_in_by_hand_and_clips_the_last_one_too() -> None:
     with PPO(env=Counts, config=SMALL) as algo:
         algo.get_policy().agent_connectors.prepend(ClipRewardAgentConnector(limit=3.0))  # type: ignore[attr-defined]

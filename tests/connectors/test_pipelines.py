@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ from menv.connectors import (
     register_lambda_agent_connector,
 )
 from menv.connectors.agent_rows import AgentRows
+from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ConfigError, ContractError, UnknownNameError
 from menv.sample_batch import SampleBatch
 
@@ -153,6 +155,19 @@ def test_connectors_that_json_cannot_hold_are_refused_by_name() -> None:
         AgentConnectorPipeline(CTX, [Holds()]).to_state()
     with pytest.raises(ContractError, match=r"AddsOne\.to_state"):
         AgentConnectorPipeline(CTX, [AddsOne()]).to_state()
+
+
+def test_a_connector_that_cannot_be_copied_for_evaluation_is_named() -> None:
+    class Locks(AddsOne):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    own = PolicyConnectors.plain(CTX)
+    assert not own.for_evaluation().agent.is_training
+    own.agent.append(Locks())
+    with pytest.raises(ContractError, match="__deepcopy__"):
+        own.for_evaluation()
 
 
 @pytest.mark.parametrize("params", [None, "text", [["Nobody"]], [3], {"a": 1}])
