@@ -32,7 +32,7 @@ def cell(agent: str, step: int, action: int | None) -> list[float]:
 def values_of(algo: Algorithm, policy_id: str, rows: Rows) -> Rows:
     """Return what a policy's value network says of critic rows."""
     backend: Any = algo.get_policy(policy_id).networks.backend  # type: ignore[attr-defined]
-    index = algo.get_policy(policy_id)._index  # type: ignore[attr-defined]
+    index = algo.get_policy(policy_id).index  # type: ignore[attr-defined]
     values: Rows = backend.values(index, np.asarray(rows, np.float32))
     return values
 
