@@ -172,6 +172,12 @@ def test_an_observation_function_shows_a_critic_what_the_policy_ignores() -> Non
     assert outcome["return"] == 8.0
 
 
+def test_a_stored_policy_acts_in_another_cartpole_through_two_connectors() -> None:
+    outcome, printed = outcome_of("adapt_policy", seconds="3")
+    assert outcome["mean_return"] >= 100.0
+    assert "Seen" in printed
+
+
 def test_pistons_train_on_pictures() -> None:
     outcome, printed = outcome_of("pistonball")
     assert set(outcome["policy_reward_mean"]) <= {"default_policy"}
@@ -197,5 +203,12 @@ def test_every_example_is_tested_here() -> None:
         "ppo_and_dqn",
     }
     critics = {"centralized_critic", "centralized_critic_2"}
-    others = {"self_play", "rock_paper_scissors", "shared_layers", "two_step_game", "pistonball"}
+    others = {
+        "adapt_policy",
+        "self_play",
+        "rock_paper_scissors",
+        "shared_layers",
+        "two_step_game",
+        "pistonball",
+    }
     assert names == tested | critics | others

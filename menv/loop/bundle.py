@@ -121,6 +121,11 @@ def write_policy(policy: NetPolicy, folder: Path, trained: Mapping[str, Any]) ->
         )
     weights = networks.backend.get_weights(policy.index)
     assert networks.preprocess is not None
+    if networks.row_width != networks.preprocess.size:
+        raise ConfigError(
+            f"{where}: connectors widen observations of {networks.preprocess.size} numbers to {networks.row_width}, "
+            "expected connectors that keep their size; train without frame stacking, or keep the training checkpoint"
+        )
     masked = networks.preprocess.mask_width > 0
     models = {kind: graphs.build(kind, False, masked) for kind in _GRAPHS}
     stored = StoredGraphs(models)

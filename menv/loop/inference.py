@@ -10,10 +10,12 @@ import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
+from menv.connectors.agent_rows import AgentConnectorDataType
 from menv.errors import ContractError
 from menv.loop.life_ledger import Life, decide
 from menv.loop.net_policy import NetPolicy
 from menv.policy import Policy
+from menv.sample_batch import SampleBatch
 
 Answer: TypeAlias = tuple[Any, list[Any], dict[str, Any]]
 Key: TypeAlias = tuple[Hashable, Hashable]
@@ -71,6 +73,12 @@ def local_policy_inference(
         for name, value in (("terminated", terminated), ("truncated", truncated))
     ]
     keys = list(zip(envs, agents, strict=True))
+    if isinstance(policy, NetPolicy) and policy.connectors_state() is not None:
+        # Connectors of one's own see agents one by one and remember them; they are asked in the order of time.
+        over = [[bool(flags[row]) for flags in ends] for row in range(rows)]
+        shown = zip(keys, observations, rewards, infos, over, strict=True)
+        done = (answer for one in shown for answer in policy.answer_agents([_data(*one)], explore))
+        return [(action, list(states), dict(fetches)) for action, states, fetches in done]
     forgets = isinstance(policy, NetPolicy) and not policy.networks.state_sizes
     memory = {} if forgets else _MEMORIES.setdefault(policy, {})
     answers: list[Answer] = []
@@ -83,6 +91,17 @@ def local_policy_inference(
             if any(bool(flags[row]) for flags in ends):
                 memory.pop(keys[row], None)
     return answers
+
+
+def _data(key: Key, obs: Any, reward: Any, info: Any, over: Sequence[bool]) -> AgentConnectorDataType:
+    """Return what connectors are shown of one agent."""
+    data = {
+        SampleBatch.NEXT_OBS: obs,
+        SampleBatch.REWARDS: float(reward or 0.0),
+        SampleBatch.INFOS: info or {},
+    }
+    flags = dict(zip((SampleBatch.TERMINATEDS, SampleBatch.TRUNCATEDS), over, strict=True))
+    return AgentConnectorDataType(*key, {**data, **flags})
 
 
 def _ask(
