@@ -11,12 +11,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_example_of_the_readme_runs_and_learns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    assert len(blocks) == 2
     script = tmp_path / "example.py"
-    script.write_text(code, "utf-8")
-    runpy.run_path(str(script))
+    # The second one goes on with what the first one has trained.
+    script.write_text("".join(blocks), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    left = runpy.run_path(str(script))
+    assert left["action"] == left["algo"].compute_single_action(3, "even", explore=False)
+    assert (tmp_path / "even.onnx").exists()
+    assert left["algo"].iteration == 5
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     returns = ast.literal_eval(lines[-1])

@@ -49,5 +49,5 @@ def test_stacked_frames_are_kept_for_each_agent_until_its_episode_ends(tmp_path:
         assert mixed == alone
         # Without an end in between the same observation is another step.
         assert ask(0, one[0]) != alone[0]
-        with pytest.raises(ContractError, match="answer_agents"):
+        with pytest.raises(ContractError, match="use local_policy_inference"):
             policy.act(one[0])
