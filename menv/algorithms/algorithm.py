@@ -23,6 +23,7 @@ from menv.algorithms.exports import Exports
 from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
+from menv.algorithms.torch_threads import set_torch_threads
 from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
 from menv.env_context import EnvContext
@@ -65,7 +66,7 @@ class Algorithm(Checkpoints, Exports):
         multi = self.config.multiagent
         self._callbacks = read_callbacks(self.config.callbacks)
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
-        _set_torch_threads(self.config.torch_threads)
+        set_torch_threads(self.config.torch_threads)
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
         self._first_env = first = self._make_env(0)
         self._base_env = to_base_env(
@@ -390,11 +391,3 @@ def _context(config: AlgorithmConfig, vector_index: int) -> EnvContext:
     return EnvContext(
         dict(config.env_config), worker_index=0, vector_index=vector_index, num_workers=config.num_workers
     )
-
-
-def _set_torch_threads(count: int | None) -> None:
-    """Limit torch's threads in this process; several of them wait for each other over small networks."""
-    import torch
-
-    if count is not None and torch.get_num_threads() != count:
-        torch.set_num_threads(count)

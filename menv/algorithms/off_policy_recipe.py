@@ -11,7 +11,7 @@ from menv.acting.backend import ActingBackend
 from menv.algorithms.config.off_policy_config import OffPolicyConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import EPSILON
-from menv.connectors.clip_reward import clip_reward
+from menv.connectors.clip_reward import clip_rewards_of
 from menv.sample_batch import SampleBatch
 
 
@@ -28,7 +28,4 @@ class OffPolicyRecipe:
         self, batch: SampleBatch, backend: ActingBackend, index: int, config: OffPolicyConfig
     ) -> None:
         """Clip the rewards if the settings say so; targets are made when rows are learned from."""
-        if config.clip_rewards:
-            segments = batch.segments
-            batch[SampleBatch.REWARDS] = clip_reward(batch["rewards"], config.clip_rewards)
-            segments.prev_reward = clip_reward(segments.prev_reward, config.clip_rewards)
+        clip_rewards_of(batch, config.clip_rewards)

@@ -17,7 +17,7 @@ from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.recipe import Learner, Weights
 from menv.algorithms.sequences import state_before
-from menv.connectors.clip_reward import clip_reward
+from menv.connectors.clip_reward import clip_rewards_of
 from menv.connectors.flat_actions import flat_action_space
 from menv.sample_batch import SampleBatch
 
@@ -77,9 +77,7 @@ def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, confi
     """
     segments = batch.segments
     _add_logp(batch, backend, index)
-    if config.clip_rewards:
-        batch[SampleBatch.REWARDS] = clip_reward(batch["rewards"], config.clip_rewards)
-        segments.prev_reward = clip_reward(segments.prev_reward, config.clip_rewards)
+    clip_rewards_of(batch, config.clip_rewards)
     ends = segments.ends - 1
     if SampleBatch.VF_PREDS in batch:
         after = batch[

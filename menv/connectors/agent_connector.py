@@ -54,7 +54,9 @@ class AgentConnector(Connector):
 
     def over_rows(self, rows: AgentRows) -> None:
         """Transform a whole batch in place; `takes_rows` says whether this may take the place of `__call__`."""
-        raise NotImplementedError
+        raise ContractError(
+            f"{self.name}.over_rows: not defined, expected a transformation of whole batches; define it, or __call__"
+        )
 
     @property
     def takes_rows(self) -> bool:

@@ -27,6 +27,13 @@ def clip_reward(rewards: npt.NDArray[Any], limit: bool | float) -> npt.NDArray[A
     return clipped
 
 
+def clip_rewards_of(batch: SampleBatch, limit: bool | float) -> None:
+    """Clip the rewards of a batch in place, those before its pieces too; a limit of 0 or False leaves them."""
+    if limit:
+        batch[SampleBatch.REWARDS] = clip_reward(batch[SampleBatch.REWARDS], limit)
+        batch.segments.prev_reward = clip_reward(batch.segments.prev_reward, limit)
+
+
 class ClipRewardAgentConnector(AgentConnector):
     """Clips rewards, where there are any.
 

@@ -21,7 +21,7 @@ from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.connector_registry import keywords, register_connector
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.running_mean import RunningMean
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
 
@@ -78,23 +78,28 @@ class SyncedFilterAgentConnector(AgentConnector):
 
     def apply_changes(self, other: Any, with_buffer: bool = False) -> None:
         """Take in what another one has seen since its `reset_state`."""
-        raise NotImplementedError
+        raise self._undefined("apply_changes")
 
     def copy(self) -> Self:
         """Return one of its own with the same statistics."""
-        raise NotImplementedError
+        raise self._undefined("copy")
 
     def sync(self, other: Any) -> None:
         """Take over another one's statistics."""
-        raise NotImplementedError
+        raise self._undefined("sync")
 
     def reset_state(self) -> None:
         """Forget what has been seen since the last time, but for the statistics."""
-        raise NotImplementedError
+        raise self._undefined("reset_state")
 
     def as_serializable(self) -> Self:
         """Return one that can be sent to another process."""
         return self.copy()
+
+    def _undefined(self, method: str) -> ContractError:
+        return ContractError(
+            f"{self.name}.{method}: not defined, expected that of a filter; define it in your subclass"
+        )
 
 
 class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -29,6 +28,7 @@ from menv.errors import ContractError
 from menv.frame import Frame
 from menv.frame_ledger import FrameLedger, NewIds
 from menv.ledger import Ledger, Prepared, Rows
+from menv.loop.block import Block
 from menv.loop.connector_path import ConnectorPath, plain
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
@@ -39,27 +39,6 @@ from menv.spaces import OutsideSpaceError
 from menv.trajectories import Trajectories
 
 Answers: TypeAlias = Sequence[Any] | npt.NDArray[Any]
-
-
-@dataclass(slots=True)
-class Block:
-    """Rows of one cohort that wait together, and what was looked up for them.
-
-    Attributes:
-        slots: [R].
-        which: [R] policy index, or one index for all.
-        env_indices: [R].
-        rows: Where they are in the cohort's ledger.
-        raw: R raw observations, for policies that read them.
-        places: [R] their places among all rows of the poll; None means all, in order.
-    """
-
-    slots: Column
-    which: Column | int
-    env_indices: Column
-    rows: Rows
-    raw: Any = None
-    places: Column | None = None
 
 
 class Cohort(ABC):

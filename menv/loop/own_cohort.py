@@ -13,7 +13,8 @@ import numpy as np
 
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
-from menv.loop.cohort import Answers, Block, Cohort
+from menv.loop.block import Block
+from menv.loop.cohort import Answers, Cohort
 from menv.loop.life_ledger import Life, LifeLedger, ask, decides_in_compute_actions
 from menv.loop.slot_table import SlotTable
 from menv.policy import Policy, RowDraws

@@ -20,7 +20,8 @@ from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import ContractError
 from menv.loop.action_log import ActionLog
-from menv.loop.cohort import Answers, Block, Cohort, NetCohort, outside
+from menv.loop.block import Block
+from menv.loop.cohort import Answers, Cohort, NetCohort, outside
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
 from menv.loop.hooks import Hooks
@@ -277,9 +278,9 @@ class Sampler:
         for number, block in blocks:
             shut = closed[block.env_indices]
             if shut.any():
-                self._pending.append((number, _part(block, shut)))
+                self._pending.append((number, block.part(shut)))
             if not shut.all():
-                open_blocks.append((number, _part(block, ~shut)))
+                open_blocks.append((number, block.part(~shut)))
         return open_blocks
 
     def _take(self, ready: Ready) -> None:
@@ -305,7 +306,7 @@ class Sampler:
             layout = self._layout = self._look_up(ready.slots)
         whole = not self._pending
         for number, looked_up in layout.blocks:
-            block = looked_up if len(layout.blocks) == 1 else _copy(looked_up)
+            block = looked_up if len(layout.blocks) == 1 else looked_up.copy()
             self._write(number, block, ready)
             self._pending.append((number, block))
         self._pending_slots = ready.slots if whole else None
@@ -385,16 +386,3 @@ class Sampler:
             )
         if idle > 100:
             time.sleep(0.001)
-
-
-def _part(block: Block, chosen: npt.NDArray[np.bool_]) -> Block:
-    """Return the rows of a block that a mask selects."""
-    rows = np.arange(block.rows.start, block.rows.stop) if isinstance(block.rows, slice) else block.rows
-    which = block.which if isinstance(block.which, int) else block.which[chosen]
-    raw = None if block.raw is None else [block.raw[place] for place in np.flatnonzero(chosen).tolist()]
-    return Block(block.slots[chosen], which, block.env_indices[chosen], rows[chosen], raw)
-
-
-def _copy(block: Block) -> Block:
-    """Return a block with the same look-ups, to be given rows of its own."""
-    return Block(block.slots, block.which, block.env_indices, block.rows, block.raw, block.places)

@@ -20,7 +20,8 @@ from menv.adapters.recorded import Recorded
 from menv.base_env import AgentId
 from menv.episode import Episode
 from menv.errors import CallOrderError
-from menv.loop.cohort import Block, Cohort
+from menv.loop.block import Block
+from menv.loop.cohort import Cohort
 from menv.loop.life_ledger import Life, LifeLedger
 from menv.loop.sampler import Sampler
 from menv.plain_data import is_plain

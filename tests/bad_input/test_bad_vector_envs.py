@@ -85,8 +85,11 @@ def test_missing_environments_need_somebody_who_makes_them() -> None:
 
 def test_the_same_object_twice_is_refused() -> None:
     env = Noting()
-    told(lambda: VectorEnv.vectorize_gym_envs(lambda index: env, num_envs=2), ConfigError)
-    told(lambda: VectorEnv.vectorize_gym_envs(None, [env, env], num_envs=2), ConfigError)
+    for call in (
+        lambda: VectorEnv.vectorize_gym_envs(lambda index: env, num_envs=2),
+        lambda: VectorEnv.vectorize_gym_envs(None, [env, env], num_envs=2),
+    ):
+        assert "the same object stands for two sub-environments" in told(call, ConfigError)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

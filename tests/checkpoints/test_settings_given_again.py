@@ -120,8 +120,12 @@ def test_what_is_stored_by_name_only_has_to_be_given_again(
 def test_a_registered_name_is_enough(tmp_path: Path) -> None:
     menv.register_env("corridor of checkpoints", Corridor)
     with PPO(env="corridor of checkpoints", config=SMALL) as algo:
+        algo.train()
         algo.save(tmp_path)
-    PPO.from_checkpoint(tmp_path).stop()
+    with PPO.from_checkpoint(tmp_path) as again:
+        assert again.config.env == "corridor of checkpoints"
+        assert again.iteration == 1
+        assert again.train()["training_iteration"] == 2
 
 
 def test_some_of_the_policies_can_be_loaded(tmp_path: Path) -> None:

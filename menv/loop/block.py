@@ -1,0 +1,47 @@
+"""Block: rows of one cohort that wait together.
+
+`menv.loop.sampler` makes them, cohorts answer them. They hold numbers and look-ups, no observations but raw ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.ledger import Rows
+from menv.segments import Column
+
+
+@dataclass(slots=True)
+class Block:
+    """Rows of one cohort that wait together, and what was looked up for them.
+
+    Attributes:
+        slots: [R].
+        which: [R] policy index, or one index for all.
+        env_indices: [R].
+        rows: Where they are in the cohort's ledger.
+        raw: R raw observations, for policies that read them.
+        places: [R] their places among all rows of the poll; None means all, in order.
+    """
+
+    slots: Column
+    which: Column | int
+    env_indices: Column
+    rows: Rows
+    raw: Any = None
+    places: Column | None = None
+
+    def part(self, chosen: npt.NDArray[np.bool_]) -> Block:
+        """Return the rows that a mask selects."""
+        rows = np.arange(self.rows.start, self.rows.stop) if isinstance(self.rows, slice) else self.rows
+        which = self.which if isinstance(self.which, int) else self.which[chosen]
+        raw = None if self.raw is None else [self.raw[place] for place in np.flatnonzero(chosen).tolist()]
+        return Block(self.slots[chosen], which, self.env_indices[chosen], rows[chosen], raw)
+
+    def copy(self) -> Block:
+        """Return a block with the same look-ups, to be given rows of its own."""
+        return Block(self.slots, self.which, self.env_indices, self.rows, self.raw, self.places)
