@@ -48,6 +48,8 @@ CONFINED = {
     "pettingzoo": {"wrappers"},
     "pygame": {"wrappers", "envs"},
     "websockets": {"serving"},
+    "starlette": {"serving"},
+    "uvicorn": {"serving"},
     "rich": {"cli"},
     "msgspec": {"serving", "scale", "loop", "acting", "checking", "algorithms"},
     "safetensors": {"serving", "loop", "acting", "algorithms"},

@@ -37,7 +37,13 @@ def test_the_extra_all_holds_every_other_extra() -> None:
 
 def test_what_make_setup_installs_has_a_tested_version_within_its_range() -> None:
     tested = {normal(name): version for name, version in TESTED.items()}
-    installed = [*PROJECT["project"]["dependencies"], *EXTRAS["train"], *EXTRAS["pettingzoo"], *EXTRAS["dev"]]
+    installed = [
+        *PROJECT["project"]["dependencies"],
+        *EXTRAS["train"],
+        *EXTRAS["pettingzoo"],
+        *EXTRAS["serve"],
+        *EXTRAS["dev"],
+    ]
     for requirement in map(Requirement, installed):
         assert tested[normal(requirement.name)] in requirement.specifier, requirement
     assert tested["torch"] == "2.13.0"
