@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from menv.errors import ContractError as ContractError
     from menv.errors import EnvCrashError as EnvCrashError
     from menv.errors import MenvError as MenvError
+    from menv.external_env import ExternalEnv as ExternalEnv
+    from menv.external_env import ExternalMultiAgentEnv as ExternalMultiAgentEnv
     from menv.loop.convert import to_base_env as to_base_env
     from menv.loop.inference import local_policy_inference as local_policy_inference
     from menv.multi_agent_batch import MultiAgentBatch as MultiAgentBatch
@@ -48,6 +50,8 @@ _HOMES = {
     "ContractError": "errors",
     "EnvCrashError": "errors",
     "MenvError": "errors",
+    "ExternalEnv": "external_env",
+    "ExternalMultiAgentEnv": "external_env",
     "export_onnx": "algorithms.onnx_export",
     "local_policy_inference": "loop.inference",
     "to_base_env": "loop.convert",

@@ -40,12 +40,14 @@ class Join(NamedTuple):
         env_id: The sub-environment.
         agent_id: The agent, as the environment calls it.
         env_index: Position of the sub-environment in `Ready.env_steps`.
+        trained: Whether policies may learn from this life.
     """
 
     slot: int
     env_id: EnvId
     agent_id: AgentId
     env_index: int
+    trained: bool = True
 
 
 class End(NamedTuple):
@@ -60,6 +62,8 @@ class End(NamedTuple):
         truncated: True if it was cut short (bootstrap from `obs`).
         obs: The final observation, a copy; None if the environment gave none.
         info: The info dict that came with the end.
+        withdrawn: Whether nobody knows what the action of the last row led to; the row does not count then, and
+            the trajectory ends with what it observed.
     """
 
     slot: int
@@ -70,6 +74,7 @@ class End(NamedTuple):
     truncated: bool
     obs: Any
     info: Mapping[str, Any]
+    withdrawn: bool = False
 
 
 class EpisodeEnd(NamedTuple):
@@ -101,6 +106,40 @@ class Unclaimed(NamedTuple):
     env_index: int
 
 
+class AgentPiece(NamedTuple):
+    """One agent's part in a piece of an episode.
+
+    Attributes:
+        slot: Of its trajectory.
+        join: How the trajectory begins, None if it goes on; its first observation is the one that waits then.
+        moves: What it did, a `menv.played.Moves`.
+        end: How the trajectory ends, None if the last observation waits for the next piece.
+    """
+
+    slot: int
+    join: Join | None
+    moves: Any
+    end: End | None
+
+
+class Piece(NamedTuple):
+    """A piece of an episode whose actions were chosen elsewhere.
+
+    Attributes:
+        env_id: The sub-environment.
+        env_index: Its index.
+        agents: Who took part.
+        episode: How the episode ends, None if it goes on.
+        weights_seq_no: The weights that chose the actions; None if nobody says.
+    """
+
+    env_id: EnvId
+    env_index: int
+    agents: Sequence[AgentPiece]
+    episode: EpisodeEnd | None
+    weights_seq_no: int | None
+
+
 @dataclass(slots=True)
 class Ready:
     """Who waits for an action and what happened since the last poll.
@@ -123,6 +162,7 @@ class Ready:
         unclaimed: Rewards that belong to no action, in the order in which they were paid.
         infos: R info dicts, or None; a list that is not changed after, because batches refer to it.
         taken: Actions that an external client chose itself, by slot.
+        played: Pieces of episodes that external clients played by themselves; to be taken in last.
         seats: `seats[slot]` is `(env_id, agent_id)` of every row.
     """
 
@@ -137,6 +177,7 @@ class Ready:
     infos: Sequence[Mapping[str, Any]] | None = None
     taken: Mapping[int, Any] = field(default_factory=dict)
     seats: Sequence[tuple[EnvId, AgentId]] = ()
+    played: Sequence[Piece] = ()
 
     def __iter__(self) -> Iterator[MultiEnvDict]:
         """Yield obs, rewards, terminateds, truncateds, infos and off-policy actions."""
@@ -194,6 +235,10 @@ class BaseEnv(abc.ABC):
     """True if `poll` returns a `Ready`; False if it returns the six nested dicts."""
     lockstep: bool = False
     """True if all sub-environments step at once, so that none can wait while others go on."""
+    external: bool = False
+    """True if it is others who call: episodes come and go, and a poll may have to wait for them."""
+    idle_timeout: float | None = None
+    """Of an external one: seconds without anything after which the sampler gives up for the time being."""
     num_envs: int = 0
     """E, how many sub-environments there are, 0 where that is not known before the first poll."""
 
@@ -250,6 +295,10 @@ class BaseEnv(abc.ABC):
     def get_agent_ids(self) -> set[AgentId]:
         """Return all agent ids that are known so far."""
         return set()
+
+    def status(self) -> dict[str, Any]:
+        """Return what an external environment has to tell about those who call, for results."""
+        return {}
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that were paid and still wait for their agent's next row."""

@@ -6,6 +6,7 @@ ends found by binary search, rewards moved from the row they came in with to the
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ class Cut:
         held: [S] True where the trajectory lives on, so that its last row is not complete.
         end_order: [M] indices of the ends, in the order of the trajectories that they belong to.
         end_segments: [M] index of the trajectory of each end, in that order.
+        withdrawn: [S] True where the end takes the last row with it, because nobody knows what its action led to;
+            the row before leads to what it observed.
     """
 
     order: Column
@@ -34,6 +37,13 @@ class Cut:
     held: Column
     end_order: Column
     end_segments: Column
+    withdrawn: Column
+
+    @property
+    def incomplete(self) -> Column:
+        """[S] True where the last row is not released."""
+        both: Column = self.held | self.withdrawn
+        return both
 
     @property
     def last(self) -> Column:
@@ -43,7 +53,7 @@ class Cut:
     def released(self) -> Column:
         """Return [N] True for rows whose reward is complete, in the sorted order."""
         mask = np.ones(len(self.order), np.bool_)
-        mask[self.last[self.held]] = False
+        mask[self.last[self.incomplete]] = False
         return mask
 
     def rewards(self, income: Column, fresh: Column, at_end: Column) -> Column:
@@ -78,7 +88,10 @@ class Cut:
     def flags(self, at_end: Column) -> Column:
         """Return [N] flags in the sorted order, False but at the ends, which have `at_end` [M]."""
         flags = np.zeros(len(self.order), np.bool_)
-        flags[self.last[self.end_segments]] = at_end[self.end_order]
+        # Where the last row is withdrawn the one before it is the last; without one there is none to flag.
+        some = self.lengths[self.end_segments] > self.withdrawn[self.end_segments]
+        owners = self.end_segments[some]
+        flags[self.last[owners] - self.withdrawn[owners]] = at_end[self.end_order[some]]
         return flags
 
     def steps(self, first: Column) -> Column:
@@ -87,13 +100,14 @@ class Cut:
         return steps
 
 
-def cut(slots: Column, end_slots: Column, end_rows: Column) -> Cut:
+def cut(slots: Column, end_slots: Column, end_rows: Column, withdrawn: Collection[int] = ()) -> Cut:
     """Sort rows into trajectories.
 
     Args:
         slots: [N] slot of each row, in the order of writing.
         end_slots: [M] slot of each trajectory that ended; it has a row among the N.
         end_rows: [M] number of rows that had been written then.
+        withdrawn: Indices of the ends that take the last row with them.
     """
     n = len(slots)
     # numpy sorts 16-bit integers by radix, several times as fast as wider ones.
@@ -111,7 +125,10 @@ def cut(slots: Column, end_slots: Column, end_rows: Column) -> Cut:
     last = np.flatnonzero(is_last)
     starts = np.concatenate(([0], last[:-1] + 1)) if n else last
     by_place = np.argsort(at, kind="stable")
+    gone = np.zeros(len(last), np.bool_)
+    if withdrawn:
+        gone[np.searchsorted(last, at[list(withdrawn)])] = True
     return Cut(
         order, starts, last + 1 - starts, ~is_end[last],
-        by_place, np.searchsorted(last, at[by_place]),
+        by_place, np.searchsorted(last, at[by_place]), gone,
     )  # fmt: skip

@@ -31,5 +31,9 @@ class CallOrderError(MenvError, RuntimeError):
     """Methods were called in an order that cannot work; the message says which comes first."""
 
 
+class EpisodeError(CallOrderError, ValueError):
+    """An external episode is unknown, used up or busy; start it, or take another id."""
+
+
 class MissingExtraError(MenvError, ImportError):
     """An optional package is not installed; the message holds the command that installs it."""

@@ -9,7 +9,6 @@ no environments, policies or networks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from menv.base_env import End
 from menv.cut import Cut, cut
+from menv.ends import Ends
 from menv.errors import ContractError
 from menv.infos import InfoLog, Infos
 from menv.sample_batch import SampleBatch
@@ -30,31 +30,6 @@ PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
 _FIRST_ROWS = 256
 _RELEASED = ("obs", "actions", "action_mask", "action_dist_inputs")
 _ENV_T = SampleBatch.ENV_T
-
-
-@dataclass(slots=True)
-class _Ends:
-    """Trajectories that ended, in the order in which they did; lists of numbers leave the collector alone.
-
-    Attributes:
-        slots: The slots that they had.
-        rewards: Earned since their last rows.
-        terminated: Flags.
-        truncated: Flags.
-        obs: Final observations, None where the environment gave none.
-        infos: The info dicts that came with the ends.
-        rows: Rows that had been written then.
-        env_steps: Env steps of the sub-environment then, where rows are dated.
-    """
-
-    slots: list[int] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    terminated: list[bool] = field(default_factory=list)
-    truncated: list[bool] = field(default_factory=list)
-    obs: list[Any] = field(default_factory=list)
-    infos: list[Mapping[str, Any]] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    env_steps: list[int] = field(default_factory=list)
 
 
 class Ledger:
@@ -97,8 +72,10 @@ class Ledger:
         self._living = Trajectories.begun((), (), self._columns["actions"])
         self._starts: list[int] = []
         self._agent_ids: list[Any] = []
-        self._ends = _Ends()
+        self._ends = Ends()
         self._unrolls = 0
+        # Columns that not all rows have, and what the others have there.
+        self._marks: dict[str, Any] = {}
         # The first row of each poll, the info dicts that came in with it, and the rows' places among these.
         self._info_polls: list[tuple[int, Sequence[Mapping[str, Any]], Column | None]] = []
         # Where unanswered rows were before the last close, and how many answered ones lie before them now.
@@ -148,6 +125,8 @@ class Ledger:
         columns["income"][rows] = rewards
         if mask is not None:
             columns["action_mask"][rows] = mask
+        for name, absent in self._marks.items():
+            columns[name][rows] = absent
         self._n = stop
         return rows
 
@@ -173,14 +152,31 @@ class Ledger:
 
     def end(self, end: End) -> None:
         """End the trajectory that has the slot of `end`."""
-        ends = self._ends
-        ends.slots.append(end.slot)
-        ends.rewards.append(end.reward)
-        ends.terminated.append(end.terminated)
-        ends.truncated.append(end.truncated)
-        ends.obs.append(end.obs)
-        ends.infos.append(end.info)
-        ends.rows.append(self._n)
+        self._ends.add(end, self._n)
+
+    def disown(self, slot: int) -> float:
+        """Return what came in with the only row of the trajectory on a slot, which is withdrawn; 0 if it has more."""
+        rows = np.flatnonzero(self._columns["slots"][: self._n] == slot)
+        ends = [row for own, row in zip(self._ends.slots, self._ends.rows, strict=True) if own == slot]
+        mine = rows[rows >= max(ends, default=0)]
+        going_on = (
+            not ends and slot in self._living.slot and self._living.released[self._living.slot == slot][0]
+        )
+        return float(self._columns["income"][mine[0]]) if len(mine) == 1 and not going_on else 0.0
+
+    def columns_at(self, rows: Rows, names: Sequence[str]) -> dict[str, Column]:
+        """Return copies of some columns at some rows, of those names that there are."""
+        return {name: self._columns[name][rows].copy() for name in names if name in self._columns}
+
+    def mark(self, name: str, rows: Rows, values: Any, absent: Any) -> None:
+        """Write `values` [R, ...], or one for all, into a column in which other rows have `absent`."""
+        if name not in self._columns:
+            kind = np.asarray(values)
+            room = (len(self._columns["slots"]), *kind.shape[1:])
+            self._columns[name] = np.full(room, absent, kind.dtype)
+            self._released = (*self._released, name)
+            self._marks[name] = absent
+        self._columns[name][rows] = values
 
     def date(self, rows: Rows, env_steps: Column) -> None:
         """Note the env steps [R] of the sub-environments of rows that were added; who dates some dates all."""
@@ -224,7 +220,7 @@ class Ledger:
         infos = self._info_log()
         batches = {
             int(policy): self._batch(cut_rows, sorted_columns, segments, infos, owners.policy == policy)
-            for policy in np.unique(owners.policy)
+            for policy in np.unique(owners.policy[owners.policy >= 0])
         }
         self._carry(cut_rows, rewards, owners)
         return {policy: batch for policy, batch in batches.items() if batch.count}
@@ -281,7 +277,7 @@ class Ledger:
     def _cut(self) -> Cut:
         """Sort all rows into trajectories."""
         end_slots, end_rows = np.array(self._ends.slots, np.int64), np.array(self._ends.rows, np.int64)
-        return cut(self._columns["slots"][: self._n], end_slots, end_rows)
+        return cut(self._columns["slots"][: self._n], end_slots, end_rows, self._ends.withdrawn)
 
     def _trajectories(self) -> Trajectories:
         """Return all trajectories that have rows here, in the order of a cut."""
@@ -291,7 +287,7 @@ class Ledger:
 
     def _check_answered(self, cut_rows: Cut, owners: Trajectories) -> None:
         """Refuse trajectories that ended while their agent waited."""
-        unanswered = ~self._columns["answered"][cut_rows.order[cut_rows.last]] & ~cut_rows.held
+        unanswered = ~self._columns["answered"][cut_rows.order[cut_rows.last]] & ~cut_rows.incomplete
         if unanswered.any():
             index = int(np.argmax(unanswered))
             raise ContractError(
@@ -317,6 +313,7 @@ class Ledger:
         finals = [self._ends.obs[index] for index in cut_rows.end_order.tolist()]
         absent = np.fromiter((final is None for final in finals), np.bool_, len(finals))
         missing[cut_rows.end_segments[absent]] = True
+        missing &= ~cut_rows.withdrawn
         if not absent.all():
             given = cut_rows.end_segments[~absent]
             shown = [final for final in finals if final is not None]
@@ -327,7 +324,7 @@ class Ledger:
         unrolls = np.arange(self._unrolls, self._unrolls + len(owners.slot))
         self._unrolls += len(unrolls)
         # A trajectory may begin with a row that is no step; it counts as number -1 and never leaves.
-        lengths = cut_rows.lengths - cut_rows.held - (owners.released < 0)
+        lengths = cut_rows.lengths - cut_rows.incomplete - (owners.released < 0)
         return Segments(
             lengths, next_obs, next_mask, missing, np.maximum(owners.released, 0), owners.eps_id,
             owners.agent_index, owners.env_index, unrolls, owners.prev_action, owners.prev_reward,
@@ -395,5 +392,5 @@ class Ledger:
         self._n = len(rows)
         self._held = int(answered.sum())
         self._living = living
-        self._starts, self._agent_ids, self._ends = [], [], _Ends()
+        self._starts, self._agent_ids, self._ends = [], [], Ends()
         self._info_polls = []

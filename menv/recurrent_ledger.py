@@ -83,6 +83,10 @@ class RecurrentLedger(Ledger):
         states: States = self._states.take(slots, axis=0)
         return states
 
+    def states_at(self, rows: Rows) -> States:
+        """Return the [R, S] states before rows that have been answered."""
+        return np.concatenate([self._columns[name][rows] for name in self._parts], 1)
+
     def remember(self, rows: Rows, slots: Column, before: States, after: States) -> None:
         """Write down the states [R, S] before and after rows that are answered, of the trajectories `slots` [R]."""
         for name, part in self._parts.items():

@@ -67,6 +67,7 @@ class SampleBatch(Mapping[str, Column]):
     ACTION_MASK = "action_mask"
     STATE_IN = "state_in_{}"
     ACTION_LOGP = "action_logp"
+    OFF_POLICY = "off_policy"
     ACTION_PROB = "action_prob"
     ACTION_DIST_INPUTS = "action_dist_inputs"
     CRITIC_OBS = "critic_obs"

@@ -155,6 +155,10 @@ class Roster:
         report.joined = told
         self._finish({}, {}, {ALL: False}, {ALL: True}, {}, report)
 
+    def living(self) -> list[AgentId]:
+        """Return the agents whose trajectories go on, in the order of their slots' first use."""
+        return [agent for agent in self._slots if agent in self._alive]
+
     def release(self) -> None:
         """Give back every slot, for a sub-environment that will not come back."""
         for slot in self._slots.values():
@@ -256,14 +260,18 @@ class Roster:
         """End the episode for everyone and settle what is owed."""
         self._pay(rewards, (), terminateds, truncateds, report)
         everyone = bool(terminateds[ALL]), bool(truncateds[ALL])
-        for agent in [agent for agent in self._slots if agent in self._alive]:
+        for agent in self.living():
             own = bool(terminateds.get(agent)), bool(truncateds.get(agent))
             terminated, truncated = own if any(own) else everyone
             self._end(agent, terminated, truncated, obs.get(agent), infos.get(agent, _NO_INFO), report)
         for agent, reward in self._held.items():
             self._refuse_stranger(agent, f"a reward of {reward} was paid to")
             report.unclaimed.append(Unclaimed(self.env_id, agent, reward, self.env_index))
-        terminated, truncated = everyone
+        self._close_episode(everyone, report)
+
+    def _close_episode(self, flags: tuple[bool, bool], report: Report) -> None:
+        """Report the end of the episode, and be ready for the next one."""
+        terminated, truncated = flags
         report.episodes.append(
             EpisodeEnd(
                 self.env_id, terminated, truncated, self.episode_steps, self.env_index, len(report.unclaimed)

@@ -19,6 +19,7 @@ from menv.algorithms.checkpoints import Checkpoints
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation import Evaluation
+from menv.algorithms.experience import env_context, make_evaluation_envs, make_experience, make_quota
 from menv.algorithms.exports import Exports
 from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.population import Population
@@ -26,17 +27,13 @@ from menv.algorithms.recipe import Recipe
 from menv.algorithms.torch_threads import set_torch_threads
 from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
-from menv.env_context import EnvContext
-from menv.errors import CallOrderError, ConfigError, ContractError
-from menv.loop.convert import to_base_env
+from menv.errors import CallOrderError, ContractError
 from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
-from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
-from menv.registry import make_env
 
 
 class Algorithm(Checkpoints, Exports):
@@ -68,10 +65,8 @@ class Algorithm(Checkpoints, Exports):
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         set_torch_threads(self.config.torch_threads)
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
-        self._first_env = first = self._make_env(0)
-        self._base_env = to_base_env(
-            first, self._make_env, self.config.num_envs_per_worker, seed=self.config.seed
-        )
+        first, self._base_env = make_experience(self.config)
+        self._first_env = first
         given = GivenSpaces(
             self.config.observation_space, self.config.action_space, multi.observation_fn is not None
         )
@@ -93,6 +88,8 @@ class Algorithm(Checkpoints, Exports):
         self._evaluation: Evaluation | None = None
         self._evaluated: dict[str, Any] = {}
         self.iteration = 0
+        # Fragments of a batch that is not full, and how many steps each counts.
+        self._gathered: list[tuple[MultiAgentBatch, int]] = []
         self._started = time.perf_counter()
         self._stopped = False
         self._tell_created()
@@ -104,7 +101,7 @@ class Algorithm(Checkpoints, Exports):
             callbacks.on_sub_environment_created(
                 worker=self._sampler,
                 sub_environment=env,
-                env_context=_context(self.config, index),
+                env_context=env_context(self.config, index),
                 env_index=index,
             )
         callbacks.on_algorithm_init(algorithm=self)
@@ -112,12 +109,7 @@ class Algorithm(Checkpoints, Exports):
     def _build_sampler(self) -> Sampler:
         """Create the sampler."""
         multi = self.config.multiagent
-        quota = Quota(
-            self.config.fragment_length(self._num_envs),
-            self.config.batch_mode,
-            multi.count_steps_by,
-            lockstep=self._base_env.lockstep,
-        )
+        quota = make_quota(self.config, self._base_env, self._num_envs)
         sampler = Sampler(
             self._base_env, self._population.policy_map, self._population.cohorts, quota, metrics=self._metrics,
             seed=self._seed, observation_fn=multi.observation_fn, callbacks=self._callbacks,
@@ -168,6 +160,9 @@ class Algorithm(Checkpoints, Exports):
             - `sampler_results`: all of these again, and `sampler_perf`.
             - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`.
             - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.
+            - `external`, where others call: `open_episodes`, rows that not every algorithm can learn from
+              (`num_off_policy_steps`, of which `num_stale_steps` for their old weights) and that were left out
+              (`num_agent_steps_left_out`), and `idle`, a sentence, if nobody has called for a while.
         """
         began = time.perf_counter()
         env_steps, agent_steps = self._sampler.env_steps, self._sampler.agent_steps
@@ -178,6 +173,9 @@ class Algorithm(Checkpoints, Exports):
             before = time.perf_counter()
             batch, more = self._train_batch(self._population.sample_size(self._num_envs))
             sampled = time.perf_counter()
+            if batch is None:
+                times["sample_time_s"] += sampled - before
+                break
             for policy_id, own in self._population.learners.learn(batch, self._sampler.env_steps).items():
                 stats.setdefault(policy_id, []).append(own)
             times["sample_time_s"] += sampled - before
@@ -202,10 +200,25 @@ class Algorithm(Checkpoints, Exports):
             "time_this_iter_s": learned - began,
             "time_total_s": learned - self._started,
         }
+        if self._base_env.external:
+            result["external"] = self._outside()
         self._attach_evaluation(result)
         self.last_result = result
         self._callbacks.on_train_result(algorithm=self, result=result)
         return result
+
+    def _outside(self) -> dict[str, Any]:
+        """Return what there is to tell about those who call, and about what they did."""
+        counts, status = self._sampler.played.counts, self._base_env.status()
+        if self._sampler.idle:
+            told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in status.items())
+            status["idle"] = f"no step in {self._base_env.idle_timeout:g} s: {told}"
+        return {
+            **status,
+            "num_off_policy_steps": counts.off_policy,
+            "num_stale_steps": counts.stale,
+            "num_agent_steps_left_out": self._population.learners.agent_steps_left_out,
+        }
 
     def evaluate(self) -> dict[str, Any]:
         """Let the policies play in environments of their own, without learning.
@@ -235,15 +248,7 @@ class Algorithm(Checkpoints, Exports):
 
     def _evaluation_envs(self, config: AlgorithmConfig) -> BaseEnv:
         """Create the environments of evaluations."""
-        make = partial(self._make_env, config=config)
-        env = make(0)
-        if env is self._first_env:
-            raise ConfigError(
-                "evaluate: env returned the environment that is trained in, expected a new one at each call; create it "
-                "in the function"
-            )
-        seed = None if config.seed is None else config.seed + 10_000
-        return to_base_env(env, make, config.num_envs_per_worker, seed=seed)
+        return make_evaluation_envs(config, self._first_env)
 
     def compute_single_action(
         self,
@@ -369,25 +374,21 @@ class Algorithm(Checkpoints, Exports):
         """Stop the algorithm."""
         self.stop()
 
-    def _make_env(self, vector_index: int, config: AlgorithmConfig | None = None) -> Any:
-        """Create sub-environment number `vector_index`."""
-        config = config or self.config
-        return make_env(config.env, _context(config, vector_index))
+    def _train_batch(self, size: int) -> tuple[MultiAgentBatch | None, int]:
+        """Sample until the learners' batch is full; return it and how many steps it counts.
 
-    def _train_batch(self, size: int) -> tuple[MultiAgentBatch, int]:
-        """Sample until the learners' batch is full; return it and how many steps it counts."""
+        None where nobody calls an external environment; what there is of the batch is kept for the next time.
+        """
         by_rows = self.config.multiagent.count_steps_by == "agent_steps"
-        fragments: list[MultiAgentBatch] = []
-        sampler, before, taken = self._sampler, self._sampler.agent_steps, 0
+        fragments, sampler = self._gathered, self._sampler
+        taken = sum(steps for _, steps in fragments)
         while not fragments or taken < size:
-            fragments.append(self.sample())
+            before = sampler.agent_steps
+            batch = self.sample()
+            if sampler.idle:
+                return None, 0
             # Answered rows count, although a few of them are held back until their reward is complete.
-            taken = sampler.agent_steps - before if by_rows else taken + fragments[-1].env_steps()
-        return (fragments[0] if len(fragments) == 1 else MultiAgentBatch.concat_samples(fragments)), taken
-
-
-def _context(config: AlgorithmConfig, vector_index: int) -> EnvContext:
-    """Return the context of sub-environment number `vector_index`."""
-    return EnvContext(
-        dict(config.env_config), worker_index=0, vector_index=vector_index, num_workers=config.num_workers
-    )
+            fragments.append((batch, sampler.agent_steps - before if by_rows else batch.env_steps()))
+            taken += fragments[-1][1]
+        batches, self._gathered = [batch for batch, _ in fragments], []
+        return (batches[0] if len(batches) == 1 else MultiAgentBatch.concat_samples(batches)), taken

@@ -25,7 +25,8 @@ from menv.connectors.default_pipelines import action_pipeline, agent_pipeline
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ConfigError
-from menv.loop.cohort import Cohort, NetCohort
+from menv.loop.cohort import Cohort
+from menv.loop.net_cohort import NetCohort
 from menv.loop.own_cohort import OwnCohort
 from menv.policy import Policy
 from menv.policy_spec import PolicySpec

@@ -23,6 +23,7 @@ from menv.errors import ConfigError
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
+from menv.sample_batch import SampleBatch
 
 _OWN = "weights."
 """Before the names of weights that a learner has other than the policy that acts."""
@@ -47,6 +48,7 @@ class Learners:
         postprocessing: What is done to trajectories before anybody learns from them.
         env_steps_trained: Env steps of batches that somebody learned from.
         agent_steps_trained: Rows that were learned from.
+        agent_steps_left_out: Rows that could not be: nobody knows how probable their actions were.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Learners:
         self.postprocessing = Postprocessing(policies, configs, joint)
         self.env_steps_trained = 0
         self.agent_steps_trained = 0
+        self.agent_steps_left_out = 0
         for policy_id, config in configs.items():
             network = self._home(policy_id)[0].network
             self.shared.join(policy_id, config, recipes[policy_id], network, policy_map)
@@ -85,6 +88,7 @@ class Learners:
             batch: One fragment.
             episodes: Its episodes by id; only those of policies that look at trajectories are needed.
         """
+        self._leave_out(batch)
         self.postprocessing.run_hooks(batch, episodes)
         critics = self.postprocessing.critic_rows(batch, episodes)
         for built, index, policy_id in self._of(batch):
@@ -92,6 +96,23 @@ class Learners:
             if policy_id in critics:
                 add_critic_values(batch[policy_id], critics[policy_id], built.cohort.backend, index)
             self.recipes[policy_id].complete(batch[policy_id], built.cohort.backend, index, config)
+
+    def _leave_out(self, batch: MultiAgentBatch) -> None:
+        """Drop rows that their policy cannot learn from: nobody knows how probable the actions were.
+
+        What comes before such a row is bootstrapped from it, so that no return holds what the action led to.
+        """
+        for policy_id, recipe in self.recipes.items():
+            rows = batch.policy_batches.get(policy_id)
+            if recipe.off_policy or rows is None or SampleBatch.OFF_POLICY not in rows.stored():
+                continue
+            foreign = rows[SampleBatch.OFF_POLICY]
+            self.agent_steps_left_out += int(foreign.sum())
+            kept = np.flatnonzero(~foreign)
+            if not len(kept):
+                del batch.policy_batches[policy_id]
+            elif len(kept) < len(foreign):
+                batch.policy_batches[policy_id] = rows.take(kept)
 
     def learn(self, batch: MultiAgentBatch, env_steps: int) -> dict[str, dict[str, float]]:
         """Let each policy that is to be trained learn from its own rows.

@@ -18,6 +18,8 @@ from menv.sample_batch import SampleBatch
 class OffPolicyRecipe:
     """First weights, and what a batch lacks."""
 
+    off_policy = True
+
     def first_weights(self, network: NetworkSpec, config: OffPolicyConfig, seed: int) -> dict[str, Any]:
         """Return the weights that a policy begins with, epsilon among them."""
         weights = network.first_weights(seed)

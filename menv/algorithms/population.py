@@ -20,7 +20,8 @@ from menv.algorithms.recipe import Recipe, recipe_named
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
-from menv.loop.cohort import Cohort, NetCohort
+from menv.loop.cohort import Cohort
+from menv.loop.net_cohort import NetCohort
 from menv.loop.net_policy import NetPolicy
 from menv.loop.own_cohort import OwnCohort
 from menv.policy import Policy

@@ -27,6 +27,7 @@ class PPORecipe:
 
     name = "PPO"
     config_class: type[AlgorithmConfig] = PPOConfig
+    off_policy = False
 
     def network(
         self, obs_size: int, action_space: Any, config: PPOConfig, observation_space: Any = None
@@ -100,20 +101,20 @@ def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, confi
 
 
 def _add_logp(batch: SampleBatch, backend: ActingBackend, index: int) -> None:
-    """Add `action_logp` and `action_dist_inputs`."""
-    if SampleBatch.ACTION_LOGP in batch and SampleBatch.ACTION_DIST_INPUTS in batch:
-        return
-    inputs = batch.get(SampleBatch.ACTION_DIST_INPUTS)
-    state = state_before(batch) if backend.state_size else None
-    if inputs is None:
+    """Add `action_logp` and `action_dist_inputs`, where clients that acted elsewhere have not told them."""
+    logp, inputs = batch.get(SampleBatch.ACTION_LOGP), batch.get(SampleBatch.ACTION_DIST_INPUTS)
+    if inputs is None or np.isnan(inputs).any():
+        state = state_before(batch) if backend.state_size else None
         mask = batch.get(SampleBatch.ACTION_MASK)
-        inputs, logp = backend.evaluate(index, batch["obs"], mask, batch["actions"], state)
-        batch[SampleBatch.ACTION_DIST_INPUTS] = inputs
-    else:
+        fresh, computed = backend.evaluate(index, batch["obs"], mask, batch["actions"], state)
+        inputs = fresh if inputs is None else np.where(np.isnan(inputs), fresh, inputs)
+    elif logp is None or np.isnan(logp).any():
         # The logits that the actions were drawn from, by the weights of that moment.
-        logp = backend.head.logp(inputs, batch["actions"])
-    if SampleBatch.ACTION_LOGP not in batch:
-        batch[SampleBatch.ACTION_LOGP] = logp
+        computed = backend.head.logp(inputs, batch["actions"])
+    else:
+        return
+    batch[SampleBatch.ACTION_DIST_INPUTS] = inputs
+    batch[SampleBatch.ACTION_LOGP] = computed if logp is None else np.where(np.isnan(logp), computed, logp)
 
 
 def _state_after(batch: SampleBatch, backend: ActingBackend, index: int, state: Any, rows: Any) -> Any:

@@ -19,7 +19,7 @@ from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.ppo_loss import LossWeights, Minibatch, ppo_loss
 from menv.algorithms.ppo_settings import PPOSettings
 from menv.errors import ConfigError, ContractError
-from menv.loop.cohort import NetCohort
+from menv.loop.net_cohort import NetCohort
 from menv.loop.net_policy import NetPolicy
 
 if TYPE_CHECKING:

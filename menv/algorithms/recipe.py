@@ -72,7 +72,10 @@ class Recipe(Protocol):
     Attributes:
         name: As in `PolicySpec(algorithm=...)`.
         config_class: The settings of such a policy.
+        off_policy: Whether it may learn from actions without knowing how probable they were.
     """
+
+    off_policy: bool
 
     @property
     def name(self) -> str:

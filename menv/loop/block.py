@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ class Block:
         rows: Where they are in the cohort's ledger.
         raw: R raw observations, for policies that read them.
         places: [R] their places among all rows of the poll; None means all, in order.
+        taken: R actions that callers chose themselves; None where the policies are asked.
     """
 
     slots: Column
@@ -34,14 +36,31 @@ class Block:
     rows: Rows
     raw: Any = None
     places: Column | None = None
+    taken: list[Any] | None = None
 
     def part(self, chosen: npt.NDArray[np.bool_]) -> Block:
         """Return the rows that a mask selects."""
         rows = np.arange(self.rows.start, self.rows.stop) if isinstance(self.rows, slice) else self.rows
         which = self.which if isinstance(self.which, int) else self.which[chosen]
         raw = None if self.raw is None else [self.raw[place] for place in np.flatnonzero(chosen).tolist()]
-        return Block(self.slots[chosen], which, self.env_indices[chosen], rows[chosen], raw)
+        taken = None
+        if self.taken is not None:
+            taken = [self.taken[place] for place in np.flatnonzero(chosen).tolist()]
+        return Block(self.slots[chosen], which, self.env_indices[chosen], rows[chosen], raw, taken=taken)
 
     def copy(self) -> Block:
         """Return a block with the same look-ups, to be given rows of its own."""
         return Block(self.slots, self.which, self.env_indices, self.rows, self.raw, self.places)
+
+
+def split(block: Block, taken: Mapping[int, Any]) -> list[Block]:
+    """Return the rows of a block that policies answer, and those whose actions, by slot, callers chose themselves."""
+    mine = np.array([slot in taken for slot in block.slots.tolist()], np.bool_)
+    parts = []
+    if not mine.all():
+        parts.append(block.part(~mine))
+    if mine.any():
+        own = block.part(mine)
+        own.taken = [taken[slot] for slot in own.slots.tolist()]
+        parts.append(own)
+    return parts

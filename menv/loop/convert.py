@@ -11,12 +11,14 @@ from typing import Any
 import gymnasium as gym
 
 from menv.adapters.custom import CustomEnvs
+from menv.adapters.external import ExternalEnvs
 from menv.adapters.gym import GymEnvs
 from menv.adapters.gym_vector import GymVectorEnvs
 from menv.adapters.multi_agent import MultiAgentEnvs
 from menv.adapters.vector import VectorEnvs
-from menv.base_env import BaseEnv
+from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.errors import ConfigError
+from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.multi_agent_env import MultiAgentEnv
 from menv.vector_env import VectorEnv
 
@@ -61,6 +63,8 @@ def to_base_env(
                 "sub-environments; leave num_envs (num_envs_per_worker) out"
             )
         return env if env.returns_table else CustomEnvs(env)
+    if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
+        return _external(env, make_env, num_envs)
     if isinstance(env, VectorEnv | gym.vector.VectorEnv):
         _check_number(env, num_envs)
         if isinstance(env, VectorEnv):
@@ -73,9 +77,27 @@ def to_base_env(
         return GymEnvs(make_env, num_envs, [env], seed=seed, first_index=first_index)
     raise ConfigError(
         f"to_base_env: cannot use {type(env).__name__} as an environment, expected a gymnasium.Env, a "
-        "gymnasium.vector.VectorEnv, a menv.MultiAgentEnv, a menv.VectorEnv or a menv.BaseEnv; subclass one of them, "
+        "gymnasium.vector.VectorEnv, a menv.MultiAgentEnv, VectorEnv, ExternalEnv or BaseEnv; subclass one of them, "
         "wrap the object in one, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
     )
+
+
+def _external(
+    env: ExternalEnv | ExternalMultiAgentEnv, make_env: Callable[[int], Any] | None, num_envs: int
+) -> BaseEnv:
+    """Return external environments that all call the switchboard of the first."""
+    if num_envs > 1 and make_env is None:
+        raise ConfigError(f"to_base_env: num_envs={num_envs} without make_env, expected a function; pass one")
+    envs = [env, *(make_env(index) for index in range(1, num_envs) if make_env is not None)]
+    for other in envs:
+        if other.converted:
+            raise ConfigError(
+                f"to_base_env: this {type(other).__name__} is sampled already, expected one that is not; create another"
+            )
+        other.converted, other.switchboard = True, env.switchboard
+    if isinstance(env, ExternalMultiAgentEnv):
+        return ExternalEnvs(env.switchboard, envs, possible_agents=env.possible_agents)
+    return ExternalEnvs(env.switchboard, envs, possible_agents=[SINGLE_AGENT])
 
 
 def _refuse_what_is_not_there(**settings: Any) -> None:

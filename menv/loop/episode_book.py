@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import draws
-from menv.base_env import AgentId, EnvId, Join, Ready, Unclaimed
+from menv.base_env import AgentId, End, EnvId, EpisodeEnd, Join, Ready, Unclaimed
 from menv.episode import MEMBER_REWARDS, Episode
 from menv.loop.cohort import Cohort
 from menv.loop.hooks import Hooks
@@ -77,12 +77,11 @@ class EpisodeBook:
 
     def take(self, ready: Ready) -> None:
         """Take in a poll's ends, episodes and joins, in this order."""
-        if len(ready.env_steps) > len(self._begun):
-            self._widen(len(ready.env_steps))
+        self.widen(len(ready.env_steps))
         if ready.ended or ready.unclaimed or ready.episodes:
             self._take_ends(ready)
         for join in ready.joined:
-            self._join(join)
+            self.join(join)
 
     def new_ids(self, env_indices: Column) -> Column:
         """Number the next episodes of sub-environments [K], one after the other where one comes twice.
@@ -91,7 +90,7 @@ class EpisodeBook:
             [K] episode ids.
         """
         if len(env_indices) and env_indices.max() >= len(self._begun):
-            self._widen(int(env_indices.max()) + 1)
+            self.widen(int(env_indices.max()) + 1)
         order = np.argsort(env_indices, kind="stable")
         sorted_indices = env_indices[order]
         rank = np.arange(len(order)) - np.searchsorted(sorted_indices, sorted_indices)
@@ -111,32 +110,42 @@ class EpisodeBook:
 
     def _take_ends(self, ready: Ready) -> None:
         """Take in trajectories and episodes that ended."""
-        table, running = self._table, self.running
-        returns, cohorts = table.returns, self._cohorts
         for end in ready.ended:
-            episode = running[end.env_id]
-            if self._hooks.active:
-                episode.look_at(end.agent_id, end.obs, end.info)
-            episode.credit(end.agent_id, float(returns[end.slot]) + end.reward)
-            if end.info and MEMBER_REWARDS in end.info:
-                episode.credit_members(end.agent_id, end.info[MEMBER_REWARDS])
-            seat = table.seat(end.slot)
-            cohorts[seat.cohort].end(end, seat.policy)
-            if self._hooks.keeps:
-                cohorts[seat.cohort].ledger.date_end(int(ready.env_steps[seat.env_index]))
+            self.end(end, ready.env_steps)
         booked = 0
         for finished in ready.episodes:
             if finished.unclaimed > booked:
                 self._book(ready.unclaimed[booked : finished.unclaimed])
                 booked = finished.unclaimed
-            # An episode in which nobody acted is begun here, to be recorded too.
-            episode = running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
-            del running[finished.env_id], self._maps[finished.env_id]
-            episode.length = finished.env_steps
-            for cohort in cohorts:
-                cohort.end_episode(finished.env_id)
-            self._hooks.end(episode, finished.env_index)
+            self.finish(finished)
         self._book(ready.unclaimed[booked:])
+
+    def end(self, end: End, env_steps: Column) -> None:
+        """Book the end of a trajectory; `env_steps` [E] are those of now."""
+        episode, seat = self.running[end.env_id], self._table.seat(end.slot)
+        cohort = self._cohorts[seat.cohort]
+        if self._hooks.active:
+            episode.look_at(end.agent_id, end.obs, end.info)
+        earned = float(self._table.returns[end.slot]) + end.reward
+        if end.withdrawn:
+            # What was paid before a first action that does not count belongs to nobody.
+            early = cohort.ledger.disown(end.slot)
+            earned, episode.unclaimed_rewards = earned - early, episode.unclaimed_rewards + early
+        episode.credit(end.agent_id, earned)
+        if end.info and MEMBER_REWARDS in end.info:
+            episode.credit_members(end.agent_id, end.info[MEMBER_REWARDS])
+        cohort.end(end, seat.policy)
+        if self._hooks.keeps:
+            cohort.ledger.date_end(int(env_steps[seat.env_index]))
+
+    def finish(self, finished: EpisodeEnd) -> None:
+        """Book the end of an episode; one in which nobody acted is begun here, to be recorded too."""
+        episode = self.running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
+        del self.running[finished.env_id], self._maps[finished.env_id]
+        episode.length = finished.env_steps
+        for cohort in self._cohorts:
+            cohort.end_episode(finished.env_id)
+        self._hooks.end(episode, finished.env_index)
 
     def _book(self, unclaimed: Sequence[Unclaimed]) -> None:
         """Book rewards that no action can own to the running episodes."""
@@ -144,9 +153,9 @@ class EpisodeBook:
             episode = self.running.get(entry.env_id) or self._begin(entry.env_id, entry.env_index)
             episode.unclaimed_rewards += entry.reward
 
-    def _join(self, join: Join) -> None:
+    def join(self, join: Join) -> None:
         """Bind an agent to a policy and begin its trajectory."""
-        slot, env_id, agent_id, env_index = join
+        slot, env_id, agent_id, env_index, trained = join
         episode = self.running.get(env_id) or self._begin(env_id, env_index)
         seat = episode.seat_of(agent_id)
         if seat is None:
@@ -156,7 +165,9 @@ class EpisodeBook:
         number, index = self._where[seat[0]]
         key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)
         self._table.sit(slot, number, index, env_index, key)
-        self._cohorts[number].start((slot, index, episode.episode_id, seat[1], env_index), agent_id)
+        # The complement of the index: a policy that acts and does not learn from it.
+        owner = index if trained else ~index
+        self._cohorts[number].start((slot, owner, episode.episode_id, seat[1], env_index), agent_id)
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
         """Begin an episode of a sub-environment."""
@@ -168,9 +179,11 @@ class EpisodeBook:
         self._hooks.begin(episode, env_index)
         return episode
 
-    def _widen(self, num_envs: int) -> None:
+    def widen(self, num_envs: int) -> None:
         """Make room for sub-environments that appear."""
         before = len(self._begun)
+        if num_envs <= before:
+            return
         new = [
             draws.key(self._seed, self._first_index + index, draws.MAPPING)
             for index in range(before, num_envs)

@@ -14,8 +14,9 @@ import numpy as np
 from menv.adapters.lockstep import LockstepEnvs
 from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.frame import Frame
-from menv.loop.cohort import Cohort, NetCohort, outside
+from menv.loop.cohort import Cohort, outside
 from menv.loop.episode_book import EpisodeBook
+from menv.loop.net_cohort import NetCohort
 from menv.loop.noise import AHEAD
 from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics

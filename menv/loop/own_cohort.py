@@ -53,6 +53,23 @@ class OwnCohort(Cohort):
         """Return env-ready actions, which the columns hold; see `Cohort.env_actions`."""
         return list(actions)
 
+    def network_form(self, actions: Any) -> Column:
+        """Return actions as the columns hold them; see `Cohort.network_form`."""
+        if isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            return stack(list(actions), self.action_space, "action")
+        if self._plain:
+            return np.array(actions, self.action_space.dtype)
+        column = np.empty(len(actions), object)
+        column[:] = list(actions)
+        return column
+
+    def took(self, block: Block, actions: Sequence[Any]) -> None:
+        """Write down actions that somebody else took, and remember them for the policy; see `Cohort.took`."""
+        if isinstance(self.ledger, LifeLedger):
+            for life, action in zip(self._lives(block.slots), actions, strict=True):
+                life.acted, life.action = True, action
+        super().took(block, actions)
+
     def twin(self) -> OwnCohort:
         """Return a cohort of the same policy objects, with a ledger of its own."""
         return OwnCohort(self.policy_ids, self.policies, self.observation_space, self.action_space)
@@ -108,16 +125,10 @@ class OwnCohort(Cohort):
         Raises:
             ContractError: A discrete action is outside the space.
         """
-        if isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-            try:
-                return stack(answers, self.action_space, "action")
-            except OutsideSpaceError as error:
-                index = block.which if isinstance(block.which, int) else int(block.which[error.row])
-                raise ContractError(
-                    f"policy {self.policy_ids[index]!r}: {error.why}; return actions of policy.action_space"
-                ) from error
-        if self._plain:
-            return np.array(answers, self.action_space.dtype)
-        column = np.empty(len(answers), object)
-        column[:] = answers
-        return column
+        try:
+            return self.network_form(answers)
+        except OutsideSpaceError as error:
+            index = block.which if isinstance(block.which, int) else int(block.which[error.row])
+            raise ContractError(
+                f"policy {self.policy_ids[index]!r}: {error.why}; return actions of policy.action_space"
+            ) from error

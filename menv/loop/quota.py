@@ -107,3 +107,42 @@ class Quota:
         self._target = np.concatenate((self._target, np.full(more, self.length)))
         self._rows = np.concatenate((self._rows, np.zeros(more, np.int64)))
         self._boundary = np.concatenate((self._boundary, np.ones(more, np.bool_)))
+
+
+class ExternalQuota(Quota):
+    """The fragment of an external environment: all its episodes fill it together, as they come.
+
+    With "complete_episodes" those that run when it is full are played to their end, and new ones wait.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes",
+        count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps",
+    ) -> None:
+        super().__init__(length, batch_mode, count_steps_by)
+        self._begun = 0
+
+    def begin(self, env_steps: Column) -> None:
+        """Begin a fragment at these env step counts [E]; episodes that run go on."""
+        self._begun = int(env_steps.sum())
+        self._rows = np.zeros(len(env_steps), np.int64)
+        self._widen(env_steps)
+
+    def closed(self, env_steps: Column) -> Flags | None:
+        """Return [E] True where nobody is answered any more; see `Quota.closed`."""
+        self._widen(env_steps)
+        steps = self._rows.sum() if self._by_rows else int(env_steps.sum()) - self._begun
+        if steps < self.length:
+            return None
+        if not self._complete:
+            return np.ones(len(env_steps), np.bool_)
+        return self._boundary.copy()
+
+    def _widen(self, env_steps: Column) -> None:
+        """Make room for episodes that appeared."""
+        for name, value in (("_rows", 0), ("_boundary", True)):
+            column = getattr(self, name)
+            more = np.full(max(0, len(env_steps) - len(column)), value, column.dtype)
+            setattr(self, name, np.concatenate((column, more)))

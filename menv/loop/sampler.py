@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -20,13 +19,16 @@ from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import ContractError
 from menv.loop.action_log import ActionLog
-from menv.loop.block import Block
-from menv.loop.cohort import Answers, Cohort, NetCohort, outside
+from menv.loop.block import Block, split
+from menv.loop.cohort import Answers, Cohort, outside
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
 from menv.loop.hooks import Hooks
+from menv.loop.layouts import Layout, look_up
+from menv.loop.net_cohort import NetCohort
 from menv.loop.observation_fn import Fn, ObservationFn
 from menv.loop.own_cohort import OwnCohort
+from menv.loop.played_rows import PlayedRows
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics
@@ -38,15 +40,6 @@ from menv.segments import Column
 from menv.spaces import OutsideSpaceError
 
 _EMPTY_POLLS = 10_000
-
-
-@dataclass(slots=True)
-class _Layout:
-    """Look-ups for the rows of one slots array, valid for one version of the slot table."""
-
-    slots: Column
-    version: int
-    blocks: list[tuple[int, Block]]
 
 
 class Sampler:
@@ -62,6 +55,8 @@ class Sampler:
         whole_frames: False goes the long way round always, which records episodes one by one.
         policies: The policy objects by id, for an `observation_fn`.
         action_log: What the running episodes have done, to be played again.
+        played: What external clients played by themselves.
+        idle: Whether the last fragment was given up for the time being, because nobody called.
     """
 
     def __init__(
@@ -116,7 +111,7 @@ class Sampler:
         self._observation_fn = (
             None if observation_fn is None else ObservationFn(observation_fn, self, self._book.running)
         )
-        self._layout: _Layout | None = None
+        self._layout: Layout | None = None
         self._steps: Column = np.zeros(0, np.int64)
         # Rows that wait, by cohort number, and the slots array if they are all rows of one poll.
         self._pending: list[tuple[int, Block]] = []
@@ -124,6 +119,10 @@ class Sampler:
         self._polled = False
         self._frames: FrameLoop | None = None
         self._unrolls = 0
+        self.played = PlayedRows(self._book, self._table, self._cohorts)
+        self.idle = False
+        # Env steps when the fragment began that is being filled.
+        self._begun: Column | None = None
 
     def change_policies(self, policy_map: PolicyMap, added: Sequence[Cohort] = ()) -> None:
         """Go on with other policies; episodes that run keep theirs.
@@ -155,6 +154,7 @@ class Sampler:
         row was observed, and when what came after it was.
         """
         self._hooks.keep(self._book.running.values())
+        self.played.dated = True
 
     @property
     def episodes(self) -> Mapping[int, Episode]:
@@ -163,6 +163,9 @@ class Sampler:
 
     def sample(self) -> MultiAgentBatch:
         """Return one fragment: full for every sub-environment, rows with complete rewards only.
+
+        An external environment that nobody calls for its `idle_timeout` yields nothing, and the fragment goes on next
+        time; see `idle`.
 
         Raises:
             ContractError: The environment or a policy broke its interface.
@@ -176,26 +179,38 @@ class Sampler:
             self._frames = frame_loop(self.base_env, self._cohorts, only, self._table, self._book)
         if self._frames is not None:
             return self._sample_frames(self._frames)
-        if not self._polled:
-            self._polled = True
-            before = self._steps
-            self._take(self.base_env.poll())
-            begun = before if len(before) else np.zeros_like(self._steps)
-        else:
-            begun = self._steps.copy()
-        self._quota.begin(begun)
+        if self._begun is None:
+            self._begun = self._begin()
         idle = 0
         while True:
             closed = self._quota.closed(self._steps)
             if closed is not None and closed.all():
                 break
             answered = self._answer(closed)
-            ready = self.base_env.poll()
-            idle = 0 if answered or len(ready.slots) else idle + 1
+            ready = self.base_env.poll(self.base_env.idle_timeout)
+            idle = 0 if answered or len(ready.slots) or ready.played else idle + 1
+            if idle and self.base_env.external:
+                self.idle = True
+                self._take(ready)
+                return MultiAgentBatch({}, 0)
             if idle:
                 self._starve(idle)
             self._take(ready)
+        self.idle = False
+        begun, self._begun = self._begun, None
         return self._close(int(self._steps.sum() - begun.sum()))
+
+    def _begin(self) -> Column:
+        """Begin a fragment and return the env steps of then."""
+        if self._polled or self.base_env.external:
+            begun = self._steps.copy()
+        else:
+            before = self._steps
+            self._take(self.base_env.poll())
+            begun = before if len(before) else np.zeros_like(self._steps)
+        self._polled = True
+        self._quota.begin(begun)
+        return begun
 
     def _sample_frames(self, frames: FrameLoop) -> MultiAgentBatch:
         """Return one fragment, the short way round."""
@@ -258,6 +273,10 @@ class Sampler:
             seats = self._seats
             episodes = [self._book.running[seats[slot][0]] for slot in block.slots.tolist()]
         self._quota.count(block.env_indices)
+        if block.taken is not None:
+            cohort.took(block, block.taken)
+            self.played.counts.off_policy += len(block.taken)
+            return block.taken
         return cohort.answer(block, self._table, self._steps, self.explore, episodes)
 
     def _send(self, blocks: list[tuple[int, Block]], answers: list[Answers], slots: Column | None) -> None:
@@ -295,21 +314,35 @@ class Sampler:
             self._quota.note_ends(ready.episodes)
         if self._hooks.active:
             self._hooks.polled(ready, self._book.running)
-        if not len(ready.slots):
-            return
+        if ready.played:
+            self._take_played(ready)
+        if len(ready.slots):
+            self._take_rows(ready, before)
+
+    def _take_played(self, ready: Ready) -> None:
+        """Take in what was played elsewhere."""
+        acted = self.played.take(ready)
+        self._quota.count(acted)
+        self._quota.note_ends([piece.episode for piece in ready.played if piece.episode])
+        self.agent_steps += len(acted)
+
+    def _take_rows(self, ready: Ready, before: Ready) -> None:
+        """Take in the rows of a poll; `before` as it was without an `observation_fn`."""
         if self._observation_fn is not None:
             ready = self._observation_fn.rows(ready, before)
         table = self._table
         table.returns[ready.slots] += ready.rewards
         layout = self._layout
         if layout is None or layout.slots is not ready.slots or layout.version != table.version:
-            layout = self._layout = self._look_up(ready.slots)
+            layout = self._layout = look_up(ready.slots, table, self._cohorts)
         whole = not self._pending
         for number, looked_up in layout.blocks:
             block = looked_up if len(layout.blocks) == 1 else looked_up.copy()
             self._write(number, block, ready)
-            self._pending.append((number, block))
-        self._pending_slots = ready.slots if whole else None
+            self._pending += [
+                (number, part) for part in (split(block, ready.taken) if ready.taken else [block])
+            ]
+        self._pending_slots = ready.slots if whole and not ready.taken else None
 
     def _write(self, number: int, block: Block, ready: Ready) -> None:
         """Write the rows of a block into its cohort's ledger."""
@@ -333,36 +366,13 @@ class Sampler:
             raise outside(env_id, agent_id, f"{origin}env step {step}", error.why) from error
         block.raw = obs if self._own else None
 
-    def _look_up(self, slots: Column) -> _Layout:
-        """Group the rows by cohort and look up what their answers need."""
-        table = self._table
-        cohorts = table.cohorts[slots]
-        first = int(cohorts[0])
-        if len(self._cohorts) == 1 or (cohorts == first).all():
-            blocks = [(first, self._block(slots, None))]
-        else:
-            blocks = [
-                (int(number), self._block(slots, np.flatnonzero(cohorts == number)))
-                for number in np.unique(cohorts)
-            ]
-        return _Layout(slots, table.version, blocks)
-
-    def _block(self, slots: Column, places: Column | None) -> Block:
-        """Return the look-ups for the rows at `places`."""
-        table = self._table
-        mine = slots if places is None else slots[places]
-        number = int(table.cohorts[mine[0]])
-        only = len(self._cohorts[number].policy_ids) == 1
-        which = 0 if only else table.policies[mine]
-        return Block(mine, which, table.env_indices[mine], slice(0, 0), places=places)
-
     def _close(self, env_steps: int) -> MultiAgentBatch:
         """Close every cohort's fragment and point the rows that still wait to their new places."""
         self.env_steps += env_steps
         batches: dict[str, SampleBatch] = {}
         for number, cohort in enumerate(self._cohorts):
             closed = cohort.close()
-            if self._frames is None:
+            if self._frames is None and not self.base_env.external:
                 for batch in closed.values():
                     self.action_log.note(number, batch)
             batches.update(closed)
@@ -374,6 +384,7 @@ class Sampler:
             self._unrolls += pieces
         for number, block in self._pending:
             block.rows = self._cohorts[number].ledger.moved(block.rows)
+        self.played.closed()
         order = self.policy_map.specs
         return MultiAgentBatch({policy: batches[policy] for policy in order if policy in batches}, env_steps)
 

@@ -87,7 +87,7 @@ def resume(sampler: Sampler, tree: Mapping[str, Any]) -> int:
     if not same:
         # Other sub-environments: none is where it was, and none may draw the same numbers again.
         steps = np.full(env.num_envs, steps.max(initial=0))
-    sampler._book._widen(len(steps))
+    sampler._book.widen(len(steps))
     fits = len(tree["begun"]) == len(steps)
     sampler._book._begun[:] = tree["begun"] if fits else tree["begun"].max(initial=0)
     if isinstance(env, LockstepEnvs):

@@ -17,7 +17,8 @@ from menv.algorithms.ppo import PPORecipe
 from menv.algorithms.sequences import state_before
 from menv.base_env import BaseEnv, Ready
 from menv.connectors.action_output import ActionOutput
-from menv.loop.cohort import Cohort, NetCohort
+from menv.loop.cohort import Cohort
+from menv.loop.net_cohort import NetCohort
 from menv.loop.own_cohort import OwnCohort
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler

@@ -29,6 +29,8 @@ class AlgorithmConfig:
 
     env: Any = None
     """A registered name, a class, a function of the context, a gymnasium id, or "package.module:Class"."""
+    input: Any = None
+    """A function of an `InputContext` that returns what experience comes from instead of `env`, such as a server."""
     env_config: Mapping[str, Any] = field(default_factory=dict)
     """Items of the `EnvContext` that the environment is created with."""
     observation_space: Any = None

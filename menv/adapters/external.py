@@ -1,0 +1,296 @@
+"""External episodes as a `BaseEnv`: an episode is a sub-environment that comes and goes.
+
+Callers talk to a `Switchboard` from their own threads; each poll takes what they said, with the same `Roster` as the
+other dict adapters. `menv.loop.convert` makes one of `ExternalEnv`s, the serving inputs one of their own. It knows
+neither sockets nor policies.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from menv.adapters.answers import nested_answers
+from menv.adapters.external_roster import ExternalRoster
+from menv.adapters.multi_agent import as_numbers, check_answers, join_slots
+from menv.adapters.played_pieces import last_piece, next_piece
+from menv.adapters.report import Report
+from menv.adapters.roster import Layout
+from menv.adapters.slot_pool import SlotPool
+from menv.base_env import ALL, AgentId, BaseEnv, EnvId, Piece, Ready, Unclaimed
+from menv.errors import EnvCrashError
+from menv.played import Played
+from menv.switchboard import Line, Switchboard, Turn, stopped
+
+
+class _Game:
+    """An open episode: its line, its agents, and the turn that waits for an answer."""
+
+    __slots__ = ("line", "roster", "turn")
+
+    def __init__(self, line: Line, roster: ExternalRoster) -> None:
+        self.line = line
+        self.roster = roster
+        self.turn: Turn | None = None
+
+
+class ExternalEnvs(BaseEnv):
+    """The open episodes of one `Switchboard`.
+
+    Args:
+        switchboard: Where callers call.
+        envs: External environments that call it, whose `run` is started with the first poll.
+        observation_space: Of each agent, if there are no such environments.
+        action_space: Likewise.
+        possible_agents: Agents that may ever appear, () if nobody knows.
+        idle_timeout: Seconds without anything after which the sampler gives up for the time being.
+    """
+
+    returns_table = True
+    external = True
+
+    def __init__(
+        self,
+        switchboard: Switchboard,
+        envs: Sequence[Any] = (),
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+        possible_agents: Iterable[AgentId] = (),
+        idle_timeout: float | None = 30.0,
+    ) -> None:
+        self.switchboard = switchboard
+        self.idle_timeout = idle_timeout
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.possible_agents = list(possible_agents)
+        self._possible = frozenset(self.possible_agents) or None
+        self._envs = list(envs)
+        self._started = False
+        self._pool = SlotPool()
+        self._games: dict[EnvId, _Game] = {}
+        self._free: list[ExternalRoster] = []
+        # Those whose last piece is under way; their slots are in use until it has been taken in.
+        self._leaving: list[ExternalRoster] = []
+        self._env_steps = np.zeros(0, np.int64)
+        self._due: list[_Game] = []
+        self._report = Report()
+        self._pieces: list[Piece] = []
+        self._delivered = (list[Layout](), np.zeros(0, np.int64))
+
+    def poll(self, timeout: float | None = None) -> Ready:
+        """Return what callers have said since the last poll, waiting `timeout` seconds at most for the first."""
+        if not self._started:
+            self._started = True
+            for env in self._envs:
+                name = f"{type(env).__name__}.run"
+                threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
+        self._free += self._leaving
+        self._leaving = []
+        for line in self.switchboard.collect(timeout):
+            self._advance(line)
+        return self._deliver()
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        """Answer callers; see `BaseEnv.send_actions`."""
+        by_env: dict[EnvId, dict[AgentId, Any]] = {}
+        if actions is None:
+            by_env = {env_id: dict(answers) for env_id, answers in nested_answers(slots).items()}
+        else:
+            seats = self._pool.seats
+            for slot, action in zip(slots, actions, strict=True):
+                env_id, agent = seats[int(slot)]
+                by_env.setdefault(env_id, {})[agent] = action
+        for env_id, answers in by_env.items():
+            game = self._games.get(env_id)
+            waits = game is not None and game.turn is not None
+            check_answers(env_id, game.roster.waiting.agents if game and waits else [], answers)
+        games = [self._games[env_id] for env_id in by_env]
+        turns = [game.turn for game in games]
+        # First the line is free, then its caller is told: it calls again at once.
+        self.switchboard.answered(game.line for game in games)
+        for game, turn, answers in zip(games, turns, by_env.values(), strict=True):
+            game.turn = None
+            if turn is not None and turn.answer is not None:
+                turn.answer(answers)
+
+    def get_sub_environments(self, as_dict: bool = False) -> Any:
+        """Return the external environments whose `run` is executed here."""
+        return dict(enumerate(self._envs)) if as_dict else list(self._envs)
+
+    def get_agent_ids(self) -> set[AgentId]:
+        """Return the agents that may ever appear, as far as they are known, and those that play."""
+        return set(self.possible_agents).union(*(game.roster.known for game in self._games.values()))
+
+    def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
+        """Return the rewards that wait for their agent's next row."""
+        return {
+            env_id: dict(game.roster.held) for env_id, game in self._games.items() if game.roster.held
+        } | self.switchboard.held_rewards()
+
+    def status(self) -> dict[str, Any]:
+        """Return how many episodes are open."""
+        return {"open_episodes": self.switchboard.open_episodes}
+
+    def stop(self) -> None:
+        """Refuse further calls and tell those who wait; the threads of `run` end when they call next."""
+        self.switchboard.stop()
+        for game in self._games.values():
+            turn, game.turn = game.turn, None
+            if turn is not None and turn.answer is not None:
+                turn.answer(stopped())
+
+    def _run(self, env: Any) -> None:
+        """Execute an environment's `run`, in a thread of its own."""
+        name = type(env).__name__
+        try:
+            env.run()
+        except BaseException as error:
+            fault = EnvCrashError(
+                f"{name}.run: raised {type(error).__name__}: {error}; its traceback is above"
+            )
+            fault.__cause__ = error
+        else:
+            fault = EnvCrashError(
+                f"{name}.run: returned while its actions are sampled, expected it to go on; loop over episodes, or "
+                "train less often"
+            )
+        self.switchboard.fail(fault)
+
+    def _advance(self, line: Line) -> None:
+        """Take what was said in an episode, up to a turn that must be answered first."""
+        while (turn := self.switchboard.next_turn(line)) is not None:
+            if isinstance(turn, Played):
+                self._play(line, turn)
+            elif self._take(line, turn):
+                return
+
+    def _take(self, line: Line, turn: Turn) -> bool:
+        """Take in a turn; True if it waits for an answer."""
+        game = self._games.get(line.episode_id)
+        if line.plays:
+            # Only its loss is told by a turn.
+            if game is not None:
+                self._hand_on(game, last_piece(game.roster))
+            return False
+        if game is None:
+            if turn.over is not None:
+                self._drop(line, turn)
+                return False
+            game = self._open(line)
+            game.roster.credit(turn.rewards, self._report)
+            game.roster.begin(turn.obs, turn.infos, self._report)
+            self._mark_untrained(line)
+        elif self._step(game, turn):
+            del self._games[line.episode_id]
+            self._free.append(game.roster)
+            return False
+        if not game.roster.waiting.agents:
+            self.switchboard.answered([line])
+            if turn.answer is not None:
+                turn.answer({})
+            return False
+        game.turn, line.busy = turn, True
+        self._due.append(game)
+        return True
+
+    def _step(self, game: _Game, turn: Turn) -> bool:
+        """Take in one env step; True if the episode is over."""
+        roster, report = game.roster, self._report
+        if turn.obs is None:
+            roster.lose(turn.rewards, report)
+            return True
+        self._env_steps[roster.env_index] += 1
+        terminated, truncated = turn.over or (False, False)
+        flags = {**turn.done, ALL: terminated}
+        before = len(report.joined)
+        over = roster.step((turn.obs, turn.rewards, flags, {ALL: truncated}, turn.infos), report)
+        if len(report.joined) > before:
+            self._mark_untrained(game.line)
+        return over
+
+    def _play(self, line: Line, played: Played) -> None:
+        """Take in a piece that was played elsewhere; one without actions begins nothing."""
+        game = self._games.get(line.episode_id)
+        if game is None and not any(len(moves.rewards) for moves in played.agents.values()):
+            return
+        game = game or self._open(line)
+        roster = game.roster
+        self._env_steps[roster.env_index] += played.env_steps
+        roster.episode_steps += played.env_steps
+        self._hand_on(game, next_piece(roster, played, line.trained))
+
+    def _hand_on(self, game: _Game, piece: Piece) -> None:
+        """Let the sampler have a piece."""
+        self._pieces.append(piece)
+        if piece.episode is not None:
+            del self._games[game.line.episode_id]
+            self._leaving.append(game.roster)
+
+    def _open(self, line: Line) -> _Game:
+        """Begin an episode, on an index that is free."""
+        if self._free:
+            roster = self._free.pop()
+            roster.reopen(line.episode_id)
+        else:
+            roster = ExternalRoster(line.episode_id, len(self._env_steps), self._pool, self._possible)
+            self._env_steps = np.append(self._env_steps, 0)
+        game = self._games[line.episode_id] = _Game(line, roster)
+        return game
+
+    def _mark_untrained(self, line: Line) -> None:
+        """Say that nobody learns from lives that have just begun, if the caller wants it so."""
+        if not line.trained:
+            joined = self._report.joined
+            joined[:] = [
+                join._replace(trained=False) if join.env_id == line.episode_id else join for join in joined
+            ]
+
+    def _drop(self, line: Line, turn: Turn) -> None:
+        """Forget an episode in which nobody acted, but for what was paid in it."""
+        paid = {agent: reward for agent, reward in turn.rewards.items() if reward}
+        if paid:
+            game = self._open(line)
+            index = game.roster.env_index
+            self._report.unclaimed += [
+                Unclaimed(line.episode_id, agent, float(reward), index) for agent, reward in paid.items()
+            ]
+            game.roster.begin({}, {}, self._report)
+            game.roster.step(({}, {}, {ALL: True}, {ALL: False}, {}), self._report)
+            del self._games[line.episode_id]
+            self._free.append(game.roster)
+
+    def _deliver(self) -> Ready:
+        """Return the rows that are due."""
+        due, self._due = self._due, []
+        rosters = [game.roster for game in due]
+        layouts = [roster.waiting for roster in rosters]
+        before, slots = self._delivered
+        if layouts != before:
+            slots = join_slots(layouts)
+        self._delivered = (layouts, slots)
+        report, self._report = self._report, Report()
+        pieces, self._pieces = self._pieces, []
+        return Ready(
+            slots,
+            list(chain.from_iterable(roster.obs for roster in rosters)),
+            as_numbers(rosters),
+            self._env_steps,
+            report.joined, report.ended, report.episodes, report.unclaimed,
+            list(chain.from_iterable(roster.infos for roster in rosters)),
+            _taken(due), self._pool.seats, pieces,
+        )  # fmt: skip
+
+
+def _taken(games: list[_Game]) -> dict[int, Any]:
+    """Return the actions that callers chose themselves, by slot."""
+    return {
+        slot: game.turn.actions[agent]
+        for game in games
+        if game.turn is not None and game.turn.actions is not None
+        for agent, slot in zip(game.roster.waiting.agents, game.roster.waiting.slot_list, strict=True)
+    }

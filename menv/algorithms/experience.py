@@ -1,0 +1,121 @@
+"""Where an algorithm's experience comes from: environments that are stepped, or an input whose clients play.
+
+`menv.algorithms.algorithm` calls it when it is built, and for evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.base_env import SINGLE_AGENT, BaseEnv
+from menv.env_context import EnvContext
+from menv.errors import ConfigError
+from menv.input_context import InputContext
+from menv.loop.convert import to_base_env
+from menv.loop.quota import ExternalQuota, Quota
+from menv.multi_agent_env import MultiAgentEnv
+from menv.registry import make_env
+
+Spaces = Mapping[Hashable, gym.Space[Any]]
+
+
+def make_experience(config: AlgorithmConfig) -> tuple[Any, BaseEnv]:
+    """Create the environments of a config.
+
+    Returns:
+        The first of them, which knows the agents and their spaces, and all of them in table form. With an `input`
+        the first one is only a stub, or the input itself.
+
+    Raises:
+        ConfigError: A setting is wrong.
+        EnvCrashError: An environment could not be created.
+    """
+    if config.input is None:
+        make = partial(_make_env, config)
+        first = make(0)
+        return first, to_base_env(first, make, config.num_envs_per_worker, seed=config.seed)
+    if not callable(config.input):
+        raise ConfigError(
+            f"input: {type(config.input).__name__}, expected a function of an InputContext; write lambda ioctx: "
+            "PolicyServerInput(ioctx, address, port)"
+        )
+    stub = None if config.env is None else _make_env(config, 0)
+    source = config.input(_input_context(config, stub))
+    if not isinstance(source, BaseEnv):
+        raise ConfigError(
+            f"input: the function returned {type(source).__name__}, expected a BaseEnv such as PolicyServerInput; "
+            "return one"
+        )
+    base_env = to_base_env(source)
+    return (base_env if stub is None else stub), base_env
+
+
+def make_evaluation_envs(config: AlgorithmConfig, training_env: Any) -> BaseEnv:
+    """Create the environments of evaluations.
+
+    Raises:
+        ConfigError: The config's `env` is that which is trained in, or there is none.
+    """
+    if config.env is None or (
+        config.input is not None and config.input is not False and training_env is None
+    ):
+        raise ConfigError(
+            "evaluate: clients of an input cannot be evaluated, expected an environment that menv steps; give one with "
+            'evaluation_config={"env": ...}'
+        )
+    make = partial(_make_env, config)
+    env = make(0)
+    if env is training_env:
+        raise ConfigError(
+            "evaluate: env returned the environment that is trained in, expected a new one at each call; create it "
+            "in the function"
+        )
+    seed = None if config.seed is None else config.seed + 10_000
+    return to_base_env(env, make, config.num_envs_per_worker, seed=seed)
+
+
+def make_quota(config: AlgorithmConfig, base_env: BaseEnv, num_envs: int) -> Quota:
+    """Return what says when a fragment is full."""
+    length, by = config.fragment_length(num_envs), config.multiagent.count_steps_by
+    if base_env.external:
+        return ExternalQuota(length, config.batch_mode, by)
+    return Quota(length, config.batch_mode, by, lockstep=base_env.lockstep)
+
+
+def env_context(config: AlgorithmConfig, vector_index: int) -> EnvContext:
+    """Return the context of sub-environment number `vector_index`."""
+    return EnvContext(
+        dict(config.env_config), worker_index=0, vector_index=vector_index, num_workers=config.num_workers
+    )
+
+
+def _make_env(config: AlgorithmConfig, vector_index: int) -> Any:
+    """Create sub-environment number `vector_index`."""
+    return make_env(config.env, env_context(config, vector_index))
+
+
+def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
+    """Return what an input is told: the spaces of the config, or those of the stub."""
+    agents = tuple(getattr(stub, "possible_agents", None) or ())
+    multi = isinstance(stub, MultiAgentEnv) or bool(agents)
+    one, by_agent = {}, {}
+    for kind in ("observation", "action"):
+        given = getattr(config, f"{kind}_space")
+        if given is None:
+            given = getattr(stub, f"{kind}_spaces", None) or getattr(stub, f"{kind}_space", None)
+        if isinstance(given, gym.spaces.Dict) and agents and set(agents) <= set(given.spaces):
+            given = given.spaces
+        spaces = dict(given) if isinstance(given, Mapping) and not isinstance(given, gym.Space) else {}
+        one[kind], by_agent[kind] = (None if spaces else given), spaces
+    multi = multi or bool(by_agent["observation"])
+    return InputContext(
+        num_workers=config.num_workers, observation_space=one["observation"], action_space=one["action"],
+        observation_spaces=by_agent["observation"], action_spaces=by_agent["action"],
+        possible_agents=(agents or tuple(by_agent["observation"])) if multi else (SINGLE_AGENT,),
+        multi_agent=multi, env_config=dict(config.env_config), env_steps_per_sample=config.fragment_length(1),
+    )  # fmt: skip

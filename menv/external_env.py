@@ -1,0 +1,222 @@
+"""External environments: applications that own their loop and ask for actions.
+
+Subclass `ExternalEnv` or `ExternalMultiAgentEnv` and write `run()`, which is executed in a thread of its own. Calls
+may come from any thread, for many episodes at once; those of one episode come one after the other. The calls go to a
+`Switchboard`, from which the sampler takes them.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from threading import Lock
+from typing import Any
+
+import gymnasium as gym
+
+from menv.base_env import SINGLE_AGENT, AgentId, BaseEnv
+from menv.errors import ConfigError
+from menv.switchboard import Switchboard
+
+Space = gym.Space[Any]
+
+
+class _External(abc.ABC):
+    """What both kinds have in common.
+
+    Args:
+        action_space: Of each agent.
+        observation_space: Of each agent.
+        max_concurrent: Most episodes that may be open at once; None for any number.
+
+    Attributes:
+        switchboard: Where the calls go.
+        converted: Whether a `BaseEnv` has been made of it.
+    """
+
+    def __init__(self, action_space: Any, observation_space: Any, max_concurrent: int | None = None) -> None:
+        if max_concurrent is not None and max_concurrent < 1:
+            raise ConfigError(
+                f"{type(self).__name__}: max_concurrent={max_concurrent}, expected at least 1; leave it out for any "
+                "number"
+            )
+        self.action_space = action_space
+        self.observation_space = observation_space
+        self.switchboard = Switchboard(max_concurrent)
+        self.converted = False
+
+    @abc.abstractmethod
+    def run(self) -> None:
+        """Play for as long as the process lives, or until a call raises `CallOrderError` because training is over.
+
+        Start episodes, ask for actions or log your own, log rewards, end episodes; wait where there is nothing to do.
+        What it raises is raised by `train()`, and so is a complaint if it returns while `train()` waits for it.
+        """
+
+    def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
+        """Begin an episode.
+
+        Args:
+            episode_id: A new id; None makes one up.
+            training_enabled: Whether policies may learn from it.
+
+        Returns:
+            The id.
+
+        Raises:
+            EpisodeError: The id was used before.
+            CallOrderError: `max_concurrent` episodes are open.
+        """
+        return self.switchboard.start(episode_id, training_enabled)
+
+    def _ask(self, episode_id: str, obs: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
+        """Return the actions of all agents that observe; waits for them."""
+        arrived = Lock()
+        arrived.acquire()
+        box: list[Any] = []
+
+        def answer(actions: Mapping[AgentId, Any] | BaseException) -> None:
+            box.append(actions)
+            arrived.release()
+
+        self.switchboard.ask(episode_id, obs, answer)
+        arrived.acquire()
+        if isinstance(box[0], BaseException):
+            raise box[0]
+        actions: Mapping[AgentId, Any] = box[0]
+        return actions
+
+    def to_base_env(
+        self,
+        make_env: Callable[[int], Any] | None = None,
+        num_envs: int = 1,
+        remote_envs: bool = False,
+        remote_env_batch_wait_ms: int = 0,
+        restart_failed_sub_environments: bool = False,
+    ) -> BaseEnv:
+        """Return this environment, and `num_envs - 1` more from `make_env`, as one `BaseEnv`."""
+        from menv.loop.convert import to_base_env
+
+        return to_base_env(
+            self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
+            restart_failed_sub_environments=restart_failed_sub_environments,
+        )  # fmt: skip
+
+
+class ExternalEnv(_External):
+    """An external environment of one agent."""
+
+    def get_action(self, episode_id: str, observation: Any) -> Any:
+        """Return the policy's action in answer to an observation; waits for it.
+
+        Raises:
+            EpisodeError: There is no such episode, or another call of it has not returned.
+            CallOrderError: Training is over.
+        """
+        return self._ask(episode_id, {SINGLE_AGENT: observation})[SINGLE_AGENT]
+
+    def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
+        """Tell of an action that the application chose itself.
+
+        DQN learns from it; PPO, which must know how probable an action was, does not.
+
+        Raises:
+            EpisodeError: There is no such episode.
+        """
+        self.switchboard.log(episode_id, {SINGLE_AGENT: observation}, {SINGLE_AGENT: action})
+
+    def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
+        """Pay a reward for the last action; rewards add up until the next observation.
+
+        Args:
+            episode_id: The episode.
+            reward: A finite number.
+            info: Goes with the next observation, and only with it.
+
+        Raises:
+            EpisodeError: There is no such episode.
+        """
+        infos = None if info is None else {SINGLE_AGENT: info}
+        self.switchboard.pay(episode_id, {SINGLE_AGENT: reward}, infos)
+
+    def end_episode(self, episode_id: str, observation: Any, truncated: bool = False) -> None:
+        """End an episode with its last observation.
+
+        Args:
+            episode_id: The episode.
+            observation: The final one.
+            truncated: Whether it was cut short, so that there would have been more to earn.
+
+        Raises:
+            EpisodeError: There is no such episode.
+        """
+        self.switchboard.end(episode_id, {SINGLE_AGENT: observation}, truncated=truncated)
+
+
+class ExternalMultiAgentEnv(_External):
+    """An external environment of several agents; everything is keyed by agent id.
+
+    Args:
+        action_space: Of every agent, or a dict of spaces by agent id.
+        observation_space: Likewise, for the same agents.
+        max_concurrent: Most episodes that may be open at once; None for any number.
+
+    Attributes:
+        possible_agents: The agents that may ever appear, if the spaces name them.
+    """
+
+    def __init__(self, action_space: Any, observation_space: Any, max_concurrent: int | None = None) -> None:
+        super().__init__(action_space, observation_space, max_concurrent)
+        by_agent = [_by_agent(space) for space in (observation_space, action_space)]
+        self.possible_agents: list[AgentId] = list(by_agent[0] or by_agent[1] or ())
+        if by_agent[0] is not None and by_agent[1] is not None and by_agent[0].keys() != by_agent[1].keys():
+            raise ConfigError(
+                f"{type(self).__name__}: observation spaces of {sorted(map(repr, by_agent[0]))} and action spaces of "
+                f"{sorted(map(repr, by_agent[1]))}, expected the same agents; give each agent both"
+            )
+        for name, spaces in zip(("observation_space", "action_space"), by_agent, strict=True):
+            if spaces is not None:
+                setattr(self, name, None)
+                setattr(self, f"{name}s", dict(spaces))
+
+    def get_action(self, episode_id: str, observation_dict: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
+        """Return an action for each agent that observes; see `ExternalEnv.get_action`."""
+        return self._ask(episode_id, dict(observation_dict))
+
+    def log_action(
+        self, episode_id: str, observation_dict: Mapping[AgentId, Any], action_dict: Mapping[AgentId, Any]
+    ) -> None:
+        """Tell of actions that the application chose itself; see `ExternalEnv.log_action`."""
+        self.switchboard.log(episode_id, dict(observation_dict), dict(action_dict))
+
+    def log_returns(
+        self,
+        episode_id: str,
+        reward_dict: Mapping[AgentId, float],
+        info_dict: Mapping[AgentId, Mapping[str, Any]] | None = None,
+        multiagent_done_dict: Mapping[AgentId, bool] | None = None,
+    ) -> None:
+        """Pay rewards to any agents; see `ExternalEnv.log_returns`.
+
+        Args:
+            episode_id: The episode.
+            reward_dict: By agent.
+            info_dict: Goes with the next observations, and only with them.
+            multiagent_done_dict: True for agents whose own trajectories end; an observation that the next call holds
+                of such an agent is its last one.
+
+        Raises:
+            EpisodeError: There is no such episode.
+        """
+        self.switchboard.pay(episode_id, reward_dict, info_dict, multiagent_done_dict)
+
+    def end_episode(
+        self, episode_id: str, observation_dict: Mapping[AgentId, Any], truncated: bool = False
+    ) -> None:
+        """End an episode with the last observations of its agents; see `ExternalEnv.end_episode`."""
+        self.switchboard.end(episode_id, dict(observation_dict), truncated=truncated)
+
+
+def _by_agent(space: Any) -> Mapping[AgentId, Space] | None:
+    """Return spaces by agent if a plain dict was given."""
+    return space if isinstance(space, Mapping) and not isinstance(space, gym.Space) else None

@@ -1,0 +1,235 @@
+"""NetCohort: policies of one network architecture, run by an acting back-end.
+
+`menv.loop.sampler` calls it as it calls an `OwnCohort`; `menv.algorithms.cohorts` makes it. It knows neither
+environments nor learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv import draws
+from menv.acting.acting_graphs import ActingGraphs
+from menv.acting.backend import ActingBackend
+from menv.base_env import Ready
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.connector_context import ConnectorContext
+from menv.connectors.default_pipelines import ActionPlan, action_plan
+from menv.connectors.policy_connectors import PolicyConnectors
+from menv.frame import Frame
+from menv.frame_ledger import FrameLedger, NewIds
+from menv.ledger import Rows
+from menv.loop.block import Block
+from menv.loop.cohort import Answers, Cohort
+from menv.loop.connector_path import ConnectorPath, plain
+from menv.loop.noise import Noise
+from menv.loop.slot_table import SlotTable
+from menv.played import Moves
+from menv.recurrent_ledger import RecurrentLedger
+from menv.sample_batch import SampleBatch
+from menv.segments import Column
+
+
+class NetCohort(Cohort):
+    """Policies of one network architecture, run by an acting back-end.
+
+    Attributes:
+        graphs: Returns what builds their acting graphs, to write them to a disk; None if only torch runs them.
+        connectors: The pipelines of each policy.
+        built: What `output` does of the action connectors.
+    """
+
+    def __init__(
+        self,
+        policy_ids: Sequence[str],
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        backend: ActingBackend,
+        output: ActionOutput,
+        state_sizes: tuple[int, ...] = (),
+        connectors: list[PolicyConnectors] | None = None,
+        *,
+        original: NetCohort | None = None,
+    ) -> None:
+        """Put a preprocessor before and `output` behind `backend`.
+
+        Args:
+            policy_ids: Their ids.
+            observation_space: Of all of them.
+            action_space: Likewise.
+            backend: Runs the networks.
+            output: What the action connectors that they begin with do.
+            state_sizes: Numbers in each part of their recurrent state.
+            connectors: The pipelines of each policy; None for those of default settings.
+            original: Whose connectors these are: they are copied for evaluation, and followed when they change.
+        """
+        head = backend.head
+        told = head.inputs if head.told else 0
+        if connectors is None:
+            ctx = ConnectorContext(observation_space=observation_space, action_space=action_space)
+            connectors = [PolicyConnectors.plain(ctx) for _ in policy_ids]
+        width = original.row_width if original else connectors[0].agent.space(observation_space, 0)[1]
+        super().__init__(
+            policy_ids, observation_space, head.action_shape, head.action_dtype, told, state_sizes, width
+        )
+        self.action_space = action_space
+        self.backend = backend
+        self.output = output
+        self.graphs: Callable[[], ActingGraphs | None] = lambda: None
+        self.noise = Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width)
+        self.connectors = connectors
+        self._seats: Sequence[tuple[Any, Any]] = ()
+        self._evaluates = original is not None
+        self.built: ActionPlan = original.built if original else action_plan(connectors[0].action)
+        self._versions: list[int] = []
+        self.connect()
+
+    @property
+    def row_width(self) -> int:
+        """F, the numbers in a row that the networks take."""
+        return self._columns[0]
+
+    def write(self, block: Block, obs: Any, rewards: Column, ready: Ready) -> Rows:
+        """Write down that agents wait, after the connectors; see `Cohort.write`."""
+        path = self.path
+        # Also where nobody asks yet: rows that wait may be answered through connectors that come meanwhile.
+        self._seats = ready.seats
+        if path is None:
+            return super().write(block, obs, rewards, ready)
+        infos = ready.infos
+        if infos is not None and block.places is not None:
+            infos = [infos[place] for place in block.places.tolist()]
+        slots = block.slots
+        done = path.rows(block.which, obs, rewards, slots=slots, seats=ready.seats, infos=infos)
+        return self.ledger.add(slots, done.obs, done.mask, done.rewards)
+
+    def frame_rows(self, policy: int, frame: Frame) -> tuple[Column, Column | None]:
+        """Return a frame as rows and masks; no connector cares whose they are."""
+        obs = frame.obs
+        if self.path is not None:
+            return self.path.rows(policy, obs, over=frame.done if frame.finals is None else None)[:2]
+        assert self.preprocess is not None
+        return self.preprocess(obs)
+
+    def connect(self) -> None:
+        """Take note of pipelines that were changed; called before each fragment.
+
+        Once one is not plain, what is written is checked row by row, also after it has become plain again.
+        """
+        versions = [own.version for own in self.connectors]
+        if versions == self._versions:
+            return
+        self._versions = versions
+        if self.path is None and all(plain(own, self.built) for own in self.connectors):
+            return
+        mine = [own.for_evaluation() for own in self.connectors] if self._evaluates else self.connectors
+        self.path = ConnectorPath(mine, self.action_space, self.row_width, learning=not self._evaluates)
+
+    def take_frames(self, policy: int, num_envs: int, new_ids: NewIds) -> FrameLedger:
+        """Write frames down from now on; see `FrameLedger`. There must be no rows yet."""
+        frames = FrameLedger(*self._columns, policy=policy, num_envs=num_envs, new_ids=new_ids)
+        self.ledger = frames
+        return frames
+
+    def env_actions(self, actions: Column) -> Answers:
+        """Return env-ready actions; see `Cohort.env_actions`."""
+        return self.output(actions)
+
+    @property
+    def replays(self) -> bool:
+        """Whether actions say all about what the environment was given; see `Cohort.replays`."""
+        return self.path is None or not (self.path.keeps_lives or self.path.acts)
+
+    def twin(self) -> NetCohort:
+        """Return a cohort of the same policies, their weights included, with a ledger of its own."""
+        return NetCohort(
+            self.policy_ids,
+            self.observation_space,
+            self.action_space,
+            self.backend,
+            self.output,
+            self.state_sizes,
+            self.connectors,
+            original=self,
+        )
+
+    def answer(
+        self, block: Block, table: SlotTable, env_steps: Column, explore: bool, episodes: Sequence[Any]
+    ) -> Answers:
+        """Run the networks; see `Cohort.answer`."""
+        ledger = self.ledger
+        obs = ledger.obs[block.rows]
+        masks = ledger.masks
+        mask = None if masks is None else masks[block.rows]
+        noise = self.noise.rows(block.slots, table, env_steps) if explore else None
+        if isinstance(ledger, RecurrentLedger):
+            before = ledger.states(block.slots)
+            decision = self.backend.decide(obs, mask, noise, block.which, before)
+            assert decision.state is not None
+            ledger.remember(block.rows, block.slots, before, decision.state)
+        else:
+            decision = self.backend.decide(obs, mask, noise, block.which)
+        ledger.answer(block.rows, decision.actions, decision.dist_inputs)
+        if self.path is None:
+            return self.output(decision.actions)
+        return self._connected_answers(block, obs, mask, decision.actions)
+
+    def _connected_answers(self, block: Block, obs: Column, mask: Column | None, actions: Column) -> Answers:
+        """Return what the action connectors make of R actions."""
+        assert self.path is not None
+        seats = [self._seats[slot] for slot in block.slots.tolist()] if self.path.acts else None
+        answers: Answers = self.path.answers(block.which, actions, obs, mask, seats)
+        return answers
+
+    def network_form(self, actions: Any) -> Column:
+        """Return [R, ...] actions of the network that come out as these; see `Cohort.network_form`."""
+        return self.output.inverse(actions)
+
+    def took(self, block: Block, actions: Sequence[Any]) -> None:
+        """Write down actions that somebody else took; see `Cohort.took`."""
+        ledger = self.ledger
+        if isinstance(ledger, RecurrentLedger):
+            mask = None if ledger.masks is None else ledger.masks[block.rows]
+            before = ledger.states(block.slots)
+            decision = self.backend.decide(ledger.obs[block.rows], mask, None, block.which, before)
+            assert decision.state is not None
+            ledger.remember(block.rows, block.slots, before, decision.state)
+        super().took(block, actions)
+
+    def played(self, rows: Column, slot: int, which: int, moves: Moves) -> None:
+        """Write down what was done in n rows of one trajectory; see `Cohort.played`."""
+        ledger = self.ledger
+        actions, inputs, logp = moves.actions, moves.dist_inputs, moves.logp
+        if not moves.network_form:
+            actions = self.network_form(actions)
+            inputs = None if inputs is None else self.output.inverse_inputs(inputs)
+            logp = None if logp is None else logp + float(self.output.log_scale.sum())
+        if isinstance(ledger, RecurrentLedger):
+            self._remember(ledger, rows, slot, which, moves)
+        ledger.answer(rows, actions)
+        self.told(rows, inputs, logp)
+
+    def told(self, rows: Column, inputs: Column | None, logp: Column | None) -> None:
+        """Write down what actions [n] were drawn from, and how probable they were, as far as it is known."""
+        if inputs is not None:
+            self.ledger.mark(SampleBatch.ACTION_DIST_INPUTS, rows, inputs.astype(np.float32), np.nan)
+        if logp is not None:
+            self.ledger.mark(SampleBatch.ACTION_LOGP, rows, logp.astype(np.float32), np.nan)
+
+    def _remember(self, ledger: RecurrentLedger, rows: Column, slot: int, which: int, moves: Moves) -> None:
+        """Write down the states before n rows: those told, or those that follow from the state before them."""
+        slots, after = np.full(len(rows), slot), ledger.states(np.array([slot]))
+        before = moves.state_in
+        if before is None:
+            before, masks = np.zeros((len(rows), after.shape[1]), np.float32), ledger.masks
+            for place, row in enumerate(rows.tolist()):
+                before[place] = after[0]
+                mask = None if masks is None else masks[row : row + 1]
+                decision = self.backend.decide(ledger.obs[row : row + 1], mask, None, which, after)
+                assert decision.state is not None
+                after = decision.state
+        ledger.remember(rows, slots, before, np.broadcast_to(after, before.shape))

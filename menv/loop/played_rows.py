@@ -1,0 +1,173 @@
+"""Pieces of episodes that external clients played by themselves, written down as whole columns.
+
+`menv.loop.sampler` hands over what came with a poll. Nobody is asked for actions here; log-probabilities that a client
+does not send are computed from the weights that it says it acted with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from menv.base_env import AgentPiece, Piece, Ready
+from menv.loop.block import Block
+from menv.loop.cohort import Cohort, outside
+from menv.loop.episode_book import EpisodeBook
+from menv.loop.net_cohort import NetCohort
+from menv.loop.slot_table import SlotTable
+from menv.played import Moves
+from menv.recurrent_ledger import RecurrentLedger
+from menv.sample_batch import SampleBatch
+from menv.segments import Column
+from menv.spaces import OutsideSpaceError
+
+OldWeights: TypeAlias = Callable[[str, int | None, Column, Any, Column, Any], tuple[Column, Column] | None]
+"""`(policy_id, weights_seq_no, obs, mask, actions, state)` to distribution inputs and log-probabilities of actions in
+the network's form, None where the weights of that number are gone."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Rows that came from elsewhere.
+
+    Attributes:
+        off_policy: Rows whose probabilities nobody knows.
+        stale: Those of them whose weights are too old.
+    """
+
+    off_policy: int = 0
+    stale: int = 0
+
+
+class PlayedRows:
+    """Writes pieces into ledgers.
+
+    Args:
+        book: What begins and ends.
+        table: Whose slots are whose.
+        cohorts: Who would have answered.
+
+    Attributes:
+        old_weights: Asked where a client does not say how probable its actions were.
+        weights_seq_no: The number of the weights that act now.
+        max_staleness: How many numbers older weights may be; None for any.
+        counts: What cannot be learned from by everybody.
+        dated: Whether rows are dated.
+    """
+
+    def __init__(self, book: EpisodeBook, table: SlotTable, cohorts: Sequence[Cohort]) -> None:
+        self.old_weights: OldWeights | None = None
+        self.weights_seq_no = 0
+        self.max_staleness: int | None = None
+        self.counts = Counts()
+        self.dated = False
+        self._book = book
+        self._table = table
+        self._cohorts = cohorts
+        # The rows of last observations that wait for the next piece: by slot, cohort and row.
+        self._waiting: dict[int, tuple[int, int]] = {}
+
+    def take(self, ready: Ready) -> Column:
+        """Take in the pieces of a poll.
+
+        Returns:
+            [R] the env index of every row in which somebody acted.
+
+        Raises:
+            ContractError: An observation is outside its space.
+        """
+        self._book.widen(len(ready.env_steps))
+        acted: list[Column] = []
+        for piece in ready.played:
+            for part in piece.agents:
+                acted.append(np.full(self._take_agent(piece, part, ready), piece.env_index))
+            if piece.episode is not None:
+                self._book.finish(piece.episode)
+        return np.concatenate(acted) if acted else np.zeros(0, np.int64)
+
+    def closed(self) -> None:
+        """Find the waiting rows again, once the ledgers have been closed."""
+        for slot, (number, row) in list(self._waiting.items()):
+            moved = self._cohorts[number].ledger.moved(np.array([row]))
+            self._waiting[slot] = number, int(moved.start if isinstance(moved, slice) else moved[0])
+
+    def _take_agent(self, piece: Piece, part: AgentPiece, ready: Ready) -> int:
+        """Take in what one agent did; return its number of actions."""
+        slot, moves = part.slot, part.moves
+        if part.join is not None:
+            self._book.join(part.join)
+        count = 0 if moves is None else len(moves.rewards)
+        if count:
+            self._write(piece, part, moves, ready)
+        if part.end is not None:
+            self._waiting.pop(slot, None)
+            self._book.end(part.end, ready.env_steps)
+        return count
+
+    def _write(self, piece: Piece, part: AgentPiece, moves: Moves, ready: Ready) -> None:
+        """Write the rows of n actions, the first of which may be there already, and the one that waits then."""
+        slot, count = part.slot, len(moves.rewards)
+        seat = self._table.seat(slot)
+        cohort = self._cohorts[seat.cohort]
+        known = self._waiting.pop(slot, None)
+        first, last = int(known is not None), count + (part.end is None)
+        rows = self._add(cohort, piece, part, slice(first, last), ready)
+        if known is not None:
+            rows = np.concatenate(([known[1]], rows))
+        if part.end is None:
+            self._waiting[slot] = seat.cohort, int(rows[count])
+        done = rows[:count]
+        cohort.played(done, slot, seat.policy, moves)
+        self._judge(cohort, piece, seat.policy, done, moves)
+
+    def _add(self, cohort: Cohort, piece: Piece, part: AgentPiece, which: slice, ready: Ready) -> Column:
+        """Add rows for some of the observations of a piece and return where they are."""
+        slot, moves = part.slot, part.moves
+        seat, count = self._table.seat(slot), which.stop - which.start
+        income = np.concatenate(([0.0], moves.rewards))[which]
+        self._table.returns[slot] += income.sum()
+        indices = np.full(count, piece.env_index)
+        block = Block(np.full(count, slot), seat.policy, indices, slice(0, 0))
+        alone = Ready(block.slots, moves.obs, income, ready.env_steps, seats=ready.seats)
+        try:
+            added = cohort.write(block, moves.obs[which], income, alone)
+        except OutsideSpaceError as error:
+            env_id, agent_id = ready.seats[slot]
+            raise outside(env_id, agent_id, f"observation {error.row} of a piece", error.why) from error
+        assert isinstance(added, slice)
+        rows = np.arange(added.start, added.stop)
+        if self.dated:
+            # The last observation of a piece comes with its last env step.
+            now = int(ready.env_steps[piece.env_index])
+            cohort.ledger.date(rows, now - len(moves.rewards) + np.arange(which.start, which.stop))
+        return rows
+
+    def _judge(self, cohort: Cohort, piece: Piece, which: int, rows: Column, moves: Moves) -> None:
+        """Find out how probable actions were, and mark those of which nobody knows it."""
+        number, stale = piece.weights_seq_no, False
+        if number is not None and self.max_staleness is not None:
+            stale = self.weights_seq_no - number > self.max_staleness
+        if not stale and moves.logp is None and isinstance(cohort, NetCohort):
+            stale = not self._compute(cohort, which, rows, number)
+        if stale:
+            self.counts.stale += len(rows)
+            self.counts.off_policy += len(rows)
+            cohort.ledger.mark(SampleBatch.OFF_POLICY, rows, np.True_, False)
+
+    def _compute(self, cohort: NetCohort, which: int, rows: Column, number: int | None) -> bool:
+        """Write down how probable actions were under the weights of a number; False if these are gone."""
+        if self.old_weights is None:
+            return number is None or number == self.weights_seq_no
+        columns = cohort.ledger.columns_at(rows, ("obs", "action_mask", "actions"))
+        state = cohort.ledger.states_at(rows) if isinstance(cohort.ledger, RecurrentLedger) else None
+        policy_id = cohort.policy_ids[which]
+        found = self.old_weights(
+            policy_id, number, columns["obs"], columns.get("action_mask"), columns["actions"], state
+        )
+        if found is None:
+            return False
+        cohort.told(rows, *found)
+        return True

@@ -1,0 +1,369 @@
+"""The switchboard: where callers from any thread meet the one thread that samples.
+
+`ExternalEnv` and the serving sessions call `start, ask, log, pay, end, play, lose`; the adapter of external
+environments takes what they said in `collect`. It keeps the order of calls within an episode and refuses calls that
+make no sense at once, in the caller's thread. It knows neither spaces nor policies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from menv.base_env import ALL, AgentId
+from menv.errors import CallOrderError, EpisodeError
+from menv.played import Played
+
+Answer: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
+"""Takes the actions of all agents that were asked for, or why there are none; called in the sampler's thread."""
+
+_KEPT_IDS = 10_000
+_MOST_AHEAD = 64
+
+
+@dataclass(slots=True)
+class Turn:
+    """An observation that was handed in, and what had come before it.
+
+    Attributes:
+        obs: By agent; None where the episode was lost.
+        rewards: Paid since the turn before, by agent.
+        infos: The last info dict of each agent since then.
+        done: Agents whose own trajectories end.
+        actions: What the caller chose itself, by agent; None if it asks.
+        over: `(terminated, truncated)` if the episode ends, else None.
+        answer: Takes the actions.
+    """
+
+    obs: Mapping[AgentId, Any] | None
+    rewards: dict[AgentId, float] = field(default_factory=dict)
+    infos: dict[AgentId, Mapping[str, Any]] = field(default_factory=dict)
+    done: dict[AgentId, bool] = field(default_factory=dict)
+    actions: Mapping[AgentId, Any] | None = None
+    over: tuple[bool, bool] | None = None
+    answer: Answer | None = None
+
+
+class Line:
+    """One open episode.
+
+    Attributes:
+        episode_id: Its id.
+        trained: Whether policies may learn from it.
+        turns: What was said and the sampler has not taken.
+        asked: Whether a caller waits for actions.
+        busy: Whether the sampler has taken a turn that is not answered; only it writes this.
+    """
+
+    __slots__ = ("asked", "busy", "done", "episode_id", "infos", "plays", "rewards", "trained", "turns")
+
+    def __init__(self, episode_id: str, trained: bool) -> None:
+        self.episode_id = episode_id
+        self.trained = trained
+        self.turns: deque[Turn | Played] = deque()
+        self.asked = False
+        self.busy = False
+        # Whether pieces have been handed in; the callers' own moves do not go with them.
+        self.plays: bool | None = None
+        self.rewards: dict[AgentId, float] = {}
+        self.infos: dict[AgentId, Mapping[str, Any]] = {}
+        self.done: dict[AgentId, bool] = {}
+
+    def turn(self, obs: Mapping[AgentId, Any] | None) -> Turn:
+        """Return a turn with all that has been paid and told since the last one."""
+        turn = Turn(obs, self.rewards, self.infos, self.done)
+        self.rewards, self.infos, self.done = {}, {}, {}
+        return turn
+
+
+class Switchboard:
+    """Open episodes, what their callers said, and who waits for an answer.
+
+    Args:
+        max_open: Most episodes that may be open at once; None for any number.
+
+    Attributes:
+        weights_seq_no: The number of the weights that answer now.
+    """
+
+    def __init__(self, max_open: int | None = None) -> None:
+        self.weights_seq_no = 0
+        self._max_open = max_open
+        self._news = threading.Condition()
+        self._lines: dict[str, Line] = {}
+        self._ready: dict[str, Line] = {}
+        self._finished: OrderedDict[str, None] = OrderedDict()
+        self._fault: BaseException | None = None
+        self._stopped = False
+        self._woken = False
+
+    @property
+    def open_episodes(self) -> int:
+        """How many episodes are open."""
+        return len(self._lines)
+
+    def start(self, episode_id: str | None = None, trained: bool = True) -> str:
+        """Open an episode.
+
+        Args:
+            episode_id: Its id; None makes one up.
+            trained: Whether policies may learn from it.
+
+        Returns:
+            The id.
+
+        Raises:
+            EpisodeError: The id was used before.
+            CallOrderError: Too many are open, or nobody samples any more.
+        """
+        with self._news:
+            self._check_running()
+            if episode_id is None:
+                episode_id = uuid.uuid4().hex
+            elif episode_id in self._lines or episode_id in self._finished:
+                state = "already started" if episode_id in self._lines else "already completed"
+                raise EpisodeError(
+                    f"start_episode: episode {episode_id!r} is {state}, expected a new id; leave the id out to get one"
+                )
+            if self._max_open is not None and len(self._lines) >= self._max_open:
+                raise CallOrderError(
+                    f"start_episode: {len(self._lines)} episodes are open, expected at most max_concurrent="
+                    f"{self._max_open}; end one first"
+                )
+            self._lines[episode_id] = Line(episode_id, trained)
+            return episode_id
+
+    def ask(self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer) -> None:
+        """Hand in an observation and ask for the actions of all its agents; returns at once.
+
+        Raises:
+            EpisodeError: There is no such episode, or somebody waits for its actions already.
+        """
+        with self._news:
+            line = self._line("get_action", episode_id)
+            self._say(line, line.turn(obs), answer=answer)
+            line.asked = True
+
+    def log(
+        self,
+        episode_id: str,
+        obs: Mapping[AgentId, Any],
+        actions: Mapping[AgentId, Any],
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Hand in an observation and what the caller itself did in answer to it.
+
+        Args:
+            episode_id: The episode.
+            obs: By agent.
+            actions: Of the same agents.
+            wait: Whether to wait while far more was logged than the sampler has taken.
+
+        Raises:
+            EpisodeError: There is no such episode, or somebody waits for its actions.
+            CallOrderError: Not every agent that observed has an action.
+        """
+        if obs.keys() != actions.keys():
+            raise CallOrderError(
+                f"log_action: observations of {_named(obs)} and actions of {_named(actions)}, expected the same "
+                "agents; log an action for each agent that observes"
+            )
+        with self._news:
+            line = self._line("log_action", episode_id)
+            while wait and len(line.turns) >= _MOST_AHEAD:
+                self._news.wait()
+                line = self._line("log_action", episode_id)
+            turn = line.turn(obs)
+            turn.actions = actions
+            self._say(line, turn)
+
+    def pay(
+        self,
+        episode_id: str,
+        rewards: Mapping[AgentId, float],
+        infos: Mapping[Any, Mapping[str, Any]] | None = None,
+        done: Mapping[Any, bool] | None = None,
+    ) -> None:
+        """Note rewards, which add up, and what else goes with the next observation.
+
+        Raises:
+            EpisodeError: There is no such episode.
+        """
+        with self._news:
+            line = self._line("log_returns", episode_id)
+            for agent, reward in rewards.items():
+                line.rewards[agent] = line.rewards.get(agent, 0.0) + reward
+            line.infos.update(infos or {})
+            line.done.update({agent: flag for agent, flag in (done or {}).items() if flag and agent != ALL})
+
+    def end(self, episode_id: str, obs: Mapping[AgentId, Any], *, truncated: bool = False) -> None:
+        """End an episode with its last observations.
+
+        Raises:
+            EpisodeError: There is no such episode, or somebody waits for its actions.
+        """
+        with self._news:
+            line = self._line("end_episode", episode_id)
+            turn = line.turn(obs)
+            turn.over = not truncated, truncated
+            self._say(line, turn)
+            self._close(line)
+
+    def play(self, episode_id: str, piece: Played) -> None:
+        """Hand in a piece of an episode that was played elsewhere, the last one if it is over.
+
+        Raises:
+            EpisodeError: There is no such episode, or its actions are asked for here.
+        """
+        with self._news:
+            line = self._line("episodes", episode_id)
+            if line.plays is False:
+                raise EpisodeError(
+                    f"episodes: actions of episode {episode_id!r} were asked for one by one, expected whole "
+                    "pieces from its beginning; do one or the other"
+                )
+            line.plays = True
+            line.turns.append(piece)
+            self._ring(line)
+            if piece.over:
+                self._close(line)
+
+    def lose(self, episode_id: str) -> None:
+        """Break an episode off whose client is gone; what its last action led to is unknown."""
+        with self._news:
+            line = self._lines.get(episode_id)
+            if line is None or self._stopped:
+                return
+            turn = line.turn(None)
+            turn.over = False, True
+            line.turns.append(turn)
+            self._ring(line)
+            self._close(line)
+
+    def fail(self, fault: BaseException) -> None:
+        """Let `collect` raise, once everything that was said before has been taken."""
+        with self._news:
+            self._fault = self._fault or fault
+            self._news.notify_all()
+
+    def stop(self) -> None:
+        """Nobody samples any more: those who wait are told, and later calls are refused."""
+        with self._news:
+            self._stopped = True
+            waiting = [turn for line in self._lines.values() for turn in line.turns if isinstance(turn, Turn)]
+            self._ready.clear()
+            self._news.notify_all()
+        for turn in waiting:
+            if turn.answer is not None:
+                turn.answer(stopped())
+
+    def wake(self) -> None:
+        """Let a `collect` that waits return."""
+        with self._news:
+            self._woken = True
+            self._news.notify_all()
+
+    def collect(self, timeout: float | None) -> list[Line]:
+        """Return the episodes in which something was said, waiting for the first one.
+
+        Args:
+            timeout: Most seconds to wait; None for as long as it takes.
+
+        Raises:
+            BaseException: What `fail` was given.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._news:
+            self._woken = False
+            while not self._ready and self._fault is None and not self._woken:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._news.wait(left)
+            if not self._ready and self._fault is not None:
+                raise self._fault
+            ready, self._ready = self._ready, {}
+            return list(ready.values())
+
+    def next_turn(self, line: Line) -> Turn | Played | None:
+        """Return what is to be taken next in an episode, None while its last turn is not answered."""
+        with self._news:
+            if line.busy or not line.turns:
+                return None
+            if len(line.turns) == _MOST_AHEAD:
+                self._news.notify_all()
+            return line.turns.popleft()
+
+    def answered(self, lines: Iterable[Line]) -> None:
+        """Note that turns have been answered; what was said since comes up in `collect`."""
+        with self._news:
+            for line in lines:
+                line.asked = line.busy = False
+                if line.turns:
+                    self._ready[line.episode_id] = line
+
+    def held_rewards(self) -> dict[str, dict[AgentId, float]]:
+        """Return what was paid since the last observation of each episode, by agent."""
+        with self._news:
+            return {name: dict(line.rewards) for name, line in self._lines.items() if line.rewards}
+
+    def _line(self, call: str, episode_id: str) -> Line:
+        """Return an open episode in which nobody waits."""
+        self._check_running()
+        line = self._lines.get(episode_id)
+        if line is None:
+            why = "is completed" if episode_id in self._finished else "was not found"
+            raise EpisodeError(
+                f"{call}: episode {episode_id!r} {why}, expected one that is open; call start_episode first"
+            )
+        if line.asked and call != "log_returns":
+            raise EpisodeError(
+                f"{call}: get_action of episode {episode_id!r} has not returned, expected one call after the other "
+                "within an episode; wait for its action"
+            )
+        return line
+
+    def _say(self, line: Line, turn: Turn, answer: Answer | None = None) -> None:
+        """Put a turn where the sampler finds it."""
+        if line.plays:
+            raise EpisodeError(
+                f"episode {line.episode_id!r}: whole pieces of it were handed in, expected no single calls; do one or "
+                "the other"
+            )
+        line.plays = False
+        turn.answer = answer
+        line.turns.append(turn)
+        self._ring(line)
+
+    def _ring(self, line: Line) -> None:
+        if not line.busy:
+            self._ready[line.episode_id] = line
+            self._news.notify_all()
+
+    def _close(self, line: Line) -> None:
+        """Take an episode's id out of use."""
+        del self._lines[line.episode_id]
+        self._finished[line.episode_id] = None
+        if len(self._finished) > _KEPT_IDS:
+            self._finished.popitem(last=False)
+
+    def _check_running(self) -> None:
+        if self._stopped:
+            raise stopped()
+
+
+def stopped() -> CallOrderError:
+    """Return the error for calls that nobody will answer."""
+    return CallOrderError(
+        "external environment: nobody samples any more, expected no further call; end the thread"
+    )
+
+
+def _named(agents: Iterable[AgentId]) -> str:
+    return ", ".join(sorted(map(repr, agents))[:8]) or "nobody"
