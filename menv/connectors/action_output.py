@@ -2,7 +2,8 @@
 
 In this order: NormalizeActions ([-1, 1] to the bounds of a Box), ClipActions (into the bounds),
 then the environment's own form. `menv.loop.cohort` calls it on whole batches; the batch that is
-learned from keeps the network's own actions.
+learned from keeps the network's own actions. Who learns from actions that somebody else took, in the
+environment's form, asks for the way back.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.connectors.flat_actions import flat_action_space, nested_actions
+from menv.connectors.flat_actions import flat_action_space, flat_actions, nested_actions
 from menv.errors import ConfigError
 
 Array = npt.NDArray[Any]
+
+_LEAST_SCALE = 1e-30
+"""What a range of no width counts as in logarithms, so that those stay numbers."""
 
 
 class ActionOutput:
@@ -77,3 +81,56 @@ class ActionOutput:
         if self.nested is not None:
             return nested_actions(self.nested, out)
         return out if out.ndim > 1 else [np.asarray(row) for row in out]
+
+    def inverse(self, actions: Sequence[Any] | Array) -> Array:
+        """Return the network's [R, ...] actions that come out as these.
+
+        Clipping has no way back: what lies outside the bounds is scaled like the rest, so that its density is that
+        of the action which was taken.
+
+        Args:
+            actions: R elements of the action space, or an array of them.
+
+        Returns:
+            int64 [R] of Discrete, [R, components] of MultiDiscrete; float32 [R, k] of a Box.
+        """
+        if self.nested is not None:
+            rows = flat_actions(self.nested, actions)
+        elif isinstance(self.space, gym.spaces.Discrete):
+            return np.asarray(actions, np.int64).reshape(-1) - self._start
+        else:
+            rows = np.asarray(actions).reshape(len(actions), -1)
+        if isinstance(self.space, gym.spaces.Box):
+            return self._unscaled(rows.astype(np.float64)).astype(np.float32)
+        shifted: Array = rows.astype(np.int64) - np.asarray(self.space.start, np.int64)
+        return shifted
+
+    @property
+    def log_scale(self) -> Array:
+        """float32 [k] log of what each flat number is multiplied by, zeros where nothing is; [0] of choices.
+
+        A log-density of an action as the environment takes it, plus the sum of these, is that of the network's own.
+        """
+        if not isinstance(self.space, gym.spaces.Box):
+            return np.zeros(0, np.float32)
+        return np.log(np.maximum(self._half, _LEAST_SCALE)).astype(np.float32)
+
+    def inverse_inputs(self, dist_inputs: Array) -> Array:
+        """Return the network's own distribution inputs for those of the environment's actions.
+
+        Args:
+            dist_inputs: [R, D] logits, which are returned as they are; or, of a Box, means and then logarithms of
+                standard deviations, [R, 2 k].
+        """
+        if not isinstance(self.space, gym.spaces.Box):
+            return dist_inputs
+        means, log_stds = np.split(dist_inputs.astype(np.float64), 2, 1)
+        found = np.concatenate((self._unscaled(means), log_stds - self.log_scale), 1)
+        return found.astype(np.float32)
+
+    def _unscaled(self, rows: Array) -> Array:
+        """Return [R, k] numbers before they were scaled; 0 where the bounds leave nothing to choose."""
+        moved: Array = np.divide(
+            rows - self._centre, self._half, out=np.zeros_like(rows), where=self._half > 0
+        )
+        return moved

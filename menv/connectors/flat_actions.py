@@ -81,6 +81,26 @@ def nested_actions(space: Space, rows: Array) -> list[Any]:
     return [build(parts) for parts in zip(*columns, strict=True)]
 
 
+def flat_actions(space: Space, actions: Sequence[Any] | Array) -> Array:
+    """Return the [R, K] elements of the flat space for R elements of `space`, a Tuple or Dict."""
+    rows = []
+    for part, column in zip(leaves(space), _leaf_columns(space, actions), strict=True):
+        dtype = np.float64 if isinstance(part, gym.spaces.Box) else np.int64
+        rows.append(np.asarray(column, dtype).reshape(len(actions), -1))
+    return np.concatenate(rows, 1)
+
+
+def _leaf_columns(space: Space, values: Sequence[Any] | Array) -> list[list[Any]]:
+    """Return R values of each leaf, in order, of R elements."""
+    if isinstance(space, gym.spaces.Tuple):
+        parts: Sequence[tuple[Any, Space]] = list(enumerate(space.spaces))
+    elif isinstance(space, gym.spaces.Dict):
+        parts = list(space.spaces.items())
+    else:
+        return [list(values)]
+    return [column for key, part in parts for column in _leaf_columns(part, [value[key] for value in values])]
+
+
 def _sizes(space: Any) -> Array:
     if isinstance(space, gym.spaces.Discrete):
         return np.array([space.n], np.int64)
