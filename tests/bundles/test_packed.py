@@ -171,6 +171,12 @@ def test_weights_that_were_made_up_are_refused(blob: bytes) -> None:
         unpack_weights(blob)
 
 
+def test_weights_whose_shape_was_changed_are_refused(small: tuple[bytes, bytes]) -> None:
+    assert b"[3,8]" in small[1]
+    with pytest.raises(ConfigError, match="the sha256 differs"):
+        unpack_weights(small[1].replace(b"[3,8]", b"[8,3]"))
+
+
 def test_packed_weights_are_plain_safetensors_for_everybody_else(small: tuple[bytes, bytes]) -> None:
     assert same(load(small[1]), policy_from_bytes(small[0]).get_weights())
 

@@ -26,6 +26,7 @@ from menv.connectors import (
 from menv.connectors.flat_actions import flat_action_space
 from menv.errors import ConfigError
 from menv.loop.golden import columns
+from menv.loop.weights_history import WeightsHistory
 from tests.algorithms.test_custom_model import Net
 from tests.bundles.cases import CASES, Spaces, algorithm_of, observations
 
@@ -61,7 +62,6 @@ def wanted(policy: Any, shown: list[Any]) -> Any:
         return np.concatenate((means, log_stds), 1)
     if not head.by_worth:
         return inputs
-    # The chance of each choice of one component is its log-probability while all others stay as they are.
     epsilon = float(policy.get_weights()["epsilon"][0])
     allowed = np.ones_like(inputs, np.bool_) if mask is None else mask
     found = np.full(inputs.shape, 1e-30)
@@ -259,6 +259,46 @@ def test_an_action_connector_that_was_taken_away_is_no_longer_in_the_file() -> N
     # The bounds of the first number are 0 and 6; the second has only one.
     np.testing.assert_allclose(before[[0, 2]], [3 * after[0] + 3, after[2] + np.log(3)], rtol=1e-5)
     np.testing.assert_array_equal(before[[1, 3]], after[[1, 3]])
+
+
+def own_logp(policy: Any, outputs: Any, action: Any) -> float:
+    """Return what a client computes for one action of the environment's, from the file's outputs alone."""
+    space = flat_action_space(policy.action_space)
+    if isinstance(space, gym.spaces.Box):
+        parts = action if isinstance(action, tuple) else (action,)
+        x = np.concatenate([np.asarray(part, np.float64).reshape(-1) for part in parts])
+        mean, log_std = np.split(outputs.astype(np.float64), 2)
+        z = (x - mean) / np.exp(log_std)
+        return float((-0.5 * z * z - log_std - 0.5 * np.log(2 * np.pi)).sum())
+    sizes = [space.n] if isinstance(space, gym.spaces.Discrete) else space.nvec.tolist()  # type: ignore[attr-defined]
+    starts = np.atleast_1d(space.start)  # type: ignore[attr-defined]
+    total, begin = 0.0, 0
+    for size, start, choice in zip(sizes, starts, np.atleast_1d(action), strict=True):
+        logits = outputs[begin : begin + size].astype(np.float64)
+        total += logits[choice - start] - np.log(np.exp(logits).sum())
+        begin += size
+    return float(total)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["mlp", "masked", "nested", "worth", "masked worth", "continuous", "wide continuous", "nested numbers"],
+)
+def test_the_server_finds_the_log_probabilities_that_clients_found(kind: str) -> None:
+    with algorithm_of(kind) as algorithm:
+        policy: Any = algorithm.get_policy()
+        history, output = WeightsHistory(), policy.networks.output
+        history.note(1, policy.policy_id, policy.get_weights())
+        session = session_of(RLlinkGraph(policy).model())
+        shown = observations(policy, 40)
+        taken = list(policy.compute_actions(shown, explore=True)[0])
+        policy.set_weights(disturbed(policy.get_weights(), 2))
+    rows, mask = policy.networks.preprocess(shown)
+    found = history.evaluate(policy, 1, rows, mask, output.inverse(taken))
+    assert found is not None
+    (outputs,) = session.run(None, {INPUT: flat(policy, shown)})
+    theirs = [own_logp(policy, *pair) for pair in zip(outputs, taken, strict=True)]
+    np.testing.assert_allclose(found.logp, theirs + output.log_scale.sum(), rtol=1e-4, atol=1e-4)
 
 
 class Own(Policy):

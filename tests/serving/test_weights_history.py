@@ -211,7 +211,7 @@ def test_a_policy_that_is_gone_is_forgotten_and_another_may_have_its_name() -> N
                 assert history.evaluate(policy, None, rows, None, np.zeros(2, np.int64)) is None
 
 
-def test_one_thread_acts_and_learns_while_another_judges() -> None:
+def test_one_thread_acts_and_learns_while_others_judge() -> None:
     with algorithm_of("mlp") as algorithm:
         policy: Any = algorithm.get_policy()
         backend, history = policy.networks.backend, WeightsHistory(keep=2)
@@ -228,20 +228,21 @@ def test_one_thread_acts_and_learns_while_another_judges() -> None:
         done = threading.Event()
         history.note(0, policy.policy_id, sets[0])
 
-        def judge() -> None:
+        def judge(back: int) -> None:
             while not done.is_set():
-                seq = history.latest
+                seq = max(0, (history.latest or 0) - back)
                 found = history.evaluate(policy, seq, rows, None, actions)
-                assert seq is not None
                 if found is not None and found.logp.tobytes() != wanted[seq % 10]:
                     wrong.append(seq)
 
-        thread = threading.Thread(target=judge)
-        thread.start()
+        threads = [threading.Thread(target=judge, args=(back,)) for back in (0, 1)]
+        for thread in threads:
+            thread.start()
         for seq in range(1, 2000):
             policy.set_weights(sets[seq % 10])
             assert backend.evaluate(0, rows, None, actions).logp.tobytes() == wanted[seq % 10]
             history.note(seq, policy.policy_id, sets[seq % 10])
         done.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
         assert not wrong
