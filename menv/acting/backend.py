@@ -138,3 +138,9 @@ class ActingBackend(Protocol):
 
     def get_weights(self, policy: int) -> dict[str, Floats]:
         """Return copies of one policy's weights."""
+
+    def alone(self, policy: int) -> ActingBackend:
+        """Return a back-end of its own, whose policy 0 has this one's architecture and copies of its weights.
+
+        Both may be used at once, by a thread each.
+        """

@@ -205,6 +205,13 @@ class OnnxActing:
         self._require_policy(policy)
         return {name: self._stacks[name][policy].copy() for name in self._shapes}
 
+    def alone(self, policy: int) -> OnnxActing:
+        """Return a back-end of one policy; see `ActingBackend.alone`."""
+        one = OnnxActing(self._graphs, self._head, [self.get_weights(policy)], self._state_size)
+        # Sessions hold no weights, and several threads may run one.
+        one._sessions = self._sessions
+        return one
+
     def _answer(
         self,
         kind: GraphKind,

@@ -1,12 +1,12 @@
 """What an ONNX file needs around a policy's acting graph: observations to rows before it, env-ready actions behind.
 
-`menv.algorithms.onnx_export` calls it. The nodes do what `ObsPreprocessor` and `ActionOutput` do; nothing here runs
-them.
+`menv.algorithms.onnx_export` and `rllink_graph` call it. The nodes do what `ObsPreprocessor` and `ActionOutput` do;
+nothing here runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -25,7 +25,12 @@ Array = npt.NDArray[Any]
 
 ROWS = "rows"
 """Name of the first axis of every input and output."""
-_PREFIX = "net/"
+PREFIX = "net/"
+"""Begins the names of everything that is the acting graph's own."""
+OBS, MASK = f"{PREFIX}obs", f"{PREFIX}mask"
+"""Rows and masks, as the acting graph reads them."""
+
+_EXACT = 1 << 24
 
 
 class Ends:
@@ -52,9 +57,9 @@ class Ends:
         )
         return name
 
-    def constant(self, value: Any, dtype: Any = np.int64) -> str:
-        """Add a constant."""
-        name = f"constant_{len(self.constants)}"
+    def constant(self, value: Any, dtype: Any = np.int64, name: str = "") -> str:
+        """Add a constant and return its name."""
+        name = name or f"constant_{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
@@ -70,14 +75,53 @@ class Ends:
                 f"export_onnx: two parts of the observations would both be the input {max(names.values())!r}, expected "
                 "names of their own; take the dots out of the keys of the observation space"
             )
-        rows = [self._columns(leaf, names[leaf.keys], preprocess) for leaf in preprocess.leaves]
-        self._joined(rows, f"{_PREFIX}obs")
+        self._read(names, preprocess)
+
+    def observe_flat(
+        self, preprocess: ObsPreprocessor, name: str, change: Callable[[str], str] | None = None
+    ) -> int:
+        """Add one float32 input for whole observations, and what makes rows and a mask of it.
+
+        Args:
+            preprocess: What makes rows of the same observations elsewhere.
+            name: Of the input [rows, N]: the numbers of each leaf in C order, one leaf after the other as the space
+                has them, masks included; a Discrete one is one number.
+            change: Adds what is done to rows, given and returning their name.
+
+        Returns:
+            N.
+
+        Raises:
+            ConfigError: A choice among the observations is a number that float32 does not hold.
+        """
+        names, parts, start = {}, paths(preprocess.space), 0
+        for keys, space in parts:
+            _refuse_large_choices(space, dotted("obs", keys))
+            width = int(np.prod(space.shape or ()))
+            names[keys] = name
+            if len(parts) > 1:
+                bounds = [self.constant([place]) for place in (start, start + width, 1)]
+                names[keys] = self.add("Slice", name, *bounds)
+            start += width
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, start]))
+        self._read(names, preprocess, change)
+        return start
+
+    def _read(
+        self,
+        names: Mapping[tuple[Any, ...], str],
+        preprocess: ObsPreprocessor,
+        change: Callable[[str], str] | None = None,
+    ) -> None:
+        """Make rows and a mask of the leaves that have these names."""
+        rows = self._joined([self._columns(leaf, names[leaf.keys], preprocess) for leaf in preprocess.leaves])
+        self.add("Identity", rows if change is None else change(rows), name=OBS)
         masks = []
         for leaf in preprocess.mask_leaves:
             flat = self.add("Reshape", names[leaf.keys], self.constant([-1, leaf.width]))
             masks.append(self.add("Cast", flat, to=TensorProto.BOOL))
         if masks:
-            self._joined(masks, f"{_PREFIX}mask")
+            self.add("Identity", self._joined(masks), name=MASK)
 
     def _columns(self, leaf: Leaf, given: str, preprocess: ObsPreprocessor) -> str:
         """Return the columns of rows that one leaf fills."""
@@ -98,33 +142,30 @@ class Ends:
             return flat
         return self.add("Cast", flat, to=TensorProto.FLOAT)
 
-    def _joined(self, parts: Sequence[str], name: str) -> None:
-        """Give the columns of several parts a name."""
-        if len(parts) == 1:
-            self.add("Identity", parts[0], name=name)
-        else:
-            self.add("Concat", *parts, name=name, axis=1)
+    def _joined(self, parts: Sequence[str]) -> str:
+        """Return the columns of several parts side by side."""
+        return parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=1)
 
     def embed(self, model: onnx.ModelProto, weights: Mapping[str, Array]) -> None:
         """Add the acting graph, its weights inside; `state` and `noise` become inputs of the file."""
         graph, outside = model.graph, {"obs", "mask", *weights}
         for given in graph.input:
             if given.name in weights:
-                self.constants.append(numpy_helper.from_array(weights[given.name], _PREFIX + given.name))
+                self.constants.append(numpy_helper.from_array(weights[given.name], PREFIX + given.name))
             elif given.name not in outside:
                 self._pass_on(given, self.inputs)
-                self.add("Identity", given.name, name=_PREFIX + given.name)
+                self.add("Identity", given.name, name=PREFIX + given.name)
         for constant in graph.initializer:
             if constant.name not in weights:
                 renamed = onnx.TensorProto()
                 renamed.CopyFrom(constant)
-                renamed.name = _PREFIX + constant.name
+                renamed.name = PREFIX + constant.name
                 self.constants.append(renamed)
         self.nodes.extend(_renamed(node) for node in graph.node)
         for result in graph.output:
             if result.name == "state_after":
                 self._pass_on(result, self.outputs)
-                self.add("Identity", _PREFIX + result.name, name=result.name)
+                self.add("Identity", PREFIX + result.name, name=result.name)
 
     def _pass_on(self, value: onnx.ValueInfoProto, where: list[onnx.ValueInfoProto]) -> None:
         """Take an input or output of the acting graph over into the file."""
@@ -141,7 +182,7 @@ class Ends:
             output: What they go through.
             samples: A column of each leaf of the form in which it has to come out.
         """
-        flat, whole = output.space, f"{_PREFIX}action"
+        flat, whole = output.space, f"{PREFIX}action"
         if isinstance(flat, gym.spaces.Box):
             half, centre, least, most = output.scaling
             x = self.add("Mul", whole, self.constant(half, np.float32))
@@ -175,9 +216,9 @@ def _renamed(node: onnx.NodeProto) -> onnx.NodeProto:
     """Return a copy of a node of the acting graph under the names that it has in the file."""
     own = onnx.NodeProto()
     own.CopyFrom(node)
-    own.name = _PREFIX + node.name
+    own.name = PREFIX + node.name
     for names in (own.input, own.output):
-        prefixed = [name and _PREFIX + name for name in names]
+        prefixed = [name and PREFIX + name for name in names]
         del names[:]
         names.extend(prefixed)
     return own
@@ -186,6 +227,20 @@ def _renamed(node: onnx.NodeProto) -> onnx.NodeProto:
 def dotted(first: str, keys: Sequence[Any]) -> str:
     """Return the name of the input or output of a leaf, such as `obs.camera.0`."""
     return ".".join((first, *map(str, keys)))
+
+
+def _refuse_large_choices(space: gym.Space[Any], name: str) -> None:
+    """Refuse choices that would be other ones after rounding to float32."""
+    sizes = getattr(space, "n" if isinstance(space, gym.spaces.Discrete) else "nvec", None)
+    if sizes is None or isinstance(space, gym.spaces.MultiBinary):
+        return
+    start: Any = np.asarray(getattr(space, "start", 0))
+    largest = int(max(np.abs(start).max(), np.abs(start + sizes).max()))
+    if largest > _EXACT:
+        raise ConfigError(
+            f"observation space: choices of {name} up to {largest}, expected at most {_EXACT}, which float32 holds; "
+            "let them begin with 0"
+        )
 
 
 def _element(dtype: npt.DTypeLike) -> int:

@@ -180,6 +180,10 @@ class TorchActing:
         self._network(policy)
         return {name: param.numpy().copy() for name, param in self._params[policy].items()}
 
+    def alone(self, policy: int) -> TorchActing:
+        """Return a back-end of one policy; see `ActingBackend.alone`."""
+        return TorchActing(self._make_network, self._head, [self.get_weights(policy)], self._state_size)
+
     def _network(self, policy: int) -> TorchNetwork:
         if not 0 <= policy < self.policies:
             raise ConfigError(

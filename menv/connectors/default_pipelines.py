@@ -107,13 +107,18 @@ def leaf_connectors(pipeline: AgentConnectorPipeline) -> Iterator[AgentConnector
             yield connector
 
 
+def does_nothing(connector: AgentConnector) -> bool:
+    """Return whether a connector leaves whole batches of rows as they are."""
+    return type(connector) in _NOTHING_TO_DO
+
+
 def is_plain(pipeline: AgentConnectorPipeline) -> bool:
     """Return whether a pipeline does to batches what the preprocessor alone does."""
     kinds = [
         type(connector)
         for connector in leaf_connectors(pipeline)
         if not (type(connector) is ClipRewardAgentConnector and connector.later)
-        and type(connector) not in _NOTHING_TO_DO
+        and not does_nothing(connector)
     ]
     return kinds == [ObsPreprocessorConnector]
 

@@ -138,6 +138,16 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         return self._applied.running
 
     @property
+    def applied(self) -> tuple[Rows, Rows]:
+        """[F] what is subtracted and [F] what is multiplied then, float32; [0] before the first rows.
+
+        Rows that came since statistics were last settled are not in them. Zeros and ones where the filter is told to
+        leave means or deviations alone.
+        """
+        shift, scale = self._applied.shift, self._applied.scale
+        return shift if self.demean else np.zeros_like(shift), scale if self.destd else np.ones_like(scale)
+
+    @property
     def buffer(self) -> RunningMean:
         """What has been seen since `reset_state`."""
         return self._applied.buffer

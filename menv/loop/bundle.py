@@ -112,6 +112,17 @@ class StoredNetworks:
 
 def write_policy(policy: NetPolicy, folder: Path, trained: Mapping[str, Any]) -> Path:
     """Write a policy into a new folder and return that; see `Policy.export_checkpoint`."""
+    bundle_files.refuse_existing(folder)
+    bundle_files.write_folder(folder, policy_files(policy, trained))
+    return folder
+
+
+def policy_files(policy: NetPolicy, trained: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the bytes of the manifest of a policy and of each of its files, by name; see `Policy.export_checkpoint`.
+
+    Raises:
+        ConfigError: The policy has no form on disk.
+    """
     where, networks = f"policy {policy.policy_id!r}", policy.networks
     graphs = networks.graphs()
     if graphs is None:
@@ -141,8 +152,7 @@ def write_policy(policy: NetPolicy, folder: Path, trained: Mapping[str, Any]) ->
         GOLDEN: save({name: np.ascontiguousarray(value) for name, value in golden.items()}),
         **{_GRAPHS[kind]: model for kind, model in models.items()},
     }
-    bundle_files.write_folder(folder, _manifest(policy, trained), files)
-    return folder
+    return {MANIFEST: bundle_files.manifest_text(_manifest(policy, trained), files), **files}
 
 
 def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict[str, Policy]:
@@ -174,13 +184,19 @@ def read_policy(folder: Path) -> NetPolicy:
     Raises:
         ConfigError: Something is missing, damaged, newer than this version, or not what it should be.
     """
-    manifest = bundle_files.read_manifest(folder)
-    files = bundle_files.read_files(folder, manifest)
-    where = f"{folder / MANIFEST}"
+    return policy_of(*bundle_files.read_folder(folder), f"{folder}")
+
+
+def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> NetPolicy:
+    """Return the policy in files whose hashes have been checked; `where` begins the messages.
+
+    Raises:
+        ConfigError: It is not what it should be.
+    """
     for name in _GRAPHS.values():
-        refuse_unsafe_model(files[name], f"{folder / name}")
+        refuse_unsafe_model(files[name], f"{where}/{name}")
     try:
-        networks = _networks(manifest, files, where)
+        networks = _networks(manifest, files, f"{where}/{MANIFEST}")
         golden = load(files[GOLDEN])
         wrong = difference(golden, answer(networks, networks.backend, golden))
     except ConfigError:
@@ -189,12 +205,12 @@ def read_policy(folder: Path) -> NetPolicy:
         # Hashes are right, so somebody wrote it so; what ONNX Runtime and numpy raise then is of any kind.
         why = str(error).replace("\n", " ")
         raise ConfigError(
-            f"{folder}: cannot act ({type(error).__name__}: {why:.120}), expected files that belong together; export "
+            f"{where}: cannot act ({type(error).__name__}: {why:.120}), expected files that belong together; export "
             "the policy again"
         ) from error
     if wrong:
         raise ConfigError(
-            f"{folder / GOLDEN}: {wrong}, expected what the policy answered as it was written with {_with(manifest)}; "
+            f"{where}/{GOLDEN}: {wrong}, expected what the policy answered as it was written with {_with(manifest)}; "
             f"here it is {_versions()}: install those versions, or export the policy again"
         )
     return NetPolicy(networks, 0, {}, manifest["seed"])

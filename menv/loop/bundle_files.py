@@ -1,7 +1,7 @@
 """The files of a policy on disk: written all or not at all, read whole, checked by their hashes.
 
-`menv.loop.bundle` knows what is in them. Names of files are fixed here and never taken from a file; the manifest
-holds the hash of each, and one of itself.
+`menv.loop.bundle` knows what is in them, `packed_bundle` puts them into one piece. Names of files are fixed here and
+never taken from a file; the manifest holds the hash of each, and one of itself.
 """
 
 from __future__ import annotations
@@ -31,34 +31,33 @@ FILES = (WEIGHTS, GOLDEN, ACTING, GREEDY, EVALUATE)
 """All files beside the manifest."""
 
 _KIND = "menv.policy"
+_AGAIN = "copy the folder again"
 _MEBIBYTE = 1 << 20
 _MOST_BYTES = {MANIFEST: 64 * _MEBIBYTE, WEIGHTS: 8192 * _MEBIBYTE, GOLDEN: 1024 * _MEBIBYTE}
 _MOST_BYTES_OF_A_GRAPH = 64 * _MEBIBYTE
 
 
-def write_folder(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Write a policy's folder beside its place and move it there once all of it is on the disk.
 
     Args:
         folder: Where it shall be; parents are created.
-        manifest: JSON values; format and hashes are added.
-        files: The bytes of each of `FILES`.
+        contents: The bytes of each of `FILES`, and of the manifest.
 
     Raises:
-        ConfigError: Something is there already, or the manifest holds something else than JSON values.
+        ConfigError: Something is there already.
     """
-    _refuse_existing(folder)
-    text = _manifest_text(manifest, files)
+    refuse_existing(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(6)}.tmp"
     draft.mkdir()
     try:
         for name in FILES:
-            _write(draft / name, files[name])
-        _write(draft / MANIFEST, text)
+            _write(draft / name, contents[name])
+        _write(draft / MANIFEST, contents[MANIFEST])
         _sync(draft)
         # An empty folder that somebody made meanwhile is replaced; one that holds anything makes this fail.
-        _refuse_existing(folder)
+        refuse_existing(folder)
         os.rename(draft, folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -66,8 +65,16 @@ def write_folder(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, 
     _sync(folder.parent)
 
 
-def _manifest_text(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
-    """Return the text of a manifest."""
+def manifest_text(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
+    """Return the text of a manifest.
+
+    Args:
+        manifest: JSON values; format and hashes are added.
+        files: The bytes of each of `FILES`.
+
+    Raises:
+        ConfigError: The manifest holds something else than JSON values.
+    """
     hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES}
     content = {"format": FORMAT, "type": _KIND, **manifest, "files": hashes}
     try:
@@ -80,20 +87,28 @@ def _manifest_text(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> b
         ) from error
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a policy's folder.
+def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the manifest of a policy's folder, and the bytes of each of `FILES`, all checked.
 
     Raises:
-        ConfigError: It is missing, damaged, of a newer format, or something else's.
+        ConfigError: A file is missing, damaged, too large, no plain file, of a newer format, or something else's.
     """
-    where = f"{folder / MANIFEST}"
-    data = _read(folder, MANIFEST)
+    manifest = parse_manifest(_read(folder, MANIFEST), f"{folder / MANIFEST}")
+    files = {name: _read(folder, name) for name in FILES}
+    check_files(files, manifest, f"{folder}")
+    return manifest, files
+
+
+def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
+    """Return the manifest in the bytes of its file.
+
+    Raises:
+        ConfigError: It is damaged, of a newer format, something else's, or names other files than there are.
+    """
     try:
         content = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{where}: is no JSON, expected what export_checkpoint wrote; copy the folder again"
-        ) from error
+        raise ConfigError(f"{where}: is no JSON, expected what export_checkpoint wrote; {_AGAIN}") from error
     if not isinstance(content, dict) or content.get("type") != _KIND:
         raise ConfigError(
             f"{where}: is no manifest of a policy, expected type {_KIND!r}; name the folder of a policy"
@@ -102,34 +117,40 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if type(version) is int and version > FORMAT:
         raise ConfigError(f"{where}: format {version}, expected at most {FORMAT}; install a newer menv")
     if version != FORMAT or type(version) is not int:
-        raise ConfigError(f"{where}: format {version!r:.40}, expected {FORMAT}; copy the folder again")
+        raise ConfigError(f"{where}: format {version!r:.40}, expected {FORMAT}; {_AGAIN}")
     if content.get("sha256") != _own_hash(content):
+        raise ConfigError(f"{where}: its sha256 differs, expected the file as it was written; {_AGAIN}")
+    hashes = content.get("files")
+    if not isinstance(hashes, dict) or set(hashes) != set(FILES):
         raise ConfigError(
-            f"{where}: its sha256 differs, expected the file as it was written; copy the folder again"
+            f"{where}: 'files' names others than {', '.join(FILES)}, expected exactly these; export the policy again"
         )
     return content
 
 
-def read_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the bytes of each of `FILES`, once their hashes are checked.
+def check_files(files: Mapping[str, bytes], manifest: Mapping[str, Any], where: str) -> None:
+    """Compare the bytes of each of `FILES` with the hashes in a manifest.
 
     Raises:
-        ConfigError: One is missing, too large, no plain file, or another than the manifest says.
+        ConfigError: One is another than the manifest says.
     """
-    hashes = manifest.get("files")
-    if not isinstance(hashes, dict) or set(hashes) != set(FILES):
-        raise ConfigError(
-            f"{folder / MANIFEST}: 'files' names others than {', '.join(FILES)}, expected exactly these; "
-            "export the policy again"
-        )
-    files = {name: _read(folder, name) for name in FILES}
-    for name, data in files.items():
-        if hashlib.sha256(data).hexdigest() != hashes[name]:
+    for name in FILES:
+        if hashlib.sha256(files[name]).hexdigest() != manifest["files"][name]:
             raise ConfigError(
-                f"{folder / name}: its sha256 differs from the one in {MANIFEST}, expected the file as it was written; "
-                "copy the folder again"
+                f"{where}/{name}: its sha256 differs from the one in {MANIFEST}, expected the file as it was written; "
+                f"{_AGAIN}"
             )
-    return files
+
+
+def check_size(name: str, size: int, where: str) -> None:
+    """Refuse a file that is larger than it can be.
+
+    Raises:
+        ConfigError: It is.
+    """
+    most = _MOST_BYTES.get(name, _MOST_BYTES_OF_A_GRAPH)
+    if size > most:
+        raise ConfigError(f"{where}: {size} bytes, expected at most {most}; export the policy again")
 
 
 def _read(folder: Path, name: str) -> bytes:
@@ -146,22 +167,23 @@ def _read(folder: Path, name: str) -> bytes:
         raise ConfigError(
             f"{path}: cannot be opened ({error.strerror}), expected a plain file; copy the folder again"
         ) from error
-    most = _MOST_BYTES.get(name, _MOST_BYTES_OF_A_GRAPH)
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"{path}: is no plain file, expected one; copy the folder again")
-        if found.st_size > most:
-            raise ConfigError(
-                f"{path}: {found.st_size} bytes, expected at most {most}; export the policy again"
-            )
+        check_size(name, found.st_size, f"{path}")
         with open(handle, "rb", closefd=False) as file:
-            return file.read(most)
+            return file.read(found.st_size)
     finally:
         os.close(handle)
 
 
-def _refuse_existing(folder: Path) -> None:
+def refuse_existing(folder: Path) -> None:
+    """Refuse to write where something is.
+
+    Raises:
+        ConfigError: Something is.
+    """
     if os.path.lexists(folder):
         raise ConfigError(f"export_checkpoint: {folder} exists, expected a new folder; choose another name")
 

@@ -89,3 +89,89 @@ def test_rewards_are_clipped_by_sign_or_to_a_limit() -> None:
     assert clip_reward(rewards, True).tolist() == [-1, -1, 0, 1, 1]
     assert clip_reward(rewards, 1.5).tolist() == [-1.5, -0.5, 0.0, 0.2, 1.5]
     assert clip_reward(rewards, 1).tolist() == [-1.0, -0.5, 0.0, 0.2, 1.0]
+
+
+BOXES = [
+    spaces.Box(-2.0, 6.0, (2, 3), np.float32),
+    spaces.Box(0.0, 1e-3, (2,), np.float64),
+    spaces.Box(np.array([-np.inf, 0, 0, -np.inf], np.float32), np.array([np.inf, np.inf, 6, 6], np.float32)),
+    spaces.Box(-1.0, 3.0, (), np.float32),
+    spaces.Tuple([spaces.Box(0.0, 6.0, (2,)), spaces.Dict({"x": spaces.Box(-1.0, 2.0, (), np.float64)})]),
+]
+
+
+def flattened(actions: Any) -> Any:
+    return np.concatenate([spread(action) for action in actions])
+
+
+def spread(action: Any) -> Any:
+    if isinstance(action, dict | tuple):
+        parts = action.values() if isinstance(action, dict) else action
+        return np.concatenate([spread(part) for part in parts])
+    return np.asarray(action, np.float64).reshape(-1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"normalize": False}, {"normalize": False, "clip": True}])
+@pytest.mark.parametrize("space", BOXES)
+def test_numbers_there_and_back_again_are_the_same(space: Any, settings: dict[str, bool]) -> None:
+    space.seed(1)
+    output, taken = ActionOutput(space, **settings), [space.sample() for _ in range(50)]
+    own = output.inverse(taken)
+    assert own.dtype == np.float32
+    assert own.shape == (50, len(spread(taken[0])))
+    out = output(own)
+    assert all(space.contains(action) for action in out)
+    scale = 1e-3 if space is BOXES[1] else 1.0
+    np.testing.assert_allclose(flattened(out), flattened(taken), rtol=1e-6, atol=1e-6 * scale)
+    np.testing.assert_allclose(output.inverse(out), own, rtol=1e-5, atol=1e-6)
+
+
+def test_the_network_meant_the_ends_and_the_middle_of_the_bounds_by_whole_numbers() -> None:
+    output = ActionOutput(spaces.Box(0.0, 6.0, (1,), np.float32))
+    assert output.inverse([[0.0], [3.0], [6.0]]).tolist() == [[-1.0], [0.0], [1.0]]
+    # Nothing clips on the way back: a client may have drawn such a number.
+    assert output.inverse(np.array([[9.0]])).tolist() == [[2.0]]
+
+
+def test_bounds_that_leave_no_choice_come_back_as_zero_and_stay_finite() -> None:
+    output = ActionOutput(spaces.Box(np.array([2.0, 0.0]), np.array([2.0, 2.0]), dtype=np.float64))
+    assert output.inverse([[2.0, 2.0]]).tolist() == [[0.0, 1.0]]
+    assert np.isfinite(output.log_scale).all()
+    assert np.isfinite(output.inverse_inputs(np.zeros((1, 4), np.float32))).all()
+
+
+@pytest.mark.parametrize("space", [
+    spaces.Discrete(4, start=-1),
+    spaces.MultiDiscrete([3, 4], start=[1, -1]),
+    spaces.Dict({"x": spaces.Discrete(2, start=3), "y": spaces.MultiDiscrete([2, 3], dtype=np.int32)}),
+])  # fmt: skip
+def test_choices_there_and_back_again_are_the_same(space: Any) -> None:
+    space.seed(1)
+    output, taken = ActionOutput(space), [space.sample() for _ in range(30)]
+    own = output.inverse(taken)
+    assert own.dtype == np.int64
+    assert own.min() == 0
+    assert flattened(output(own)).tolist() == flattened(taken).tolist()
+    assert output.inverse(output(own)).tolist() == own.tolist()
+    assert output.log_scale.shape == (0,)
+    logits = np.zeros((1, 7), np.float32)
+    assert output.inverse_inputs(logits) is logits
+
+
+def density(actions: Any, inputs: Any) -> Any:
+    mean, log_std = np.split(inputs.astype(np.float64), 2, 1)
+    z = (actions - mean) / np.exp(log_std)
+    return (-0.5 * z * z - log_std - 0.5 * np.log(2 * np.pi)).sum(1)
+
+
+def test_densities_of_both_forms_differ_by_the_log_of_the_scale() -> None:
+    low, high = np.array([0.0, -np.inf, -2.0], np.float32), np.array([6.0, 1.0, 2.0], np.float32)
+    output = ActionOutput(spaces.Box(low, high))
+    np.testing.assert_allclose(output.log_scale, [np.log(3), 0, np.log(2)], rtol=1e-6)
+    rng = np.random.default_rng(0)
+    taken = rng.uniform(-1, 7, (20, 3))
+    told = rng.standard_normal((20, 6)).astype(np.float32)
+    own = output.inverse_inputs(told)
+    np.testing.assert_allclose(own[:, [0, 1, 2]], told[:, :3] / [3, 1, 2] - [1, 0, 0], atol=1e-6)
+    found = density(output.inverse(taken).astype(np.float64), own)
+    np.testing.assert_allclose(found, density(taken, told) + output.log_scale.sum(), rtol=1e-4, atol=1e-4)

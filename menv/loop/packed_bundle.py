@@ -1,0 +1,141 @@
+"""A policy in one piece, to be sent: the files of its folder, or its weights alone.
+
+A server packs, a client unpacks; what the files are and how they are checked is in `bundle_files` and `bundle`. Both
+pieces carry hashes, so that a damaged one is refused. Nothing here knows connections, and nothing in a piece is
+executed or imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from menv.errors import ConfigError
+from menv.loop import bundle_files
+from menv.loop.bundle import policy_files, policy_of
+from menv.loop.bundle_files import FILES, MANIFEST
+from menv.loop.net_policy import NetPolicy
+
+Array = npt.NDArray[Any]
+
+_BUNDLE, _WEIGHTS = "packed policy", "packed weights"
+_NAMES = {MANIFEST, *FILES}
+_HASH = "sha256"
+_HEADER_SIZE = 8
+_AGAIN = "ask for it again"
+
+
+def pack_bundle(policy: NetPolicy, trained: Mapping[str, Any] | None = None) -> bytes:
+    """Return a policy as one msgpack map of file names to bytes: what `export_checkpoint` writes into a folder.
+
+    Takes as long as writing the folder does, because what the policy has to answer is computed; pack weights where a
+    client has the rest already.
+
+    Args:
+        policy: A policy of networks.
+        trained: JSON values about how it was trained.
+
+    Raises:
+        ConfigError: The policy has no form on disk.
+    """
+    return msgspec.msgpack.encode(policy_files(policy, trained or {}))
+
+
+def policy_from_bytes(blob: bytes) -> NetPolicy:
+    """Return the policy in what `pack_bundle` returned, ready to act; neither torch nor onnx is needed.
+
+    Raises:
+        ConfigError: Something is missing, damaged, too large, newer than this version, or not what it should be: the
+            same checks as `Policy.from_checkpoint` makes.
+    """
+    files = _files(blob)
+    return policy_of(_manifest(files), files, _BUNDLE)
+
+
+def unpack_bundle(blob: bytes, folder: str | Path) -> Path:
+    """Write the files in what `pack_bundle` returned into a new folder, once their hashes are checked.
+
+    Args:
+        blob: The piece.
+        folder: Must not exist; all of it is written, or nothing. `Policy.from_checkpoint` reads it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: The folder exists, or the piece is damaged.
+    """
+    files, path = _files(blob), Path(folder)
+    _manifest(files)
+    bundle_files.write_folder(path, files)
+    return path
+
+
+def pack_weights(policy: NetPolicy) -> bytes:
+    """Return a policy's weights as safetensors, with a hash among their metadata."""
+    weights = {name: np.ascontiguousarray(value) for name, value in policy.get_weights().items()}
+    return save(weights, {_HASH: _hash(weights)})
+
+
+def unpack_weights(blob: bytes) -> dict[str, Array]:
+    """Return the weights in what `pack_weights` returned, for `policy.set_weights`.
+
+    Raises:
+        ConfigError: They are damaged.
+    """
+    try:
+        # Only the library checks the header; what it accepted can be read.
+        weights: dict[str, Array] = load(blob)
+        size = int.from_bytes(blob[:_HEADER_SIZE], "little")
+        told = json.loads(blob[_HEADER_SIZE : _HEADER_SIZE + size]).get("__metadata__") or {}
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{_WEIGHTS}: {len(blob)} bytes are no safetensors, expected what pack_weights returned; {_AGAIN}"
+        ) from error
+    if told.get(_HASH) != _hash(weights):
+        raise ConfigError(f"{_WEIGHTS}: the sha256 differs, expected weights as they were packed; {_AGAIN}")
+    return weights
+
+
+def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the manifest, once the bytes of all files are checked by it."""
+    manifest = bundle_files.parse_manifest(files[MANIFEST], f"{_BUNDLE}/{MANIFEST}")
+    bundle_files.check_files(files, manifest, _BUNDLE)
+    return manifest
+
+
+def _files(blob: bytes) -> dict[str, bytes]:
+    """Return the bytes of the manifest and of each file."""
+    try:
+        files = msgspec.msgpack.decode(blob, type=dict[str, bytes])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{_BUNDLE}: {len(blob)} bytes are no msgpack map of names to bytes, expected what pack_bundle returned; "
+            f"{_AGAIN}"
+        ) from error
+    if set(files) != _NAMES:
+        raise ConfigError(
+            f"{_BUNDLE}: {len(files)} files, expected exactly {', '.join((MANIFEST, *FILES))}; {_AGAIN}"
+        )
+    for name, data in files.items():
+        bundle_files.check_size(name, len(data), f"{_BUNDLE}/{name}")
+    return files
+
+
+def _hash(weights: Mapping[str, Array]) -> str:
+    """Return the hash of names, types, shapes and numbers."""
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name]
+        found.update(json.dumps([name, value.dtype.str, value.shape]).encode())
+        found.update(np.ascontiguousarray(value).data)
+    return found.hexdigest()

@@ -1,0 +1,361 @@
+"""The file that RLlink clients read: one input, one output, in plain ONNX Runtime equal to the policy."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from menv import Policy
+from menv.acting.model_scan import refuse_unsafe_model
+from menv.algorithms import PPO
+from menv.algorithms.rllink_graph import INPUT, LEAST_BYTES, RLlinkGraph, onnx_file
+from menv.connectors import (
+    ActionConnector,
+    AgentConnector,
+    ClipActionsConnector,
+    MeanStdObservationFilterAgentConnector,
+)
+from menv.connectors.flat_actions import flat_action_space
+from menv.errors import ConfigError
+from menv.loop.golden import columns
+from menv.loop.weights_history import WeightsHistory
+from tests.algorithms.test_custom_model import Net
+from tests.bundles.cases import CASES, Spaces, algorithm_of, observations
+
+WITH_A_MEMORY = {name for name, case in CASES.items() if {"use_lstm", "use_gru"} & set(case.model)}
+KINDS = [*(name for name in CASES if name not in WITH_A_MEMORY), "group"]
+ROWS = 6
+
+
+def session_of(model: bytes) -> Any:
+    return ort.InferenceSession(model)
+
+
+def flat(policy: Any, shown: list[Any]) -> Any:
+    """Return observations as a client writes them: every number, in order, in one row each."""
+    parts = columns(policy.observation_space, shown)
+    return np.concatenate([part.reshape(len(shown), -1).astype(np.float32) for part in parts], 1)
+
+
+def wanted(policy: Any, shown: list[Any]) -> Any:
+    """Return what a client has to be told, computed by the policy's own back-end."""
+    networks = policy.networks
+    head, space = networks.backend.head, flat_action_space(policy.action_space)
+    rows, mask = networks.preprocess(shown)
+    actions = np.zeros((len(rows), *head.action_shape), head.action_dtype)
+    inputs = networks.backend.evaluate(policy.index, rows, mask, actions).dist_inputs
+    if head.kind == "gaussian":
+        low, high = space.low.reshape(-1), space.high.reshape(-1)  # type: ignore[attr-defined]
+        means, log_stds = np.split(inputs.astype(np.float64), 2, 1)
+        for k in range(len(low)):
+            if networks.output.normalize and np.isfinite(low[k]) and np.isfinite(high[k]):
+                means[:, k] = low[k] + (means[:, k] + 1.0) * (high[k] - low[k]) / 2.0
+                log_stds[:, k] += np.log((high[k] - low[k]) / 2.0)
+        return np.concatenate((means, log_stds), 1)
+    if not head.by_worth:
+        return inputs
+    epsilon = float(policy.get_weights()["epsilon"][0])
+    allowed = np.ones_like(inputs, np.bool_) if mask is None else mask
+    found = np.full(inputs.shape, 1e-30)
+    for start in range(0, head.inputs, head.sizes[0]):
+        own = slice(start, start + head.sizes[0])
+        for row in range(len(rows)):
+            legal = np.flatnonzero(allowed[row, own])
+            found[row, start + legal] = epsilon / len(legal)
+            found[row, start + int(np.argmax(inputs[row, own]))] += 1.0 - epsilon
+    return np.log(found)
+
+
+def disturbed(weights: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Return other weights of the same shapes."""
+    rng = np.random.default_rng(seed)
+    changed = {
+        name: (value + 0.3 * rng.standard_normal(value.shape)).astype(np.float32)
+        for name, value in weights.items()
+    }
+    return changed | ({"epsilon": np.array([0.1 * seed], np.float32)} if "epsilon" in weights else {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_computes_what_the_policy_computes_after_every_update(kind: str) -> None:
+    with algorithm_of(kind) as algorithm:
+        policy: Any = algorithm.get_policy(next(iter(algorithm.get_weights())))
+        shown = observations(policy, ROWS)
+        given, graph = flat(policy, shown), RLlinkGraph(policy)
+        earlier = np.zeros(0)
+        for seed in range(4):
+            weights = disturbed(policy.get_weights(), seed) if seed else policy.get_weights()
+            model = graph.model(weights)
+            policy.set_weights(weights)
+            session = session_of(model)
+            (only,) = session.get_inputs()
+            (told,) = session.get_outputs()
+            assert (only.name, only.type, only.shape[1:]) == (
+                "onnx::Gemm_0",
+                "tensor(float)",
+                [given.shape[1]],
+            )
+            right = wanted(policy, shown)
+            for row, one in enumerate(given):
+                outputs = session.run(None, {INPUT: one[None]})
+                np.testing.assert_allclose(outputs[0][0], right[row], rtol=1e-5, atol=1e-5)
+                by_name = session.run([told.name], {INPUT: one[None]})
+                assert outputs[0].tobytes() == by_name[0].tobytes()
+            np.testing.assert_allclose(session.run(None, {INPUT: given})[0], right, rtol=1e-5, atol=1e-5)
+            assert not np.array_equal(right, earlier)
+            earlier = right
+            assert graph.model() == model
+
+
+@pytest.mark.parametrize("kind", ["mlp", "wide continuous", "masked worth", "picture"])
+def test_a_file_stands_on_its_own(kind: str) -> None:
+    with algorithm_of(kind) as algorithm:
+        model = RLlinkGraph(algorithm.get_policy()).model()
+    refuse_unsafe_model(model, "model")
+    read = onnx.load_from_string(model)
+    onnx.checker.check_model(read, full_check=True)
+    used = {name for node in read.graph.node for name in node.input}
+    assert {constant.name for constant in read.graph.initializer} <= used
+    assert not [name for name in used if name.startswith("net/value")]
+
+
+@pytest.mark.parametrize("hidden", [[4], [256, 256]])
+def test_a_file_that_was_never_flushed_is_read_whole(hidden: list[int], tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config={"model": {"fcnet_hiddens": hidden}}) as algorithm:
+        text = onnx_file(RLlinkGraph(algorithm.get_policy()).model())
+    model = gzip.decompress(base64.b64decode(text))
+    assert len(model) >= LEAST_BYTES > 128 * 1024
+    with (tmp_path / "model").open("wb", buffering=128 * 1024) as file:
+        file.write(model)
+        session = ort.InferenceSession(str(tmp_path / "model"))
+    assert session.run(None, {INPUT: np.zeros((1, 4), np.float32)})[0].shape == (1, 2)
+
+
+def test_padding_costs_next_to_nothing_once_it_is_compressed() -> None:
+    with algorithm_of("mlp") as algorithm:
+        model = RLlinkGraph(algorithm.get_policy()).model()
+    assert len(onnx_file(model)) < 6000
+
+
+def test_equal_weights_give_equal_text_and_others_another() -> None:
+    with algorithm_of("mlp") as algorithm:
+        policy = algorithm.get_policy()
+        texts = [onnx_file(RLlinkGraph(policy).model()) for _ in range(2)]
+        assert texts[0] == texts[1]
+        assert onnx_file(RLlinkGraph(policy).model(disturbed(policy.get_weights(), 1))) != texts[0]
+
+
+def test_weights_that_are_handed_in_do_not_change_the_policy_and_others_are_left_out() -> None:
+    with algorithm_of("mlp") as algorithm:
+        policy = algorithm.get_policy()
+        before = policy.get_weights()
+        graph = RLlinkGraph(policy)
+        own = graph.model()
+        assert graph.model({**disturbed(before, 1), "of a critic": np.zeros(3)}) != own
+        assert graph.model() == own
+        assert all(np.array_equal(value, before[name]) for name, value in policy.get_weights().items())
+        wrong = {**before, "policy.out.bias": np.zeros(7, np.float32)}
+        with pytest.raises(ConfigError, match=r"'policy.out.bias' of shape \(7,\), expected \(2,\)"):
+            graph.model(wrong)
+        wrong.pop("policy.out.bias")
+        with pytest.raises(ConfigError, match=r"'policy.out.bias' of shape None, expected \(2,\)"):
+            graph.model(wrong)
+
+
+def test_a_policy_from_a_disk_gives_the_same_file(tmp_path: Path) -> None:
+    with algorithm_of("masked worth") as algorithm:
+        live = RLlinkGraph(algorithm.get_policy()).model()
+        loaded = Policy.from_checkpoint(algorithm.export_policy_checkpoint(tmp_path / "policy"))
+    assert isinstance(loaded, Policy)
+    assert RLlinkGraph(loaded).model() == live
+
+
+def test_actions_drawn_by_a_client_fill_the_environments_range_not_that_of_the_network() -> None:
+    with PPO(env="Pendulum-v1", config={"seed": 1, "model": {"fcnet_hiddens": [8]}}) as algorithm:
+        session = session_of(RLlinkGraph(algorithm.get_policy()).model())
+    mean, log_std = session.run(None, {INPUT: np.zeros((1, 3), np.float32)})[0][0]
+    # A new policy means the middle, with a deviation of half the way from -2 to 2.
+    assert abs(mean) < 0.1
+    assert np.exp(log_std) == pytest.approx(2.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("kind", ["worth", "masked worth"])
+def test_the_highest_output_of_dqn_is_the_greedy_action_whatever_epsilon_is(
+    kind: str, epsilon: float
+) -> None:
+    with algorithm_of(kind) as algorithm:
+        policy = algorithm.get_policy()
+        weights = {**policy.get_weights(), "epsilon": np.array([epsilon], np.float32)}
+        policy.set_weights(weights)
+        shown = observations(policy, 30)
+        best = [int(action) + 1 for action in policy.compute_actions(shown, explore=False)[0]]
+        for q_values in (False, True):
+            session = session_of(RLlinkGraph(policy, q_values=q_values).model())
+            (found,) = session.run(None, {INPUT: flat(policy, shown)})
+            assert np.argmax(found, 1).tolist() == best
+            assert np.isfinite(found).all()
+            if not q_values:
+                np.testing.assert_allclose(np.exp(found).sum(1), 1.0, atol=1e-5)
+
+
+def test_q_values_are_those_of_the_network() -> None:
+    with algorithm_of("worth") as algorithm:
+        policy: Any = algorithm.get_policy()
+        shown = observations(policy, ROWS)
+        networks = policy.networks
+        rows, _ = networks.preprocess(shown)
+        right = networks.backend.evaluate(0, rows, None, np.zeros(ROWS, np.int64)).dist_inputs
+        session = session_of(RLlinkGraph(policy, q_values=True).model())
+        np.testing.assert_allclose(session.run(None, {INPUT: flat(policy, shown)})[0], right, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"demean": False}, {"destd": False}, {"clip": None}, {"clip": 0.5}]
+)
+def test_filters_are_inside_with_the_statistics_of_the_moment(arguments: dict[str, Any]) -> None:
+    config = {
+        "observation_filter": "MeanStdFilter", "seed": 2, "rollout_fragment_length": 50, "train_batch_size": 50,
+        "model": {"fcnet_hiddens": [8]},
+    }  # fmt: skip
+    with PPO(env="CartPole-v1", config=config) as algorithm:
+        policy: Any = algorithm.get_policy()
+        if arguments:
+            policy.agent_connectors.remove("MeanStdObservationFilterAgentConnector")
+            policy.agent_connectors.insert_after(
+                "ObsPreprocessorConnector", MeanStdObservationFilterAgentConnector(None, **arguments)
+            )
+        graph, found = RLlinkGraph(policy), []
+        assert session_of(graph.model())
+        shown = [np.array([2.0, -3.0, 0.4, 1.0], np.float32), np.zeros(4, np.float32)]
+        for _ in range(2):
+            algorithm.train()
+            policy.set_weights(disturbed(policy.get_weights(), 1))
+            actions, _, fetches = policy.compute_actions(shown, explore=True)
+            (logits,) = session_of(graph.model()).run(None, {INPUT: np.array(shown)})
+            logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+            np.testing.assert_allclose(logs[[0, 1], actions], fetches["action_logp"], atol=1e-5)
+            found.append(graph.model(disturbed(policy.get_weights(), 3)))
+        assert found[0] != found[1]
+
+
+def test_an_action_connector_that_was_taken_away_is_no_longer_in_the_file() -> None:
+    with algorithm_of("continuous") as algorithm:
+        policy: Any = algorithm.get_policy()
+        graph, given = RLlinkGraph(policy), np.zeros((1, 3), np.float32)
+        before = session_of(graph.model()).run(None, {INPUT: given})[0][0]
+        policy.action_connectors.remove("NormalizeActionsConnector")
+        after = session_of(graph.model()).run(None, {INPUT: given})[0][0]
+        policy.action_connectors.append(ClipActionsConnector())
+        assert graph.model()
+    # The bounds of the first number are 0 and 6; the second has only one.
+    np.testing.assert_allclose(before[[0, 2]], [3 * after[0] + 3, after[2] + np.log(3)], rtol=1e-5)
+    np.testing.assert_array_equal(before[[1, 3]], after[[1, 3]])
+
+
+def own_logp(policy: Any, outputs: Any, action: Any) -> float:
+    """Return what a client computes for one action of the environment's, from the file's outputs alone."""
+    space = flat_action_space(policy.action_space)
+    if isinstance(space, gym.spaces.Box):
+        parts = action if isinstance(action, tuple) else (action,)
+        x = np.concatenate([np.asarray(part, np.float64).reshape(-1) for part in parts])
+        mean, log_std = np.split(outputs.astype(np.float64), 2)
+        z = (x - mean) / np.exp(log_std)
+        return float((-0.5 * z * z - log_std - 0.5 * np.log(2 * np.pi)).sum())
+    sizes = [space.n] if isinstance(space, gym.spaces.Discrete) else space.nvec.tolist()  # type: ignore[attr-defined]
+    starts = np.atleast_1d(space.start)  # type: ignore[attr-defined]
+    total, begin = 0.0, 0
+    for size, start, choice in zip(sizes, starts, np.atleast_1d(action), strict=True):
+        logits = outputs[begin : begin + size].astype(np.float64)
+        total += logits[choice - start] - np.log(np.exp(logits).sum())
+        begin += size
+    return float(total)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["mlp", "masked", "nested", "worth", "masked worth", "continuous", "wide continuous", "nested numbers"],
+)
+def test_the_server_finds_the_log_probabilities_that_clients_found(kind: str) -> None:
+    with algorithm_of(kind) as algorithm:
+        policy: Any = algorithm.get_policy()
+        history, output = WeightsHistory(), policy.networks.output
+        history.note(1, policy.policy_id, policy.get_weights())
+        session = session_of(RLlinkGraph(policy).model())
+        shown = observations(policy, 40)
+        taken = list(policy.compute_actions(shown, explore=True)[0])
+        policy.set_weights(disturbed(policy.get_weights(), 2))
+    rows, mask = policy.networks.preprocess(shown)
+    found = history.evaluate(policy, 1, rows, mask, output.inverse(taken))
+    assert found is not None
+    (outputs,) = session.run(None, {INPUT: flat(policy, shown)})
+    theirs = [own_logp(policy, *pair) for pair in zip(outputs, taken, strict=True)]
+    np.testing.assert_allclose(found.logp, theirs + output.log_scale.sum(), rtol=1e-4, atol=1e-4)
+
+
+class Own(Policy):
+    """Code of a user's own."""
+
+
+class Looks(AgentConnector):
+    """Does who knows what."""
+
+
+class Acts(ActionConnector):
+    """Likewise."""
+
+
+def test_policies_that_no_file_holds_are_refused_with_what_works_instead() -> None:
+    with pytest.raises(ConfigError, match=r"'Own': Own is code of your own, .* each action \(GET_ACTION\)$"):
+        RLlinkGraph(Own(gym.spaces.Discrete(2), gym.spaces.Discrete(2)))
+    with (
+        PPO(env="CartPole-v1", config={"model": {"custom_model": Net}}) as algorithm,
+        pytest.raises(ConfigError, match=r"custom_model\) is run by torch, .* each action \(GET_ACTION\)$"),
+    ):
+        RLlinkGraph(algorithm.get_policy())
+    with (
+        algorithm_of("lstm") as algorithm,
+        pytest.raises(ConfigError, match=r"it remembers 20 numbers, .* inference_mode=\"local\"$"),
+    ):
+        RLlinkGraph(algorithm.get_policy())
+
+
+def test_connectors_that_no_graph_expresses_are_named_also_when_they_come_later() -> None:
+    frames = {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 2})]}
+    with (
+        PPO(env="CartPole-v1", config=frames) as algorithm,
+        pytest.raises(ConfigError, match="no graph expresses: FrameStackAgentConnector, expected"),
+    ):
+        RLlinkGraph(algorithm.get_policy())
+    with algorithm_of("mlp") as algorithm:
+        policy: Any = algorithm.get_policy()
+        graph = RLlinkGraph(policy)
+        policy.action_connectors.append(Acts())
+        policy.agent_connectors.append(Looks())
+        with pytest.raises(ConfigError, match="no graph expresses: Acts, Looks, expected"):
+            graph.model()
+
+
+def test_a_filter_before_the_preprocessor_is_refused() -> None:
+    with algorithm_of("mlp") as algorithm:
+        policy: Any = algorithm.get_policy()
+        policy.agent_connectors.prepend(MeanStdObservationFilterAgentConnector())
+        with pytest.raises(ConfigError, match="expresses: MeanStdObservationFilterAgentConnector, expected"):
+            RLlinkGraph(policy)
+
+
+def test_choices_that_float32_does_not_hold_are_refused() -> None:
+    space = gym.spaces.Dict({"far": gym.spaces.Discrete(3, start=1 << 24)})
+    with (
+        PPO(env=lambda context: Spaces(space, gym.spaces.Discrete(2)), config={}) as algorithm,
+        pytest.raises(ConfigError, match=r"choices of obs\.far up to 16777219, expected at most 16777216"),
+    ):
+        RLlinkGraph(algorithm.get_policy())
