@@ -1,0 +1,180 @@
+"""Observations and actions from messages, one or a column of them, checked against their space.
+
+Sessions read single elements with it, `menv.serving.episodes` whole columns. What is decoded is exactly shaped, of
+the dtype of the space, finite and inside the bounds, or refused. It knows no policies and no episodes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from msgspec import Raw
+
+from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.bad_value import BadValueError
+from menv.serving.dialect import Dialect, Typed, fields
+from menv.serving.masks import MaskCheck
+from menv.serving.number_reader import NumberReader
+from menv.serving.packed import Packed
+from menv.serving.space_readers import Column, Space, SpaceReader, space_reader
+
+_MOST_READERS = 1024
+
+
+class ColumnReader:
+    """Reads columns of one kind of element.
+
+    Args:
+        reader: What an element looks like.
+    """
+
+    def __init__(self, reader: SpaceReader) -> None:
+        self._reader = reader
+        packed = Packed if isinstance(reader, NumberReader) else None
+        self._typed = Typed(list[reader.json], list[reader.msgpack] | packed)  # type: ignore[name-defined]
+
+    def read(self, raw: Raw, dialect: Dialect, where: str) -> Column:
+        """Return a column of as many elements as there are.
+
+        Raises:
+            BadMessageError: It is no column, or one of its elements cannot be taken.
+        """
+        values = self._typed.read(raw, dialect, where)
+        try:
+            if isinstance(values, Packed) and isinstance(self._reader, NumberReader):
+                return self._reader.packed_column(values)
+            return self._reader.column(values)
+        except BadValueError as error:
+            raise error.in_message(where) from None
+
+
+class ElementReader:
+    """Reads single elements and columns of one space.
+
+    Args:
+        space: Whose elements.
+        bounded: Whether the bounds of a Box hold.
+
+    Attributes:
+        masks: Where in an observation action masks lie.
+
+    Raises:
+        ConfigError: Elements of the space have no form on the wire.
+    """
+
+    def __init__(self, space: Space, bounded: bool) -> None:
+        # Kept, so that no other space can get the same id.
+        self.space = space
+        self._reader = space_reader(space, bounded)
+        self._typed = Typed(self._reader.json, self._reader.msgpack)
+        self._column = ColumnReader(self._reader)
+        self.masks = MaskCheck(space)
+
+    def element(self, raw: Raw, dialect: Dialect, where: str) -> Any:
+        """Return one element."""
+        value = self._typed.read(raw, dialect, where)
+        try:
+            return self._reader.column([value])[0]
+        except BadValueError as error:
+            raise error.in_message(where, is_column=False) from None
+
+    def column(self, raw: Raw, dialect: Dialect, where: str) -> Column:
+        """Return a column of elements."""
+        return self._column.read(raw, dialect, where)
+
+
+_readers: dict[tuple[int, bool], ElementReader] = {}
+
+
+def reader_of(space: Space, bounded: bool = True) -> ElementReader:
+    """Return the reader of a space, the same one for the same object.
+
+    Raises:
+        ConfigError: Elements of the space have no form on the wire.
+    """
+    reader = _readers.get((id(space), bounded))
+    if reader is None:
+        if len(_readers) >= _MOST_READERS:
+            _readers.clear()
+        reader = _readers[id(space), bounded] = ElementReader(space, bounded)
+    return reader
+
+
+def element(raw: Raw, space: Space, dialect: Dialect, where: str, bounded: bool = True) -> Any:
+    """Return one element of a space.
+
+    Args:
+        raw: From a message.
+        space: What it has to be an element of.
+        dialect: Of the message.
+        where: Begins the message of an error, such as "GET_ACTION.observation".
+        bounded: Whether the bounds of a Box hold.
+
+    Raises:
+        BadMessageError: It is none.
+    """
+    return reader_of(space, bounded).element(raw, dialect, where)
+
+
+def column(raw: Raw, space: Space, dialect: Dialect, where: str, bounded: bool = True) -> Column:
+    """Return R elements of a space, as many as there are; the arguments are those of `element`.
+
+    Raises:
+        BadMessageError: One of them is none.
+    """
+    return reader_of(space, bounded).column(raw, dialect, where)
+
+
+def observation(
+    raw: Raw, space: Space, dialect: Dialect, where: str = "observation", final: bool = False
+) -> Any:
+    """Return one observation.
+
+    Args:
+        raw: From a message.
+        space: The agent's observation space.
+        dialect: Of the message.
+        where: Begins the message of an error.
+        final: Whether nobody acts on it, so that its action mask may allow nothing.
+
+    Raises:
+        BadMessageError: It is no element of the space, or its mask allows nothing.
+    """
+    reader = reader_of(space)
+    value = reader.element(raw, dialect, where)
+    if reader.masks and not final:
+        try:
+            reader.masks.check([value], 1)
+        except BadValueError as error:
+            raise error.in_message(where, is_column=False) from None
+    return value
+
+
+def action(raw: Raw, space: Space, dialect: Dialect, where: str = "action") -> Any:
+    """Return one action; the numbers of a Box may lie outside its bounds.
+
+    Raises:
+        BadMessageError: It is no element of the space otherwise.
+    """
+    return element(raw, space, dialect, where, bounded=False)
+
+
+_REWARD = Typed(float | dict[str, float])
+
+
+def reward(raw: Raw, dialect: Dialect, where: str = "reward") -> float | dict[str, float]:
+    """Return a reward, or one for each of several agents.
+
+    Raises:
+        BadMessageError: It is neither, or not finite.
+    """
+    paid: float | dict[str, float] = _REWARD.read(raw, dialect, where)
+    if isinstance(paid, dict):
+        # Reading the entries by themselves finds an agent that is there twice.
+        fields(raw, dialect, where)
+    if not all(map(math.isfinite, paid.values() if isinstance(paid, dict) else (paid,))):
+        raise BadMessageError(
+            Code.NOT_FINITE, f"{where}: got a number that is not finite, expected a finite one"
+        )
+    return paid

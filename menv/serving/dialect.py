@@ -1,0 +1,210 @@
+"""JSON and msgpack: which of them a body is, and decoding either into declared types.
+
+`menv.serving.messages` and the readers of values and episodes decode with it. It knows no message. Nesting is
+bounded while a body is decoded: into declared types, which end somewhere, and msgspec itself gives up at the depth of
+the interpreter's own recursion limit, also in what it skips.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from menv.serving.bad_message import BadMessageError, Code
+
+Data = bytes | Raw
+
+_JSON_STARTS = frozenset(b"{ \t\n\r")
+_MSGPACK_MAPS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
+
+
+class Dialect(enum.Enum):
+    """How a body is written. An answer is written like the question."""
+
+    JSON = "application/json"
+    MSGPACK = "application/msgpack"
+
+    @property
+    def content_type(self) -> str:
+        """Content type of bodies over HTTP."""
+        return self.value
+
+
+def dialect_of(body: bytes) -> Dialect:
+    """Return what a body is, by its first byte.
+
+    Raises:
+        BadMessageError: It begins neither a JSON object nor a msgpack map.
+    """
+    first = body[0] if body else -1
+    if first in _JSON_STARTS:
+        return Dialect.JSON
+    if first in _MSGPACK_MAPS:
+        return Dialect.MSGPACK
+    what = f"first byte 0x{first:02x}" if body else "0 bytes"
+    raise BadMessageError(
+        Code.MALFORMED, f"body: {what}, expected an object in JSON or a map in msgpack; write one of the two"
+    )
+
+
+class Typed:
+    """Decodes one type from both dialects.
+
+    Args:
+        kind: A type that msgspec knows.
+        msgpack_kind: The type in msgpack, where it differs.
+    """
+
+    def __init__(self, kind: Any, msgpack_kind: Any = None) -> None:
+        self._json: Callable[[Data], Any] = msgspec.json.Decoder(kind).decode
+        self._msgpack: Callable[[Data], Any] = msgspec.msgpack.Decoder(msgpack_kind or kind).decode
+
+    def read(self, data: Data, dialect: Dialect, where: str) -> Any:
+        """Return the value.
+
+        Args:
+            data: All of it, and nothing else.
+            dialect: How it is written.
+            where: Begins the message of an error.
+
+        Raises:
+            BadMessageError: It is not written well, or is of another type.
+        """
+        try:
+            return self._json(data) if dialect is Dialect.JSON else self._msgpack(data)
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+            raise explained(error, where) from None
+
+
+_FIELDS = Typed(dict[str, Raw])
+
+
+def fields(data: Data, dialect: Dialect, where: str) -> dict[str, Raw]:
+    """Return the entries of an object, their values not decoded.
+
+    Raises:
+        BadMessageError: It is no object, or has a key twice.
+    """
+    found: dict[str, Raw] = _FIELDS.read(data, dialect, where)
+    text = data if isinstance(data, bytes) else bytes(data)
+    twice = _hides_a_string(text, found) if dialect is Dialect.JSON else _entries(text) != len(found)
+    if twice:
+        raise BadMessageError(Code.DUPLICATE_KEY, f"{where}: a key is there twice, expected each key once")
+    return found
+
+
+def _hides_a_string(text: bytes, found: dict[str, Raw]) -> bool:
+    """Return whether a JSON object has more strings than the entries that were decoded: those of a lost entry."""
+    hidden = text.count(b'"') - 2 * len(found)
+    if hidden:
+        # What quotes a key holds is escaped, as one more quote or as none.
+        hidden -= sum(bytes(value).count(b'"') for value in found.values())
+        hidden -= sum(key.count('"') for key in found)
+    return hidden > 0
+
+
+def _entries(text: bytes) -> int:
+    """Return how many entries the header of a msgpack map announces."""
+    if text[0] < 0x90:
+        return text[0] & 0x0F
+    return int.from_bytes(text[1 : 3 if text[0] == 0xDE else 5], "big")
+
+
+def is_nil(data: Raw, dialect: Dialect) -> bool:
+    """Return whether a value is null."""
+    return bytes(data) == (b"null" if dialect is Dialect.JSON else b"\xc0")
+
+
+_OBJECT = Typed(dict[str, Any])
+
+
+def check_depth(data: Raw, dialect: Dialect, most: int, where: str) -> None:
+    """Refuse an object of any content that is nested more than `most` levels.
+
+    Raises:
+        BadMessageError: It is, or it is no object.
+    """
+    level: list[Any] = [_OBJECT.read(data, dialect, where)]
+    for _ in range(most):
+        level = [
+            item
+            for value in level
+            for item in (value.values() if isinstance(value, dict) else value)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise BadMessageError(Code.TOO_DEEP, f"{where}: more than {most} levels, expected fewer; flatten it")
+
+
+_AT = re.compile(r" - at (?:`key` in )?`\$?(?P<path>[^`]*)`$")
+_MISMATCH = re.compile(r"Expected `(?P<rule>[^`]*)`(?P<bound>[^,]*)(?:, got `(?P<got>[^`]*)`)?$")
+_MOST_CHARACTERS = 200
+
+
+def explained(error: Exception, where: str) -> BadMessageError:
+    """Return what a decoder raised as a sentence for the author of a client."""
+    if isinstance(error, RecursionError):
+        return BadMessageError(
+            Code.TOO_DEEP, f"{where}: nested more deeply than anything that is read; flatten it"
+        )
+    if isinstance(error, UnicodeDecodeError):
+        return BadMessageError(
+            Code.MALFORMED, f"{where}: a text that is not UTF-8, expected UTF-8; encode it so"
+        )
+    text = str(error)
+    if not isinstance(error, msgspec.ValidationError):
+        return BadMessageError(
+            Code.MALFORMED, f"{where}: {text:.{_MOST_CHARACTERS}}, expected one whole value"
+        )
+    path = ""
+    if (at := _AT.search(text)) is not None:
+        path, text = at["path"], text[: at.start()]
+    return BadMessageError(*_of_a_value(text, f"{where}{path:.{_MOST_CHARACTERS}}"))
+
+
+def _of_a_value(text: str, where: str) -> tuple[Code, str]:
+    """Return code and text for what msgspec said about one value."""
+    if (mismatch := _MISMATCH.match(text)) is not None:
+        rule, bound, got = mismatch["rule"], mismatch["bound"].strip(), mismatch["got"]
+        if got or not bound:
+            return Code.WRONG_TYPE, f"{where}: got {got or 'another type'}, expected {_either(rule)}"
+        code = Code.WRONG_LENGTH if rule == "array" else Code.OUT_OF_RANGE
+        return (
+            code,
+            f"{where}: got another {'length' if 'length' in bound else 'number'}, expected {rule} {bound}",
+        )
+    if text.startswith("Object missing"):
+        return (
+            Code.MISSING_FIELD,
+            f"{where}: field {_name(text)} is missing, expected all fields without a default",
+        )
+    if text.startswith("Object contains"):
+        return (
+            Code.WRONG_TYPE,
+            f"{where}: unknown field {_name(text)}, expected the entries of the space only",
+        )
+    if "out of range" in text:
+        return (
+            Code.OUT_OF_RANGE,
+            f"{where}: a number out of range, expected one that a 64-bit number can hold",
+        )
+    return (
+        Code.OUT_OF_RANGE,
+        f"{where}: another value than those allowed, expected one of the list in the documents",
+    )
+
+
+def _either(rule: str) -> str:
+    """Return a rule with its alternatives as one reads them."""
+    return rule.replace(" | ", " or ")
+
+
+def _name(text: str) -> str:
+    """Return the first name between backticks, at most 60 characters of it."""
+    return repr(text.partition("`")[2].rpartition("`")[0][:60])
