@@ -1,0 +1,147 @@
+"""Who may talk to a server: where it listens, the token, TLS, and which web pages and host names.
+
+Transports ask it about headers, sessions about tokens. It holds the token and never shows it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+
+from menv.errors import ConfigError
+
+_BEARER = "bearer "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who is let in. The default: programs of this machine, and no web pages.
+
+    Attributes:
+        address: What to bind to. Anything but loopback needs a token; "0.0.0.0" is all of IPv4.
+        token: What clients have to show; None if they need not show anything. Kept out of messages and `repr`.
+        ssl_certificate: Path of a PEM file with the certificate and what leads to its root; turns TLS on.
+        ssl_key: Path of its private key; None if the certificate's file holds it.
+        allowed_origins: Web pages that may talk to the server, such as "https://lab.example:8080".
+        allowed_hosts: Further names under which clients may call the server.
+
+    Raises:
+        ConfigError: A setting is of the wrong kind, or the server would be open to others without a token.
+    """
+
+    address: str = "127.0.0.1"
+    token: str | None = field(default=None, repr=False)
+    ssl_certificate: str | PathLike[str] | None = None
+    ssl_key: str | PathLike[str] | None = None
+    allowed_origins: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.token is not None and (not isinstance(self.token, str) or not self.token.strip()):
+            raise ConfigError(
+                "Access.token: got something else than a text with characters in it, expected a long "
+                "random text or None; python -c 'import secrets; print(secrets.token_hex())' makes one"
+            )
+        if self.token is None and not self.is_loopback:
+            raise ConfigError(
+                f"Access.address: got {self.address!r} without a token, expected a loopback address such as "
+                "'127.0.0.1', or a token; set one, clients then have to show it"
+            )
+        if self.ssl_key is not None and self.ssl_certificate is None:
+            raise ConfigError(
+                "Access.ssl_key: got a key without ssl_certificate, expected both; name the certificate"
+            )
+        for name in ("allowed_origins", "allowed_hosts"):
+            if isinstance(getattr(self, name), str):
+                raise ConfigError(
+                    f"Access.{name}: got one text, expected a list of them; put it into brackets"
+                )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only programs of this machine can connect."""
+        address = _ip(self.address)
+        return self.address == "localhost" if address is None else address.is_loopback
+
+    def admits(self, token: str | None) -> bool:
+        """Return whether `token` is the right one; how long that takes tells nothing about the right one."""
+        if self.token is None:
+            return True
+        shown = "" if token is None else token
+        return hmac.compare_digest(_bytes(shown), _bytes(self.token))
+
+    def stranger(self, origin: str | None, host: str | None) -> str | None:
+        """Return why a request with these headers comes from a web page that may not talk to us, or None.
+
+        A browser adds `Origin` to whatever a page sends elsewhere. A page whose name was made to point to this
+        machine is given away by that name in `Host`. An address in numbers cannot be made to point elsewhere.
+
+        Args:
+            origin: The header `Origin`, None if there is none.
+            host: The header `Host`, with or without a port.
+
+        Returns:
+            "forbidden: sentence".
+        """
+        if origin is not None and origin not in self.allowed_origins:
+            return "forbidden: the header Origin names a web page that is not in Access.allowed_origins"
+        name = _without_port(host or "").lower()
+        if name in ("localhost", self.address.lower(), *map(str.lower, self.allowed_hosts)):
+            return None
+        address = _ip(name)
+        if address is not None and (not self.is_loopback or address.is_loopback):
+            return None
+        return "forbidden: the header Host is neither this server's address nor in Access.allowed_hosts"
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return what makes connections TLS, 1.2 or newer; None without a certificate.
+
+        Raises:
+            ConfigError: Certificate and key cannot be read, or do not belong together.
+        """
+        if self.ssl_certificate is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.ssl_certificate, self.ssl_key, password=_no_password)
+        except OSError as error:
+            raise ConfigError(
+                f"Access.ssl_certificate: {self.ssl_certificate} and ssl_key {self.ssl_key} cannot be used "
+                f"({error.strerror or error}), expected PEM files of a certificate and its key without a password; "
+                "check both paths"
+            ) from error
+        return context
+
+
+def bearer(authorization: str | None) -> str | None:
+    """Return the token in the value of an `Authorization` header, or None."""
+    if authorization is None or not authorization.lower().startswith(_BEARER):
+        return None
+    return authorization[len(_BEARER) :].strip()
+
+
+def _no_password() -> str:
+    # Asked for a password, OpenSSL would wait for somebody to type it.
+    return ""
+
+
+def _bytes(token: str) -> bytes:
+    return token.encode("utf-8", "surrogatepass")
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(address)
+    except ValueError:
+        return None

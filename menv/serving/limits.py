@@ -1,0 +1,56 @@
+"""How much one peer may ask of a server. Transports and sessions read it; it enforces nothing itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from menv.errors import ConfigError
+
+_SECONDS = ("handshake_s", "idle_s")
+_FRAMES_END = 99_999_999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds on what peers send, how often, and how long they may take. What breaks one costs its own connection.
+
+    Raises:
+        ConfigError: A bound is no positive number of its kind.
+    """
+
+    max_body: int = 4_000_000
+    """Bytes of one body. A longer one is refused before it is read."""
+    max_depth: int = 32
+    """Lists and objects within each other in one body."""
+    max_connections: int = 256
+    """Peers of one transport at the same time. The next one is told so and turned away."""
+    max_rate: float = 100_000
+    """Bodies a second of one connection, with a second's worth at once. A faster peer is slowed down; nothing of
+    what it sends is lost."""
+    handshake_s: float = 30.0
+    """Seconds until a new connection has sent its first body, and from the first byte of any body to its last."""
+    idle_s: float = 600.0
+    """Seconds in which nothing comes and nothing goes; also how long a peer may leave its replies unread."""
+    max_unsent: int = 64_000_000
+    """Bytes of replies that may wait for one peer to read them."""
+    max_agents: int = 1_000
+    """Agents of one episode."""
+    max_episodes: int = 10_000
+    """Open episodes of one connection."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            whole = field.type == "int"
+            number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not number or not 0 < value < math.inf:
+                raise ConfigError(
+                    f"Limits.{field.name}: got {value!r}, expected a {'whole ' * whole}number above 0; "
+                    f"leave it out for {field.default!r}"
+                )
+        if self.max_body > _FRAMES_END:
+            raise ConfigError(
+                f"Limits.max_body: got {self.max_body}, expected at most {_FRAMES_END}, which is what eight digits "
+                "can say; have clients send episodes in chunks"
+            )

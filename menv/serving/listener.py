@@ -1,0 +1,256 @@
+"""A transport that listens on a port: binds, takes connections in, watches them, and lets go of all of it.
+
+TCP, HTTP and WebSocket are three kinds of it. It accepts by itself, so that connections are counted, bounded and
+ended from their first byte on, those in the middle of a TLS handshake too. It knows no protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from abc import abstractmethod
+from typing import Any, Protocol
+
+from menv.errors import ConfigError
+from menv.serving.access import Access
+from menv.serving.binding import bind
+from menv.serving.limits import Limits
+from menv.serving.transport import Handler, Transport
+
+LINGER_S = 1.0
+"""How long a peer that was told goodbye, or that has stopped sending, has left to read what is on its way."""
+_FLUSH_S = 0.3
+_AFTER_A_FAILED_ACCEPT_S = 0.1
+_ACCEPTED_AT_ONCE = 64
+_MOST_TURNED_AWAY = 32
+
+
+class Connection(Protocol):
+    """What a listener asks of a connection, which is an `asyncio.Protocol` that calls `joined` and `left`."""
+
+    def look(self, now: float) -> None:
+        """End the connection if the peer has taken too long over something; `now` is the loop's clock."""
+
+    def hang_up(self) -> None:
+        """End it once everything written has been sent; nothing more is received."""
+
+    def abort(self) -> None:
+        """End it at once."""
+
+
+class Listener(Transport):
+    """A transport with a port of its own.
+
+    Args:
+        port: 0 takes one that is free.
+
+    Attributes:
+        handler: Starts the conversations.
+        limits: Of each peer.
+        access: Who is let in.
+
+    Raises:
+        ConfigError: `port` is no port.
+    """
+
+    handler: Handler
+    limits: Limits
+    access: Access
+
+    def __init__(self, port: int = 0) -> None:
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535:
+            raise ConfigError(
+                f"{type(self).__name__}: port is {port!r}, expected 0 to 65535; 0 takes one that is free"
+            )
+        self._port = port
+        self._socket: socket.socket | None = None
+        self._tls: dict[str, Any] = {}
+        self._open: dict[Connection, None] = {}
+        self._leaving: dict[Connection, None] = {}
+        self._arriving: dict[asyncio.Task[None], socket.socket] = {}
+        self._turned_away: dict[asyncio.Task[None], socket.socket] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+
+    @property
+    def connections(self) -> int:
+        """How many peers are connected now."""
+        return len(self._open)
+
+    async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
+        """Bind and begin to accept.
+
+        Raises:
+            ConfigError: The port is taken, the address is not this machine's, or the certificate is wrong.
+        """
+        self.handler, self.limits, self.access = handler, limits, access
+        context = access.tls()
+        if context is not None:
+            self._tls = {
+                "ssl": context,
+                "ssl_handshake_timeout": limits.handshake_s,
+                "ssl_shutdown_timeout": LINGER_S,
+            }
+        self._prepare()
+        self._socket = bind(access.address, self._port)
+        self._listen()
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        host, port = self._socket.getsockname()[:2]
+        return host, port
+
+    async def stop(self) -> None:
+        """Close the port, then all connections; those with something left to send get a moment for it."""
+        self._close_port()
+        halfway = {**self._arriving, **self._turned_away}
+        tasks = [*halfway, *([] if self._watching is None else [self._watching])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for arrived in halfway.values():
+            # A task that was cancelled before its first line has closed nothing.
+            arrived.close()
+        for connection in list(self._open):
+            connection.hang_up()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._none_open.wait(), _FLUSH_S)
+        for connection in list(self._open):
+            connection.abort()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._none_open.wait(), _FLUSH_S)
+
+    def joined(self, connection: Connection) -> None:
+        """Note that a connection stands."""
+        self._open[connection] = None
+        self._none_open.clear()
+
+    def left(self, connection: Connection) -> None:
+        """Note that a connection is gone."""
+        self._open.pop(connection, None)
+        self._leaving.pop(connection, None)
+        if not self._open:
+            self._none_open.set()
+
+    def gives_way(self, connection: Connection) -> None:
+        """Note that a connection only waits for its end, and need not be kept when somebody else wants in."""
+        self._leaving[connection] = None
+
+    def _prepare(self) -> None:
+        """Import what is needed and set it up; runs before the port is bound."""
+
+    @abstractmethod
+    def _connection(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection, which is also a `Connection`."""
+
+    @abstractmethod
+    def _full(self) -> bytes:
+        """Return what a peer is told, in the transport's own form, for whom there is no room."""
+
+    def _why_full(self) -> str:
+        most = self.limits.max_connections
+        return f"too_many_connections: {most} peers are connected, expected fewer; see Limits.max_connections"
+
+    def _swept(self, now: float) -> None:
+        """Do what has to be done every second at the latest."""
+
+    def _close_port(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+
+    def _accept(self) -> None:
+        """Take in who waits; called whenever the port has somebody."""
+        assert self._socket is not None
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                arrived, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue
+            except OSError:
+                # Out of file descriptors or memory: whoever is connected already goes on, the others wait.
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._socket)
+                self._retry = loop.call_later(_AFTER_A_FAILED_ACCEPT_S, self._listen)
+                return
+            self._admit(arrived)
+
+    def _listen(self) -> None:
+        assert self._socket is not None
+        asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def _admit(self, arrived: socket.socket) -> None:
+        arrived.setblocking(False)
+        if self._has_room():
+            where, entering = self._arriving, self._enter(arrived)
+        elif len(self._turned_away) < _MOST_TURNED_AWAY:
+            where, entering = self._turned_away, self._turn_away(arrived)
+        else:
+            arrived.close()
+            return
+        task = asyncio.get_running_loop().create_task(entering)
+        where[task] = arrived
+        task.add_done_callback(lambda _: where.pop(task, None))
+
+    def _has_room(self) -> bool:
+        if len(self._open) + len(self._arriving) < self.limits.max_connections:
+            return True
+        if not self._leaving:
+            return False
+        leaving = next(iter(self._leaving))
+        self.left(leaving)
+        leaving.abort()
+        return True
+
+    async def _enter(self, arrived: socket.socket) -> None:
+        await self._connect(self._connection(), arrived)
+
+    async def _turn_away(self, arrived: socket.socket) -> None:
+        transport = await self._connect(goodbye := _Goodbye(), arrived)
+        if transport is None:
+            return
+        transport.write(self._full())
+        if transport.can_write_eof():
+            transport.write_eof()
+        try:
+            await asyncio.wait_for(goodbye.gone.wait(), LINGER_S)
+        except TimeoutError:
+            pass
+        finally:
+            transport.abort()
+
+    async def _connect(self, protocol: asyncio.Protocol, arrived: socket.socket) -> asyncio.Transport | None:
+        """Make a connection of a socket, after the TLS handshake where there is one; None if that fails."""
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, arrived, **self._tls)
+        except OSError:
+            # No TLS, or gone in the middle of it: whoever that was has lost its own connection.
+            arrived.close()
+            return None
+        return transport
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        period = min(1.0, self.limits.handshake_s / 4, self.limits.idle_s / 4)
+        while True:
+            await asyncio.sleep(period)
+            now = loop.time()
+            for connection in list(self._open):
+                connection.look(now)
+            self._swept(now)
+
+
+class _Goodbye(asyncio.Protocol):
+    """Somebody who is told that there is no room: what it sends is not looked at."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone.set()

@@ -1,0 +1,185 @@
+"""The three ways into a server as raw bytes on plain sockets, so that a test can cut, spoil and abandon them anywhere."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from typing import BinaryIO, NamedTuple
+
+from menv.serving.http import HttpTransport
+from menv.serving.listener import Listener
+from menv.serving.tcp import TcpTransport
+from menv.serving.websocket import WebSocketTransport
+
+PATIENCE_S = 10.0
+SESSION = "0123456789abcdef" * 2
+HEADERS = "Host: localhost\r\n"
+
+
+class Door(NamedTuple):
+    """How to speak through one transport.
+
+    Attributes:
+        name: Of `Peer.transport`.
+        make: A transport on a free port.
+        opening: What a client sends first, and is answered once, before any body.
+        wrap: Bytes on the wire for a body.
+        unwrap: Reads one body off the wire.
+    """
+
+    name: str
+    make: Callable[[], Listener]
+    opening: Callable[[str], bytes]
+    wrap: Callable[[bytes], bytes]
+    unwrap: Callable[[BinaryIO], bytes]
+
+
+class Client:
+    """One peer on a blocking socket."""
+
+    def __init__(
+        self,
+        door: Door,
+        address: tuple[str, int],
+        tls: ssl.SSLContext | None = None,
+        headers: str = HEADERS,
+        greets: bool = True,
+    ) -> None:
+        self.door = door
+        self.socket = socket.create_connection(address, PATIENCE_S)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.file = self.socket.makefile("rb")
+        if greets and door.opening(headers):
+            self.raw(door.opening(headers))
+            assert read_head(self.file).startswith(b"HTTP/1.1 101 ")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def raw(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def send(self, body: bytes) -> None:
+        self.raw(self.door.wrap(body))
+
+    def receive(self) -> bytes:
+        return self.door.unwrap(self.file)
+
+    def ask(self, body: bytes) -> bytes:
+        self.send(body)
+        return self.receive()
+
+    def rest(self) -> bytes:
+        """Return everything up to the end of the connection."""
+        try:
+            return self.file.read()
+        except ConnectionError:
+            return b""
+
+    def leave(self) -> None:
+        self.file.close()
+        self.socket.close()
+
+    def reset(self) -> None:
+        """Leave as a process does that is killed with bytes unread."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.leave()
+
+
+def exactly(file: BinaryIO, count: int) -> bytes:
+    data = file.read(count)
+    if len(data) < count:
+        raise ConnectionError(f"the connection ended after {len(data)} of {count} bytes")
+    return data
+
+
+def read_head(file: BinaryIO) -> bytes:
+    """Return the first line of an HTTP response; headers are read and left out."""
+    first = file.readline()
+    while file.readline() not in (b"\r\n", b""):
+        pass
+    return first
+
+
+def tcp_wrap(body: bytes) -> bytes:
+    return b"%08d" % len(body) + body
+
+
+def tcp_unwrap(file: BinaryIO) -> bytes:
+    return exactly(file, int(exactly(file, 8)))
+
+
+def http_wrap(body: bytes, headers: str = f"{HEADERS}menv-session: {SESSION}\r\n") -> bytes:
+    return f"POST /rllink HTTP/1.1\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def http_response(file: BinaryIO) -> tuple[int, dict[str, str], bytes]:
+    first = file.readline()
+    if not first:
+        raise ConnectionError("the connection ended before a response")
+    headers = {}
+    while (line := file.readline()) not in (b"\r\n", b""):
+        name, _, value = line.decode().partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return int(first.split()[1]), headers, exactly(file, int(headers["content-length"]))
+
+
+def http_unwrap(file: BinaryIO) -> bytes:
+    return http_response(file)[2]
+
+
+def websocket_opening(headers: str) -> bytes:
+    return (
+        f"GET /rllink HTTP/1.1\r\n{headers}Upgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    ).encode()
+
+
+def websocket_frame(data: bytes, opcode: int, last: bool = True) -> bytes:
+    """Return a client's frame, masked with zeros."""
+    size = len(data)
+    if size < 126:
+        length = bytes([0x80 | size])
+    elif size < 65_536:
+        length = b"\xfe" + struct.pack("!H", size)
+    else:
+        length = b"\xff" + struct.pack("!Q", size)
+    return bytes([opcode | (0x80 if last else 0)]) + length + bytes(4) + data
+
+
+def websocket_wrap(body: bytes) -> bytes:
+    return websocket_frame(body, opcode=2)
+
+
+def websocket_message(file: BinaryIO) -> tuple[int, bytes]:
+    """Return opcode and data of a server's frame."""
+    first, size = exactly(file, 2)
+    if size == 126:
+        (size,) = struct.unpack("!H", exactly(file, 2))
+    elif size == 127:
+        (size,) = struct.unpack("!Q", exactly(file, 8))
+    return first & 0xF, exactly(file, size)
+
+
+def websocket_unwrap(file: BinaryIO) -> bytes:
+    opcode, data = websocket_message(file)
+    if opcode == 8:
+        raise ConnectionError(f"closed with {data!r}")
+    return data
+
+
+def nothing(headers: str) -> bytes:
+    return b""
+
+
+TCP = Door("tcp", TcpTransport, nothing, tcp_wrap, tcp_unwrap)
+HTTP = Door("http", HttpTransport, nothing, http_wrap, http_unwrap)
+WEBSOCKET = Door("websocket", WebSocketTransport, websocket_opening, websocket_wrap, websocket_unwrap)
+DOORS = (TCP, HTTP, WEBSOCKET)

@@ -1,0 +1,216 @@
+"""How connections end: peers that vanish and servers that stop, in whatever state a connection is."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from menv.errors import CallOrderError, ConfigError
+from menv.serving.limits import Limits
+from menv.serving.server import Server
+from menv.serving.tcp import TcpTransport
+from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door
+from tests.serving.talks import FLOOD, HOLD, LATE, Talks, eventually, serving
+
+every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+
+
+def no_word(one: Client) -> None:
+    """Connected, and nothing sent."""
+
+
+def in_a_header(one: Client) -> None:
+    one.raw(one.door.wrap(b"{body")[:3])
+
+
+def in_a_body(one: Client) -> None:
+    one.raw(one.door.wrap(bytes(5_000))[:-1])
+
+
+def waiting(one: Client) -> None:
+    one.send(HOLD)
+
+
+def waiting_a_little(one: Client) -> None:
+    one.send(LATE)
+
+
+def being_replied_to(one: Client) -> None:
+    # More than fits into the buffers between us, so that it is still on its way.
+    for _ in range(20):
+        one.send(FLOOD)
+
+
+def half_closed(one: Client) -> None:
+    one.send(HOLD)
+    one.socket.shutdown(socket.SHUT_WR)
+
+
+def refused(one: Client) -> None:
+    one.raw(b"no protocol\r\n\r\n" * 10)
+
+
+STATES = (no_word, in_a_header, in_a_body, waiting, waiting_a_little, being_replied_to, half_closed, refused)
+every_state = pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+
+
+def the_serving_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "menv-serving"]
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@every_door
+@every_state
+@pytest.mark.parametrize("leave", [Client.leave, Client.reset], ids=["closed", "reset"])
+def test_a_peer_that_vanishes_is_gone_for_its_conversation_and_nobody_else(
+    door: Door, state: Callable[[Client], None], leave: Callable[[Client], None]
+) -> None:
+    with serving(door) as (server, talks):
+        healthy = Client(door, server.addresses[0])
+        greeted = state is not no_word
+        leaving = Client(door, server.addresses[0], greets=greeted)
+        state(leaving)
+        assert healthy.ask(b"{before") == b"{before"
+        leave(leaving)
+        assert eventually(lambda: server.connections == 1)
+        assert healthy.ask(b"{after") == b"{after"
+        healthy.leave()
+        assert eventually(lambda: server.connections == 0)
+        # Over HTTP the next connection may go on with the same conversation.
+        assert door is HTTP or eventually(lambda: talks.losses == [1] * len(talks.all))
+
+
+@every_door
+@every_state
+def test_stop_ends_whatever_is_going_on_and_frees_port_and_thread(
+    door: Door, state: Callable[[Client], None]
+) -> None:
+    server = Server(talks := Talks(), [door.make()])
+    talks.late = lambda callback: threading.Timer(0.01, server.post, (callback,)).start()
+    server.start()
+    one = Client(door, server.addresses[0])
+    state(one)
+    if state in (waiting, waiting_a_little, being_replied_to, half_closed):
+        assert eventually(lambda: talks.bodies)
+    server.stop()
+    assert the_serving_threads() == []
+    assert server.connections == 0
+    assert talks.losses == [1] * len(talks.all)
+    assert (server.faults.count, server.faults.kept) == (0, [])
+    one.rest()
+    one.leave()
+    again = Server(Talks(), [type(door.make())(server.addresses[0][1])])
+    again.start()
+    with Client(door, again.addresses[0]) as two:
+        assert two.ask(b"{again") == b"{again"
+    again.stop()
+
+
+@every_door
+def test_a_reply_that_is_written_when_the_server_stops_still_arrives(door: Door) -> None:
+    server = Server(talks := Talks(), [door.make()])
+    server.start()
+    one = Client(door, server.addresses[0])
+    one.send(HOLD)
+    assert eventually(lambda: talks.bodies)
+
+    def reply_and_stop() -> None:
+        talks.all[0].held[0](b"{" + bytes(100_000))
+        server.stop()
+
+    server.post(reply_and_stop)
+    assert one.receive() == b"{" + bytes(100_000)
+    one.leave()
+    server.stop()
+    assert the_serving_threads() == []
+
+
+def test_stop_may_be_called_twice_and_by_several_threads_and_before_start() -> None:
+    server = Server(Talks(), [TcpTransport()])
+    server.start()
+    threads = [threading.Thread(target=server.stop) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    server.stop()
+    assert the_serving_threads() == []
+    server.post(lambda: pytest.fail("the server has stopped"))
+    never = Server(Talks(), [TcpTransport()])
+    never.stop()
+    with pytest.raises(CallOrderError, match=r"Server\.start: called"):
+        never.start()
+
+
+def test_a_server_starts_once() -> None:
+    with serving(TCP) as (server, _), pytest.raises(CallOrderError, match="make another Server"):
+        server.start()
+
+
+def test_a_taken_port_is_a_named_error_and_leaves_nothing_running() -> None:
+    with serving(TCP) as (server, _):
+        before = open_files()
+        port = server.addresses[0][1]
+        second = Server(Talks(), [TcpTransport(), TcpTransport(port)])
+        with pytest.raises(
+            ConfigError, match=f"port {port} at 127.0.0.1 is taken .*; choose port=0"
+        ) as caught:
+            second.start()
+        assert isinstance(caught.value.__cause__, OSError)
+        assert len(the_serving_threads()) == 1
+        gc.collect()
+        assert open_files() == before
+
+
+def test_several_ports_of_several_kinds_serve_at_once() -> None:
+    with serving(TCP, HTTP, WEBSOCKET, TCP) as (server, talks):
+        assert len({port for _, port in server.addresses}) == 4
+        for door, address in zip((TCP, HTTP, WEBSOCKET, TCP), server.addresses, strict=True):
+            with Client(door, address) as one:
+                assert one.ask(b"{hello") == b"{hello"
+        assert [talk.peer.transport for talk in talks.all] == ["tcp", "http", "websocket", "tcp"]
+
+
+def test_what_a_posted_callback_raises_is_kept_and_hurts_nobody() -> None:
+    with serving(TCP, faults=1) as (server, _), Client(TCP, server.addresses[0]) as one:
+        server.post(lambda: 1 // 0)
+        assert one.ask(b"{goes on") == b"{goes on"
+        assert [type(fault) for fault in server.faults.kept] == [ZeroDivisionError]
+
+
+def reconnect(door: Door, times: int) -> None:
+    """Kill clients in every state, one after the other, and see that nothing of them stays."""
+    with serving(door, limits=Limits(idle_s=5.0)) as (server, _):
+        for turn in range(times):
+            one = Client(door, server.addresses[0], greets=turn % len(STATES) != 0)
+            if turn % len(STATES):
+                STATES[turn % len(STATES)](one)
+            (Client.leave, Client.reset)[turn % 2](one)
+            if turn == 15:
+                assert eventually(lambda: server.connections == 0)
+                before = open_files()
+            with Client(door, server.addresses[0]) as two:
+                assert two.ask(b"{served") == b"{served"
+        assert eventually(lambda: server.connections == 0)
+        gc.collect()
+        assert open_files() <= before
+        assert len(the_serving_threads()) == 1
+
+
+@every_door
+def test_fifty_clients_killed_one_after_the_other_leave_nothing_behind(door: Door) -> None:
+    reconnect(door, 50)
+
+
+@pytest.mark.soak
+@every_door
+def test_five_hundred_clients_killed_one_after_the_other_leave_nothing_behind(door: Door) -> None:
+    reconnect(door, 500)

@@ -1,0 +1,264 @@
+"""Limits: what breaks one is refused with a reason, and costs its own connection."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from menv.errors import ConfigError
+from menv.serving.bucket import Bucket
+from menv.serving.limits import Limits
+from tests.serving.doors import (
+    DOORS,
+    HTTP,
+    TCP,
+    WEBSOCKET,
+    Client,
+    Door,
+    http_response,
+    http_wrap,
+    websocket_frame,
+    websocket_message,
+)
+from tests.serving.talks import FLOOD, HOLD, eventually, serving
+
+every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+TINY = Limits(max_body=1_000)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_body", 0),
+        ("max_body", 100_000_000),
+        ("max_body", 1.5),
+        ("max_connections", True),
+        ("max_rate", -1),
+        ("handshake_s", float("nan")),
+        ("idle_s", float("inf")),
+        ("max_depth", "32"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_a_named_error(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"Limits\.{field}: got .*, expected .*; ") as caught:
+        Limits(**{field: value})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@every_door
+def test_a_body_that_is_too_long_is_refused_while_another_peer_goes_on(door: Door) -> None:
+    with serving(door, limits=TINY) as (server, talks):
+        with Client(door, server.addresses[0]) as healthy, Client(door, server.addresses[0]) as one:
+            one.send(b"{" * 1_001)
+            if door is WEBSOCKET:
+                opcode, data = websocket_message(one.file)
+                assert (opcode, data[:2]) == (8, (1009).to_bytes(2, "big"))
+            else:
+                assert b"too_large: " in one.receive()
+            assert one.rest() == b""
+            assert healthy.ask(b"{fine") == b"{fine"
+        assert talks.bodies == [b"{fine"]
+
+
+def test_a_long_body_is_refused_before_it_is_sent() -> None:
+    with serving(TCP, HTTP, limits=TINY) as (server, _):
+        with Client(TCP, server.addresses[0]) as one:
+            one.raw(b"99999999")
+            assert b"too_large: " in one.receive()
+        with Client(HTTP, server.addresses[1]) as one:
+            one.raw(b"POST /rllink HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n")
+            assert b"too_large: " in one.receive()
+
+
+def test_a_body_in_chunks_is_bounded_while_it_comes() -> None:
+    with serving(HTTP, limits=TINY) as (server, talks), Client(HTTP, server.addresses[0]) as one:
+        head = b"POST /rllink HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        one.raw(head + b"64\r\n%b\r\n" % bytes(100) + b"0\r\n\r\n")
+        assert one.receive() == bytes(100)
+        one.raw(head + b"64\r\n%b\r\n" % bytes(100) * 11)
+        status, _, body = http_response(one.file)
+        assert (status, b"too_large: " in body) == (413, True)
+        assert talks.bodies == [bytes(100)]
+
+
+def test_a_message_in_fragments_is_bounded_while_it_comes() -> None:
+    with serving(WEBSOCKET, limits=TINY) as (server, talks), Client(WEBSOCKET, server.addresses[0]) as one:
+        parts = [websocket_frame(b"{", 2, last=False), websocket_frame(b"a" * 998, 0, last=False)]
+        one.raw(b"".join([*parts, websocket_frame(b"", 9), websocket_frame(b"b", 0)]))
+        assert websocket_message(one.file)[0] == 10
+        assert one.receive() == b"{" + b"a" * 998 + b"b"
+        one.raw(b"".join([*parts, websocket_frame(b"bc", 0)]))
+        assert websocket_message(one.file)[0] == 8
+        assert len(talks.bodies) == 1
+
+
+@every_door
+def test_somebody_too_many_is_told_so_and_the_place_is_free_again_when_somebody_leaves(door: Door) -> None:
+    with serving(door, limits=Limits(max_connections=2)) as (server, talks):
+        first, second = Client(door, server.addresses[0]), Client(door, server.addresses[0])
+        assert second.ask(b"{in") == b"{in"
+        assert first.ask(b"{in") == b"{in"
+        with Client(door, server.addresses[0], greets=False) as third:
+            told = third.rest()
+            assert b"too_many_connections: " in told
+            assert told.startswith(b"0" if door is TCP else b"HTTP/1.1 503 ")
+        assert second.ask(b"{still in") == b"{still in"
+        first.leave()
+        assert eventually(lambda: server.connections == 1)
+        with Client(door, server.addresses[0]) as fourth:
+            assert fourth.ask(b"{in at last") == b"{in at last"
+        second.leave()
+
+
+@every_door
+def test_those_who_are_too_many_are_no_burden(door: Door) -> None:
+    with serving(door, limits=Limits(max_connections=1)) as (server, _):
+        with Client(door, server.addresses[0]) as inside:
+            assert inside.ask(b"{in") == b"{in"
+            crowd = [Client(door, server.addresses[0], greets=False) for _ in range(100)]
+            assert inside.ask(b"{still in") == b"{still in"
+            for one in crowd:
+                one.rest()
+                one.leave()
+            assert inside.ask(b"{still in") == b"{still in"
+
+
+def test_somebody_who_has_said_goodbye_makes_room_for_the_next() -> None:
+    with (
+        serving(TCP, limits=Limits(max_connections=1)) as (server, _),
+        Client(TCP, server.addresses[0]) as rude,
+    ):
+        rude.raw(b"no header")
+        assert b"bad_frame: " in rude.receive()
+        with Client(TCP, server.addresses[0]) as polite:
+            assert polite.ask(b"{in") == b"{in"
+
+
+@every_door
+@pytest.mark.parametrize("opens", [True, False], ids=["body", "first word"])
+def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> None:
+    with (
+        serving(door, limits=Limits(handshake_s=0.3)) as (server, _),
+        Client(door, server.addresses[0]) as one,
+    ):
+        if opens:
+            assert one.ask(b"{one") == b"{one"
+        whole = door.wrap(b"{two" * 1_000)
+        end = threading.Event()
+
+        def drip() -> None:
+            for byte in whole:
+                if end.wait(0.02):
+                    return
+                try:
+                    one.raw(bytes([byte]))
+                except OSError:
+                    return
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        told = one.rest()
+        end.set()
+        dripping.join()
+        assert door is HTTP or b"timeout: " in told
+        assert eventually(lambda: server.connections == 0)
+
+
+@every_door
+def test_somebody_who_says_nothing_is_not_kept(door: Door) -> None:
+    limits = Limits(handshake_s=0.2)
+    with serving(door, limits=limits) as (server, _), Client(door, server.addresses[0], greets=False) as one:
+        one.rest()
+        assert eventually(lambda: server.connections == 0)
+
+
+@every_door
+def test_a_peer_that_falls_silent_is_let_go(door: Door) -> None:
+    with (
+        serving(door, limits=Limits(idle_s=0.3)) as (server, talks),
+        Client(door, server.addresses[0]) as one,
+    ):
+        assert one.ask(b"{last") == b"{last"
+        one.rest()
+        assert eventually(lambda: talks.losses == [1])
+        assert eventually(lambda: server.connections == 0)
+
+
+def test_a_request_over_http_may_wait_for_its_reply_as_long_as_it_takes() -> None:
+    with serving(HTTP, limits=Limits(idle_s=0.2, handshake_s=0.2)) as (server, talks):
+        with Client(HTTP, server.addresses[0]) as one:
+            one.send(HOLD)
+            assert eventually(lambda: talks.bodies)
+            time.sleep(1.0)
+            server.post(lambda: talks.all[0].held[0](b"{at last"))
+            assert one.receive() == b"{at last"
+
+
+@every_door
+def test_somebody_too_fast_is_slowed_down_and_loses_nothing(door: Door) -> None:
+    bodies = [b"{%d" % number for number in range(60)]
+    with serving(door, limits=Limits(max_rate=40)) as (server, _), Client(door, server.addresses[0]) as one:
+        start = time.perf_counter()
+        sending = threading.Thread(target=one.raw, args=(b"".join(map(door.wrap, bodies)),))
+        sending.start()
+        assert [one.receive() for _ in bodies] == bodies
+        sending.join()
+        # Forty at once, the other twenty at forty a second.
+        assert time.perf_counter() - start > 0.4
+
+
+@pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
+def test_replies_that_nobody_reads_do_not_pile_up(door: Door) -> None:
+    with serving(door, limits=Limits(max_unsent=3_000_000)) as (server, talks):
+        with Client(door, server.addresses[0]) as greedy, Client(door, server.addresses[0]) as healthy:
+            for _ in range(30):
+                greedy.send(HOLD)
+            assert eventually(lambda: len(talks.bodies) == 30)
+            for reply in talks.all[0].held:
+                server.post(lambda reply=reply: reply(bytes(1_000_000)))  # type: ignore[misc]
+            assert eventually(lambda: talks.all[0].losses)
+            assert healthy.ask(b"{fine") == b"{fine"
+
+
+@every_door
+def test_somebody_who_never_reads_is_cut_off(door: Door) -> None:
+    with (
+        serving(door, limits=Limits(idle_s=0.3)) as (server, talks),
+        Client(door, server.addresses[0]) as one,
+    ):
+        for _ in range(20):
+            one.send(FLOOD)
+        assert eventually(lambda: talks.bodies)
+        assert eventually(lambda: server.connections == 0)
+
+
+def test_conversations_over_http_are_bounded_and_those_with_a_connection_stay() -> None:
+    def name(number: int) -> str:
+        return f"Host: localhost\r\nmenv-session: {number:032x}\r\n"
+
+    with serving(HTTP, limits=Limits(max_connections=3)) as (server, talks):
+        with Client(HTTP, server.addresses[0]) as kept, Client(HTTP, server.addresses[0]) as restless:
+            kept.raw(http_wrap(b"{1", name(0)))
+            assert kept.receive() == b"{1"
+            for number in range(1, 20):
+                restless.raw(http_wrap(b"{2", name(number)))
+                assert restless.receive() == b"{2"
+            assert sum(not losses for losses in talks.losses) == 3
+            assert talks.all[0].losses == 0
+            kept.raw(http_wrap(b"{3", name(0)))
+            assert kept.receive() == b"{3"
+            assert talks.all[0].bodies == [b"{1", b"{3"]
+
+
+@pytest.mark.parametrize("rate", [0.2, 1.0, 3.0, 100.0])
+def test_a_bucket_lets_a_second_s_worth_through_at_once_and_then_its_rate(rate: float) -> None:
+    bucket, now, passed = Bucket(rate), 1_000.0, 0
+    while now < 1_050.0:
+        if wait := bucket.wait(now):
+            now += wait
+        else:
+            passed += 1
+    assert passed == pytest.approx(50 * rate + max(1.0, rate), abs=1.01)
