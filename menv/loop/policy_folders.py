@@ -112,16 +112,16 @@ def _of_checkpoint(folder: Path, chosen: list[str] | None) -> dict[str, Policy]:
                 f"{sorted(found)[:20]}"
             )
     names = _chosen(folder, chosen, found)
-    return {name: _of_run(folder, **found[name]) for name in names}
+    return {name: _of_run(folder, found[name]) for name in names}
 
 
-def _of_run(folder: Path, **told: str) -> NetPolicy:
+def _of_run(checkpoint: Path, told: Mapping[str, str]) -> NetPolicy:
     """Return a policy of a checkpoint, whose manifest tells its folder and a hash.
 
     Raises:
         ConfigError: It is missing, damaged, or of another checkpoint.
     """
-    home = folder / POLICIES / told["folder"]
+    home = checkpoint / POLICIES / told["folder"]
     # Its own manifest has the hashes of all other files, and is refused by name if it is missing.
     if (home / bundle_files.MANIFEST).is_file() and _hash(home) != told["sha256"]:
         raise ConfigError(
