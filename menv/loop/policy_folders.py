@@ -48,9 +48,11 @@ def write_policies(
             else:
                 # Whatever a subclass makes of it, only policies of networks are read again.
                 Policy.export_checkpoint(policy, home / name)
-        except ConfigError as error:
-            # The run goes on from its own state; a policy that only training can run must not stop it from being saved.
-            left_out[policy_id] = str(error)[:_MOST_WHY]
+        except OSError:
+            raise
+        except Exception as error:
+            # The run goes on from its own state: no policy that cannot be written stops it from being saved.
+            left_out[policy_id] = _why(error)
         else:
             found[policy_id] = {"folder": name, "sha256": _hash(home / name)}
     return {POLICIES: found, LEFT_OUT: left_out}
@@ -168,6 +170,12 @@ def _lists_policies(found: Any) -> bool:
 
 def _names_folder(name: Any) -> bool:
     return isinstance(name, str) and name.isprintable() and Path(name).name == name and name not in ("", "..")
+
+
+def _why(error: Exception) -> str:
+    """Return what a manifest says of a policy that could not be written."""
+    named = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+    return f"{named}{error}".replace("\n", " ")[:_MOST_WHY]
 
 
 def _hash(home: Path) -> str:

@@ -195,6 +195,37 @@ def test_policies_without_a_form_on_disk_are_left_out_and_say_why(tmp_path: Path
         assert algo.iteration == 1
 
 
+def test_a_policy_that_cannot_be_written_does_not_stop_the_run_from_being_saved(tmp_path: Path) -> None:
+    with algorithm_of("continuous") as algo:
+        # Numbers whose product overflows: numpy warns, which is an error here.
+        huge = {name: np.full_like(array, 3e38) for name, array in algo.get_policy().get_weights().items()}
+        algo.set_weights({"default_policy": huge})
+        algo.save(tmp_path)
+    with pytest.raises(ConfigError, match=r"left out when it was saved: RuntimeWarning: overflow"):
+        Policy.from_checkpoint(tmp_path)
+
+
+def test_a_full_disk_stops_a_save_and_the_checkpoint_of_before_stays(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(saved, tmp_path / "run")
+
+    def full(folder: Path, manifest: Any, files: Any) -> None:
+        folder.mkdir(parents=True)
+        raise OSError("no space left")
+
+    with PPO.from_checkpoint(saved, policy_mapping_fn=by_seat) as algo:
+        trained(algo, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr("menv.loop.bundle_files.write_folder", full)
+            with pytest.raises(OSError, match="no space left"):
+                algo.save(tmp_path / "run")
+        assert find_checkpoint(tmp_path / "run").name == "000002"
+        assert list(policies(tmp_path / "run")) == ["a", "b"]
+        algo.save(tmp_path / "run")
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
+
+
 def test_ids_that_some_file_systems_hold_for_the_same_have_folders_of_their_own(tmp_path: Path) -> None:
     names = ["Red", "red", "+red", ".hid den", "é" * 3, "e\u0301" * 3, "x" * 200]
     own = {**SMALL, "multiagent": {"policies": names, "policy_mapping_fn": lambda agent, *_, **__: "Red"}}
