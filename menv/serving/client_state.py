@@ -101,8 +101,12 @@ class ClientState:
 
     def board_ids(self) -> list[str]:
         """Return the switchboard's ids of all open episodes."""
-        chunks = [one for one in self.chunks.values() if not one.over]
-        return [one.board_id for one in (*self.links.values(), *chunks, *self.loose)]
+        chunks = [one.board_id for one in self.chunks.values() if one.board_id and not one.over]
+        return [
+            *(one.board_id for one in self.links.values()),
+            *chunks,
+            *(one.board_id for one in self.loose),
+        ]
 
     def standing(self) -> dict[str, Any]:
         """Return where each open episode stands, for a client that returns."""

@@ -21,7 +21,6 @@ from menv.serving.client_state import ClientState, Link
 from menv.serving.dialect import Dialect, fields
 from menv.serving.limits import Limits
 from menv.serving.messages import (
-    Action,
     Answer,
     EndEpisode,
     EpisodeStarted,
