@@ -69,7 +69,7 @@ class Played:
     terminated: bool = False
     truncated: bool = False
     weights_seq_no: int | None = None
-    policies: Mapping[AgentId, str] = field(default_factory=dict)
+    policies: Mapping[Any, str] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:

@@ -48,10 +48,11 @@ class ChunkDesk:
         self._limits = limits
 
     def take(self, state: ClientState, request: Episodes, dialect: Dialect) -> None:
-        """Take the episodes of a message, all of them or none.
+        """Take the episodes of a message.
 
         Raises:
-            BadMessageError: One of them cannot be taken.
+            BadMessageError: One of them cannot be read, and none was taken; or it does not follow on what has come,
+                and those before it were taken.
         """
         name = type(request).__struct_config__.tag
         read = [
@@ -79,7 +80,8 @@ class ChunkDesk:
         if episode.agents is not None and len(episode.agents) > self._limits.max_agents:
             raise BadMessageError(
                 Code.TOO_MANY,
-                f"{where}: {len(episode.agents)} agents, expected at most {self._limits.max_agents} (Limits.max_agents)",
+                f"{where}: {len(episode.agents)} agents, expected at most {self._limits.max_agents} "
+                "(Limits.max_agents)",
             )
 
     def _take(self, state: ClientState, episode: WireEpisode, number: int | None, where: str) -> None:
@@ -94,27 +96,35 @@ class ChunkDesk:
             part = self._fresh(chunks, agent, one, where, numbered=episode.id is not None)
             if part is not None:
                 moves[SINGLE_AGENT if agent is None else agent] = part
-        over = episode.terminated or episode.truncated
-        if not moves and not over:
-            return
-        env_steps = max((len(one.rewards) for one in moves.values()), default=0)
-        own = episode.weights_seq_no
-        told = [one.weights_seq_no for one in members.values() if one.weights_seq_no is not None]
-        if own is None:
-            own = min(told) if told else number
-        piece = Played(moves, env_steps, episode.terminated, episode.truncated, own, dict(chunks.policies))
-        try:
-            self._board.play(chunks.board_id, piece)
-        except EpisodeError as error:
-            raise BadMessageError(Code.WRONG_ORDER, f"{where}: {error}") from None
-        self.env_steps += env_steps
-        chunks.over = over
+        chunks.over = episode.terminated or episode.truncated
+        if moves or chunks.over:
+            env_steps = max((len(one.rewards) for one in moves.values()), default=0)
+            told = [
+                one.weights_seq_no for one in (episode, *members.values()) if one.weights_seq_no is not None
+            ]
+            number = min(told, default=number)
+            flags = episode.terminated, episode.truncated
+            piece = Played(moves, env_steps, *flags, number, dict(chunks.policies))
+            try:
+                self._board.play(chunks.board_id, piece)
+            except EpisodeError as error:
+                raise BadMessageError(Code.WRONG_ORDER, f"{where}: {error}") from None
+            self.env_steps += env_steps
         if episode.id is None:
-            state.loose = [one for one in state.loose if one is not chunks]
-            if not over:
-                chunks.last_obs = episode.obs[-1]
-                state.loose.append(chunks)
-                self._bound_loose(state)
+            self._keep_loose(state, chunks, episode)
+
+    def _keep_loose(self, state: ClientState, chunks: Chunks, episode: WireEpisode) -> None:
+        """Remember where an episode without an id goes on; the oldest is given up where nobody goes on with many."""
+        state.loose = [one for one in state.loose if one is not chunks]
+        if not chunks.over:
+            chunks.last_obs = episode.obs[-1]
+            state.loose.append(chunks)
+        if len(state.loose) > _MOST_LOOSE:
+            self._board.lose(state.loose.pop(0).board_id)
+
+    def announced(self, state: ClientState, name: str) -> Chunks:
+        """Return an episode that the client is about to play, begun or not."""
+        return state.chunks.setdefault(name, Chunks(""))
 
     def _chunks_of(self, state: ClientState, episode: WireEpisode, where: str) -> Chunks:
         """Return the episode that a chunk belongs to, a new one if it begins one."""
@@ -169,11 +179,6 @@ class ChunkDesk:
             one.obs[skip:], one.actions[skip:], one.rewards[skip:],
             one.terminated and agent is not None, one.truncated and agent is not None, logp, inputs, states,
         )  # fmt: skip
-
-    def _bound_loose(self, state: ClientState) -> None:
-        """Give up the oldest unfinished episode without an id where nobody goes on with so many."""
-        if len(state.loose) > _MOST_LOOSE:
-            self._board.lose(state.loose.pop(0).board_id)
 
     def _spaces(self, agent: str | None) -> tuple[Any, Any] | None:
         """Return an agent's spaces; see `menv.serving.episodes.SpacesOf`."""

@@ -210,7 +210,7 @@ def test_a_full_disk_stops_a_save_and_the_checkpoint_of_before_stays(
 ) -> None:
     changed(saved, tmp_path / "run")
 
-    def full(folder: Path, manifest: Any, files: Any) -> None:
+    def full(folder: Path, contents: Any) -> None:
         folder.mkdir(parents=True)
         raise OSError("no space left")
 
