@@ -141,6 +141,15 @@ class Switchboard:
             self._lines[episode_id] = Line(episode_id, trained)
             return episode_id
 
+    def check(self, call: str, episode_id: str) -> None:
+        """Raise what a call would raise that cannot be made now.
+
+        Raises:
+            EpisodeError: There is no such episode, or somebody waits for its actions.
+        """
+        with self._news:
+            self._line(call, episode_id)
+
     def ask(self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer) -> None:
         """Hand in an observation and ask for the actions of all its agents; returns at once.
 
