@@ -142,6 +142,8 @@ class ExternalQuota(Quota):
 
     def _widen(self, env_steps: Column) -> None:
         """Make room for episodes that appeared."""
+        if len(env_steps) <= len(self._rows):
+            return
         for name, value in (("_rows", 0), ("_boundary", True)):
             column = getattr(self, name)
             more = np.full(max(0, len(env_steps) - len(column)), value, column.dtype)
