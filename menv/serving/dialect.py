@@ -91,19 +91,41 @@ def fields(data: Data, dialect: Dialect, where: str) -> dict[str, Raw]:
         BadMessageError: It is no object, or has a key twice.
     """
     found: dict[str, Raw] = _FIELDS.read(data, dialect, where)
-    text = data if isinstance(data, bytes) else bytes(data)
-    twice = _hides_a_string(text, found) if dialect is Dialect.JSON else _entries(text) != len(found)
+    text = bytes(data)
+    twice = _has_more_strings(text, found) if dialect is Dialect.JSON else _entries(text) != len(found)
     if twice:
         raise BadMessageError(Code.DUPLICATE_KEY, f"{where}: a key is there twice, expected each key once")
     return found
 
 
-def _hides_a_string(text: bytes, found: dict[str, Raw]) -> bool:
-    """Return whether a JSON object has more strings than the entries that were decoded: those of a lost entry."""
+def check_keys(data: Data, dialect: Dialect, where: str, keys: int, strings: int) -> None:
+    """Refuse an object that has a key twice, after it was decoded into declared fields.
+
+    Args:
+        data: The object.
+        dialect: How it is written.
+        where: Begins the message of an error.
+        keys: How many of its keys are known.
+        strings: How many strings their values hold. Where keys and strings are all that there is, as in most
+            objects, the values need not be looked at.
+
+    Raises:
+        BadMessageError: It has.
+    """
+    text = bytes(data)
+    # In JSON two quotes each; a key that is there twice has two more, and so has one that is not known.
+    in_json = dialect is Dialect.JSON
+    all_known = text.count(b'"') == 2 * (keys + strings) if in_json else _entries(text) == keys
+    if not all_known:
+        fields(data, dialect, where)
+
+
+def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:
+    """Return whether a JSON object has more strings than its entries, which are those of an entry that was lost."""
     hidden = text.count(b'"') - 2 * len(found)
     if hidden:
-        # What quotes a key holds is escaped, as one more quote or as none.
         hidden -= sum(bytes(value).count(b'"') for value in found.values())
+        # Quotes within a key are written as one quote each, or as none.
         hidden -= sum(key.count('"') for key in found)
     return hidden > 0
 
