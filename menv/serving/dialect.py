@@ -165,7 +165,7 @@ def check_depth(data: Raw, dialect: Dialect, most: int, where: str) -> None:
 
 
 _AT = re.compile(r" - at (?:`key` in )?`\$?(?P<path>[^`]*)`$")
-_MISMATCH = re.compile(r"Expected `(?P<rule>[^`]*)`(?P<bound>[^,]*)(?:, got `(?P<got>[^`]*)`)?$")
+_MISMATCH = re.compile(r"Expected `(?P<rule>[^`]*)`(?P<bound>[^,]*?)(?:, got `(?P<got>[^`]*)`|, got \d+)?$")
 _MOST_CHARACTERS = 200
 
 

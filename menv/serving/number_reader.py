@@ -32,6 +32,7 @@ class NumberReader:
         shape: Of one element.
         low: Least element, [*shape], None without bounds.
         high: Greatest element.
+        flags: Whether true and false stand for 1 and 0.
         path: Where in an element of the whole space this lies, for messages.
 
     Attributes:
@@ -45,6 +46,7 @@ class NumberReader:
         shape: tuple[int, ...] = (),
         low: Array | None = None,
         high: Array | None = None,
+        flags: bool = False,
         path: str = "",
     ) -> None:
         self._dtype, self._shape, self._path = dtype, shape, path
@@ -54,9 +56,9 @@ class NumberReader:
             self._low = self._high = None
         # Integers between bounds that are the same everywhere need no look after they were decoded.
         self._uniform = dtype.kind != "f" and all(
-            bound is None or bool((bound == bound.flat[:1]).all()) for bound in (low, high)
+            bound is None or np.unique(bound).size <= 1 for bound in (low, high)
         )
-        kind = self._number()
+        kind = bool | Annotated[int, Meta(ge=0, le=1)] if flags else self._number()
         for size in reversed(shape):
             kind = _several(kind, size)
         self.json: Any = kind
@@ -66,8 +68,6 @@ class NumberReader:
         """Return the type of one number."""
         if self._dtype.kind == "f":
             return float
-        if self._dtype.kind == "b":
-            return bool | Annotated[int, Meta(ge=0, le=1)]
         least, greatest = np.iinfo(self._dtype).min, np.iinfo(self._dtype).max
         if self._low is not None and self._high is not None and self._size:
             least, greatest = int(self._low.min()), int(self._high.max())
@@ -179,7 +179,7 @@ def _several(kind: Any, size: int) -> Any:
     if size <= _LONGEST_TUPLE:
         # The garbage collector lets go of tuples of numbers, and looks at lists again and again.
         return tuple.__class_getitem__((kind,) * size or ((),))
-    return Annotated[list[kind], Meta(min_length=size, max_length=size)]  # type: ignore[valid-type]
+    return Annotated[list[kind], Meta(min_length=size, max_length=size)]
 
 
 def _first(bad: Array) -> tuple[int, str]:
