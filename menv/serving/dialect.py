@@ -195,7 +195,9 @@ def _of_a_value(text: str, where: str) -> tuple[Code, str]:
     if (mismatch := _MISMATCH.match(text)) is not None:
         rule, bound, got = mismatch["rule"], mismatch["bound"].strip(), mismatch["got"]
         if got or not bound:
-            return Code.WRONG_TYPE, f"{where}: got {got or 'another type'}, expected {_either(rule)}"
+            # msgspec calls null by another name in msgpack.
+            what = {"": "another type", "None": "null"}.get(got or "", got)
+            return Code.WRONG_TYPE, f"{where}: got {what}, expected {rule.replace(' | ', ' or ')}"
         code = Code.WRONG_LENGTH if rule == "array" else Code.OUT_OF_RANGE
         return (
             code,
@@ -220,11 +222,6 @@ def _of_a_value(text: str, where: str) -> tuple[Code, str]:
         Code.OUT_OF_RANGE,
         f"{where}: another value than those allowed, expected one of the list in the documents",
     )
-
-
-def _either(rule: str) -> str:
-    """Return a rule with its alternatives as one reads them."""
-    return rule.replace(" | ", " or ")
 
 
 def _name(text: str) -> str:
