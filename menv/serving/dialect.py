@@ -91,9 +91,8 @@ def fields(data: Data, dialect: Dialect, where: str) -> dict[str, Raw]:
         BadMessageError: It is no object, or has a key twice.
     """
     found: dict[str, Raw] = _FIELDS.read(data, dialect, where)
-    text = bytes(data)
-    twice = _has_more_strings(text, found) if dialect is Dialect.JSON else _entries(text) != len(found)
-    if twice:
+    in_json = dialect is Dialect.JSON
+    if _has_more_strings(bytes(data), found) if in_json else _entries(data) != len(found):
         raise BadMessageError(Code.DUPLICATE_KEY, f"{where}: a key is there twice, expected each key once")
     return found
 
@@ -112,10 +111,9 @@ def check_keys(data: Data, dialect: Dialect, where: str, keys: int, strings: int
     Raises:
         BadMessageError: It has.
     """
-    text = bytes(data)
     # In JSON two quotes each; a key that is there twice has two more, and so has one that is not known.
     in_json = dialect is Dialect.JSON
-    all_known = text.count(b'"') == 2 * (keys + strings) if in_json else _entries(text) == keys
+    all_known = bytes(data).count(b'"') == 2 * (keys + strings) if in_json else _entries(data) == keys
     if not all_known:
         fields(data, dialect, where)
 
@@ -130,11 +128,12 @@ def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:
     return hidden > 0
 
 
-def _entries(text: bytes) -> int:
+def _entries(data: Data) -> int:
     """Return how many entries the header of a msgpack map announces."""
-    if text[0] < 0x90:
-        return text[0] & 0x0F
-    return int.from_bytes(text[1 : 3 if text[0] == 0xDE else 5], "big")
+    header = bytes(memoryview(data)[:5])
+    if header[0] < 0x90:
+        return header[0] & 0x0F
+    return int.from_bytes(header[1 : 3 if header[0] == 0xDE else 5], "big")
 
 
 def is_nil(data: Raw, dialect: Dialect) -> bool:
