@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,12 @@ import msgspec
 from msgspec import Raw
 
 from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.nesting import json_levels, msgpack_levels
 
 Data = bytes | Raw
 
+_SAFE_LEVELS = 5000
+"""What fits half a megabyte of stack, the least that a thread of any common system has, where values are skipped."""
 _JSON_STARTS = frozenset(b"{ \t\n\r")
 _MSGPACK_MAPS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 
@@ -144,23 +148,30 @@ def is_nil(data: Raw, dialect: Dialect) -> bool:
 _OBJECT = Typed(dict[str, Any])
 
 
-def check_depth(data: Raw, dialect: Dialect, most: int, where: str) -> None:
-    """Refuse an object of any content that is nested more than `most` levels.
+def check_object(data: Raw, dialect: Dialect, most_levels: int, where: str) -> None:
+    """Refuse what is no object, or is nested more than `most_levels`; its content is free.
 
     Raises:
-        BadMessageError: It is, or it is no object.
+        BadMessageError: It is one of the two.
     """
-    level: list[Any] = [_OBJECT.read(data, dialect, where)]
-    for _ in range(most):
-        level = [
-            item
-            for value in level
-            for item in (value.values() if isinstance(value, dict) else value)
-            if isinstance(item, dict | list)
-        ]
-        if not level:
-            return
-    raise BadMessageError(Code.TOO_DEEP, f"{where}: more than {most} levels, expected fewer; flatten it")
+    _check_levels(bytes(data), dialect, most_levels, where)
+    _OBJECT.read(data, dialect, where)
+
+
+def check_stack(body: bytes, dialect: Dialect) -> None:
+    """Refuse a body on which a parser would run out of stack before it came to the recursion limit.
+
+    Raises:
+        BadMessageError: It is one.
+    """
+    if sys.getrecursionlimit() > _SAFE_LEVELS:
+        _check_levels(body, dialect, _SAFE_LEVELS, "message")
+
+
+def _check_levels(data: bytes, dialect: Dialect, most: int, where: str) -> None:
+    levels = json_levels(data) if dialect is Dialect.JSON else msgpack_levels(data)
+    if levels > most:
+        raise BadMessageError(Code.TOO_DEEP, f"{where}: {levels} levels, expected at most {most}; flatten it")
 
 
 _AT = re.compile(r" - at (?:`key` in )?`\$?(?P<path>[^`]*)`$")
