@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.dialect import Dialect, Typed, check_depth, dialect_of, fields, is_nil
+from menv.serving.dialect import Dialect, Typed, check_object, check_stack, dialect_of, fields, is_nil
 from menv.serving.packed import plain_array
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -231,6 +231,7 @@ def decode(body: bytes, max_depth: int = 32) -> tuple[Request, Dialect]:
         BadMessageError: It holds none. Its `seq` is that of the message if that much can be read.
     """
     dialect = dialect_of(body)
+    check_stack(body, dialect)
     found = fields(body, dialect, "message")
     try:
         request = _message(body, dialect, found, _REQUESTS)
@@ -249,6 +250,7 @@ def decode_answer(body: bytes) -> tuple[Answer, Dialect]:
         BadMessageError: It holds none.
     """
     dialect = dialect_of(body)
+    check_stack(body, dialect)
     answer: Answer = _message(body, dialect, fields(body, dialect, "message"), _ANSWERS)
     return answer, dialect
 
@@ -307,7 +309,7 @@ def _check_info(info: Raw, dialect: Dialect, max_depth: int) -> None:
             Code.TOO_LARGE, f"info: {size} bytes, expected at most {MOST_INFO_BYTES}; send less"
         )
     if not is_nil(info, dialect):
-        check_depth(info, dialect, max_depth, "info")
+        check_object(info, dialect, max_depth, "info")
 
 
 def _seq_of(found: Mapping[str, Raw], dialect: Dialect) -> int | None:
