@@ -81,7 +81,11 @@ class StreamConnection(asyncio.Protocol):
         """End, once everything that came has been handled."""
         self._gone, self._paused = True, False
         self._listener.left(self)
+        if self._ending:
+            self._come_to_an_end()
+            return
         # What the peer sent before it went is taken in, in turns as always.
+        self._listener.finishing[self] = None
         if not self._scheduled:
             self._take_turn()
 
@@ -141,6 +145,8 @@ class StreamConnection(asyncio.Protocol):
         """End it at once."""
         self._ending = True
         self._transport.abort()
+        if self._gone:
+            self._come_to_an_end()
 
     # What goes on in between.
 
@@ -184,9 +190,11 @@ class StreamConnection(asyncio.Protocol):
         """Do what had to wait until everything received was handled."""
         if self._last_words:
             self._close()
-        conversation = self._conversation
-        if self._gone and conversation is not None:
-            self._conversation = None
+        if not self._gone:
+            return
+        self._listener.finishing.pop(self, None)
+        conversation, self._conversation = self._conversation, None
+        if conversation is not None:
             try:
                 conversation.lost()
             except Exception as fault:
@@ -247,7 +255,7 @@ class StreamConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _reply(self, body: bytes) -> None:
-        if self._ending or self._gone:
+        if self._ending or self._transport.is_closing():
             return
         if self._paused and self._transport.get_write_buffer_size() > self._limits.max_unsent:
             self.abort()

@@ -97,7 +97,7 @@ def test_a_message_in_fragments_is_bounded_while_it_comes() -> None:
 
 @every_door
 def test_somebody_too_many_is_told_so_and_the_place_is_free_again_when_somebody_leaves(door: Door) -> None:
-    with serving(door, limits=Limits(max_connections=2)) as (server, talks):
+    with serving(door, limits=Limits(max_connections=2)) as (server, _talks):
         first, second = Client(door, server.addresses[0]), Client(door, server.addresses[0])
         assert second.ask(b"{in") == b"{in"
         assert first.ask(b"{in") == b"{in"
