@@ -93,35 +93,40 @@ def test_the_round_trips_of_a_healthy_peer_go_on(
     door: Door, behave: Callable[[Door, Address, threading.Event], None]
 ) -> None:
     ended = threading.Event()
-    with serving(door, limits=Limits(max_body=MAX_BODY, max_connections=32)) as (server, _):
-        with Client(door, server.addresses[0]) as healthy:
-            assert healthy.ask(b"{before") == b"{before"
-            bad = threading.Thread(target=behave, args=(door, server.addresses[0], ended))
-            bad.start()
-            time.sleep(0.1)
-            for trip in range(TRIPS):
-                assert healthy.ask(b"{%d" % trip) == b"{%d" % trip
-            assert bad.is_alive()
-            ended.set()
-            bad.join()
+    with (
+        serving(door, limits=Limits(max_body=MAX_BODY, max_connections=32)) as (server, _),
+        Client(door, server.addresses[0]) as healthy,
+    ):
+        assert healthy.ask(b"{before") == b"{before"
+        bad = threading.Thread(target=behave, args=(door, server.addresses[0], ended))
+        bad.start()
+        time.sleep(0.1)
+        for trip in range(TRIPS):
+            assert healthy.ask(b"{%d" % trip) == b"{%d" % trip
+        assert bad.is_alive()
+        ended.set()
+        bad.join()
 
 
 @pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
 def test_a_flood_of_bodies_is_handled_in_turns_with_others(door: Door) -> None:
-    with serving(door) as (server, talks):
-        with Client(door, server.addresses[0]) as flood, Client(door, server.addresses[0]) as healthy:
-            assert flood.ask(b"{first") == b"{first"
-            assert healthy.ask(b"{second") == b"{second"
-            # The thread is held up until everything lies there, that of the healthy one last.
-            ready = threading.Event()
-            server.post(ready.wait)
-            flood.raw(door.wrap(b"{") * 5_000)
-            healthy.send(b"{healthy")
-            time.sleep(0.1)
-            ready.set()
-            assert healthy.receive() == b"{healthy"
-            assert len(talks.all[0].bodies) < 2_500
-            assert eventually(lambda: len(talks.all[0].bodies) == 5_001)
+    with (
+        serving(door) as (server, talks),
+        Client(door, server.addresses[0]) as flood,
+        Client(door, server.addresses[0]) as healthy,
+    ):
+        assert flood.ask(b"{first") == b"{first"
+        assert healthy.ask(b"{second") == b"{second"
+        # The thread is held up until everything lies there, that of the healthy one last.
+        ready = threading.Event()
+        server.post(ready.wait)
+        flood.raw(door.wrap(b"{") * 5_000)
+        healthy.send(b"{healthy")
+        time.sleep(0.1)
+        ready.set()
+        assert healthy.receive() == b"{healthy"
+        assert len(talks.all[0].bodies) < 2_500
+        assert eventually(lambda: len(talks.all[0].bodies) == 5_001)
 
 
 def test_pings_alone_keep_no_half_sent_body_alive() -> None:

@@ -128,12 +128,14 @@ def test_stop_ends_connections_and_handshakes(door: Door, access: Access, trusti
 
 @every_door
 def test_somebody_too_many_is_told_so(door: Door, access: Access, trusting: ssl.SSLContext) -> None:
-    with serving(door, access=access, limits=Limits(max_connections=1)) as (server, _):
-        with Client(door, server.addresses[0], tls=trusting) as inside:
-            assert inside.ask(b"{in") == b"{in"
-            with Client(door, server.addresses[0], tls=trusting, greets=False) as outside:
-                assert b"too_many_connections: " in outside.rest()
-            assert inside.ask(b"{still in") == b"{still in"
+    with (
+        serving(door, access=access, limits=Limits(max_connections=1)) as (server, _),
+        Client(door, server.addresses[0], tls=trusting) as inside,
+    ):
+        assert inside.ask(b"{in") == b"{in"
+        with Client(door, server.addresses[0], tls=trusting, greets=False) as outside:
+            assert b"too_many_connections: " in outside.rest()
+        assert inside.ask(b"{still in") == b"{still in"
 
 
 @every_door

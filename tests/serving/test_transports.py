@@ -145,18 +145,21 @@ def test_what_comes_after_the_end_of_a_conversation_is_not_handed_to_it(door: Do
 
 @every_door
 def test_a_fault_of_ours_costs_its_connection_and_is_kept(door: Door) -> None:
-    with serving(door, faults=1) as (server, talks):
-        with Client(door, server.addresses[0]) as healthy, Client(door, server.addresses[0]) as unlucky:
-            if door is HTTP:
-                unlucky.raw(http_wrap(RAISE, f"Host: localhost\r\nmenv-session: {'ab' * 16}\r\n"))
-            else:
-                unlucky.send(RAISE)
-            assert unlucky.rest() == b""
-            assert healthy.ask(b"{goes on") == b"{goes on"
-            assert eventually(lambda: 1 in talks.losses)
-            (fault,) = server.faults.kept
-            assert isinstance(fault, ZeroDivisionError)
-            assert healthy.ask(b"{still") == b"{still"
+    with (
+        serving(door, faults=1) as (server, talks),
+        Client(door, server.addresses[0]) as healthy,
+        Client(door, server.addresses[0]) as unlucky,
+    ):
+        if door is HTTP:
+            unlucky.raw(http_wrap(RAISE, f"Host: localhost\r\nmenv-session: {'ab' * 16}\r\n"))
+        else:
+            unlucky.send(RAISE)
+        assert unlucky.rest() == b""
+        assert healthy.ask(b"{goes on") == b"{goes on"
+        assert eventually(lambda: 1 in talks.losses)
+        (fault,) = server.faults.kept
+        assert isinstance(fault, ZeroDivisionError)
+        assert healthy.ask(b"{still") == b"{still"
 
 
 def test_half_of_a_connection_may_be_closed_by_somebody_who_waits_for_the_reply() -> None:
