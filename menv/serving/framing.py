@@ -1,70 +1,112 @@
-"""RLlink's frames: eight digits that say how many bytes follow, then as many bytes.
+"""RLlink's frames on a stream of bytes: eight ASCII digits, then as many bytes as they say.
 
-The TCP transport feeds what it reads; this knows neither sockets nor what bodies mean.
+The TCP transport and clients read and write with it. It knows neither sockets nor what a body means.
 """
 
 from __future__ import annotations
 
-from menv.serving.bad_message import BadMessageError
+from menv.serving.bad_message import BadMessageError, Code
 
-HEADER = 8
+HEADER_BYTES = 8
+MOST_BODY_BYTES: int = 10**HEADER_BYTES - 1
 
 
 def frame(body: bytes) -> bytes:
-    """Return `body` with its header in front."""
+    """Return a body with its header.
+
+    Raises:
+        BadMessageError: The body is longer than eight digits can say.
+    """
+    if len(body) > MOST_BODY_BYTES:
+        raise BadMessageError(
+            Code.TOO_LARGE,
+            f"frame: a body of {len(body)} bytes, expected at most {MOST_BODY_BYTES}; send it in several messages",
+        )
     return b"%08d%b" % (len(body), body)
 
 
 class Frames:
-    """Takes bytes as they come and gives whole bodies.
+    """Bodies out of a stream that arrives in pieces of any size.
+
+    Every byte is copied at most twice, however small the pieces are. A header is looked at from its first byte
+    on, so a peer that speaks another protocol is told at once.
 
     Args:
-        max_body: The most bytes of one body.
+        max_body: Most bytes of one body, `Limits.max_body`.
+
+    Attributes:
+        completed: Bodies that the feed which raised had completed before it came to what is wrong.
     """
 
     def __init__(self, max_body: int) -> None:
-        self._max_body = max_body
-        self._buffer = bytearray()
-        self._length = -1
+        self.completed: list[bytes] = []
+        self._max_body = min(max_body, MOST_BODY_BYTES)
+        # At most one frame that has begun, between two feeds.
+        self._rest = bytearray()
+        self._size = -1
+        self._broken: BadMessageError | None = None
 
     @property
     def pending(self) -> int:
-        """Bytes of a frame that has begun and is not whole."""
-        return len(self._buffer) + (HEADER if self._length >= 0 else 0)
+        """Bytes that are here of a frame that is not complete, its header included."""
+        return len(self._rest)
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that `data` completes.
+    def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
+        """Take in the next bytes of the stream and return the bodies that are complete now.
 
         Raises:
-            BadMessageError: A header is no header, or says more than `max_body`.
+            BadMessageError: A header is none, or announces too much. The stream is lost then: every later call
+                raises again.
         """
-        buffer = self._buffer
-        buffer += data
-        bodies = []
-        at = 0
-        while True:
-            if self._length < 0:
-                if len(buffer) - at < HEADER:
-                    break
-                self._length = self._read(bytes(buffer[at : at + HEADER]))
-                at += HEADER
-            if len(buffer) - at < self._length:
-                break
-            bodies.append(bytes(buffer[at : at + self._length]))
-            at += self._length
-            self._length = -1
-        del buffer[:at]
+        if self._broken is not None:
+            raise BadMessageError(self._broken.code, self._broken.text)
+        self._rest += data
+        self.completed = []
+        try:
+            self._take()
+        except BadMessageError as error:
+            self._broken = error
+            self._rest.clear()
+            raise
+        bodies, self.completed = self.completed, []
         return bodies
 
-    def _read(self, header: bytes) -> int:
-        if not header.isdigit():
+    def _take(self) -> None:
+        """Move complete bodies from the rest to `completed`."""
+        rest, begin = self._rest, 0
+        while len(rest) - begin >= HEADER_BYTES:
+            first = begin + HEADER_BYTES
+            if self._size < 0:
+                self._size = self._read_header(bytes(rest[begin:first]))
+            if len(rest) < first + self._size:
+                break
+            begin = first + self._size
+            with memoryview(rest) as view:
+                self.completed.append(bytes(view[first:begin]))
+            self._size = -1
+        # A bytearray gives up its front without moving what follows.
+        del rest[:begin]
+        if len(rest) < HEADER_BYTES:
+            self._check_digits(bytes(rest))
+
+    def _read_header(self, header: bytes) -> int:
+        """Return the bytes of the body that a whole header announces."""
+        self._check_digits(header)
+        size = int(header)
+        if size > self._max_body:
             raise BadMessageError(
-                "bad_frame", "a header has other bytes than digits, expected 8 ASCII digits"
+                Code.TOO_LARGE,
+                f"frame: a body of {size} bytes, expected at most {self._max_body}; send episodes in several "
+                "messages, or raise Limits.max_body on the server",
             )
-        length = int(header)
-        if length > self._max_body:
+        return size
+
+    @staticmethod
+    def _check_digits(header: bytes) -> None:
+        """Refuse what cannot begin a frame."""
+        if header and not header.isdigit():
             raise BadMessageError(
-                "too_large",
-                f"a body of {length} bytes, expected at most {self._max_body}; see Limits.max_body",
+                Code.BAD_FRAME,
+                "frame: the header holds other bytes than digits, expected the length of the body in 8 ASCII digits; "
+                "count bytes, not characters, and check that this is the port for TCP",
             )
-        return length

@@ -155,7 +155,7 @@ class Listener(Transport):
 
     def _why_full(self) -> str:
         most = self.limits.max_connections
-        return f"too_many_connections: {most} peers are connected, expected fewer; see Limits.max_connections"
+        return f"too_many: {most} peers are connected, expected fewer; see Limits.max_connections"
 
     def _swept(self, now: float) -> None:
         """Do what has to be done every second at the latest."""

@@ -39,12 +39,15 @@ class StreamConnection(asyncio.Protocol):
         self._limits = listener.limits
         self._conversation: Conversation | None = None
         self._bodies: deque[bytes] = deque()
-        self._unfed = b""
+        # Bytes that were read and not yet taken apart begin at `_fed`.
+        self._unfed, self._fed = b"", 0
         self._bucket = Bucket(listener.limits.max_rate)
         self._owed = 0
         self._ending = False
         self._discarded = 0
-        self._last_words = self._half_closed = self._gone = False
+        self._half_closed = self._gone = False
+        # Why the connection ends once everything received is handled; "" if that need not be said.
+        self._farewell: str | None = None
         self._throttled = self._scheduled = self._paused = self._reading_paused = False
         self._clock = asyncio.get_running_loop().time
         self._heard = self._paused_since = self._clock()
@@ -58,6 +61,10 @@ class StreamConnection(asyncio.Protocol):
         Raises:
             BadMessageError: The peer does not keep to the protocol.
         """
+
+    def _completed(self) -> list[bytes]:
+        """Return the bodies that were whole before `_feed` raised."""
+        return []
 
     @abstractmethod
     def _in_the_middle(self) -> bool:
@@ -91,11 +98,12 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes."""
-        if self._ending:
+        if self._ending or self._farewell is not None:
             self._discard(len(data))
             return
         self._heard = self._clock()
-        self._unfed = self._unfed + data if self._unfed else data
+        self._unfed = self._unfed[self._fed :] + data if self._unfed else data
+        self._fed = 0
         if not self._scheduled:
             self._take_turn()
 
@@ -131,10 +139,10 @@ class StreamConnection(asyncio.Protocol):
         elif self._partial_since is not None and self._reads():
             if now - self._partial_since > self._limits.handshake_s:
                 self._refuse(
-                    f"timeout: a body was not whole after {self._limits.handshake_s:g} s; see Limits.handshake_s"
+                    f"too_slow: a body was not whole after {self._limits.handshake_s:g} s; see Limits.handshake_s"
                 )
         elif now - self._heard > self._limits.idle_s:
-            self._refuse(f"timeout: nothing came for {self._limits.idle_s:g} s; see Limits.idle_s")
+            self._refuse(f"too_slow: nothing came for {self._limits.idle_s:g} s; see Limits.idle_s")
 
     def hang_up(self) -> None:
         """End it once everything written has been sent."""
@@ -188,7 +196,10 @@ class StreamConnection(asyncio.Protocol):
 
     def _come_to_an_end(self) -> None:
         """Do what had to wait until everything received was handled."""
-        if self._last_words:
+        farewell, self._farewell = self._farewell, None
+        if farewell:
+            self._refuse(farewell)
+        elif farewell is not None:
             self._close()
         if not self._gone:
             return
@@ -201,17 +212,22 @@ class StreamConnection(asyncio.Protocol):
                 self._listener.faults.add(fault)
 
     def _take_apart(self) -> None:
-        data, self._unfed = self._unfed[: self.slice_bytes], self._unfed[self.slice_bytes :]
+        begin, self._fed = self._fed, self._fed + self.slice_bytes
+        data = self._unfed[begin : self._fed]
+        if self._fed >= len(self._unfed):
+            self._unfed, self._fed = b"", 0
         try:
             bodies = self._feed(data)
         except BadMessageError as error:
-            self._refuse(f"{error.code}: {error.text}")
-            return
+            self._farewell = f"{error.code}: {error.text}"
+            bodies = self._completed()
         except Exception as fault:
             self._listener.faults.add(fault)
             self.abort()
             return
-        if not self._in_the_middle():
+        if self._farewell is not None:
+            self._unfed = b""
+        elif not self._in_the_middle():
             self._partial_since = None
         elif bodies or self._partial_since is None:
             self._partial_since = self._heard
@@ -267,6 +283,8 @@ class StreamConnection(asyncio.Protocol):
             self._transport.close()
 
     def _refuse(self, why: str) -> None:
+        if self._ending or self._transport.is_closing():
+            return
         try:
             self._send(self._listener.handler.refused(why))
         except Exception as fault:

@@ -134,7 +134,7 @@ def test_somebody_too_many_is_told_so(door: Door, access: Access, trusting: ssl.
     ):
         assert inside.ask(b"{in") == b"{in"
         with Client(door, server.addresses[0], tls=trusting, greets=False) as outside:
-            assert b"too_many_connections: " in outside.rest()
+            assert b"too_many: " in outside.rest()
         assert inside.ask(b"{still in") == b"{still in"
 
 

@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 
 from menv.serving.limits import Limits
-from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door, http_wrap
+from tests.serving.doors import (
+    DOORS,
+    HTTP,
+    PATIENCE_S,
+    TCP,
+    WEBSOCKET,
+    Client,
+    Door,
+    http_wrap,
+    tcp_wrap,
+    websocket_frame,
+)
 from tests.serving.talks import CLOSE, HOLD, LATE, RAISE, eventually, serving
 
 every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
@@ -141,6 +152,23 @@ def test_what_comes_after_the_end_of_a_conversation_is_not_handed_to_it(door: Do
         assert one.receive() == CLOSE
         one.rest()
         assert talks.bodies == [CLOSE]
+
+
+def test_what_came_before_a_broken_frame_is_answered_first() -> None:
+    with serving(TCP) as (server, talks), Client(TCP, server.addresses[0]) as one:
+        one.raw(tcp_wrap(b"{good") * 100 + b"no header")
+        assert [one.receive() for _ in range(100)] == [b"{good"] * 100
+        assert b"bad_frame: " in one.receive()
+        assert one.rest() == b""
+        assert len(talks.bodies) == 100
+
+
+def test_what_came_before_a_websocket_was_closed_is_handled() -> None:
+    with serving(WEBSOCKET) as (server, talks), Client(WEBSOCKET, server.addresses[0]) as one:
+        one.raw(WEBSOCKET.wrap(b"{good") * 100 + websocket_frame(b"\x03\xe8", 8))
+        one.rest()
+        assert eventually(lambda: talks.bodies == [b"{good"] * 100)
+        assert eventually(lambda: talks.losses == [1])
 
 
 @every_door
