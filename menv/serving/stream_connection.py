@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections import deque
+from time import monotonic
 from typing import cast
 
 from menv.serving.bad_message import BadMessageError
@@ -49,8 +50,8 @@ class StreamConnection(asyncio.Protocol):
         # Why the connection ends once everything received is handled; "" if that need not be said.
         self._farewell: str | None = None
         self._throttled = self._scheduled = self._paused = self._reading_paused = False
-        self._clock = asyncio.get_running_loop().time
-        self._heard = self._paused_since = self._clock()
+        # The loop's clock, without the way through the loop.
+        self._heard = self._paused_since = monotonic()
         # Set from the start, because a first body is awaited.
         self._partial_since: float | None = self._heard
 
@@ -101,10 +102,19 @@ class StreamConnection(asyncio.Protocol):
         if self._ending or self._farewell is not None:
             self._discard(len(data))
             return
-        self._heard = self._clock()
-        self._unfed = self._unfed[self._fed :] + data if self._unfed else data
-        self._fed = 0
-        if not self._scheduled:
+        self._heard = monotonic()
+        if self._unfed or self._bodies or self._scheduled or len(data) > self.slice_bytes:
+            self._unfed, self._fed = self._unfed[self._fed :] + data, 0
+            if not self._scheduled:
+                self._take_turn()
+            return
+        bodies = self._take_apart(data)
+        # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
+        if len(bodies) == 1 and not (self._paused or self._throttled or self._is_too_fast()):
+            self._hand_over(bodies[0])
+        elif bodies:
+            self._bodies.extend(bodies)
+        if self._bodies or self._ending or self._paused or self._farewell is not None:
             self._take_turn()
 
     def eof_received(self) -> bool:
@@ -120,7 +130,7 @@ class StreamConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Take note that the peer does not read its replies."""
         self._paused = True
-        self._paused_since = self._clock()
+        self._paused_since = monotonic()
 
     def resume_writing(self) -> None:
         """Take note that it reads them again."""
@@ -187,12 +197,12 @@ class StreamConnection(asyncio.Protocol):
                 self._scheduled = True
                 asyncio.get_running_loop().call_soon(self._take_turn)
                 break
-            if self._bodies:
-                budget -= 1
-                self._hand_over()
-            else:
+            if not self._bodies:
                 budget -= _SLICE
-                self._take_apart()
+                self._bodies.extend(self._take_apart(self._next_slice()))
+            elif not self._is_too_fast():
+                budget -= 1
+                self._hand_over(self._bodies.popleft())
 
     def _come_to_an_end(self) -> None:
         """Do what had to wait until everything received was handled."""
@@ -211,11 +221,14 @@ class StreamConnection(asyncio.Protocol):
             except Exception as fault:
                 self._listener.faults.add(fault)
 
-    def _take_apart(self) -> None:
+    def _next_slice(self) -> bytes:
         begin, self._fed = self._fed, self._fed + self.slice_bytes
         data = self._unfed[begin : self._fed]
         if self._fed >= len(self._unfed):
             self._unfed, self._fed = b"", 0
+        return data
+
+    def _take_apart(self, data: bytes) -> list[bytes]:
         try:
             bodies = self._feed(data)
         except BadMessageError as error:
@@ -224,22 +237,25 @@ class StreamConnection(asyncio.Protocol):
         except Exception as fault:
             self._listener.faults.add(fault)
             self.abort()
-            return
+            return []
         if self._farewell is not None:
             self._unfed = b""
         elif not self._in_the_middle():
             self._partial_since = None
         elif bodies or self._partial_since is None:
             self._partial_since = self._heard
-        self._bodies.extend(bodies)
+        return bodies
 
-    def _hand_over(self) -> None:
-        wait = self._bucket.wait(self._clock())
-        if wait:
-            self._throttled = True
-            asyncio.get_running_loop().call_later(wait, self._end_throttle)
-            return
-        body = self._bodies.popleft()
+    def _is_too_fast(self) -> bool:
+        """Return whether the next body has to wait; if so, everything waits for it."""
+        wait = self._bucket.wait(monotonic())
+        if not wait:
+            return False
+        self._throttled = True
+        asyncio.get_running_loop().call_later(wait, self._end_throttle)
+        return True
+
+    def _hand_over(self, body: bytes) -> None:
         conversation = self._conversation
         if conversation is None:
             return
@@ -257,7 +273,7 @@ class StreamConnection(asyncio.Protocol):
     def _go_on(self) -> None:
         if self._partial_since is not None:
             # The time in which we did not read is not the peer's.
-            self._partial_since = self._clock()
+            self._partial_since = monotonic()
         if not self._scheduled:
             self._take_turn()
 
@@ -277,7 +293,7 @@ class StreamConnection(asyncio.Protocol):
             self.abort()
             return
         self._owed -= 1
-        self._heard = self._clock()
+        self._heard = monotonic()
         self._send(body)
         if self._half_closed and not self._is_owed():
             self._transport.close()

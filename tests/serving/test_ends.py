@@ -11,8 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from menv.errors import CallOrderError, ConfigError
+from menv.serving.http_connection import HttpConnection
 from menv.serving.limits import Limits
 from menv.serving.server import Server
+from menv.serving.stream_connection import StreamConnection
 from menv.serving.tcp import TcpTransport
 from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door
 from tests.serving.talks import FLOOD, HOLD, LATE, Talks, eventually, serving
@@ -65,6 +67,11 @@ def the_serving_threads() -> list[threading.Thread]:
 
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def connections_in_memory() -> int:
+    gc.collect()
+    return sum(issubclass(type(one), (StreamConnection, HttpConnection)) for one in gc.get_objects())
 
 
 @every_door
@@ -200,7 +207,8 @@ def reconnect(door: Door, times: int) -> None:
             with Client(door, server.addresses[0]) as two:
                 assert two.ask(b"{served") == b"{served"
         assert eventually(lambda: server.connections == 0)
-        gc.collect()
+        # Those who said goodbye are remembered for a moment.
+        assert eventually(lambda: connections_in_memory() == 0)
         assert open_files() <= before
         assert len(the_serving_threads()) == 1
 
