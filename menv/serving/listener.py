@@ -254,10 +254,16 @@ class Listener(Transport):
         period = min(1.0, self.limits.handshake_s / 4, self.limits.idle_s / 4)
         while True:
             await asyncio.sleep(period)
-            now = loop.time()
-            for connection in list(self._open):
-                connection.look(now)
-            self._swept(now)
+            try:
+                self._look_around(loop.time())
+            except Exception as fault:
+                self.faults.add(fault)
+
+    def _look_around(self, now: float) -> None:
+        # Not a part of the task above, whose variables would keep the last connection in memory.
+        for connection in list(self._open):
+            connection.look(now)
+        self._swept(now)
 
 
 class _Goodbye(asyncio.Protocol):
