@@ -7,6 +7,7 @@ make no sense at once, in the caller's thread. It knows neither spaces nor polic
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
@@ -15,8 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from menv.base_env import ALL, AgentId
-from menv.errors import CallOrderError, EpisodeError
+from menv.errors import CallOrderError, ContractError, EpisodeError
 from menv.played import Played
 
 Answer: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
@@ -24,6 +27,8 @@ Answer: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
 
 _KEPT_IDS = 10_000
 _MOST_AHEAD = 64
+# Seconds after a fault in which what others have said is still taken; they may never be silent.
+_PATIENCE = 0.5
 
 
 @dataclass(slots=True)
@@ -81,6 +86,20 @@ class Line:
         return turn
 
 
+    def owed(self) -> dict[AgentId, float]:
+        """Return what was paid and has not been taken, by agent."""
+        owed = dict(self.rewards)
+        for turn in self.turns:
+            paid = (
+                {agent: float(moves.rewards.sum()) for agent, moves in turn.agents.items()}
+                if isinstance(turn, Played)
+                else turn.rewards
+            )
+            for agent, reward in paid.items():
+                owed[agent] = owed.get(agent, 0.0) + reward
+        return owed
+
+
 class Switchboard:
     """Open episodes, what their callers said, and who waits for an answer.
 
@@ -99,6 +118,7 @@ class Switchboard:
         self._ready: dict[str, Line] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
         self._fault: BaseException | None = None
+        self._fault_at = 0.0
         self._stopped = False
         self._woken = False
 
@@ -169,16 +189,17 @@ class Switchboard:
             EpisodeError: There is no such episode, or somebody waits for its actions.
             CallOrderError: Not every agent that observed has an action.
         """
-        if obs.keys() != actions.keys():
-            raise CallOrderError(
-                f"log_action: observations of {_named(obs)} and actions of {_named(actions)}, expected the same "
-                "agents; log an action for each agent that observes"
-            )
         with self._news:
             line = self._line("log_action", episode_id)
             while wait and len(line.turns) >= _MOST_AHEAD:
                 self._news.wait()
                 line = self._line("log_action", episode_id)
+            # Who is done has nothing more to do.
+            if obs.keys() != actions.keys() and obs.keys() - line.done != actions.keys() - line.done:
+                raise CallOrderError(
+                    f"log_action: observations of {_named(obs)} and actions of {_named(actions)}, expected the same "
+                    "agents; log an action for each agent that observes"
+                )
             turn = line.turn(obs)
             turn.actions = actions
             self._say(line, turn)
@@ -193,12 +214,16 @@ class Switchboard:
         """Note rewards, which add up, and what else goes with the next observation.
 
         Raises:
-            EpisodeError: There is no such episode.
+            EpisodeError: There is no such episode, or pieces of it are handed in.
+            ContractError: A reward is not a finite number.
         """
         with self._news:
             line = self._line("log_returns", episode_id)
-            for agent, reward in rewards.items():
-                line.rewards[agent] = line.rewards.get(agent, 0.0) + reward
+            if line.plays:
+                raise mixed("log_returns", episode_id)
+            checked = {agent: _number(reward, episode_id, agent) for agent, reward in rewards.items()}
+            for agent, number in checked.items():
+                line.rewards[agent] = line.rewards.get(agent, 0.0) + number
             line.infos.update(infos or {})
             line.done.update({agent: flag for agent, flag in (done or {}).items() if flag and agent != ALL})
 
@@ -223,7 +248,7 @@ class Switchboard:
         """
         with self._news:
             line = self._line("episodes", episode_id)
-            if line.plays is False:
+            if line.plays is False or line.rewards:
                 raise EpisodeError(
                     f"episodes: actions of episode {episode_id!r} were asked for one by one, expected whole "
                     "pieces from its beginning; do one or the other"
@@ -247,9 +272,10 @@ class Switchboard:
             self._close(line)
 
     def fail(self, fault: BaseException) -> None:
-        """Let `collect` raise, once everything that was said before has been taken."""
+        """Let `collect` raise, once everything that was said before has been taken, but soon in any case."""
         with self._news:
-            self._fault = self._fault or fault
+            if self._fault is None:
+                self._fault, self._fault_at = fault, time.monotonic()
             self._news.notify_all()
 
     def stop(self) -> None:
@@ -277,16 +303,19 @@ class Switchboard:
 
         Raises:
             BaseException: What `fail` was given.
+            CallOrderError: It was stopped.
         """
         until = None if timeout is None else time.monotonic() + timeout
         with self._news:
             self._woken = False
-            while not self._ready and self._fault is None and not self._woken:
+            while not (self._ready or self._fault or self._woken or self._stopped):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 self._news.wait(left)
-            if not self._ready and self._fault is not None:
+            if self._stopped:
+                raise CallOrderError("poll: this environment was stopped, expected no further poll; create another")
+            if self._fault and (not self._ready or time.monotonic() - self._fault_at > _PATIENCE):
                 raise self._fault
             ready, self._ready = self._ready, {}
             return list(ready.values())
@@ -308,10 +337,16 @@ class Switchboard:
                 if line.turns:
                     self._ready[line.episode_id] = line
 
-    def held_rewards(self) -> dict[str, dict[AgentId, float]]:
-        """Return what was paid since the last observation of each episode, by agent."""
+    def held_rewards(self, known: Iterable[Line] = ()) -> dict[str, dict[AgentId, float]]:
+        """Return what was paid and the sampler has not taken, by episode and agent.
+
+        Args:
+            known: Episodes that the sampler has begun; some of them may be closed here.
+        """
         with self._news:
-            return {name: dict(line.rewards) for name, line in self._lines.items() if line.rewards}
+            lines = {line.episode_id: line for line in (*known, *self._ready.values(), *self._lines.values())}
+            found = {name: line.owed() for name, line in lines.items()}
+        return {name: owed for name, owed in found.items() if owed}
 
     def _line(self, call: str, episode_id: str) -> Line:
         """Return an open episode in which nobody waits."""
@@ -332,10 +367,7 @@ class Switchboard:
     def _say(self, line: Line, turn: Turn, answer: Answer | None = None) -> None:
         """Put a turn where the sampler finds it."""
         if line.plays:
-            raise EpisodeError(
-                f"episode {line.episode_id!r}: whole pieces of it were handed in, expected no single calls; do one or "
-                "the other"
-            )
+            raise mixed("episode", line.episode_id)
         line.plays = False
         turn.answer = answer
         line.turns.append(turn)
@@ -362,6 +394,29 @@ def stopped() -> CallOrderError:
     """Return the error for calls that nobody will answer."""
     return CallOrderError(
         "external environment: nobody samples any more, expected no further call; end the thread"
+    )
+
+
+def mixed(where: str, episode_id: str) -> EpisodeError:
+    """Return the error for single calls in an episode that is handed in in pieces."""
+    return EpisodeError(
+        f"{where}: whole pieces of episode {episode_id!r} were handed in, expected no single calls; do one or the other"
+    )
+
+
+def _number(reward: Any, episode_id: str, agent: AgentId) -> float:
+    """Return a reward as a float."""
+    if isinstance(reward, int | float | np.number | np.bool_) or (
+        isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub"
+    ):
+        number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        if math.isfinite(number):
+            return number
+        got = str(number)
+    else:
+        got = type(reward).__name__
+    raise ContractError(
+        f"log_returns: episode {episode_id!r}: the reward of {agent!r} is {got}, expected a finite number; pay a float"
     )
 
 
