@@ -181,24 +181,33 @@ class Sampler:
             return self._sample_frames(self._frames)
         if self._begun is None:
             self._begun = self._begin()
-        idle = 0
+        self.idle = not self._fill()
+        if self.idle:
+            return MultiAgentBatch({}, 0)
+        begun, self._begun = self._begun, None
+        return self._close(int(self._steps.sum() - begun.sum()))
+
+    def _fill(self) -> bool:
+        """Poll and answer until the fragment is full; False if nobody called an external environment for too long."""
+        idle, base_env = 0, self.base_env
+        patience, moved = base_env.idle_timeout, time.monotonic()
+        left = patience
         while True:
             closed = self._quota.closed(self._steps)
             if closed is not None and closed.all():
-                break
+                return True
             answered = self._answer(closed)
-            ready = self.base_env.poll(self.base_env.idle_timeout)
+            ready = base_env.poll(left)
             idle = 0 if answered or len(ready.slots) or ready.played else idle + 1
-            if idle and self.base_env.external:
-                self.idle = True
-                self._take(ready)
-                return MultiAgentBatch({}, 0)
-            if idle:
-                self._starve(idle)
             self._take(ready)
-        self.idle = False
-        begun, self._begun = self._begun, None
-        return self._close(int(self._steps.sum() - begun.sum()))
+            if patience is not None:
+                # An end has no rows; an episode in which nobody acted leaves nothing at all.
+                moved = time.monotonic() if not idle or ready.episodes or ready.ended else moved
+                left = moved + patience - time.monotonic()
+                if left <= 0:
+                    return False
+            elif idle and not base_env.external:
+                self._starve(idle)
 
     def _begin(self) -> Column:
         """Begin a fragment and return the env steps of then."""
@@ -312,10 +321,10 @@ class Sampler:
         if ready.ended or ready.joined or ready.unclaimed or ready.episodes:
             self._book.take(ready)
             self._quota.note_ends(ready.episodes)
-        if self._hooks.active:
-            self._hooks.polled(ready, self._book.running)
         if ready.played:
             self._take_played(ready)
+        if self._hooks.active:
+            self._hooks.polled(ready, self._book.running)
         if len(ready.slots):
             self._take_rows(ready, before)
 
