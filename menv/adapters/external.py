@@ -23,8 +23,8 @@ from menv.adapters.roster import Layout
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, Piece, Ready, Unclaimed
 from menv.errors import EnvCrashError
-from menv.played import Played
 from menv.line import Line, Turn
+from menv.played import Played
 from menv.switchboard import Switchboard, stopped
 
 
