@@ -1,16 +1,18 @@
 """Clients of a server, as many as wanted, in one process that does nothing else.
 
-    python -m benchmarks.load KIND HOST PORT [--clients N] [--seconds S] [--body-bytes N] [--ahead N]
+    python -m benchmarks.load KIND HOST PORT [--clients N] [--seconds S] [--body-bytes N] [--ahead N] [--play]
 
-Each client sends a body, waits for as many bytes of reply as echoing it takes, and goes on. The last line is one
-JSON object: bodies a second, and of the round trips the median, the 99th of 100 and the longest, in ms. Bodies are
-JSON of a request for an action, filled up to the length that is asked for.
+Each client sends a body, waits for as many bytes of reply as the first time, and goes on. With --play it has begun an
+episode before, of which its bodies ask for actions. The last line is one JSON object: bodies a second, and of the round
+trips the median, the 99th of 100 and the longest, in ms. Bodies are JSON of a request for an action, filled up to the
+length that is asked for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import selectors
 import socket
 import statistics
@@ -19,21 +21,29 @@ import time
 
 from benchmarks.echo_servers import KINDS
 
+_EPISODE = b"0123456789abcdef"
+_RUN = secrets.token_hex(8).encode()
+"""No other run's clients are taken for ours."""
 _REQUEST = b'{"type": "GET_ACTION", "episode_id": "0123456789abcdef", "observation": [0.01, 0.02, 0.03, 0.04]'
 
 
-def body_of(size: int) -> bytes:
-    """Return JSON of `size` bytes, or of the least that a request has."""
+def body_of(size: int, client: int = 0) -> bytes:
+    """Return JSON of `size` bytes, or of the least that a request has, of one client's episode."""
     padding = b"x" * max(0, size - len(_REQUEST) - 12)
-    return b'%b, "pad": "%b"}' % (_REQUEST, padding)
+    return b'%b, "pad": "%b"}' % (_REQUEST.replace(_EPISODE, b"%016x" % client), padding)
 
 
-def request(kind: str, body: bytes) -> bytes:
+def first_body(client: int) -> bytes:
+    """Return what begins a client's episode."""
+    return b'{"type": "START_EPISODE", "episode_id": "%016x"}' % client
+
+
+def request(kind: str, body: bytes, client: int = 0) -> bytes:
     """Return what a client sends for one body."""
     if kind == "tcp":
         return b"%08d%b" % (len(body), body)
     if kind == "http":
-        session = b"0123456789abcdef" * 2
+        session = b"%b%016x" % (_RUN, client)
         head = b"POST /rllink HTTP/1.1\r\nHost: localhost\r\nmenv-session: %b\r\nContent-Length: %d\r\n\r\n"
         return head % (session, len(body)) + body
     size = len(body)
@@ -98,17 +108,42 @@ def reply_bytes(kind: str, one: socket.socket, sent: bytes, body: bytes) -> int:
     return len(got)
 
 
+def answer_bytes(kind: str, one: socket.socket, sent: bytes) -> int:
+    """Do one round trip with a server that answers something else; return how many bytes that has."""
+    one.sendall(sent)
+    got, length = b"", 1 << 30
+    while len(got) < length:
+        got += one.recv(1 << 20)
+        if kind == "tcp" and len(got) >= 8:
+            length = 8 + int(got[:8])
+        elif b"\r\n\r\n" in got:
+            head = got[: got.index(b"\r\n\r\n")].lower()
+            length = len(head) + 4 + int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+    if b'"ERROR"' in got:
+        raise RuntimeError(f"benchmarks.load: {got[-300:]!r}, expected an answer; look at the server")
+    return len(got)
+
+
+def ready(args: argparse.Namespace, number: int) -> Client:
+    """Return a client that is connected and knows how long replies are."""
+    one = connect(args.kind, (args.host, args.port))
+    body = body_of(args.body_bytes, number)
+    sent = request(args.kind, body, number)
+    if args.play:
+        answer_bytes(args.kind, one, request(args.kind, first_body(number), number))
+        awaited = answer_bytes(args.kind, one, sent)
+    else:
+        awaited = reply_bytes(args.kind, one, sent, body)
+    one.setblocking(False)
+    return Client(one, sent * args.ahead, awaited * args.ahead)
+
+
 def play(args: argparse.Namespace) -> list[float]:
     """Run all clients until the time is over; return the seconds of each round trip."""
-    body = body_of(args.body_bytes)
-    selector, clients, trips = selectors.DefaultSelector(), [], []
-    for _ in range(args.clients):
-        one = connect(args.kind, (args.host, args.port))
-        sent = request(args.kind, body)
-        awaited = reply_bytes(args.kind, one, sent, body)
-        one.setblocking(False)
-        clients.append(Client(one, sent * args.ahead, awaited * args.ahead))
-        selector.register(one, selectors.EVENT_READ, clients[-1])
+    clients, trips = [ready(args, number) for number in range(args.clients)], []
+    selector = selectors.DefaultSelector()
+    for client in clients:
+        selector.register(client.socket, selectors.EVENT_READ, client)
     for client in clients:
         client.begin()
     end = time.perf_counter() + args.seconds
@@ -135,6 +170,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--body-bytes", type=int, default=0)
     parser.add_argument("--ahead", type=int, default=1, help="bodies that a client sends before it waits")
+    parser.add_argument("--play", action="store_true", help="ask a policy server for actions")
     args = parser.parse_args()
     trips = play(args)
     found = {"per_second": args.ahead * len(trips) / args.seconds}

@@ -19,7 +19,9 @@ Place = tuple[str, int]
 
 def load(kind: str, place: Place, effort: Effort, **options: object) -> dict[str, float]:
     """Return what clients in a process of their own found."""
-    extra = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    extra: list[object] = []
+    for name, value in options.items():
+        extra += [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
     run = processes.run("-m", "benchmarks.load", kind, *place, "--seconds", effort.seconds, *extra)
     return run.result
 
