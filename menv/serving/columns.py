@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from msgspec import Raw
 
 from menv.serving.bad_message import BadMessageError, Code
@@ -47,11 +46,10 @@ class ColumnReader:
         Raises:
             BadMessageError: It is no column, or one of its elements cannot be taken.
         """
-        with np.errstate(over="ignore"):
-            return self.build(self._typed.read(raw, dialect, where), where)
+        return self.build(self._typed.read(raw, dialect, where), where)
 
     def build(self, values: Any, where: str) -> Column:
-        """Return the column of decoded values; numbers that do not fit overflow, which numpy is not to report.
+        """Return the column of decoded values.
 
         Raises:
             BadMessageError: One of them cannot be taken.
@@ -97,8 +95,7 @@ class ElementReader:
         """
         value = self._typed.read(raw, dialect, where)
         try:
-            with np.errstate(over="ignore"):
-                return self._reader.column([value])[0]
+            return self._reader.column([value])[0]
         except BadValueError as error:
             raise error.in_message(where, is_column=False) from None
 

@@ -208,6 +208,11 @@ def _of_a_value(text: str, where: str) -> tuple[Code, str]:
             # msgspec calls null by another name in msgpack.
             what = {"": "another type", "None": "null"}.get(got or "", got)
             return Code.WRONG_TYPE, f"{where}: got {what}, expected {rule.replace(' | ', ' or ')}"
+        if rule == "float":
+            return (
+                Code.NOT_FINITE,
+                f"{where}: got NaN or a number too large for its type, expected float {bound}",
+            )
         code = Code.WRONG_LENGTH if rule == "array" else Code.OUT_OF_RANGE
         return (
             code,

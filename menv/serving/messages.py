@@ -198,8 +198,8 @@ OLD_NAMES = frozenset(
 class _Flags(msgspec.Struct, gc=False):
     """What every episode has, of one agent or of several."""
 
-    is_terminated: Any
-    is_truncated: Any
+    is_terminated: bool
+    is_truncated: bool
 
 
 _NAME = Typed(str)

@@ -44,8 +44,6 @@ def test_samples_of_any_space_survive_both_dialects_to_the_last_bit(
 def test_columns_that_are_packed_as_a_whole_are_the_same(space: Any, seed: int, rows: int) -> None:
     space.seed(seed)
     samples = np.array([space.sample() for _ in range(rows)], space.dtype).reshape(rows, *space.shape)
-    if samples.dtype == np.float16:
-        return
     assert same(column(to_raw(samples, M), space, M, "here"), samples)
     assert same(column(to_raw(samples.tolist(), M), space, M, "here"), samples)
     assert same(column(to_raw(samples.tolist(), J), space, J, "here"), samples)
@@ -88,7 +86,12 @@ INSIDE: dict[str, Any] = {"a b": [[0.0, 0.0], 0], "t": "ab"}
 WRONG: list[tuple[gym.Space[Any], Any, Code, str]] = [
     (BOX, [0.0, 5.5], Code.OUT_OF_RANGE, r"^obs\[1\]: got 5\.5, expected -inf to 5\.0$"),
     (BOX, [-1.5, 0.0], Code.OUT_OF_RANGE, r"^obs\[0\]: got -1\.5, expected -1\.0 to 1\.0$"),
-    (BOX, [0.0, -1e39], Code.NOT_FINITE, r"^obs\[1\]: got a number that is not finite as float32"),
+    (
+        BOX,
+        [0.0, -1e39],
+        Code.NOT_FINITE,
+        r"^obs\[1\]: got NaN or a number too large for its type, expected float >= -3\.4",
+    ),
     (BOX, [0.0], Code.WRONG_LENGTH, r"^obs: got another length, expected array of length 2$"),
     (BOX, [[0.0], [0.0]], Code.WRONG_TYPE, r"^obs\[0\]: got array, expected float$"),
     (BOX, [0.0, "0"], Code.WRONG_TYPE, r"^obs\[1\]: got str, expected float$"),
@@ -134,6 +137,20 @@ def test_what_is_no_element_is_told_with_its_place_and_what_was_expected(case: i
     assert caught.value.code is code
     with pytest.raises(AssertionError, match=text):
         raise AssertionError(caught.value.text)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("shape", [(129,), (200, 3), (2, 300), (1, 150, 2)])
+def test_wide_elements_are_counted_in_all_their_axes(shape: tuple[int, ...], dialect: Dialect) -> None:
+    space = S.Box(-1, 1, shape, np.float32)
+    sample = space.sample()
+    assert same(element(to_raw(sample.tolist(), dialect), space, dialect, "obs"), sample)
+    for axis in range(len(shape)):
+        for wrong in (np.delete(sample, 0, axis), np.concatenate([sample, np.take(sample, [0], axis)], axis)):
+            with pytest.raises(BadMessageError, match="wrong_length: obs"):
+                element(to_raw(wrong.tolist(), dialect), space, dialect, "obs")
+            with pytest.raises(BadMessageError, match="wrong_length: obs"):
+                element(to_raw(wrong, dialect), space, dialect, "obs")
 
 
 @pytest.mark.parametrize("dialect", Dialect)
@@ -209,6 +226,18 @@ def test_a_reward_is_a_number_or_one_for_each_agent(dialect: Dialect) -> None:
     for wrong in ("1", None, True, [1.0], {"a": None}):
         with pytest.raises(BadMessageError, match="wrong_type: reward"):
             reward(to_raw(wrong, dialect), dialect)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_no_number_that_is_not_finite_comes_through_msgpack(wrong: float, dtype: Any) -> None:
+    space = S.Box(-np.inf, np.inf, (2,), dtype)
+    for value in ([0.0, wrong], np.array([0.0, wrong])):
+        for read in (element, column):
+            with pytest.raises(BadMessageError, match="not_finite"):
+                read(to_raw(value if read is element else [value], M), space, M, "obs")
+    with pytest.raises(BadMessageError, match="not_finite"):
+        column(to_raw(np.array([[0.0, wrong]]), M), space, M, "obs")
 
 
 def test_a_reward_that_is_not_finite_is_refused() -> None:
