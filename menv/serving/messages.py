@@ -42,6 +42,10 @@ class GetConfig(Message, frozen=True, kw_only=True, tag="GET_CONFIG"):
     session: Id | None = None
     client: Word | None = None
 
+    def __repr__(self) -> str:
+        """Hide what lets somebody in."""
+        return f"GetConfig(client={self.client!r}, extensions={self.extensions!r})"
+
 
 class GetState(Message, frozen=True, kw_only=True, tag="GET_STATE"):
     """Asks for weights in one of three forms; answered with `SetState`."""
@@ -61,7 +65,7 @@ class Episodes(Message, frozen=True, kw_only=True, tag="EPISODES"):
 
 
 class EpisodesAndGetState(Episodes, frozen=True, kw_only=True, tag="EPISODES_AND_GET_STATE"):
-    """Brings episodes and waits for the weights that come of them; answered with `SetState`."""
+    """Brings episodes and waits for the weights that come of them; answered with `SetState`. Is an `Episodes` too."""
 
     policy_ids: list[Id] | None = None
     form: Literal["onnx", "bundle", "weights"] = "onnx"
@@ -205,6 +209,7 @@ class _Flags(msgspec.Struct, gc=False):
 _NAME = Typed(str)
 _SEQ = Typed(Count | None)
 _FLAGS = Typed(list[_Flags])
+_WITH_EPISODES = ("EPISODES", "EPISODES_AND_GET_STATE")
 _LARGE = 1 << 16
 
 
@@ -233,8 +238,8 @@ def decode(body: bytes, max_depth: int = 32) -> tuple[Request, Dialect]:
     found = fields(body, dialect, "message")
     try:
         request = _message(body, dialect, found, _REQUESTS)
-        if isinstance(request, LogReturns) and len(memoryview(request.info)):
-            _check_info(request.info, dialect, max_depth)
+        if isinstance(request, LogReturns):
+            _check_returns(request, found, dialect, max_depth)
     except BadMessageError as error:
         error.seq = _seq_of(found, dialect)
         raise
@@ -282,7 +287,7 @@ def _message(body: bytes, dialect: Dialect, found: Mapping[str, Raw], known: Map
     typed = known.get(name)
     if typed is None:
         raise _unknown(name, known)
-    if "episodes" in found and len(body) > _LARGE:
+    if name in _WITH_EPISODES and "episodes" in found and len(body) > _LARGE:
         # A body of millions of tiny elements ends here, before one object is made for each.
         _FLAGS.read(found["episodes"], dialect, f"{name}.episodes")
     return typed.read(body, dialect, name)
@@ -300,14 +305,16 @@ def _unknown(name: str, known: Mapping[str, Typed]) -> BadMessageError:
     )
 
 
-def _check_info(info: Raw, dialect: Dialect, max_depth: int) -> None:
-    """Bound what an `info` may hold."""
-    if (size := len(memoryview(info))) > MOST_INFO_BYTES:
+def _check_returns(request: LogReturns, found: Mapping[str, Raw], dialect: Dialect, max_depth: int) -> None:
+    """Bound what an `info` may hold, and have each agent in `done` once."""
+    if request.done is not None:
+        fields(found["done"], dialect, "LOG_RETURNS.done")
+    if (size := len(memoryview(request.info))) > MOST_INFO_BYTES:
         raise BadMessageError(
             Code.TOO_LARGE, f"LOG_RETURNS.info: {size} bytes, expected at most {MOST_INFO_BYTES}; send less"
         )
-    if not is_nil(info, dialect):
-        check_object(info, dialect, max_depth, "LOG_RETURNS.info")
+    if size and not is_nil(request.info, dialect):
+        check_object(request.info, dialect, max_depth, "LOG_RETURNS.info")
 
 
 def _seq_of(found: Mapping[str, Raw], dialect: Dialect) -> int | None:

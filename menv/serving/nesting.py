@@ -18,12 +18,14 @@ _OPENING[list(b"[{")] = 1
 _OPENING[list(b"]}")] = -1
 
 
+def without_escapes(body: bytes) -> bytes:
+    """Return JSON without what is escaped in its texts, so that every quote begins or ends one."""
+    return _ESCAPED.sub(b"", body) if b"\\" in body else body
+
+
 def json_levels(body: bytes) -> int:
     """Return the levels of a JSON value; of one that is not well made, those up to where that shows at most."""
-    if b"\\" in body:
-        # Only texts hold these; without them every quote begins or ends one.
-        body = _ESCAPED.sub(b"", body)
-    brackets = _TEXT.sub(b"", body.translate(None, _NO_BRACKETS))
+    brackets = _TEXT.sub(b"", without_escapes(body).translate(None, _NO_BRACKETS))
     if not brackets:
         return 0
     levels = np.cumsum(_OPENING[np.frombuffer(brackets, np.uint8)], dtype=np.int64)

@@ -55,9 +55,7 @@ class NumberReader:
         if dtype.kind == "f" and low is not None and high is not None and np.isinf([low, high]).all():
             self._low = self._high = None
         # Integers between bounds that are the same everywhere need no look after they were decoded.
-        self._uniform = dtype.kind != "f" and all(
-            bound is None or np.unique(bound).size <= 1 for bound in (low, high)
-        )
+        self._settled = dtype.kind in "biu" and all(b is None or np.unique(b).size <= 1 for b in (low, high))
         self._widest = dtype.kind == "f" and dtype.itemsize >= 8
         kind = bool | Annotated[int, Meta(ge=0, le=1)] if flags else self._number()
         for size in reversed(shape):
@@ -74,8 +72,9 @@ class NumberReader:
         least, greatest = np.iinfo(self._dtype).min, np.iinfo(self._dtype).max
         if self._low is not None and self._high is not None and self._size:
             least, greatest = int(self._low.min()), int(self._high.max())
-        # What msgspec can bound are 64 bits with a sign; an unsigned number beyond fails to convert.
+        # What msgspec can bound are 64 bits with a sign; a number beyond the dtype fails to convert.
         if greatest > _INT64.max:
+            self._settled = False
             return Annotated[int, Meta(ge=max(least, _INT64.min))]
         return Annotated[int, Meta(ge=least, le=greatest)]
 
@@ -99,7 +98,7 @@ class NumberReader:
         array = array.reshape(len(values), *self._shape)
         if self._widest:
             self._check_finite(array)
-        if not self._uniform:
+        if not self._settled:
             self._check_bounds(array)
         return array
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from menv.errors import ConfigError
+from menv.serving import columns
 from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.columns import action, column, element, observation, reward
+from menv.serving.columns import action, column, element, observation, reader_of, reward
 from menv.serving.dialect import Dialect
 from menv.serving.packed import to_raw
 from menv.spaces import why_outside
@@ -193,6 +195,29 @@ def test_packed_integers_never_wrap_around(space: Any, array: Any, code: Code) -
 
 
 @pytest.mark.parametrize("dialect", Dialect)
+def test_bounds_that_no_signed_number_of_64_bits_holds_are_kept(dialect: Dialect) -> None:
+    space = S.Box(0, 2**63 + 4096, (1,), np.uint64)
+    assert element(to_raw([2**63 + 4096], dialect), space, dialect, "obs") == 2**63 + 4096
+    for wrong in ([2**64 - 1], [-1]):
+        with pytest.raises(BadMessageError, match="out_of_range"):
+            element(to_raw(wrong, dialect), space, dialect, "obs")
+    with pytest.raises(BadMessageError, match="out_of_range"):
+        element(Raw(b"[1" + b"0" * 400 + b"]"), space, J, "obs")
+
+
+def test_equal_spaces_share_a_reader_and_new_ones_do_not_pile_up() -> None:
+    first, second = (reader_of(S.Dict({"a": S.Box(-1, 1, (3,))})) for _ in range(2))
+    assert first is second
+    assert reader_of(S.Dict({"a": S.Box(-1, 1, (3,))}), bounded=False) is not first
+    for other in (S.Box(-1, 1, (3,)), S.Dict({"b": S.Box(-1, 1, (3,))}), S.Dict({"a": S.Box(-1, 2, (3,))})):
+        assert reader_of(other) is not first
+    for n in range(1, 1500):
+        reader_of(S.Discrete(n))
+    assert len(columns._by_form) <= 1024
+    assert element(to_raw(7, J), S.Discrete(8), J, "obs") == 7
+
+
+@pytest.mark.parametrize("dialect", Dialect)
 def test_an_action_may_leave_the_bounds_of_its_box_but_stays_finite(dialect: Dialect) -> None:
     space = S.Tuple([S.Box(-1, 1, (1,)), S.Discrete(2)])
     drawn = action(to_raw([[3.5], 1], dialect), space, dialect)
@@ -249,5 +274,5 @@ def test_a_reward_that_is_not_finite_is_refused() -> None:
 def test_a_space_without_a_form_on_the_wire_is_a_matter_of_the_settings() -> None:
     spaces: list[Any] = [S.Sequence(S.Discrete(2)), S.Dict({1: S.Discrete(2)}), S.Dict({'"': S.Discrete(2)})]  # type: ignore[dict-item]
     for space in spaces:
-        with pytest.raises(ConfigError, match="no form on the wire"):
+        with pytest.raises(ConfigError, match=r"has no form (on the wire|in JSON)"):
             element(to_raw(0, J), space, J, "obs")
