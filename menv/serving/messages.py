@@ -238,8 +238,8 @@ def decode(body: bytes, max_depth: int = 32) -> tuple[Request, Dialect]:
     found = fields(body, dialect, "message")
     try:
         request = _message(body, dialect, found, _REQUESTS)
-        if isinstance(request, LogReturns):
-            _check_returns(request, found, dialect, max_depth)
+        if isinstance(request, LogReturns) and len(memoryview(request.info)):
+            _check_info(request.info, dialect, max_depth)
     except BadMessageError as error:
         error.seq = _seq_of(found, dialect)
         raise
@@ -290,7 +290,11 @@ def _message(body: bytes, dialect: Dialect, found: Mapping[str, Raw], known: Map
     if name in _WITH_EPISODES and "episodes" in found and len(body) > _LARGE:
         # A body of millions of tiny elements ends here, before one object is made for each.
         _FLAGS.read(found["episodes"], dialect, f"{name}.episodes")
-    return typed.read(body, dialect, name)
+    message = typed.read(body, dialect, name)
+    if getattr(message, "done", None):
+        # Reading the entries by themselves finds an agent that is there twice.
+        fields(found["done"], dialect, f"{name}.done")
+    return message
 
 
 def _unknown(name: str, known: Mapping[str, Typed]) -> BadMessageError:
@@ -305,16 +309,14 @@ def _unknown(name: str, known: Mapping[str, Typed]) -> BadMessageError:
     )
 
 
-def _check_returns(request: LogReturns, found: Mapping[str, Raw], dialect: Dialect, max_depth: int) -> None:
-    """Bound what an `info` may hold, and have each agent in `done` once."""
-    if request.done is not None:
-        fields(found["done"], dialect, "LOG_RETURNS.done")
-    if (size := len(memoryview(request.info))) > MOST_INFO_BYTES:
+def _check_info(info: Raw, dialect: Dialect, max_depth: int) -> None:
+    """Bound what an `info` may hold."""
+    if (size := len(memoryview(info))) > MOST_INFO_BYTES:
         raise BadMessageError(
             Code.TOO_LARGE, f"LOG_RETURNS.info: {size} bytes, expected at most {MOST_INFO_BYTES}; send less"
         )
-    if size and not is_nil(request.info, dialect):
-        check_object(request.info, dialect, max_depth, "LOG_RETURNS.info")
+    if not is_nil(info, dialect):
+        check_object(info, dialect, max_depth, "LOG_RETURNS.info")
 
 
 def _seq_of(found: Mapping[str, Raw], dialect: Dialect) -> int | None:

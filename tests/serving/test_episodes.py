@@ -100,6 +100,8 @@ def test_every_further_column_has_a_row_for_each_action(dialect: Dialect, name: 
         error = refused({**EPISODE, name: rows}, dialect)
         assert error.code in (Code.WRONG_LENGTH, Code.WRONG_TYPE)
         assert name in error.text
+    ragged = refused({**EPISODE, name: [[1.0], [1.0, 2.0]]}, dialect)
+    assert ragged.text == f"episode.{name}: got rows of several lengths, expected one length"
     assert refused({**EPISODE, name: [[1e39], [0]]}, dialect).code is Code.NOT_FINITE
     assert refused({**EPISODE, name: [[True], [0]]}, dialect).code is Code.WRONG_TYPE
 
