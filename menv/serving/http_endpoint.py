@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from menv.serving.access import bearer
 from menv.serving.http_connection import HttpConnection
 from menv.serving.http_sessions import HttpSession
-from menv.serving.listener import LINGER_S
+from menv.serving.listener import LINGER_S, MOST_DISCARDED
 from menv.serving.transport import Conversation, Peer
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class HttpEndpoint:
         await send({"type": "http.response.body", "body": b""})
 
     async def _discard(self, receive: Receive) -> None:
-        left = self._listener.limits.max_body
+        left = MOST_DISCARDED * self._listener.limits.max_body
         while left > 0:
             message = await receive()
             if message["type"] == "http.disconnect" or not message["more_body"]:

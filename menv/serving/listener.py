@@ -21,6 +21,8 @@ from menv.serving.transport import Handler, Transport
 
 LINGER_S = 1.0
 """How long a peer that was told goodbye, or that has stopped sending, has left to read what is on its way."""
+MOST_DISCARDED = 4
+"""How many bodies of the greatest length are read and forgotten meanwhile, so that closing is no reset."""
 _FLUSH_S = 0.3
 _AFTER_A_FAILED_ACCEPT_S = 0.1
 _ACCEPTED_AT_ONCE = 64

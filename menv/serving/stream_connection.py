@@ -14,7 +14,7 @@ from typing import cast
 
 from menv.serving.bad_message import BadMessageError
 from menv.serving.bucket import Bucket
-from menv.serving.listener import LINGER_S, Listener
+from menv.serving.listener import LINGER_S, MOST_DISCARDED, Listener
 from menv.serving.transport import Conversation, Peer
 
 _TURN = 32
@@ -332,5 +332,5 @@ class StreamConnection(asyncio.Protocol):
 
     def _discard(self, count: int) -> None:
         self._discarded += count
-        if self._discarded > self._limits.max_body:
+        if self._discarded > MOST_DISCARDED * self._limits.max_body:
             self._transport.abort()

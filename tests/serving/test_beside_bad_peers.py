@@ -115,8 +115,9 @@ def test_a_flood_of_bodies_is_handled_in_turns_with_others(door: Door) -> None:
         Client(door, server.addresses[0]) as flood,
         Client(door, server.addresses[0]) as healthy,
     ):
-        assert flood.ask(b"{first") == b"{first"
-        assert healthy.ask(b"{second") == b"{second"
+        # Who was heard of last is looked at first.
+        assert healthy.ask(b"{first") == b"{first"
+        assert flood.ask(b"{second") == b"{second"
         # The thread is held up until everything lies there, that of the healthy one last.
         ready = threading.Event()
         server.post(ready.wait)
