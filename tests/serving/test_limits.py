@@ -67,10 +67,10 @@ def test_a_body_that_is_too_long_is_refused_while_another_peer_goes_on(door: Doo
 def test_somebody_who_has_sent_too_much_still_reads_why(door: Door) -> None:
     # Closing with bytes unread would reset the connection, and take away what was written.
     with (
-        serving(door, limits=Limits(max_body=1_000_000)) as (server, _),
+        serving(door, limits=Limits(max_body=5_000_000)) as (server, _),
         Client(door, server.addresses[0]) as one,
     ):
-        one.send(bytes(1_500_000))
+        one.send(bytes(18_000_000))
         told = one.rest()
         assert (b"exceeds limit" if door is WEBSOCKET else b"too_large: ") in told
 
