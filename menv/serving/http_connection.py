@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 from menv.serving.bucket import Bucket
 from menv.serving.http_sessions import HttpSession
+from menv.serving.transport import Peer
 
 if TYPE_CHECKING:
     from menv.serving.http import HttpTransport
@@ -55,6 +56,11 @@ class HttpConnection(H11Protocol):
         """Since when a request has not been whole; None if none has begun."""
         self._sends_since: float | None = None
         self._heard = self._clock()
+
+    @property
+    def peer(self) -> Peer:
+        """Who is there."""
+        return Peer.at("http", self.client)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""

@@ -233,7 +233,7 @@ class Listener(Transport):
                 return
             transport.write(self._full())
             if transport.can_write_eof():
-                transport.write_eof()
+                close_half(transport)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(goodbye.gone.wait(), LINGER_S)
             transport.abort()
@@ -266,6 +266,17 @@ class Listener(Transport):
         for connection in list(self._open):
             connection.look(now)
         self._swept(now)
+
+
+def close_half(transport: asyncio.Transport) -> bool:
+    """Send no more; return whether the other half still stands."""
+    try:
+        transport.write_eof()
+    except OSError:
+        # Reset by the peer, which asyncio has not seen yet.
+        transport.abort()
+        return False
+    return True
 
 
 class _Goodbye(asyncio.Protocol):

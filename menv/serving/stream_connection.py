@@ -14,7 +14,7 @@ from typing import cast
 
 from menv.serving.bad_message import BadMessageError
 from menv.serving.bucket import Bucket
-from menv.serving.listener import LINGER_S, MOST_DISCARDED, Listener
+from menv.serving.listener import LINGER_S, MOST_DISCARDED, Listener, close_half
 from menv.serving.transport import Conversation, Peer
 
 _TURN = 32
@@ -169,9 +169,9 @@ class StreamConnection(asyncio.Protocol):
     # What goes on in between.
 
     def _start_talking(self, token: str | None) -> None:
-        host, port = (self._transport.get_extra_info("peername") or ("unknown", 0))[:2]
+        peer = Peer.at(self.kind, self._transport.get_extra_info("peername"))
         try:
-            self._conversation = self._listener.handler.open(Peer(self.kind, f"{host}:{port}"), token)
+            self._conversation = self._listener.handler.open(peer, token)
         except Exception as fault:
             self._listener.faults.add(fault)
             self.abort()
@@ -325,7 +325,8 @@ class StreamConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._listener.gives_way(self)
-        self._transport.write_eof()
+        if not close_half(self._transport):
+            return
         rest = self._transport.get_write_buffer_size()
         linger = self._limits.handshake_s if rest else LINGER_S
         asyncio.get_running_loop().call_later(linger, self._transport.abort)

@@ -27,12 +27,14 @@ class Talk:
         self.token = token
         self.bodies: list[bytes] = []
         self.held: list[Reply] = []
+        self.closes: list[Callable[[], None]] = []
         self.losses = 0
 
     def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> None:
         assert threading.current_thread().name == "menv-serving"
         assert self.losses == 0
         self.bodies.append(body)
+        self.closes.append(close)
         if body.startswith(RAISE):
             raise ZeroDivisionError("a fault of ours")
         if body.startswith(HOLD):

@@ -146,6 +146,18 @@ def test_a_conversation_may_end_the_connection_after_its_reply(door: Door) -> No
         assert eventually(lambda: server.connections == 0)
 
 
+@every_door
+def test_a_conversation_may_end_later_without_a_word(door: Door) -> None:
+    with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
+        assert one.ask(b"{fine") == b"{fine"
+        server.post(talks.all[0].closes[0])
+        if door is not HTTP:
+            one.rest()
+            one.leave()
+        assert eventually(lambda: talks.losses == [1])
+        server.post(talks.all[0].closes[0])
+
+
 @streams
 def test_a_reply_after_the_end_of_a_conversation_is_dropped(door: Door) -> None:
     with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
