@@ -47,6 +47,7 @@ class StreamConnection(asyncio.Protocol):
         self._ending = False
         self._discarded = 0
         self._half_closed = self._gone = False
+        self._silent = True
         # Why the connection ends once everything received is handled; "" if that need not be said.
         self._farewell: str | None = None
         self._throttled = self._scheduled = self._paused = self._reading_paused = False
@@ -238,6 +239,9 @@ class StreamConnection(asyncio.Protocol):
             self._listener.faults.add(fault)
             self.abort()
             return []
+        if self._silent and bodies:
+            self._silent = False
+            self._listener.stays(self)
         if self._farewell is not None:
             self._unfed = b""
         elif not self._in_the_middle():

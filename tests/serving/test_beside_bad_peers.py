@@ -77,7 +77,9 @@ def greedy(door: Door, address: Address, ended: threading.Event) -> None:
 
 def too_many(door: Door, address: Address, ended: threading.Event) -> None:
     """Connections beyond the limit, one after the other."""
-    crowd = [Client(door, address, greets=False) for _ in range(40)]
+    crowd = [Client(door, address) for _ in range(31)]
+    for one in crowd:
+        assert one.ask(b"{in") == b"{in"
     while not ended.is_set():
         with Client(door, address, greets=False) as one:
             one.rest()

@@ -15,7 +15,6 @@ import pytest
 
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.serving.http_connection import HttpConnection
-from menv.serving.limits import Limits
 from menv.serving.server import Server
 from menv.serving.stream_connection import StreamConnection
 from menv.serving.tcp import TcpTransport
@@ -235,7 +234,7 @@ def test_what_a_posted_callback_raises_is_kept_and_hurts_nobody() -> None:
 
 def reconnect(door: Door, times: int) -> None:
     """Kill clients in every state, one after the other, and see that nothing of them stays."""
-    with serving(door, limits=Limits(idle_s=5.0)) as (server, talks):
+    with serving(door) as (server, talks):
         for turn in range(times):
             one = Client(door, server.addresses[0], greets=turn % len(STATES) != 0)
             if turn % len(STATES):

@@ -166,6 +166,21 @@ def test_somebody_who_has_said_goodbye_makes_room_for_the_next() -> None:
 
 
 @every_door
+def test_those_who_say_nothing_take_nobody_s_place(door: Door) -> None:
+    with (
+        serving(door, limits=Limits(max_connections=5)) as (server, _),
+        Client(door, server.addresses[0]) as inside,
+    ):
+        assert inside.ask(b"{in") == b"{in"
+        crowd = [Client(door, server.addresses[0], greets=False) for _ in range(20)]
+        with Client(door, server.addresses[0]) as late:
+            assert late.ask(b"{in as well") == b"{in as well"
+            assert inside.ask(b"{still in") == b"{still in"
+        for one in crowd:
+            one.leave()
+
+
+@every_door
 @pytest.mark.parametrize("opens", [True, False], ids=["body", "first word"])
 def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> None:
     with (
