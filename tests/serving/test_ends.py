@@ -238,6 +238,8 @@ def reconnect(door: Door, times: int) -> None:
         for turn in range(times):
             one = Client(door, server.addresses[0], greets=turn % len(STATES) != 0)
             if turn % len(STATES):
+                if turn % 3 == 0:
+                    assert one.ask(b"{first") == b"{first"
                 STATES[turn % len(STATES)](one)
             (Client.leave, Client.reset)[turn % 2](one)
             if turn == 15:
