@@ -232,14 +232,23 @@ def test_what_a_posted_callback_raises_is_kept_and_hurts_nobody() -> None:
         assert [type(fault) for fault in server.faults.kept] == [ZeroDivisionError]
 
 
+@every_door
+def test_a_connection_that_is_reset_between_requests_is_forgotten(door: Door) -> None:
+    with serving(door) as (server, talks):
+        one = Client(door, server.addresses[0])
+        assert one.ask(b"{first") == b"{first"
+        one.reset()
+        assert eventually(lambda: server.connections == 0)
+        talks.all[0].closes.clear()
+        assert eventually(lambda: connections_in_memory() == 0)
+
+
 def reconnect(door: Door, times: int) -> None:
     """Kill clients in every state, one after the other, and see that nothing of them stays."""
     with serving(door) as (server, talks):
         for turn in range(times):
             one = Client(door, server.addresses[0], greets=turn % len(STATES) != 0)
             if turn % len(STATES):
-                if turn % 3 == 0:
-                    assert one.ask(b"{first") == b"{first"
                 STATES[turn % len(STATES)](one)
             (Client.leave, Client.reset)[turn % 2](one)
             if turn == 15:
