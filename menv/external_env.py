@@ -54,7 +54,7 @@ class _External(abc.ABC):
         """
 
     def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
-        """Begin an episode.
+        """Begin an episode; waits a second at most where hundreds are over that have not been sampled yet.
 
         Args:
             episode_id: A new id; None makes one up.
@@ -67,7 +67,7 @@ class _External(abc.ABC):
             EpisodeError: The id was used before.
             CallOrderError: `max_concurrent` episodes are open.
         """
-        return self.switchboard.start(episode_id, training_enabled)
+        return self.switchboard.start(episode_id, training_enabled, wait=True)
 
     def _ask(self, episode_id: str, obs: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
         """Return the actions of all agents that observe; waits for them."""

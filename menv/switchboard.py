@@ -27,6 +27,10 @@ Answer: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
 
 _KEPT_IDS = 10_000
 _MOST_AHEAD = 64
+# Episodes that are over and not taken in yet, and the most seconds for which a new one waits for these: a caller that
+# plays several by turns may have to go on before they can be.
+_MOST_OVER = 256
+_LONGEST_WAIT = 1.0
 # Seconds after a fault in which what others have said is still taken; they may never be silent.
 _PATIENCE = 0.5
 
@@ -63,9 +67,10 @@ class Line:
         turns: What was said and the sampler has not taken.
         asked: Whether a caller waits for actions.
         busy: Whether the sampler has taken a turn that is not answered; only it writes this.
+        over: Whether its last turn has been said.
     """
 
-    __slots__ = ("asked", "busy", "done", "episode_id", "infos", "plays", "rewards", "trained", "turns")
+    __slots__ = ("asked", "busy", "done", "episode_id", "infos", "over", "plays", "rewards", "trained", "turns")
 
     def __init__(self, episode_id: str, trained: bool) -> None:
         self.episode_id = episode_id
@@ -73,6 +78,7 @@ class Line:
         self.turns: deque[Turn | Played] = deque()
         self.asked = False
         self.busy = False
+        self.over = False
         # Whether pieces have been handed in; the callers' own moves do not go with them.
         self.plays: bool | None = None
         self.rewards: dict[AgentId, float] = {}
@@ -117,6 +123,8 @@ class Switchboard:
         self._lines: dict[str, Line] = {}
         self._ready: dict[str, Line] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
+        # How many episodes are over and have turns that the sampler has not taken.
+        self._backlog = 0
         self._fault: BaseException | None = None
         self._fault_at = 0.0
         self._stopped = False
@@ -127,12 +135,13 @@ class Switchboard:
         """How many episodes are open."""
         return len(self._lines)
 
-    def start(self, episode_id: str | None = None, trained: bool = True) -> str:
+    def start(self, episode_id: str | None = None, trained: bool = True, *, wait: bool = False) -> str:
         """Open an episode.
 
         Args:
             episode_id: Its id; None makes one up.
             trained: Whether policies may learn from it.
+            wait: Whether to wait a little while far more episodes are over than the sampler has taken.
 
         Returns:
             The id.
@@ -142,6 +151,8 @@ class Switchboard:
             CallOrderError: Too many are open, or nobody samples any more.
         """
         with self._news:
+            if wait and self._backlog >= _MOST_OVER:
+                self._news.wait_for(lambda: self._backlog < _MOST_OVER or self._stopped, _LONGEST_WAIT)
             self._check_running()
             if episode_id is None:
                 episode_id = uuid.uuid4().hex
@@ -327,7 +338,12 @@ class Switchboard:
                 return None
             if len(line.turns) == _MOST_AHEAD:
                 self._news.notify_all()
-            return line.turns.popleft()
+            turn = line.turns.popleft()
+            if line.over and not line.turns:
+                self._backlog -= 1
+                if self._backlog == _MOST_OVER - 1:
+                    self._news.notify_all()
+            return turn
 
     def answered(self, lines: Iterable[Line]) -> None:
         """Note that turns have been answered; what was said since comes up in `collect`."""
@@ -380,6 +396,8 @@ class Switchboard:
 
     def _close(self, line: Line) -> None:
         """Take an episode's id out of use."""
+        line.over = True
+        self._backlog += 1
         del self._lines[line.episode_id]
         self._finished[line.episode_id] = None
         if len(self._finished) > _KEPT_IDS:
