@@ -8,8 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from menv import PolicySpec
 from menv.algorithms import DQN, PPO
-from tests.external.told import ACTIONS, OBS, Told, ToldTeam, calling, log_steps, obs, rows, steps_of, training
+from tests.external.told import ACTIONS, OBS, Told, ToldTeam, calling, log_steps, obs, rows, training
 
 
 def test_an_action_that_no_policy_took_is_recorded_as_it_was() -> None:
@@ -189,7 +190,7 @@ def test_a_policy_that_acts_alone_is_asked_beside_one_that_is_logged() -> None:
 def test_ppo_and_dqn_on_one_sampler_each_take_what_they_can_use() -> None:
     env = ToldTeam(observation_space=dict.fromkeys("ab", OBS), action_space=dict.fromkeys("ab", ACTIONS))
     multiagent = {
-        "policies": {"a": {"algorithm": "PPO"}, "b": {"algorithm": "DQN"}},
+        "policies": {"a": PolicySpec(algorithm="PPO"), "b": PolicySpec(algorithm="DQN")},
         "policy_mapping_fn": lambda agent_id, **kw: agent_id,
     }
     with training(env, PPO, multiagent=multiagent) as algo:
@@ -213,4 +214,3 @@ def test_a_box_action_is_recorded_as_the_network_would_have_said_it() -> None:
         env.end_episode("x", obs(0, 2))
         taken = algo._sampler.sample()["default_policy"]
     np.testing.assert_allclose(taken["actions"], [[1.0, 0.0], [-0.5, -1.0]], atol=1e-6)
-    assert steps_of([]) == {}
