@@ -7,23 +7,17 @@ make no sense at once, in the caller's thread. It knows neither spaces nor polic
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import uuid
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-import numpy as np
-
-from menv.base_env import ALL, AgentId
-from menv.errors import CallOrderError, ContractError, EpisodeError
+from menv.base_env import AgentId
+from menv.errors import CallOrderError, EpisodeError
+from menv.line import Answer, Line, Turn
 from menv.played import Played
-
-Answer: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
-"""Takes the actions of all agents that were asked for, or why there are none; called in the sampler's thread."""
 
 _KEPT_IDS = 10_000
 _MOST_AHEAD = 64
@@ -33,77 +27,6 @@ _MOST_OVER = 256
 _LONGEST_WAIT = 1.0
 # Seconds after a fault in which what others have said is still taken; they may never be silent.
 _PATIENCE = 0.5
-
-
-@dataclass(slots=True)
-class Turn:
-    """An observation that was handed in, and what had come before it.
-
-    Attributes:
-        obs: By agent; None where the episode was lost.
-        rewards: Paid since the turn before, by agent.
-        infos: The last info dict of each agent since then.
-        done: Agents whose own trajectories end.
-        actions: What the caller chose itself, by agent; None if it asks.
-        over: `(terminated, truncated)` if the episode ends, else None.
-        answer: Takes the actions.
-    """
-
-    obs: Mapping[AgentId, Any] | None
-    rewards: dict[AgentId, float] = field(default_factory=dict)
-    infos: dict[AgentId, Mapping[str, Any]] = field(default_factory=dict)
-    done: dict[AgentId, bool] = field(default_factory=dict)
-    actions: Mapping[AgentId, Any] | None = None
-    over: tuple[bool, bool] | None = None
-    answer: Answer | None = None
-
-
-class Line:
-    """One open episode.
-
-    Attributes:
-        episode_id: Its id.
-        trained: Whether policies may learn from it.
-        turns: What was said and the sampler has not taken.
-        asked: Whether a caller waits for actions.
-        busy: Whether the sampler has taken a turn that is not answered; only it writes this.
-        over: Whether its last turn has been said.
-    """
-
-    __slots__ = ("asked", "busy", "done", "episode_id", "infos", "over", "plays", "rewards", "trained", "turns")
-
-    def __init__(self, episode_id: str, trained: bool) -> None:
-        self.episode_id = episode_id
-        self.trained = trained
-        self.turns: deque[Turn | Played] = deque()
-        self.asked = False
-        self.busy = False
-        self.over = False
-        # Whether pieces have been handed in; the callers' own moves do not go with them.
-        self.plays: bool | None = None
-        self.rewards: dict[AgentId, float] = {}
-        self.infos: dict[AgentId, Mapping[str, Any]] = {}
-        self.done: dict[AgentId, bool] = {}
-
-    def turn(self, obs: Mapping[AgentId, Any] | None) -> Turn:
-        """Return a turn with all that has been paid and told since the last one."""
-        turn = Turn(obs, self.rewards, self.infos, self.done)
-        self.rewards, self.infos, self.done = {}, {}, {}
-        return turn
-
-
-    def owed(self) -> dict[AgentId, float]:
-        """Return what was paid and has not been taken, by agent."""
-        owed = dict(self.rewards)
-        for turn in self.turns:
-            paid = (
-                {agent: float(moves.rewards.sum()) for agent, moves in turn.agents.items()}
-                if isinstance(turn, Played)
-                else turn.rewards
-            )
-            for agent, reward in paid.items():
-                owed[agent] = owed.get(agent, 0.0) + reward
-        return owed
 
 
 class Switchboard:
@@ -232,11 +155,7 @@ class Switchboard:
             line = self._line("log_returns", episode_id)
             if line.plays:
                 raise mixed("log_returns", episode_id)
-            checked = {agent: _number(reward, episode_id, agent) for agent, reward in rewards.items()}
-            for agent, number in checked.items():
-                line.rewards[agent] = line.rewards.get(agent, 0.0) + number
-            line.infos.update(infos or {})
-            line.done.update({agent: flag for agent, flag in (done or {}).items() if flag and agent != ALL})
+            line.pay(rewards, infos or {}, done or {})
 
     def end(self, episode_id: str, obs: Mapping[AgentId, Any], *, truncated: bool = False) -> None:
         """End an episode with its last observations.
@@ -325,7 +244,9 @@ class Switchboard:
                     break
                 self._news.wait(left)
             if self._stopped:
-                raise CallOrderError("poll: this environment was stopped, expected no further poll; create another")
+                raise CallOrderError(
+                    "poll: this environment was stopped, expected no further poll; create another"
+                )
             if self._fault and (not self._ready or time.monotonic() - self._fault_at > _PATIENCE):
                 raise self._fault
             ready, self._ready = self._ready, {}
@@ -419,22 +340,6 @@ def mixed(where: str, episode_id: str) -> EpisodeError:
     """Return the error for single calls in an episode that is handed in in pieces."""
     return EpisodeError(
         f"{where}: whole pieces of episode {episode_id!r} were handed in, expected no single calls; do one or the other"
-    )
-
-
-def _number(reward: Any, episode_id: str, agent: AgentId) -> float:
-    """Return a reward as a float."""
-    if isinstance(reward, int | float | np.number | np.bool_) or (
-        isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub"
-    ):
-        number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
-        if math.isfinite(number):
-            return number
-        got = str(number)
-    else:
-        got = type(reward).__name__
-    raise ContractError(
-        f"log_returns: episode {episode_id!r}: the reward of {agent!r} is {got}, expected a finite number; pay a float"
     )
 
 

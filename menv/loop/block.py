@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,3 +64,17 @@ def split(block: Block, taken: Mapping[int, Any]) -> list[Block]:
         own.taken = [taken[slot] for slot in own.slots.tolist()]
         parts.append(own)
     return parts
+
+
+def set_aside(
+    blocks: Sequence[tuple[int, Block]], closed: npt.NDArray[np.bool_]
+) -> tuple[list[tuple[int, Block]], list[tuple[int, Block]]]:
+    """Return the rows, by cohort number, of sub-environments that are open, and those of such that are `closed` [E]."""
+    opened, shut = [], []
+    for number, block in blocks:
+        mine = closed[block.env_indices]
+        if mine.any():
+            shut.append((number, block.part(mine)))
+        if not mine.all():
+            opened.append((number, block.part(~mine)))
+    return opened, shut

@@ -19,8 +19,8 @@ from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import ContractError
 from menv.loop.action_log import ActionLog
-from menv.loop.block import Block, split
-from menv.loop.cohort import Answers, Cohort, outside
+from menv.loop.block import Block, set_aside, split
+from menv.loop.cohort import Answers, Cohort, outside, refused
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
 from menv.loop.hooks import Hooks
@@ -263,7 +263,9 @@ class Sampler:
         blocks, slots = self._pending, self._pending_slots
         self._pending, self._pending_slots = [], None
         if closed is not None:
-            blocks, slots = self._keep_closed(blocks, closed), None
+            # Rows of full sub-environments go on waiting.
+            blocks, self._pending = set_aside(blocks, closed)
+            slots = None
         if not blocks:
             return False
         answers = [self._decide(number, block) for number, block in blocks]
@@ -283,7 +285,10 @@ class Sampler:
             episodes = [self._book.running[seats[slot][0]] for slot in block.slots.tolist()]
         self._quota.count(block.env_indices)
         if block.taken is not None:
-            cohort.took(block, block.taken)
+            try:
+                cohort.took(block, block.taken)
+            except OutsideSpaceError as error:
+                raise refused(*self._seats[int(block.slots[error.row])], error.why) from error
             self.played.counts.off_policy += len(block.taken)
             return block.taken
         return cohort.answer(block, self._table, self._steps, self.explore, episodes)
@@ -297,19 +302,6 @@ class Sampler:
         places = np.concatenate([block.places for _, block in blocks if block.places is not None])
         order = np.argsort(places).tolist()
         self.base_env.send_actions(slots, list(itemgetter(*order)(flat)))
-
-    def _keep_closed(
-        self, blocks: list[tuple[int, Block]], closed: npt.NDArray[np.bool_]
-    ) -> list[tuple[int, Block]]:
-        """Leave the rows of full sub-environments pending and return the others."""
-        open_blocks = []
-        for number, block in blocks:
-            shut = closed[block.env_indices]
-            if shut.any():
-                self._pending.append((number, block.part(shut)))
-            if not shut.all():
-                open_blocks.append((number, block.part(~shut)))
-        return open_blocks
 
     def _take(self, ready: Ready) -> None:
         """Take in a poll: ends, episodes, joins, rows."""

@@ -142,7 +142,9 @@ def test_short_episodes_far_ahead_of_the_sampler_wait_for_it_too() -> None:
 )
 def test_calls_for_an_unknown_episode_are_refused(env: Any, call: Any, name: str) -> None:
     seen = {"a": obs(0, 0)} if isinstance(env, ToldTeam) else obs(0, 0)
-    with pytest.raises(EpisodeError, match=f"{name}: episode 'x' was not found, expected .* start_episode first"):
+    with pytest.raises(
+        EpisodeError, match=f"{name}: episode 'x' was not found, expected .* start_episode first"
+    ):
         call(env, seen)
     # As the classic system says it.
     with pytest.raises(ValueError, match="not found"):
@@ -164,7 +166,9 @@ def test_calls_for_a_finished_episode_are_refused_and_its_id_is_used_up() -> Non
     ):
         with pytest.raises(EpisodeError, match="'x' is completed"):
             call()
-    with pytest.raises(EpisodeError, match="start_episode: episode 'x' is already completed, expected a new id"):
+    with pytest.raises(
+        EpisodeError, match="start_episode: episode 'x' is already completed, expected a new id"
+    ):
         env.start_episode("x")
 
 
@@ -200,7 +204,9 @@ def test_at_most_max_concurrent_episodes_are_open() -> None:
     env = Told(max_concurrent=2)
     env.start_episode("x")
     env.start_episode("y")
-    with pytest.raises(CallOrderError, match="2 episodes are open, expected at most max_concurrent=2; end one first"):
+    with pytest.raises(
+        CallOrderError, match="2 episodes are open, expected at most max_concurrent=2; end one first"
+    ):
         env.start_episode()
     env.end_episode("x", obs(0, 0))
     env.start_episode("z")
@@ -308,10 +314,10 @@ def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
         env.start_episode("x")
         env.log_action("x", obs(0, 0), 0)
 
-        def play() -> None:
+        def play(algo: Any) -> None:
             env.log_returns("x", reward)
             env.log_action("x", obs(0, 1), 0)
+            algo.sample()
 
         with pytest.raises(ContractError, match=r"'agent0'.* is .*expected a.*number"):
-            play()
-            algo.sample()
+            play(algo)

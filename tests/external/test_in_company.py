@@ -12,7 +12,15 @@ import pytest
 from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO
 from menv.errors import ConfigError
-from tests.external.told import OBS, Told, ToldTeam, ask_steps, calling, log_steps, obs, rows, steps_of, training
+from tests.external.told import (
+    OBS,
+    Told,
+    ask_steps,
+    calling,
+    log_steps,
+    obs,
+    training,
+)
 from tests.external.walk import Walk, same_columns, walk_on
 
 LSTM = {"use_lstm": True, "lstm_cell_size": 8}
@@ -33,14 +41,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_an_environment_that_calls_gives_the_same_batches_as_one_that_is_stepped(
     settings: dict[str, Any], masked: bool
 ) -> None:
-    config = {"rollout_fragment_length": 20, "train_batch_size": 20, "seed": 7, **settings}
+    config: dict[str, Any] = {"rollout_fragment_length": 20, "train_batch_size": 20, "seed": 7, **settings}
     with PPO(env=lambda context: Walk(masked=masked), config=config) as algo:
         stepped = [algo.sample()["default_policy"] for _ in range(3)]
         algo.train()
         stepped.append(algo.sample()["default_policy"])
     walk = Walk(masked=masked)
     env = Told(
-        lambda env: walk_on(env, walk), observation_space=walk.observation_space, action_space=walk.action_space
+        lambda env: walk_on(env, walk),
+        observation_space=walk.observation_space,
+        action_space=walk.action_space,
     )
     with training(env, PPO, **config) as algo:
         called = [algo.sample()["default_policy"] for _ in range(3)]
@@ -52,7 +62,7 @@ def test_an_environment_that_calls_gives_the_same_batches_as_one_that_is_stepped
 
 
 def test_box_actions_arrive_in_the_environments_own_form() -> None:
-    config = {"rollout_fragment_length": 20, "train_batch_size": 20, "seed": 7}
+    config: dict[str, Any] = {"rollout_fragment_length": 20, "train_batch_size": 20, "seed": 7}
     with PPO(env=lambda context: Walk(box=True), config=config) as algo:
         stepped = [algo.sample()["default_policy"] for _ in range(3)]
     walk = Walk(box=True)
@@ -62,7 +72,11 @@ def test_box_actions_arrive_in_the_environments_own_form() -> None:
         got.append(env.get_action(episode, seen))
         return got[-1]
 
-    env = Told(lambda env: walk_on(env, walk, act), action_space=walk.action_space, observation_space=walk.observation_space)
+    env = Told(
+        lambda env: walk_on(env, walk, act),
+        action_space=walk.action_space,
+        observation_space=walk.observation_space,
+    )
     with training(env, PPO, **config) as algo:
         called = [algo.sample()["default_policy"] for _ in range(3)]
     for one, other in zip(stepped, called, strict=True):
@@ -74,7 +88,7 @@ def test_box_actions_arrive_in_the_environments_own_form() -> None:
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
 def test_logged_actions_go_through_the_same_connectors(settings: dict[str, Any], masked: bool) -> None:
     """What the policy did there is logged here: all but what says whose actions they are is the same."""
-    config = {"rollout_fragment_length": 20, "train_batch_size": 20, "seed": 7, **settings}
+    config: dict[str, Any] = {"rollout_fragment_length": 20, "train_batch_size": 20, "seed": 7, **settings}
     with DQN(env=lambda context: Walk(masked=masked), config=config) as algo:
         stepped = [algo.sample()["default_policy"] for _ in range(2)]
     actions = iter([int(action) for batch in stepped for action in batch["actions"]])
@@ -110,7 +124,12 @@ def test_logged_actions_go_through_the_same_connectors(settings: dict[str, Any],
 
 def test_episodes_at_once_do_not_share_what_they_remember() -> None:
     env = Told()
-    config = {"rollout_fragment_length": 30, "train_batch_size": 30, "model": LSTM, "explore": False}
+    config: dict[str, Any] = {
+        "rollout_fragment_length": 30,
+        "train_batch_size": 30,
+        "model": LSTM,
+        "explore": False,
+    }
     with training(env, PPO, **config) as algo:
         names = [env.start_episode() for _ in range(3)]
 
@@ -126,7 +145,9 @@ def test_episodes_at_once_do_not_share_what_they_remember() -> None:
             for row in piece.rows():
                 for number, part in enumerate(state):
                     np.testing.assert_array_equal(part, row[f"state_in_{number}"])
-                _, states, _ = policy.compute_actions([row["obs"]], [part[None] for part in state], explore=False)
+                _, states, _ = policy.compute_actions(
+                    [row["obs"]], [part[None] for part in state], explore=False
+                )
                 state = [part[0] for part in states]
 
 
@@ -214,8 +235,12 @@ def test_trajectories_are_shown_to_those_who_look_at_them() -> None:
     pieces: list[Any] = []
 
     class Looks(DefaultCallbacks):
-        def on_postprocess_trajectory(self, *, postprocessed_batch: Any, agent_id: Any, **kwargs: Any) -> None:
-            pieces.append((agent_id, postprocessed_batch["obs"][:, 1].tolist(), postprocessed_batch["env_t"].tolist()))
+        def on_postprocess_trajectory(
+            self, *, postprocessed_batch: Any, agent_id: Any, **kwargs: Any
+        ) -> None:
+            pieces.append(
+                (agent_id, postprocessed_batch["obs"][:, 1].tolist(), postprocessed_batch["env_t"].tolist())
+            )
 
     env = Told()
     with training(env, DQN, rollout_fragment_length=6, callbacks=Looks) as algo:
@@ -237,11 +262,18 @@ def test_evaluations_play_in_an_environment_of_their_own() -> None:
             env.end_episode(episode, obs(number, 10))
 
     settings = {"evaluation_duration": 3, "evaluation_interval": 1}
-    with training(env, PPO, **settings, evaluation_config={"env": lambda context: Walk(), "env_config": {}}) as algo:
-        with calling(play):
-            results = [algo.train(), algo.train()]
+    with (
+        training(
+            env, PPO, **settings, evaluation_config={"env": lambda context: Walk(), "env_config": {}}
+        ) as algo,
+        calling(play),
+    ):
+        results = [algo.train(), algo.train()]
     for result in results:
-        assert result["evaluation"]["hist_stats"]["episode_lengths"] == [3, 4, 5] or result["evaluation"]["episodes_this_iter"] == 3
+        assert (
+            result["evaluation"]["hist_stats"]["episode_lengths"] == [3, 4, 5]
+            or result["evaluation"]["episodes_this_iter"] == 3
+        )
     assert results[1]["episodes_this_iter"] == 1
 
 
@@ -261,7 +293,11 @@ def test_evaluations_in_cartpole_stand_beside_clients_that_play_it() -> None:
             env.end_episode(episode, seen, truncated=truncated)
 
     env = Told(play, observation_space=cartpole.observation_space, action_space=cartpole.action_space)
-    config = {"evaluation_config": {"env": "CartPole-v1"}, "evaluation_duration": 4, "evaluation_interval": 1}
+    config: dict[str, Any] = {
+        "evaluation_config": {"env": "CartPole-v1"},
+        "evaluation_duration": 4,
+        "evaluation_interval": 1,
+    }
     with training(env, PPO, rollout_fragment_length=50, train_batch_size=50, **config) as algo:
         result = algo.train()
     assert result["evaluation"]["episodes_this_iter"] == 4
@@ -270,7 +306,10 @@ def test_evaluations_in_cartpole_stand_beside_clients_that_play_it() -> None:
 
 def test_clients_cannot_be_evaluated() -> None:
     env = Told()
-    with training(env, idle_timeout=1.0) as algo, pytest.raises(ConfigError, match='evaluation_config={"env": ...}'):
+    with (
+        training(env, idle_timeout=1.0) as algo,
+        pytest.raises(ConfigError, match=r'evaluation_config={"env": \.\.\.}'),
+    ):
         algo.evaluate()
     env = Told()
     with training(env) as algo, pytest.raises(ConfigError, match="the environment that is trained in"):
@@ -296,7 +335,9 @@ def test_a_run_goes_on_from_its_checkpoint_with_new_episodes(tmp_path: Path) -> 
     env = Told()
     with training(env) as algo:
         algo.restore(folder)
-        assert all((algo.get_weights()["default_policy"][name] == value).all() for name, value in weights.items())
+        assert all(
+            (algo.get_weights()["default_policy"][name] == value).all() for name, value in weights.items()
+        )
         with calling(play(env, 1)):
             result = algo.train()
     assert result["training_iteration"] == 2

@@ -65,7 +65,7 @@ def chain(env: Any) -> None:
 @pytest.mark.parametrize(("play", "places"), [(bandit, 1), (chain, LENGTH)])
 def test_dqn_finds_the_better_action_in_logs_alone(play: Any, places: int) -> None:
     env = Told(play, action_space=gym.spaces.Discrete(2))
-    config = {
+    config: dict[str, Any] = {
         "min_sample_timesteps_per_iteration": 200, "rollout_fragment_length": 50, "train_batch_size": 32, "seed": 0,
         "num_steps_sampled_before_learning_starts": 100, "lr": 2e-3, "target_network_update_freq": 100,
     }  # fmt: skip
@@ -101,10 +101,10 @@ def play_between(env: Any, own: set[int], length: int, truncated: bool = True) -
 def test_ppo_cuts_the_trajectory_where_it_leaves_rows_out(own: set[int], model: dict[str, Any]) -> None:
     env = Told()
     gamma, lambda_ = 0.9, 0.5
-    config = {"rollout_fragment_length": 8, "gamma": gamma, "lambda": lambda_, "model": model}
+    config: dict[str, Any] = {"rollout_fragment_length": 8, "gamma": gamma, "lambda": lambda_, "model": model}
     with training(env, PPO, **config) as algo, calling(play_between(env, own, 8)):
         batch = algo.sample()["default_policy"]
-        backend = algo._population.cohorts[0].backend  # type: ignore[attr-defined]
+        backend = algo._population.cohorts[0].backend
         value = (lambda step: float(backend.values(0, obs(0, step)[None])[0])) if not model else None
         left_out = algo._population.learners.agent_steps_left_out
     kept = [step for step in range(8) if step not in own]
@@ -124,7 +124,7 @@ def test_ppo_cuts_the_trajectory_where_it_leaves_rows_out(own: set[int], model: 
 
 def test_an_end_that_is_terminated_is_worth_nothing_although_rows_before_it_are_left_out() -> None:
     env = Told()
-    config = {"rollout_fragment_length": 4, "gamma": 0.9, "lambda": 0.5}
+    config: dict[str, Any] = {"rollout_fragment_length": 4, "gamma": 0.9, "lambda": 0.5}
     with training(env, PPO, **config) as algo, calling(play_between(env, {2}, 4, truncated=False)):
         batch = algo.sample()["default_policy"]
         values = batch["vf_preds"]

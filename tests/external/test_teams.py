@@ -13,7 +13,10 @@ from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashErro
 from tests.external.told import ACTIONS, OBS, ToldTeam, calling, obs, rows, training
 
 NUMBERS = {"a": 0, "b": 1, "c": 2}
-TWO = {"policies": ["even", "odd"], "policy_mapping_fn": lambda agent_id, **kw: "odd" if agent_id == "b" else "even"}
+TWO = {
+    "policies": ["even", "odd"],
+    "policy_mapping_fn": lambda agent_id, **kw: "odd" if agent_id == "b" else "even",
+}
 
 
 def seen(agents: str, step: int) -> dict[Any, Any]:
@@ -35,7 +38,9 @@ def by_agent(batch: Any, name: str, policies: Any = ("default_policy",)) -> dict
 
 
 def steps(batch: Any, policies: Any = ("default_policy",)) -> dict[str, list[int]]:
-    return {agent: [int(one[1]) for one in found] for agent, found in by_agent(batch, "obs", policies).items()}
+    return {
+        agent: [int(one[1]) for one in found] for agent, found in by_agent(batch, "obs", policies).items()
+    }
 
 
 def test_agents_that_observe_are_asked_and_the_others_are_not() -> None:
@@ -54,7 +59,11 @@ def test_agents_that_observe_are_asked_and_the_others_are_not() -> None:
     assert asked == [{"a", "b"}, {"a"}, {"c"}, {"a", "b", "c"}, set()]
     assert steps(batch) == {"a": [0, 1, 3], "b": [0, 3], "c": [2, 3]}
     assert by_agent(batch, "rewards") == {"a": [1.0, 2.0, 2.0], "b": [0.0, 0.0], "c": [0.0, 0.0]}
-    assert by_agent(batch, "terminateds") == {"a": [False, False, True], "b": [False, True], "c": [False, True]}
+    assert by_agent(batch, "terminateds") == {
+        "a": [False, False, True],
+        "b": [False, True],
+        "c": [False, True],
+    }
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["its last observation", "none"])
@@ -228,14 +237,18 @@ def test_agents_may_have_spaces_of_their_own() -> None:
 
 
 def test_spaces_for_different_agents_are_refused() -> None:
-    with pytest.raises(ConfigError, match="observation spaces of .*'a'.* and action spaces of .*'b'.*the same agents"):
+    with pytest.raises(
+        ConfigError, match=r"observation spaces of .*'a'.* and action spaces of .*'b'.*the same agents"
+    ):
         ToldTeam(observation_space={"a": OBS}, action_space={"b": ACTIONS})
 
 
 def test_every_agent_that_observes_needs_an_action() -> None:
     env = ToldTeam()
     env.start_episode("x")
-    with pytest.raises(CallOrderError, match="log_action: observations of 'a', 'b' and actions of 'a', expected the same"):
+    with pytest.raises(
+        CallOrderError, match="log_action: observations of 'a', 'b' and actions of 'a', expected the same"
+    ):
         env.log_action("x", seen("ab", 0), acts("a"))
     with pytest.raises(CallOrderError, match="observations of nobody and actions of 'a'"):
         env.log_action("x", {}, acts("a"))
@@ -250,10 +263,16 @@ def test_a_stranger_is_named() -> None:
         env.log_returns("x", {"z": 1.0})
         env.end_episode("x", seen("a", 1))
 
-    env = ToldTeam(play, observation_space=dict.fromkeys("ab", OBS), action_space=dict.fromkeys("ab", ACTIONS))
-    with training(env, multiagent=TWO) as algo:
-        with pytest.raises(ContractError, match="'z', which never appeared in the episode, expected one of possible_agents"):
-            algo.train()
+    env = ToldTeam(
+        play, observation_space=dict.fromkeys("ab", OBS), action_space=dict.fromkeys("ab", ACTIONS)
+    )
+    with (
+        training(env, multiagent=TWO) as algo,
+        pytest.raises(
+            ContractError, match="'z', which never appeared in the episode, expected one of possible_agents"
+        ),
+    ):
+        algo.train()
 
 
 def test_a_fault_in_the_thread_of_several_agents_is_told_too() -> None:
@@ -261,9 +280,13 @@ def test_a_fault_in_the_thread_of_several_agents_is_told_too() -> None:
         env.start_episode("x")
         env.log_returns("x", {"a": None})
 
-    with training(ToldTeam(play)) as algo:
-        with pytest.raises(EnvCrashError, match="raised ContractError: log_returns: episode 'x': the reward of 'a' is None"):
-            algo.train()
+    with (
+        training(ToldTeam(play)) as algo,
+        pytest.raises(
+            EnvCrashError, match="raised ContractError: log_returns: episode 'x': the reward of 'a' is None"
+        ),
+    ):
+        algo.train()
 
 
 def test_rewards_that_wait_for_different_agents_are_all_told_as_held() -> None:

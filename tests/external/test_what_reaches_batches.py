@@ -32,6 +32,7 @@ def test_rewards_between_two_actions_add_up_and_none_is_zero(logs: bool) -> None
 
     def play() -> None:
         env.start_episode("x")
+        paid: Any
         for step, paid in enumerate([(1.0, 2.0), (), (3, np.float32(0.5), np.array(-1.0)), (4.0,)]):
             if logs:
                 env.log_action("x", obs(0, step), 0)
@@ -59,6 +60,7 @@ def test_an_info_goes_with_one_observation_and_never_sticks() -> None:
     env = Told()
     with training(env, DQN, rollout_fragment_length=5) as algo:
         env.start_episode("x")
+        told: Any
         for step, told in enumerate([[{"n": 0}], [], [{"n": 1}, {"n": 2}], [], [{"last": True}]]):
             env.log_action("x", obs(0, step), 0)
             for info in told:
@@ -116,7 +118,7 @@ def test_a_truncated_end_is_worth_what_its_last_observation_is_and_a_terminated_
     with training(env, PPO, **config) as algo:
         with calling(play):
             batch = algo.sample()["default_policy"]
-        backend = algo._population.cohorts[0].backend  # type: ignore[attr-defined]
+        backend = algo._population.cohorts[0].backend
         last = float(backend.values(0, obs(0, 3)[None])[0])
     values = [*batch["vf_preds"].tolist(), last if truncated else 0.0]
     assert last != 0.0
@@ -174,7 +176,9 @@ def test_a_fragment_without_anything_to_learn_from_is_no_fault() -> None:
         before = algo.get_weights()["default_policy"]
         first = algo.train()
         assert first["num_agent_steps_trained"] == 0
-        assert all((algo.get_weights()["default_policy"][name] == value).all() for name, value in before.items())
+        assert all(
+            (algo.get_weights()["default_policy"][name] == value).all() for name, value in before.items()
+        )
         assert algo.train()["num_agent_steps_trained"] == 10
 
 

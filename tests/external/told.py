@@ -13,6 +13,7 @@ import numpy as np
 from menv import ExternalEnv, ExternalMultiAgentEnv
 from menv.adapters.external import ExternalEnvs
 from menv.algorithms import PPO
+from menv.errors import CallOrderError
 
 OBS = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 ACTIONS = gym.spaces.Discrete(3)
@@ -64,7 +65,9 @@ class ToldTeam(ExternalMultiAgentEnv):
 
 
 @contextmanager
-def training(env: Any, algorithm: Any = PPO, *, idle_timeout: float | None = None, **config: Any) -> Iterator[Any]:
+def training(
+    env: Any, algorithm: Any = PPO, *, idle_timeout: float | None = None, **config: Any
+) -> Iterator[Any]:
     """Build an algorithm for an external environment, and let its thread end after all.
 
     Args:
@@ -101,7 +104,7 @@ def calling(*plays: Callable[[], Any]) -> Iterator[None]:
     def guarded(play: Callable[[], Any]) -> None:
         try:
             play()
-        except BaseException as fault:  # noqa: BLE001 - handed on
+        except BaseException as fault:
             faults.append(fault)
 
     threads = [threading.Thread(target=guarded, args=(play,), daemon=True) for play in plays]
@@ -113,6 +116,21 @@ def calling(*plays: Callable[[], Any]) -> Iterator[None]:
     if faults:
         raise faults[0]
     assert not any(thread.is_alive() for thread in threads), "a caller still waits"
+
+
+def until_stopped(play: Callable[[], Any]) -> Callable[[], None]:
+    """Return what plays over and over, until nobody samples any more."""
+
+    def on_and_on() -> None:
+        while True:
+            try:
+                play()
+            except CallOrderError as error:
+                if "nobody samples any more" not in str(error):
+                    raise
+                return
+
+    return on_and_on
 
 
 def obs(number: int, step: int) -> Any:
@@ -138,12 +156,7 @@ def ask_steps(env: Any, episode: str, number: int, steps: int) -> list[int]:
 
 def rows(batches: Sequence[Any], policy_id: str = "default_policy") -> list[dict[str, Any]]:
     """Return the rows of a policy, in order."""
-    return [
-        row
-        for batch in batches
-        if policy_id in batch.policy_batches
-        for row in batch[policy_id].rows()
-    ]
+    return [row for batch in batches if policy_id in batch.policy_batches for row in batch[policy_id].rows()]
 
 
 def steps_of(batches: Sequence[Any]) -> dict[int, list[int]]:

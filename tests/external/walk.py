@@ -86,4 +86,6 @@ def same_columns(first: Any, second: Any, without: tuple[str, ...] = ()) -> None
                 np.testing.assert_array_equal(one, other, err_msg=name)
                 assert one.dtype == other.dtype, name
     for name in ("lengths", "next_obs", "next_mask", "final_missing"):
-        np.testing.assert_array_equal(getattr(first.segments, name), getattr(second.segments, name), err_msg=name)
+        np.testing.assert_array_equal(
+            getattr(first.segments, name), getattr(second.segments, name), err_msg=name
+        )
