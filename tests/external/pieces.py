@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ class Noted:
         last = stop == len(self.actions)
         flags = {"terminated": last and self.terminated, "truncated": last and not self.terminated}
         columns = {
-            name: value[start:stop] if isinstance(value, np.ndarray) else value for name, value in known.items()
+            name: value[start:stop] if isinstance(value, np.ndarray) else value
+            for name, value in known.items()
         }
         moves = Moves(
             self.obs[start : stop + 1], columns.pop("actions", self.actions[start:stop]),
@@ -41,7 +43,7 @@ class Noted:
         """Return pieces of `size` steps, or one."""
         steps = len(self.actions)
         bounds = [*range(0, steps, size or steps), steps]
-        return [self.piece(start, stop, **known) for start, stop in zip(bounds, bounds[1:], strict=False)]
+        return [self.piece(start, stop, **known) for start, stop in pairwise(bounds)]
 
 
 def sampled(algorithm: Any, walk: Walk, fragments: int = 2, **config: Any) -> tuple[list[Any], list[Noted]]:
@@ -83,7 +85,8 @@ def by_episode(batches: Sequence[Any], names: Sequence[str]) -> list[dict[str, A
         for piece in batch.split_by_episode():
             found.setdefault(int(piece["eps_id"][0]), []).append(piece)
     episodes = [
-        {name: np.concatenate([piece[name] for piece in pieces]) for name in names} for pieces in found.values()
+        {name: np.concatenate([piece[name] for piece in pieces]) for name in names}
+        for pieces in found.values()
     ]
     return sorted(episodes, key=lambda columns: (columns["obs"].tobytes(), columns["actions"].tobytes()))
 

@@ -198,7 +198,9 @@ def test_pieces_and_single_calls_do_not_mix_in_one_episode() -> None:
         lambda: env.log_returns("pieces", 1.0),
         lambda: env.end_episode("pieces", seen),
     ):
-        with pytest.raises(EpisodeError, match="'pieces' were handed in, expected no single calls; do one or the other"):
+        with pytest.raises(
+            EpisodeError, match="'pieces' were handed in, expected no single calls; do one or the other"
+        ):
             call()
     board.start("logged")
     env.log_action("logged", seen, 0)
@@ -223,7 +225,9 @@ def test_callbacks_hear_that_an_episode_begins_before_it_ends() -> None:
 
     _, noted = sampled(PPO, Walk(), fragments=1, rollout_fragment_length=20, seed=7)
     env = told(Walk())
-    with training(env, PPO, rollout_fragment_length=sum(len(one.actions) for one in noted), callbacks=Order) as algo:
+    with training(
+        env, PPO, rollout_fragment_length=sum(len(one.actions) for one in noted), callbacks=Order
+    ) as algo:
         for number, one in enumerate(noted):
             name = env.switchboard.start()
             for piece in one.pieces(2 if number % 2 else None):

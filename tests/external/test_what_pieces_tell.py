@@ -17,7 +17,9 @@ CONFIG: dict[str, Any] = {"rollout_fragment_length": 20, "train_batch_size": 20,
 LSTM = {"use_lstm": True, "lstm_cell_size": 8}
 
 
-def handed_in(noted: list[Noted], kind: dict[str, Any], known: list[dict[str, Any]], **config: Any) -> list[Any]:
+def handed_in(
+    noted: list[Noted], kind: dict[str, Any], known: list[dict[str, Any]], **config: Any
+) -> list[Any]:
     """Hand whole episodes in, with what is known of each; return the rows of each, in order."""
     env = told(Walk(**kind))
     steps = sum(len(one.actions) for one in noted)
@@ -27,7 +29,8 @@ def handed_in(noted: list[Noted], kind: dict[str, Any], known: list[dict[str, An
         pieces = algo.sample()["default_policy"].split_by_episode()
     assert len(pieces) == len(noted)
     return [
-        next(piece for piece in pieces if np.array_equal(piece["rewards"], np.array(one.rewards))) for one in noted
+        next(piece for piece in pieces if np.array_equal(piece["rewards"], np.array(one.rewards)))
+        for one in noted
     ]
 
 
@@ -44,7 +47,9 @@ def test_probabilities_that_are_told_are_taken_and_the_others_are_computed(kind:
         if "logp" in way:
             columns["logp"] = np.full(one.count, -3.25 - number)
         if "dist_inputs" in way:
-            columns["dist_inputs"] = one["action_dist_inputs"] + 0.5 * np.arange(one["action_dist_inputs"].shape[1])
+            columns["dist_inputs"] = one["action_dist_inputs"] + 0.5 * np.arange(
+                one["action_dist_inputs"].shape[1]
+            )
         known.append(columns)
     assert len(mine) >= 4
     for number, (one, its) in enumerate(zip(mine, handed_in(noted, kind, known), strict=True)):
@@ -69,7 +74,7 @@ def test_probabilities_that_are_told_are_taken_and_the_others_are_computed(kind:
 
 def test_densities_of_the_environments_actions_are_those_of_the_networks_up_to_the_scale() -> None:
     """Half the width is 5 in one dimension and 2 in the other: log 10 more in the network's form."""
-    here, noted = sampled(PPO, Walk(box=True), fragments=1, **CONFIG)
+    _, noted = sampled(PPO, Walk(box=True), fragments=1, **CONFIG)
     count = len(noted[0].actions)
     inputs = np.tile(np.array([[7.5, 0.0, np.log(5.0), 0.0]], np.float32), (count, 1))
     inner = [np.array([7.5, 2.0], np.float32)] * count
@@ -92,7 +97,9 @@ def test_environment_actions_without_a_word_have_the_density_that_the_network_gi
     for one, other in zip(here[0].split_by_episode(), its, strict=True):
         inside = (np.abs(one["actions"]) < 1.0).all(1)
         np.testing.assert_allclose(other["actions"], np.clip(one["actions"], -1.0, 1.0), atol=1e-6)
-        np.testing.assert_allclose(other["action_logp"][inside], one["action_logp"][inside], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            other["action_logp"][inside], one["action_logp"][inside], rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("size", [None, 2])
@@ -116,7 +123,9 @@ def test_states_that_are_told_are_taken_and_others_follow_from_what_was_seen(siz
     for name in names:
         np.testing.assert_array_equal(its["told"][name], its["follow"][name])
         np.testing.assert_array_equal(its["other"][name], its["told"][name] + 1)
-    assert sorted(its["told"]["state_in_0"].ravel().tolist()) == sorted(here[0]["state_in_0"].ravel().tolist())
+    assert sorted(its["told"]["state_in_0"].ravel().tolist()) == sorted(
+        here[0]["state_in_0"].ravel().tolist()
+    )
     np.testing.assert_allclose(
         np.sort(its["told"]["action_logp"]), np.sort(here[0]["action_logp"]), rtol=1e-4, atol=1e-6
     )
@@ -133,7 +142,11 @@ def test_pieces_of_weights_that_are_gone_are_left_out_and_counted() -> None:
 
     def old_weights(policy_id: str, number: int | None, obs: Any, mask: Any, actions: Any, state: Any) -> Any:
         asked.append((policy_id, number, len(obs)))
-        return None if number == 3 else (np.full((len(obs), 3), 0.25, np.float32), np.full(len(obs), -7.0, np.float32))
+        return (
+            None
+            if number == 3
+            else (np.full((len(obs), 3), 0.25, np.float32), np.full(len(obs), -7.0, np.float32))
+        )
 
     counts = [len(one.actions) for one in noted[:4]]
     env = told(Walk())
@@ -147,7 +160,11 @@ def test_pieces_of_weights_that_are_gone_are_left_out_and_counted() -> None:
         result = algo.train()
         told_of = result["external"]
     # Too old to be looked for at all; gone; there; those of now.
-    assert asked == [("default_policy", 3, counts[1]), ("default_policy", 5, counts[2]), ("default_policy", 8, counts[3])]
+    assert asked == [
+        ("default_policy", 3, counts[1]),
+        ("default_policy", 5, counts[2]),
+        ("default_policy", 8, counts[3]),
+    ]
     assert told_of["num_stale_steps"] == counts[0] + counts[1]
     assert told_of["num_off_policy_steps"] == counts[0] + counts[1]
     assert told_of["num_agent_steps_left_out"] == counts[0] + counts[1]
@@ -161,7 +178,10 @@ def test_agents_of_a_piece_end_when_they_do_and_the_others_with_the_episode() ->
     def moves(number: int, start: int, stop: int, **flags: bool) -> Moves:
         count = stop - start
         return Moves(
-            column(number, range(start, stop + 1)), [1] * count, np.arange(start, stop, dtype=np.float64), **flags
+            column(number, range(start, stop + 1)),
+            [1] * count,
+            np.arange(start, stop, dtype=np.float64),
+            **flags,
         )
 
     env = ToldTeam(observation_space=OBS)
@@ -175,12 +195,15 @@ def test_agents_of_a_piece_end_when_they_do_and_the_others_with_the_episode() ->
         board.play("x", Played({"b": moves(1, 22, 23)}, 1, terminated=True))
         batch = algo.sample()["default_policy"]
         summary = algo._metrics.summary()
-    lives = {
-        (int(piece["obs"][0][0]), int(piece["obs"][0][1])): piece for piece in batch.split_by_episode()
-    }
+    lives = {(int(piece["obs"][0][0]), int(piece["obs"][0][1])): piece for piece in batch.split_by_episode()}
     assert {key: piece.count for key, piece in lives.items()} == {(0, 0): 4, (1, 0): 2, (2, 0): 1, (1, 20): 3}
     ends = {key: (bool(one["terminateds"][-1]), bool(one["truncateds"][-1])) for key, one in lives.items()}
-    assert ends == {(0, 0): (False, True), (1, 0): (True, False), (2, 0): (True, False), (1, 20): (True, False)}
+    assert ends == {
+        (0, 0): (False, True),
+        (1, 0): (True, False),
+        (2, 0): (True, False),
+        (1, 20): (True, False),
+    }
     last = {key: one["new_obs"][-1].tolist() for key, one in lives.items()}
     assert last == {(0, 0): [0.0, 4.0], (1, 0): [1.0, 2.0], (2, 0): [2.0, 1.0], (1, 20): [1.0, 23.0]}
     assert {int(one["eps_id"][0]) for one in lives.values()} == {int(batch["eps_id"][0])}
@@ -193,7 +216,9 @@ def test_a_piece_outside_the_space_is_named() -> None:
 
     env = told(Walk())
     with training(env, PPO, rollout_fragment_length=2) as algo:
-        bad = Moves([np.zeros(2, np.float32), np.zeros(3, np.float32), np.zeros(2, np.float32)], [0, 1], np.zeros(2))
+        bad = Moves(
+            [np.zeros(2, np.float32), np.zeros(3, np.float32), np.zeros(2, np.float32)], [0, 1], np.zeros(2)
+        )
         env.switchboard.start("x")
         env.switchboard.play("x", Played({AGENT: bad}, 2, terminated=True))
         with pytest.raises(ContractError, match=r"env x, agent 'agent0', observation 1 of a piece: .*\(3,\)"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,8 @@ def test_the_end_has_its_flag_and_its_own_last_observation(truncated: bool) -> N
     assert not batch["default_policy"].segments.final_missing.any()
 
 
-def test_the_caller_may_change_its_array_once_it_has_been_taken() -> None:
+@pytest.mark.parametrize("logs", [False, True], ids=["asks", "logs"])
+def test_the_caller_may_use_its_array_again(logs: bool) -> None:
     env = Told()
     seen = obs(0, 0)
 
@@ -92,14 +94,19 @@ def test_the_caller_may_change_its_array_once_it_has_been_taken() -> None:
         env.start_episode("x")
         for step in range(3):
             seen[1] = step
-            env.get_action("x", seen)
+            if logs:
+                env.log_action("x", seen, 0)
+            else:
+                env.get_action("x", seen)
         seen[1] = 3
         env.end_episode("x", seen)
         seen[1] = 99
 
-    with training(env, rollout_fragment_length=3) as algo, calling(play):
+    with training(env, DQN, rollout_fragment_length=3) as algo, calling(play):
+        time.sleep(0.05)
         batch = algo.sample()
     assert column(batch, "obs") == [[0.0, 0.0], [0.0, 1.0], [0.0, 2.0]]
+    assert column(batch, "new_obs")[-1] == [0.0, 3.0]
 
 
 @pytest.mark.parametrize("truncated", [False, True])
