@@ -144,7 +144,8 @@ class ActionHead:
             means, log_stds = np.split(dist_inputs, 2, 1)
             scaled = (actions - means) * np.exp(-log_stds)
             terms: npt.NDArray[np.float32] = -0.5 * scaled * scaled - log_stds - _HALF_LOG_TWO_PI
-            return np.add.reduce(terms, axis=1).astype(np.float32)
+            densities: npt.NDArray[np.float32] = np.add.reduce(terms, axis=1).astype(np.float32)
+            return densities
         if self.sizes == (2,) and actions.ndim == 1:
             # log sigmoid: numpy takes long over many rows of two.
             lead = dist_inputs[:, 0] - dist_inputs[:, 1]

@@ -110,7 +110,7 @@ def _add_logp(batch: SampleBatch, backend: ActingBackend, index: int) -> None:
         if inputs is None:
             inputs = fresh
         else:
-            lacking = np.isnan(inputs).any(1)
+            lacking = np.logical_or.reduce(np.isnan(inputs), axis=1)
             inputs = np.where(lacking[:, None], fresh, inputs)
             computed = np.where(lacking, computed, backend.head.logp(inputs, batch["actions"]))
     elif logp is None or np.isnan(logp).any():

@@ -133,7 +133,9 @@ class PlayedRows:
         income = np.concatenate(([0.0], moves.rewards))
         self._table.returns[slot] += income[which].sum()
         # Connectors see one observation of a life after the other, and learn from it before the next.
-        parts = [which] if cohort.path is None else [slice(at, at + 1) for at in range(which.start, which.stop)]
+        parts = (
+            [which] if cohort.path is None else [slice(at, at + 1) for at in range(which.start, which.stop)]
+        )
         places = []
         for own in parts:
             count = own.stop - own.start

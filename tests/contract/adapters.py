@@ -70,7 +70,9 @@ class Adapter:
                 env = SyncVectorEnv(makers, copy=False, autoreset_mode=self.kind)
             return to_base_env(env, seed=seed), [one.game for one in made]
         if self.kind == "external":
-            games = [ScriptedEnv(without_own_truncations(script), world) for world, script in enumerate(scripts)]
+            games = [
+                ScriptedEnv(without_own_truncations(script), world) for world, script in enumerate(scripts)
+            ]
             return CalledEnvs(games), games
         games = [ScriptedEnv(script, world) for world, script in enumerate(scripts)]
         if self.kind == "agents":

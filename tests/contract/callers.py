@@ -50,7 +50,10 @@ class CalledEnvs(ExternalEnvs):
 
     def __init__(self, games: Sequence[ScriptedEnv]) -> None:
         super().__init__(
-            Switchboard(), observation_space=OBS, action_space=ACTIONS, possible_agents=games[0].possible_agents
+            Switchboard(),
+            observation_space=OBS,
+            action_space=ACTIONS,
+            possible_agents=games[0].possible_agents,
         )
         self._players = [Player(self.switchboard, game) for game in games]
 

@@ -28,8 +28,11 @@ class Noted:
     def piece(self, start: int, stop: int, **known: Any) -> Played:
         """Return the steps from `start` to before `stop`; `known` columns of the whole episode go along."""
         last = stop == len(self.actions)
-        flags = {"terminated": last and self.terminated, "truncated": last and not self.terminated}
-        columns = {
+        flags: dict[str, Any] = {
+            "terminated": last and self.terminated,
+            "truncated": last and not self.terminated,
+        }
+        columns: dict[str, Any] = {
             name: value[start:stop] if isinstance(value, np.ndarray) else value
             for name, value in known.items()
         }

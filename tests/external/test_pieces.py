@@ -68,8 +68,8 @@ def test_whole_episodes_give_the_batch_of_the_same_steps_sampled_here(
         assert set(one) == set(other)
         first, second = by_episode([one], names), by_episode([other], names)
         assert len(first) == len(second)
-        for mine, its in zip(first, second, strict=True):
-            check_same(mine, its)
+        for one_here, one_there in zip(first, second, strict=True):
+            check_same(one_here, one_there)
         assert sorted(one.segments.lengths.tolist()) == sorted(other.segments.lengths.tolist())
 
 

@@ -175,7 +175,7 @@ def test_agents_of_a_piece_end_when_they_do_and_the_others_with_the_episode() ->
     def column(number: int, steps: Any) -> Any:
         return np.array([[number, step] for step in steps], np.float32)
 
-    def moves(number: int, start: int, stop: int, **flags: bool) -> Moves:
+    def moves(number: int, start: int, stop: int, **flags: Any) -> Moves:
         count = stop - start
         return Moves(
             column(number, range(start, stop + 1)),

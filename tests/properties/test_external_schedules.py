@@ -43,7 +43,10 @@ class Game:
     def __init__(self, env: Quiet, script: Script, world: int, habit: Any) -> None:
         # A flag of an agent's own cannot say that it was cut short.
         ends = [
-            [moment._replace(terminated=moment.terminated + moment.truncated, truncated="") for moment in episode]
+            [
+                moment._replace(terminated=moment.terminated + moment.truncated, truncated="")
+                for moment in episode
+            ]
             for episode in script
         ]
         self.env, self.habit = env, habit
@@ -98,7 +101,9 @@ class Run:
         base_env.idle_timeout = 0.02
         limits = ExternalQuota(length, **quota)
         self.sampler = sampler(base_env, kind, limits)
-        players = [threading.Thread(target=self._play, args=(self.games[n::threads],)) for n in range(threads)]
+        players = [
+            threading.Thread(target=self._play, args=(self.games[n::threads],)) for n in range(threads)
+        ]
         for player in players:
             player.start()
         self.batches = []
@@ -182,13 +187,31 @@ def test_no_reward_is_lost_and_no_lives_are_mixed(
 def test_the_same_holds_for_each_way_to_cut_fragments(
     batch_mode: Any, count_steps_by: Any, script: Script, habit: Any, length: int, worlds: int
 ) -> None:
-    run = Run(script, habit, "networks", length, worlds, worlds, batch_mode=batch_mode, count_steps_by=count_steps_by)
+    run = Run(
+        script,
+        habit,
+        "networks",
+        length,
+        worlds,
+        worlds,
+        batch_mode=batch_mode,
+        count_steps_by=count_steps_by,
+    )
     run.check()
 
 
 def test_a_lost_episode_takes_its_last_rows_with_it() -> None:
-    script = [[Moment("ab"), Moment("ab", {"a": 1.0, "b": 128.0}), Moment("a", {"a": 2.0}), Moment("a", over="terminated")]]
+    script = [
+        [
+            Moment("ab"),
+            Moment("ab", {"a": 1.0, "b": 128.0}),
+            Moment("a", {"a": 2.0}),
+            Moment("a", over="terminated"),
+        ]
+    ]
     run = Run(script, [(3, {1})], "networks", 4, 1, 1)
     run.check()
-    rewards = {(life[2], life[1]): [row.reward for row in rows] for life, rows in trajectories(run.batches).items()}
+    rewards = {
+        (life[2], life[1]): [row.reward for row in rows] for life, rows in trajectories(run.batches).items()
+    }
     assert rewards == {("a", 0): [1.0, 2.0], ("b", 0): [128.0], ("a", 1): [1.0, 2.0], ("b", 1): [128.0]}
