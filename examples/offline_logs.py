@@ -1,15 +1,12 @@
-"""DQN learns CartPole from logged episodes alone, and is compared with the two policies that were logged.
+"""DQN learns CartPole from logs of two policies alone; nobody asks it for an action. Then all three are compared.
 
-    python examples/offline_logs.py --seconds 30
-
-One is clever and one careless. Nobody is asked for an action: `run` reads what was done and what came of it.
+python examples/offline_logs.py --seconds 30
 """
 
 import argparse
 import itertools
 import json
 import random
-import time
 from typing import Any
 
 import gymnasium as gym
@@ -49,15 +46,15 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--seconds", type=float, default=30.0, help="time to train")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--json", action="store_true", help="print one JSON object last")
-args, start = parser.parse_args(), time.perf_counter()
+args = parser.parse_args()
 random.seed(args.seed)
 LOGGED = [play(POLICIES["careless" if number % 6 else "clever"], args.seed + number) for number in range(120)]
 config = {"n_step": 3, "target_network_update_freq": 4000, "seed": args.seed}
 spaces = CARTPOLE.action_space, CARTPOLE.observation_space
 with DQN(env=lambda context: Logs(*spaces), config=config) as algo:
-    while not algo.iteration or time.perf_counter() - start < args.seconds:
-        print(f"{algo.train()['external']['num_off_policy_steps']:>8,} logged steps read")
+    while (result := algo.train())["time_total_s"] < args.seconds:
+        print(f"{result['external']['num_off_policy_steps']:>8,} logged steps read")
     POLICIES["learned"] = lambda obs: algo.compute_single_action(obs, explore=False)
     means = {name: sum(len(play(one, 500 + n)[0]) for n in range(20)) / 20 for name, one in POLICIES.items()}
 print("mean returns:", means)
-print(json.dumps({**means, "seconds": time.perf_counter() - start, "seed": args.seed}) if args.json else "")
+print(json.dumps({**means, "seconds": result["time_total_s"], "seed": args.seed}) if args.json else "")
