@@ -7,7 +7,6 @@ make no sense at once, in the caller's thread. It knows neither spaces nor polic
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import uuid
@@ -15,15 +14,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
-from menv.base_env import ALL, AgentId, EnvId
-from menv.errors import CallOrderError, ContractError, EpisodeError
+from menv.base_env import AgentId, EnvId
+from menv.errors import CallOrderError, EpisodeError
 from menv.line import Answer, Line, Turn
 from menv.played import Played
 
 _KEPT_IDS = 10_000
 _MOST_AHEAD = 64
+# Episodes that are over and not taken in yet, and the most seconds for which a new one waits for these: a caller that
+# plays several by turns may have to go on before they can be.
+_MOST_OVER = 256
+_LONGEST_WAIT = 1.0
 # Seconds after a fault in which what others have said is still taken; they may never be silent.
 _PATIENCE = 0.5
 
@@ -45,6 +46,8 @@ class Switchboard:
         self._lines: dict[str, Line] = {}
         self._ready: dict[str, Line] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
+        # How many episodes are over and have turns that the sampler has not taken.
+        self._backlog = 0
         self._fault: BaseException | None = None
         self._fault_at = 0.0
         self._stopped = False
@@ -63,12 +66,13 @@ class Switchboard:
         """Whether something was said that nobody has taken."""
         return bool(self._ready)
 
-    def start(self, episode_id: str | None = None, trained: bool = True) -> str:
+    def start(self, episode_id: str | None = None, trained: bool = True, *, wait: bool = False) -> str:
         """Open an episode.
 
         Args:
             episode_id: Its id; None makes one up.
             trained: Whether policies may learn from it.
+            wait: Whether to wait a little while far more episodes are over than the sampler has taken.
 
         Returns:
             The id.
@@ -78,6 +82,8 @@ class Switchboard:
             CallOrderError: Too many are open, or nobody samples any more.
         """
         with self._news:
+            if wait and self._backlog >= _MOST_OVER:
+                self._news.wait_for(lambda: self._backlog < _MOST_OVER or self._stopped, _LONGEST_WAIT)
             self._check_running()
             if episode_id is None:
                 episode_id = uuid.uuid4().hex
@@ -166,11 +172,7 @@ class Switchboard:
             line = self._line("log_returns", episode_id)
             if line.plays:
                 raise mixed("log_returns", episode_id)
-            checked = {agent: _number(reward, episode_id, agent) for agent, reward in rewards.items()}
-            for agent, number in checked.items():
-                line.rewards[agent] = line.rewards.get(agent, 0.0) + number
-            line.infos.update(infos or {})
-            line.done.update({agent: flag for agent, flag in (done or {}).items() if flag and agent != ALL})
+            line.pay(rewards, infos or {}, done or {})
 
     def end(self, episode_id: str, obs: Mapping[AgentId, Any], *, truncated: bool = False) -> None:
         """End an episode with its last observations.
@@ -288,7 +290,12 @@ class Switchboard:
                 return None
             if len(line.turns) == _MOST_AHEAD:
                 self._news.notify_all()
-            return line.turns.popleft()
+            turn = line.turns.popleft()
+            if line.over and not line.turns:
+                self._backlog -= 1
+                if self._backlog == _MOST_OVER - 1:
+                    self._news.notify_all()
+            return turn
 
     def answered(self, lines: Iterable[Line]) -> None:
         """Note that turns have been answered; what was said since comes up in `collect`."""
@@ -347,6 +354,8 @@ class Switchboard:
     def _close(self, line: Line) -> None:
         """Take an episode's id out of use."""
         self._talking -= line.plays is False
+        line.over = True
+        self._backlog += 1
         del self._lines[line.episode_id]
         self._finished[line.episode_id] = None
         if len(self._finished) > _KEPT_IDS:
@@ -368,22 +377,6 @@ def mixed(where: str, episode_id: str) -> EpisodeError:
     """Return the error for single calls in an episode that is handed in in pieces."""
     return EpisodeError(
         f"{where}: whole pieces of episode {episode_id!r} were handed in, expected no single calls; do one or the other"
-    )
-
-
-def _number(reward: Any, episode_id: str, agent: AgentId) -> float:
-    """Return a reward as a float."""
-    if isinstance(reward, int | float | np.number | np.bool_) or (
-        isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub"
-    ):
-        number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
-        if math.isfinite(number):
-            return number
-        got = str(number)
-    else:
-        got = type(reward).__name__
-    raise ContractError(
-        f"log_returns: episode {episode_id!r}: the reward of {agent!r} is {got}, expected a finite number; pay a float"
     )
 
 

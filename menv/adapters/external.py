@@ -138,8 +138,8 @@ class ExternalEnvs(BaseEnv):
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row."""
         games = self._games
-        found: dict[EnvId, dict[AgentId, float]] = {}
-        found |= self.switchboard.held_rewards(game.line for game in games.values())
+        untaken = self.switchboard.held_rewards(game.line for game in games.values())
+        found: dict[EnvId, dict[AgentId, float]] = dict(untaken.items())
         for env_id, game in games.items():
             for agent, reward in game.roster.held.items():
                 by_agent = found.setdefault(env_id, {})

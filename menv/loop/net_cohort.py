@@ -216,7 +216,12 @@ class NetCohort(Cohort):
     def told(self, rows: Column, inputs: Column | None, logp: Column | None) -> None:
         """Write down what actions [n] were drawn from, and how probable they were, as far as it is known."""
         # What clients draw from is no Q-values, also where the network's own answers are.
-        if inputs is not None and self.backend.head.kind != "q_values":
+        if inputs is not None and self.backend.head.kind == "q_values":
+            inputs = None
+        if inputs is None and self.backend.head.told:
+            # There is such a column for all rows; these have nothing in it.
+            inputs = np.full((len(rows), self.backend.head.inputs), np.nan)
+        if inputs is not None:
             self.ledger.mark(SampleBatch.ACTION_DIST_INPUTS, rows, inputs.astype(np.float32), np.nan)
         if logp is not None:
             self.ledger.mark(SampleBatch.ACTION_LOGP, rows, logp.astype(np.float32), np.nan)
