@@ -24,13 +24,13 @@ class Link:
         board_id: Its id on the switchboard.
         seq: Number of the last message that was taken, -1 before the first.
         answer: What the last one was answered, None while it waits.
-        waiting: Where to answer it.
+        waiting: Where to answer it; several places if it came again meanwhile.
     """
 
     board_id: str
     seq: int = -1
     answer: Answer | None = None
-    waiting: Answerer | None = None
+    waiting: list[Answerer] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -93,7 +93,9 @@ class Interactive:
             raise BadMessageError(Code.WRONG_ORDER, str(error)) from None
         if request.seq is not None:
             link.seq = request.seq
-        link.answer, link.waiting = answer, None if answer is not None else answerer
+        link.answer = answer
+        if answer is None:
+            link.waiting = [answerer]
         if isinstance(request, EndEpisode):
             state.finish(request.episode_id)
         if answer is not None:
@@ -106,9 +108,10 @@ class Interactive:
         if link is not None and seq is not None:
             if seq == link.seq:
                 # The reply was lost, or is still to come.
-                link.waiting = answerer
                 if link.answer is not None:
                     answerer.send(link.answer)
+                else:
+                    link.waiting.append(answerer)
                 return None
             if seq != link.seq + 1 and link.seq >= 0:
                 raise BadMessageError(
@@ -127,6 +130,12 @@ class Interactive:
     def _take(self, link: Link, request: Turn, answerer: Answerer) -> Answer | None:
         """Do what a message says; None where the answer comes later."""
         dialect, board, seq = answerer.dialect, self._board, request.seq
+        if link.waiting:
+            raise BadMessageError(
+                Code.WRONG_ORDER,
+                f"{type(request).__struct_config__.tag}: the action that was asked for has not been answered, expected "
+                "one message after the other within an episode; wait for it",
+            )
         if isinstance(request, LogReturns):
             board.pay(link.board_id, *self._returns(request, dialect))
         elif isinstance(request, EndEpisode):

@@ -15,6 +15,7 @@ from menv.base_env import Ready
 from menv.errors import CallOrderError
 from menv.input_context import InputContext
 from menv.serving.access import Access
+from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.errands import Errands
 from menv.serving.limits import Limits
 from menv.serving.reception import Reception
@@ -22,7 +23,7 @@ from menv.serving.server import Server
 from menv.serving.trainer import Trainer
 from menv.serving.transport import Transport
 from menv.spaces_json import space_to_json
-from menv.switchboard import Switchboard
+from menv.switchboard import Switchboard, stopped
 
 
 class ServedEnvs(ExternalEnvs):
@@ -139,6 +140,7 @@ class ServedEnvs(ExternalEnvs):
     def stop(self) -> None:
         """Tell clients that nobody samples any more, and free ports and threads."""
         super().stop()
+        self._errands.fail(BadMessageError(Code.STOPPING, str(stopped())))
         self._reception.flush(self._post)
         self.server.stop()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from menv.errors import CallOrderError, MenvError
+from menv.errors import CallOrderError, EpisodeError, MenvError
 from menv.serving.answerer import Answerer
 from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.client_state import ClientState
@@ -76,6 +76,9 @@ class Session:
             answerer.refuse(error, getattr(request, "seq", None))
             if error.code == Code.NOT_ALLOWED:
                 close()
+        except EpisodeError as error:
+            self._reception.refusals += 1
+            answerer.refuse(BadMessageError(Code.WRONG_ORDER, str(error)), getattr(request, "seq", None))
         except CallOrderError as error:
             answerer.refuse(BadMessageError(Code.STOPPING, str(error)), getattr(request, "seq", None))
 
