@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from menv.backlog import Backlog
 from menv.base_env import ALL, AgentId
 from menv.errors import CallOrderError, EpisodeError
 from menv.played import Played
@@ -60,11 +61,18 @@ class Line:
         busy: Whether the sampler has taken a turn that is not answered; only it writes this.
     """
 
-    __slots__ = ("asked", "busy", "done", "episode_id", "infos", "plays", "rewards", "trained", "turns")
+    __slots__ = (
+        "asked", "backlog", "busy", "done", "episode_id", "infos", "plays", "rewards", "sizes", "trained", "turns",
+        "untold",
+    )  # fmt: skip
 
-    def __init__(self, episode_id: str, trained: bool) -> None:
+    def __init__(self, episode_id: str, trained: bool, backlog: Backlog | None = None) -> None:
         self.episode_id = episode_id
         self.trained = trained
+        self.backlog = backlog or Backlog()
+        # What each of `turns` counts for there, and what has been told since the last of them.
+        self.sizes: deque[int] = deque()
+        self.untold = 0
         self.turns: deque[Turn | Played] = deque()
         self.asked = False
         self.busy = False
@@ -79,6 +87,19 @@ class Line:
         turn = Turn(obs, self.rewards, self.infos, self.done)
         self.rewards, self.infos, self.done = {}, {}, {}
         return turn
+
+    def push(self, turn: Turn | Played, size: int) -> None:
+        """Add what was said to the end of the line."""
+        weight = Backlog.weight(size)
+        self.backlog.add(weight)
+        self.sizes.append(weight + self.untold)
+        self.untold = 0
+        self.turns.append(turn)
+
+    def pop(self) -> Turn | Played:
+        """Take what was said first."""
+        self.backlog.add(-self.sizes.popleft())
+        return self.turns.popleft()
 
 
 class Switchboard:
@@ -110,12 +131,15 @@ class Switchboard:
         """How many episodes are open."""
         return len(self._lines)
 
-    def start(self, episode_id: str | None = None, trained: bool = True) -> str:
+    def start(
+        self, episode_id: str | None = None, trained: bool = True, backlog: Backlog | None = None
+    ) -> str:
         """Open an episode.
 
         Args:
             episode_id: Its id; None makes one up.
             trained: Whether policies may learn from it.
+            backlog: Where to count what of it waits for the sampler.
 
         Returns:
             The id.
@@ -138,18 +162,24 @@ class Switchboard:
                     f"start_episode: {len(self._lines)} episodes are open, expected at most max_concurrent="
                     f"{self._max_open}; end one first"
                 )
-            self._lines[episode_id] = Line(episode_id, trained)
+            self._lines[episode_id] = Line(episode_id, trained, backlog)
             return episode_id
 
-    def ask(self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer) -> None:
+    def ask(self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer, size: int = 0) -> None:
         """Hand in an observation and ask for the actions of all its agents; returns at once.
+
+        Args:
+            episode_id: The episode.
+            obs: By agent.
+            answer: Takes the actions.
+            size: Bytes that it counts for in the backlog.
 
         Raises:
             EpisodeError: There is no such episode, or somebody waits for its actions already.
         """
         with self._news:
             line = self._line("get_action", episode_id)
-            self._say(line, line.turn(obs), answer=answer)
+            self._say(line, line.turn(obs), size, answer=answer)
             line.asked = True
 
     def log(
@@ -159,6 +189,7 @@ class Switchboard:
         actions: Mapping[AgentId, Any],
         *,
         wait: bool = True,
+        size: int = 0,
     ) -> None:
         """Hand in an observation and what the caller itself did in answer to it.
 
@@ -167,6 +198,7 @@ class Switchboard:
             obs: By agent.
             actions: Of the same agents.
             wait: Whether to wait while far more was logged than the sampler has taken.
+            size: Bytes that it counts for in the backlog.
 
         Raises:
             EpisodeError: There is no such episode, or somebody waits for its actions.
@@ -184,7 +216,7 @@ class Switchboard:
                 line = self._line("log_action", episode_id)
             turn = line.turn(obs)
             turn.actions = actions
-            self._say(line, turn)
+            self._say(line, turn, size)
 
     def pay(
         self,
@@ -192,21 +224,39 @@ class Switchboard:
         rewards: Mapping[AgentId, float],
         infos: Mapping[Any, Mapping[str, Any]] | None = None,
         done: Mapping[Any, bool] | None = None,
+        size: int = 0,
     ) -> None:
         """Note rewards, which add up, and what else goes with the next observation.
+
+        Args:
+            episode_id: The episode.
+            rewards: By agent.
+            infos: Likewise.
+            done: True for agents whose own trajectories end.
+            size: Bytes that it counts for in the backlog.
 
         Raises:
             EpisodeError: There is no such episode.
         """
         with self._news:
             line = self._line("log_returns", episode_id)
+            line.untold += size
+            line.backlog.add(size)
             for agent, reward in rewards.items():
                 line.rewards[agent] = line.rewards.get(agent, 0.0) + reward
             line.infos.update(infos or {})
             line.done.update({agent: flag for agent, flag in (done or {}).items() if flag and agent != ALL})
 
-    def end(self, episode_id: str, obs: Mapping[AgentId, Any], *, truncated: bool = False) -> None:
+    def end(
+        self, episode_id: str, obs: Mapping[AgentId, Any], *, truncated: bool = False, size: int = 0
+    ) -> None:
         """End an episode with its last observations.
+
+        Args:
+            episode_id: The episode.
+            obs: By agent.
+            truncated: Whether it was cut short.
+            size: Bytes that it counts for in the backlog.
 
         Raises:
             EpisodeError: There is no such episode, or somebody waits for its actions.
@@ -215,11 +265,16 @@ class Switchboard:
             line = self._line("end_episode", episode_id)
             turn = line.turn(obs)
             turn.over = not truncated, truncated
-            self._say(line, turn)
+            self._say(line, turn, size)
             self._close(line)
 
-    def play(self, episode_id: str, piece: Played) -> None:
+    def play(self, episode_id: str, piece: Played, size: int = 0) -> None:
         """Hand in a piece of an episode that was played elsewhere, the last one if it is over.
+
+        Args:
+            episode_id: The episode.
+            piece: What was played.
+            size: Bytes that it counts for in the backlog.
 
         Raises:
             EpisodeError: There is no such episode, or its actions are asked for here.
@@ -232,7 +287,7 @@ class Switchboard:
                     "pieces from its beginning; do one or the other"
                 )
             line.plays = True
-            line.turns.append(piece)
+            line.push(piece, size)
             self._ring(line)
             if piece.over:
                 self._close(line)
@@ -245,7 +300,7 @@ class Switchboard:
                 return
             turn = line.turn(None)
             turn.over = False, True
-            line.turns.append(turn)
+            line.push(turn, 0)
             self._ring(line)
             self._close(line)
 
@@ -315,7 +370,7 @@ class Switchboard:
                 return None
             if len(line.turns) == _MOST_AHEAD:
                 self._news.notify_all()
-            return line.turns.popleft()
+            return line.pop()
 
     def answered(self, lines: Iterable[Line]) -> None:
         """Note that turns have been answered; what was said since comes up in `collect`."""
@@ -346,7 +401,7 @@ class Switchboard:
             )
         return line
 
-    def _say(self, line: Line, turn: Turn, answer: Answer | None = None) -> None:
+    def _say(self, line: Line, turn: Turn, size: int, answer: Answer | None = None) -> None:
         """Put a turn where the sampler finds it."""
         if line.plays:
             raise EpisodeError(
@@ -357,7 +412,7 @@ class Switchboard:
             line.plays = False
             self._talking += 1
         turn.answer = answer
-        line.turns.append(turn)
+        line.push(turn, size)
         self._ring(line)
 
     def _ring(self, line: Line) -> None:

@@ -73,7 +73,8 @@ class Interactive:
                 f"START_EPISODE: {state.open_episodes} episodes are open, expected at most "
                 f"{self._limits.max_episodes} (Limits.max_episodes); end some first",
             )
-        board_id = self._board.start(f"{state.token[:12]}/{name}", request.training_enabled)
+        state.check_backlog(0, self._limits, "START_EPISODE")
+        board_id = self._board.start(f"{state.token[:12]}/{name}", request.training_enabled, state.backlog)
         link = state.links[name] = Link(board_id, -1 if request.seq is None else request.seq)
         link.answer = EpisodeStarted(episode_id=name)
         answerer.send(link.answer)
@@ -88,7 +89,7 @@ class Interactive:
         if link is None:
             return
         try:
-            answer = self._take(link, request, answerer)
+            answer = self._take(state, link, request, answerer)
         except EpisodeError as error:
             raise BadMessageError(Code.WRONG_ORDER, str(error)) from None
         if request.seq is not None:
@@ -127,7 +128,7 @@ class Interactive:
             )
         return link
 
-    def _take(self, link: Link, request: Turn, answerer: Answerer) -> Answer | None:
+    def _take(self, state: ClientState, link: Link, request: Turn, answerer: Answerer) -> Answer | None:
         """Do what a message says; None where the answer comes later."""
         dialect, board, seq = answerer.dialect, self._board, request.seq
         if link.waiting:
@@ -136,18 +137,22 @@ class Interactive:
                 f"{type(request).__struct_config__.tag}: the action that was asked for has not been answered, expected "
                 "one message after the other within an episode; wait for it",
             )
+        size = len(memoryview(request.info if isinstance(request, LogReturns) else request.observation))
         if isinstance(request, LogReturns):
-            board.pay(link.board_id, *self._returns(request, dialect))
+            if size:
+                state.check_backlog(size, self._limits, "LOG_RETURNS.info")
+            board.pay(link.board_id, *self._returns(request, dialect), size)
         elif isinstance(request, EndEpisode):
             obs = self._observations(request.observation, dialect, "END_EPISODE", final=True)
-            board.end(link.board_id, obs, truncated=request.truncated)
+            board.end(link.board_id, obs, truncated=request.truncated, size=size)
         elif isinstance(request, LogAction):
+            state.check_backlog(size, self._limits, "LOG_ACTION")
             obs = self._observations(request.observation, dialect, "LOG_ACTION")
-            board.log(link.board_id, obs, self._actions(request, obs, dialect), wait=False)
+            board.log(link.board_id, obs, self._actions(request, obs, dialect), wait=False, size=size)
         else:
             obs = self._observations(request.observation, dialect, "GET_ACTION")
             name, decided = request.episode_id, self._decided
-            board.ask(link.board_id, obs, lambda actions: decided(link, name, actions, seq))
+            board.ask(link.board_id, obs, lambda actions: decided(link, name, actions, seq), size)
             return None
         return Ok(seq=seq)
 
@@ -175,11 +180,7 @@ class Interactive:
         """Return the actions that a client took, for the agents that observe."""
         where = "LOG_ACTION.action"
         if not self._ioctx.multi_agent:
-            return {
-                SINGLE_AGENT: columns.action(
-                    request.action, self._spaces(SINGLE_AGENT, where)[1], dialect, where
-                )
-            }
+            return {SINGLE_AGENT: self._action(SINGLE_AGENT, request.action, obs[SINGLE_AGENT], dialect, where)}
         given = self._by_agent(request.action, dialect, where)
         if given.keys() != obs.keys():
             raise BadMessageError(
@@ -187,9 +188,16 @@ class Interactive:
                 f"{where}: actions of {len(given)} agents and observations of {len(obs)}, expected the same agents",
             )
         return {
-            agent: columns.action(value, self._spaces(agent, where)[1], dialect, f"{where}[{agent[:40]!r}]")
+            agent: self._action(agent, value, obs[agent], dialect, f"{where}[{agent[:40]!r}]")
             for agent, value in given.items()
         }
+
+    def _action(self, agent: AgentId, raw: msgspec.Raw, obs: Any, dialect: Dialect, where: str) -> Any:
+        """Return an action that the mask of its observation allows."""
+        spaces = self._spaces(agent, where)
+        action = columns.action(raw, spaces[1], dialect, where)
+        columns.check_mask(spaces, obs, action, where)
+        return action
 
     def _returns(self, request: LogReturns, dialect: Dialect) -> tuple[Any, Any, Any]:
         """Return rewards, infos and done flags by agent."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from menv.backlog import Backlog
 from menv.base_env import SINGLE_AGENT
 from menv.input_context import InputContext
 from menv.serving.access import Access
@@ -50,6 +51,7 @@ class Reception:
         states: The clients, by token.
         sessions: Connections.
         refusals: How many messages and connections were refused.
+        backlog: What of all clients waits for the sampler.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Reception:
         self.states: dict[str, ClientState] = {}
         self.sessions: set[Session] = set()
         self.refusals = 0
+        self.backlog = Backlog()
         self._decisions: deque[tuple[Link, str, Any, int | None, int]] = deque()
 
     def open(self, peer: Peer, token: str | None) -> Session:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from menv.backlog import Backlog
 from menv.errors import CallOrderError, EpisodeError, MenvError
 from menv.serving.answerer import Answerer
 from menv.serving.bad_message import BadMessageError, Code
@@ -54,7 +55,7 @@ class Session:
 
     def __init__(self, reception: Reception, peer: Peer, admitted: bool) -> None:
         self.peer = peer
-        self.state = ClientState()
+        self.state = ClientState(Backlog(reception.backlog))
         self.state.connected = 1
         self._reception = reception
         self._admitted = admitted

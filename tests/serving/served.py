@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,8 +68,9 @@ class Served:
     def sample(self, steps: int | None = None) -> dict[str, SampleBatch]:
         """Sample here until nothing comes any more, or for some rows; return the batch of each policy."""
         found: dict[str, list[SampleBatch]] = {}
-        count = 0
+        count, end = 0, time.monotonic() + PATIENCE_S
         while True:
+            assert time.monotonic() < end, f"{count} rows have come"
             batch = self.algo.sample()
             for name in batch:
                 found.setdefault(name, []).append(batch[name])
