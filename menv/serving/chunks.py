@@ -66,7 +66,9 @@ class ChunkDesk:
         for index, episode in enumerate(read):
             self._check(episode, f"{name}.episodes[{index}]")
             for agent, one in (episode.agents or {None: episode}).items():
-                self._check_columns(one, f"{name}.episodes[{index}]" + (f".agents[{agent[:60]!r}]" if agent else ""))
+                self._check_columns(
+                    one, f"{name}.episodes[{index}]" + (f".agents[{agent[:60]!r}]" if agent else "")
+                )
         sizes = [len(memoryview(raw)) for raw in request.episodes]
         state.check_backlog(sum(sizes), self._limits, name)
         number = request.weights_seq_no if request.weights_seq_no is not None else state.weights_seq_no
@@ -104,7 +106,8 @@ class ChunkDesk:
                 )
         if len(one.rewards) and np.abs(one.rewards).max() > LARGEST_REWARD:
             raise BadMessageError(
-                Code.NOT_FINITE, f"{where}.rewards: got a number that is not finite as float32, expected a finite one"
+                Code.NOT_FINITE,
+                f"{where}.rewards: got a number that is not finite as float32, expected a finite one",
             )
 
     def _take(

@@ -180,7 +180,9 @@ class Interactive:
         """Return the actions that a client took, for the agents that observe."""
         where = "LOG_ACTION.action"
         if not self._ioctx.multi_agent:
-            return {SINGLE_AGENT: self._action(SINGLE_AGENT, request.action, obs[SINGLE_AGENT], dialect, where)}
+            return {
+                SINGLE_AGENT: self._action(SINGLE_AGENT, request.action, obs[SINGLE_AGENT], dialect, where)
+            }
         given = self._by_agent(request.action, dialect, where)
         if given.keys() != obs.keys():
             raise BadMessageError(

@@ -176,4 +176,7 @@ def _widths(trainer: Trainer) -> dict[str, frozenset[int]]:
     inputs = frozenset(policy.networks.backend.head.inputs for policy in policies)
     # Without a memory, states are left alone; Q-values are not looked at.
     told = any(policy.networks.backend.head.kind != "q_values" for policy in policies)
-    return {"dist_inputs": inputs if told else frozenset(), "state_in": frozenset() if 0 in states else states}
+    return {
+        "dist_inputs": inputs if told else frozenset(),
+        "state_in": frozenset() if 0 in states else states,
+    }

@@ -107,14 +107,21 @@ class Served:
     def refused(self) -> int:
         return int(self.status["messages_refused"])
 
-    @property
     def paid(self) -> float:
-        """Everything that is accounted for: in batches, held, and unclaimed."""
-        in_batches = sum(float(batch[name]["rewards"].sum()) for batch in self.batches for name in batch)
-        unclaimed = self.algo._metrics.unclaimed_rewards + sum(
-            episode.unclaimed_rewards for episode in self.algo._sampler._book.running.values()
+        """Return everything that is accounted for: in batches, held, and unclaimed. Ends the fragment that is open."""
+        sampler = self.algo._sampler
+        if sampler._begun is not None:
+            sampler._begun = None
+            self.batches.append(sampler._close(0))
+        in_batches = sum(
+            float(np.sum(batch[name]["rewards"], dtype=np.float64))
+            for batch in self.batches
+            for name in batch
         )
-        return in_batches + self.algo._sampler.held_rewards() + unclaimed
+        unclaimed = self.algo._metrics.unclaimed_rewards + sum(
+            episode.unclaimed_rewards for episode in sampler._book.running.values()
+        )
+        return in_batches + sampler.held_rewards() + unclaimed
 
     def column(self, name: str, policy: str = "default_policy") -> Any:
         """Return a column of all fragments that the thread has sampled."""
@@ -161,9 +168,7 @@ def served(
 
     def source(ioctx: Any) -> ServedEnvs:
         transports: list[Transport] = [door.make() for door in doors]
-        made.append(
-            kind(ioctx, port=0, transport=transports, **{"idle_timeout": IDLE_S, **(settings or {})})
-        )
+        made.append(kind(ioctx, port=0, transport=transports, **{"idle_timeout": IDLE_S, **(settings or {})}))
         return made[0]
 
     options = dict(TINY)
@@ -178,5 +183,6 @@ def served(
 
 
 def settled(one: Served, episodes: int = 0) -> bool:
-    """Wait until no more than so many episodes are open."""
-    return eventually(lambda: one.status["open_episodes"] == episodes)
+    """Wait until so many episodes are open, and nothing that was said of others waits for the sampler."""
+    backlog = one.envs._reception.backlog
+    return eventually(lambda: one.status["open_episodes"] == episodes and not backlog.waiting)

@@ -6,12 +6,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import onnxruntime
 import pytest
 
 from menv.serving.rllink import RLlinkInput
 from tests.serving.doors import HTTP, TCP
-from tests.serving.served import Served, obs_of, served
-from tests.serving.voices import Voice, episode
+from tests.serving.served import Served, obs_of, served, settled
+from tests.serving.voices import episode, onnx_bytes
 
 BOX: Any = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 
@@ -20,7 +21,11 @@ def whole(steps: int, start: int = 0, end: str = "terminated", **more: Any) -> A
     """Return an episode whose numbers tell which step each is."""
     numbers = range(start, start + steps + 1)
     return episode(
-        [obs_of(n) for n in numbers], [n % 2 for n in numbers[:-1]], [n + 0.5 for n in numbers[:-1]], end, **more
+        [obs_of(n) for n in numbers],
+        [n % 2 for n in numbers[:-1]],
+        [n + 0.5 for n in numbers[:-1]],
+        end,
+        **more,
     )
 
 
@@ -46,7 +51,11 @@ def returns(one: Served) -> list[tuple[float, int]]:
 
 
 def test_a_batch_holds_column_by_column_what_was_sent() -> None:
-    sent = whole(40, action_logp=[-0.1 * (n + 1) for n in range(40)], action_dist_inputs=[[n / 9, 1.0] for n in range(40)])
+    sent = whole(
+        40,
+        action_logp=[-0.1 * (n + 1) for n in range(40)],
+        action_dist_inputs=[[n / 9, 1.0] for n in range(40)],
+    )
     with served(kind=RLlinkInput) as one, one.voice() as voice:
         voice.bring(sent)
         batch = one.sample(40)["default_policy"]
@@ -55,7 +64,9 @@ def test_a_batch_holds_column_by_column_what_was_sent() -> None:
     np.testing.assert_array_equal(batch["actions"], sent["actions"])
     np.testing.assert_array_equal(batch["rewards"], np.array(sent["rewards"], np.float32))
     np.testing.assert_array_equal(batch["action_logp"], np.array(sent["action_logp"], np.float32))
-    np.testing.assert_array_equal(batch["action_dist_inputs"], np.array(sent["action_dist_inputs"], np.float32))
+    np.testing.assert_array_equal(
+        batch["action_dist_inputs"], np.array(sent["action_dist_inputs"], np.float32)
+    )
     assert batch["terminateds"].tolist() == [False] * 39 + [True]
     assert not batch["truncateds"].any()
     assert batch["t"].tolist() == list(range(40))
@@ -198,10 +209,6 @@ def density(inputs: Any, actions: Any) -> Any:
 
 def test_the_server_computes_the_same_log_density_of_box_actions_as_a_client_does() -> None:
     """Both speak of the actions before they are clipped, in the environment's units."""
-    import onnxruntime
-
-    from tests.serving.voices import onnx_bytes
-
     steps = 33
     draws = np.random.default_rng(0)
     with served(kind=RLlinkInput, action_space=BOX) as one, one.voice() as voice:
@@ -328,8 +335,7 @@ def test_a_client_that_goes_with_chunks_open_keeps_what_it_brought() -> None:
         with one.sampling():
             with one.voice() as voice:
                 voice.bring(parts(sent, 35)[0])
-            from tests.serving.served import settled
-
+                assert voice.ask("PING") == {"type": "PONG"}
             assert settled(one)
-        assert one.paid == sum(sent["rewards"][:35])
+        assert one.paid() == sum(sent["rewards"][:35])
         assert [length for _, length in returns(one)] == [35]

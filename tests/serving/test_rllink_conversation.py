@@ -63,7 +63,9 @@ class Player:
 
 @every_door
 @both_dialects
-def test_the_conversation_of_rllink_in_every_dialect_and_through_every_door(door: Door, msgpack: bool) -> None:
+def test_the_conversation_of_rllink_in_every_dialect_and_through_every_door(
+    door: Door, msgpack: bool
+) -> None:
     with served(kind=RLlinkInput) as one, one.training(), one.voice(door, msgpack=msgpack) as voice:
         assert voice.ask("PING") == {"type": "PONG"}
         config = voice.ask("GET_CONFIG")
@@ -143,7 +145,11 @@ def test_the_model_that_clients_get_is_the_policy() -> None:
             assert player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=player.play(40))) == 2
         (model_input,) = player.session.get_inputs()
         (model_output,) = player.session.get_outputs()
-        assert (model_input.name, model_input.type, model_input.shape[1]) == ("onnx::Gemm_0", "tensor(float)", 3)
+        assert (model_input.name, model_input.type, model_input.shape[1]) == (
+            "onnx::Gemm_0",
+            "tensor(float)",
+            3,
+        )
         assert model_output.shape[1] == 2
         policy: Any = one.algo.get_policy()
         for number in range(20):
