@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.base_env import SINGLE_AGENT, AgentId
+from menv.base_env import ALL, SINGLE_AGENT, AgentId
 from menv.errors import EpisodeError
 from menv.input_context import InputContext
 from menv.played import Moves, Played
@@ -60,7 +60,7 @@ class ChunkDesk:
         """
         name = type(request).__struct_config__.tag
         read = [
-            read_episode(raw, self._spaces, dialect, f"{name}.episodes[{index}]")
+            read_episode(raw, self.spaces, dialect, f"{name}.episodes[{index}]")
             for index, raw in enumerate(request.episodes)
         ]
         for index, episode in enumerate(read):
@@ -229,12 +229,12 @@ class ChunkDesk:
             one.terminated and agent is not None, one.truncated and agent is not None, logp, inputs, states,
         )  # fmt: skip
 
-    def _spaces(self, agent: str | None) -> tuple[Any, Any] | None:
+    def spaces(self, agent: str | None) -> tuple[Any, Any] | None:
         """Return an agent's spaces; see `menv.serving.episodes.SpacesOf`."""
         name: AgentId = SINGLE_AGENT if agent is None else agent
         observation, action = self._ioctx.spaces_of(name)
         known = self._ioctx.possible_agents
-        if observation is None or action is None or (known and name not in known):
+        if observation is None or action is None or name == ALL or (known and name not in known):
             return None
         return observation, action
 

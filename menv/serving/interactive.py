@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from menv.base_env import SINGLE_AGENT, AgentId
+from menv.base_env import ALL, SINGLE_AGENT, AgentId
 from menv.errors import EpisodeError
 from menv.input_context import InputContext
 from menv.serving import columns
@@ -211,9 +211,8 @@ class Interactive:
             raise BadMessageError(Code.WRONG_TYPE, f"LOG_RETURNS.reward: not {kind}, expected {kind}")
         if not isinstance(paid, dict):
             return {SINGLE_AGENT: paid}, {SINGLE_AGENT: info} if info else None, None
-        for agent in (*paid, *(request.done or ())):
-            if agent != "__all__":
-                self._spaces(agent, "LOG_RETURNS")
+        for agent in (*paid, *info, *(agent for agent in request.done or () if agent != ALL)):
+            self._spaces(agent, "LOG_RETURNS")
         if not all(isinstance(own, dict) for own in info.values()):
             raise BadMessageError(Code.WRONG_TYPE, "LOG_RETURNS.info: expected an object of objects by agent")
         return paid, info or None, request.done
@@ -232,7 +231,7 @@ class Interactive:
         """Return the spaces of an agent that there may be."""
         observation, action = self._ioctx.spaces_of(agent)
         known = self._ioctx.possible_agents
-        if observation is None or action is None or (known and agent not in known):
+        if observation is None or action is None or agent == ALL or (known and agent not in known):
             raise BadMessageError(
                 Code.UNKNOWN_AGENT,
                 f"{where}: no agent {str(agent)[:40]!r}, expected one of the environment's",

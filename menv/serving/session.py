@@ -199,6 +199,12 @@ class Session:
             raise BadMessageError(
                 Code.TOO_MANY, f"GET_POLICIES.agent_ids: {len(request.agent_ids)} agents are too many"
             )
+        for agent in request.agent_ids:
+            if self._reception.ioctx.multi_agent and self._reception.chunks.spaces(agent) is None:
+                raise BadMessageError(
+                    Code.UNKNOWN_AGENT,
+                    f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
+                )
         known = state.chunks[name].policies if name in state.chunks else {}
         asked = [agent for agent in request.agent_ids if agent not in known]
 
@@ -209,7 +215,11 @@ class Session:
             if isinstance(result, MenvError):
                 answerer.refuse(BadMessageError(Code.UNKNOWN_AGENT, str(result)))
                 return
-            chunks = self._reception.chunks.announced(state, name)
+            try:
+                chunks = self._reception.chunks.announced(state, name)
+            except BadMessageError as error:
+                answerer.refuse(error)
+                return
             chunks.policies.update(result)
             answerer.send(Policies(policy_ids={agent: chunks.policies[agent] for agent in request.agent_ids}))
 

@@ -174,6 +174,10 @@ MALFORMED: dict[str, tuple[bytes, Code]] = {
     "an agent paid twice": (
         b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": {"a": 1, "a": 1}}', Code.DUPLICATE_KEY
     ),
+    "an agent done twice": (
+        b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": 1, "done": {"a": true, "a": false}}',
+        Code.DUPLICATE_KEY,
+    ),
     "deep lists": (b'{"type": "PING", "x": %b}' % (b"[" * 100_000), Code.TOO_DEEP),
     "deep objects": (b'{"type": "PING", "x": %b' % (b'{"x":' * 100_000), Code.TOO_DEEP),
     "deep maps": (b"\x82\xa4type\xa4PING\xa1x" + b"\x81\xa1x" * 100_000, Code.TOO_DEEP),

@@ -113,6 +113,21 @@ class Turns:
         self._last = kind, {"episode_id": self.name, "seq": next(self._numbers), **fields}
         self.voice.tell(kind, **self._last[1])
 
+    def taken_up(self, voice: Voice, seq: int) -> Turns:
+        """Return the same episode on another connection; the last message that was taken has the number `seq`."""
+        turns = object.__new__(Turns)
+        turns.voice, turns.name, turns._last = voice, self.name, self._last
+        turns._numbers = itertools.count(seq + 1)
+        return turns
+
+    def at(self, seq: int, kind: str, **fields: Any) -> Any:
+        """Say a message with a number of its own."""
+        return self.voice.ask(kind, episode_id=self.name, seq=seq, **fields)
+
+    def tell_again(self) -> None:
+        """Say the last message again and do not wait."""
+        self.voice.tell(self._last[0], **self._last[1])
+
     def again(self) -> Any:
         """Say the last message again and return its answer."""
         return self.voice.ask(self._last[0], **self._last[1])
