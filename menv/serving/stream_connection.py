@@ -283,7 +283,12 @@ class StreamConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._listener.gives_way(self)
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:
+            # The peer has reset the connection, and nobody has told us yet.
+            self._transport.abort()
+            return
         rest = self._transport.get_write_buffer_size()
         linger = self._limits.handshake_s if rest else LINGER_S
         asyncio.get_running_loop().call_later(linger, self._transport.abort)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -179,7 +180,7 @@ def served(
         yield Served(algo, made[0])
     finally:
         algo.stop()
-    assert made[0].server.faults.count == faults, made[0].server.faults.kept
+    assert made[0].server.faults.count == faults, traceback.format_exception(made[0].server.faults.kept[-1])
 
 
 def settled(one: Served, episodes: int = 0) -> bool:
