@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from menv.backlog import Backlog
 from menv.base_env import ALL, AgentId
 from menv.errors import ContractError
 from menv.played import Played
@@ -59,6 +60,7 @@ class Line:
 
     __slots__ = (
         "asked",
+        "backlog",
         "busy",
         "done",
         "episode_id",
@@ -66,13 +68,19 @@ class Line:
         "over",
         "plays",
         "rewards",
+        "sizes",
         "trained",
         "turns",
+        "untold",
     )
 
-    def __init__(self, episode_id: str, trained: bool) -> None:
+    def __init__(self, episode_id: str, trained: bool, backlog: Backlog | None = None) -> None:
         self.episode_id = episode_id
         self.trained = trained
+        self.backlog = backlog or Backlog()
+        # What each of `turns` counts for there, and what has been told since the last of them.
+        self.sizes: deque[int] = deque()
+        self.untold = 0
         self.turns: deque[Turn | Played] = deque()
         self.asked = False
         self.busy = False
@@ -94,6 +102,7 @@ class Line:
         rewards: Mapping[AgentId, Any],
         infos: Mapping[AgentId, Mapping[str, Any]],
         done: Mapping[AgentId, bool],
+        size: int = 0,
     ) -> None:
         """Note rewards, which add up, and what else goes with the next turn.
 
@@ -101,10 +110,25 @@ class Line:
             ContractError: A reward is not a finite number; nothing has been noted then.
         """
         checked = {agent: _number(reward, self.episode_id, agent) for agent, reward in rewards.items()}
+        self.untold += size
+        self.backlog.add(size)
         for agent, number in checked.items():
             self.rewards[agent] = self.rewards.get(agent, 0.0) + number
         self.infos.update(infos)
         self.done.update({agent: flag for agent, flag in done.items() if flag and agent != ALL})
+
+    def push(self, turn: Turn | Played, size: int) -> None:
+        """Add what was said to the end of the line."""
+        weight = Backlog.weight(size)
+        self.backlog.add(weight)
+        self.sizes.append(weight + self.untold)
+        self.untold = 0
+        self.turns.append(turn)
+
+    def pop(self) -> Turn | Played:
+        """Take what was said first."""
+        self.backlog.add(-self.sizes.popleft())
+        return self.turns.popleft()
 
     def owed(self) -> dict[AgentId, float]:
         """Return what was paid and has not been taken, by agent."""

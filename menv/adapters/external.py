@@ -22,10 +22,11 @@ from menv.adapters.report import Report
 from menv.adapters.roster import Layout
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, Piece, Ready, Unclaimed
+from menv.call_errors import stopped
 from menv.errors import EnvCrashError
 from menv.line import Line, Turn
 from menv.played import Played
-from menv.switchboard import Switchboard, stopped
+from menv.switchboard import Switchboard
 
 
 class _Game:

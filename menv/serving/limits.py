@@ -39,6 +39,9 @@ class Limits:
     """Agents of one episode."""
     max_episodes: int = 10_000
     """Open episodes of one connection."""
+    max_waiting: int = 64_000_000
+    """Bytes of episodes and observations of one client that nobody has sampled yet, and a quarter of those of all
+    clients together. While there are more, further ones are refused."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
