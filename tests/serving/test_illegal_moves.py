@@ -143,7 +143,7 @@ def two_agents(voice: Voice) -> list[tuple[str, dict[str, Any], str]]:
         ("LOG_RETURNS", {"reward": {"ann": HUGE}}, "not_finite"),
         ("END_EPISODE", {"observation": {"carl": ann}}, "unknown_agent"),
         ("GET_POLICIES", {"agent_ids": ["ann", "carl"]}, "unknown_agent"),
-        ("EPISODES", {"episodes": [{"agents": {"carl": {}}, "id": "p", "is_terminated": True, "is_truncated": False}]}, "missing_field"),
+        ("EPISODES", {"episodes": [{"agents": {"carl": {}}, "id": "p", "is_terminated": True, "is_truncated": False}]}, "unknown_agent"),
     ]  # fmt: skip
 
 
