@@ -110,7 +110,7 @@ class ClientState:
             raise BadMessageError(
                 Code.TOO_MANY,
                 f"{where}: {self.backlog.waiting} bytes of this client wait to be sampled, expected at most "
-                f"{limits.max_waiting} (Limits.max_waiting); ask for new weights and wait for them first",
+                f"{limits.max_waiting} (Limits.max_waiting); ask for new weights and wait for these before you go on",
             )
 
     def finish(self, episode_id: str) -> None:

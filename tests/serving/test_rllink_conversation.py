@@ -98,6 +98,7 @@ def test_a_handshake_in_any_order_and_a_ping_while_an_update_is_awaited(msgpack:
         with one.voice() as other:
             # Another client plays and does not wait, so that the first one waits for it.
             other.bring(*Player(other).play(1))
+            assert other.ask("PING") == {"type": "PONG"}
             voice.tell("EPISODES_AND_GET_STATE", episodes=Player(voice).play(8))
             assert voice.ask("PING") == {"type": "PONG"}
             assert voice.ask("GET_CONFIG")["env_steps_per_sample"] == 32
