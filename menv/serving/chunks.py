@@ -64,11 +64,10 @@ class ChunkDesk:
             for index, raw in enumerate(request.episodes)
         ]
         for index, episode in enumerate(read):
-            self._check(episode, f"{name}.episodes[{index}]")
-            if episode.agents is None:
-                self._check_columns(episode, f"{name}.episodes[{index}]")
-            for agent, one in (episode.agents or {}).items():
-                self._check_columns(one, f"{name}.episodes[{index}].agents[{agent[:60]!r}]")
+            where = f"{name}.episodes[{index}]"
+            self._check(episode, where)
+            for one in [episode] if episode.agents is None else episode.agents.values():
+                self._check_columns(one, where)
         sizes = [len(memoryview(raw)) for raw in request.episodes]
         state.check_backlog(sum(sizes), self._limits, name)
         number = request.weights_seq_no if request.weights_seq_no is not None else state.weights_seq_no
