@@ -32,7 +32,7 @@ demo: setup  ## train TicTacToe by self-play and show the result
 	$(IN_VENV) examples/tictactoe.py $(ARGS)
 
 test: setup  ## run the tests, without the slow ones
-	$(IN_VENV) -m pytest $(ARGS)
+	$(IN_VENV) -m pytest -rs $(ARGS)
 
 test-slow: setup  ## run the slow tests only: learning curves and long enumerations
 	$(IN_VENV) -m pytest -m slow $(ARGS)

@@ -41,6 +41,7 @@ class Join(NamedTuple):
         agent_id: The agent, as the environment calls it.
         env_index: Position of the sub-environment in `Ready.env_steps`.
         trained: Whether policies may learn from this life.
+        policy_id: Who answers, where that was decided elsewhere; None leaves it to the mapping.
     """
 
     slot: int
@@ -48,6 +49,7 @@ class Join(NamedTuple):
     agent_id: AgentId
     env_index: int
     trained: bool = True
+    policy_id: str | None = None
 
 
 class End(NamedTuple):

@@ -7,7 +7,7 @@ A serving session hands it to the `Switchboard`, the adapter of external environ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,7 @@ class Played:
         terminated: Whether the episode ended with it.
         truncated: Whether it was cut short.
         weights_seq_no: The weights that chose the actions; None if nobody says.
+        policies: Who answers for which agent, as far as the client was told; the mapping decides of others.
     """
 
     agents: Mapping[AgentId, Moves]
@@ -68,6 +69,7 @@ class Played:
     terminated: bool = False
     truncated: bool = False
     weights_seq_no: int | None = None
+    policies: Mapping[Any, str] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:

@@ -161,17 +161,19 @@ class Policy:
         by its hash, and the policy by its golden outputs.
 
         Args:
-            checkpoint: What `export_checkpoint` wrote, a folder with a folder of each policy, or one that has those
-                below `policies/`.
+            checkpoint: What `export_checkpoint` wrote; a folder with a folder of each policy, or one that has those
+                below `policies/`; or a training checkpoint: what was given to `save`, for the latest one, or a
+                numbered folder in it.
             policy_ids: Which of several; None means all. One policy's own folder always gives that policy.
 
         Returns:
-            The policy; of a folder of several, the policies by id, which are the names of their folders.
+            The policy; of a checkpoint, the policies by id, without those that only training can run; of a folder of
+            several likewise, and the ids are the names of their folders.
 
         Raises:
             ConfigError: Something is missing, damaged, newer than this version, or not what it should be.
         """
-        from menv.loop.bundle import read_policies
+        from menv.loop.policy_folders import read_policies
 
         return read_policies(Path(checkpoint), policy_ids)
 

@@ -101,6 +101,9 @@ class Switchboard:
         self._fault: BaseException | None = None
         self._stopped = False
         self._woken = False
+        # How many open episodes are played call by call, and whether the sampler wants no wake-up for each.
+        self._talking = 0
+        self._quiet = False
 
     @property
     def open_episodes(self) -> int:
@@ -269,27 +272,41 @@ class Switchboard:
             self._woken = True
             self._news.notify_all()
 
-    def collect(self, timeout: float | None) -> list[Line]:
+    def collect(self, timeout: float | None, gather: float = 0.0) -> list[Line]:
         """Return the episodes in which something was said, waiting for the first one.
 
         Args:
             timeout: Most seconds to wait; None for as long as it takes.
+            gather: Most seconds to wait then for the others, while not all open episodes wait for actions.
 
         Raises:
             BaseException: What `fail` was given.
         """
         until = None if timeout is None else time.monotonic() + timeout
         with self._news:
-            self._woken = False
             while not self._ready and self._fault is None and not self._woken:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 self._news.wait(left)
+            if gather and self._ready:
+                self._gather(time.monotonic() + gather)
+            self._woken = False
             if not self._ready and self._fault is not None:
                 raise self._fault
             ready, self._ready = self._ready, {}
             return list(ready.values())
+
+    def _gather(self, until: float) -> None:
+        """Wait for more callers; those of one batch of answers come back nearly together."""
+        while len(self._ready) < self._talking and not self._woken:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            # Not woken by every one of them: changing threads takes longer than taking their calls.
+            self._quiet = True
+            self._news.wait(min(left, 0.0002))
+            self._quiet = False
 
     def next_turn(self, line: Line) -> Turn | Played | None:
         """Return what is to be taken next in an episode, None while its last turn is not answered."""
@@ -336,7 +353,9 @@ class Switchboard:
                 f"episode {line.episode_id!r}: whole pieces of it were handed in, expected no single calls; do one or "
                 "the other"
             )
-        line.plays = False
+        if line.plays is None:
+            line.plays = False
+            self._talking += 1
         turn.answer = answer
         line.turns.append(turn)
         self._ring(line)
@@ -344,10 +363,12 @@ class Switchboard:
     def _ring(self, line: Line) -> None:
         if not line.busy:
             self._ready[line.episode_id] = line
-            self._news.notify_all()
+            if not self._quiet or len(self._ready) >= self._talking:
+                self._news.notify_all()
 
     def _close(self, line: Line) -> None:
         """Take an episode's id out of use."""
+        self._talking -= line.plays is False
         del self._lines[line.episode_id]
         self._finished[line.episode_id] = None
         if len(self._finished) > _KEPT_IDS:

@@ -52,6 +52,8 @@ class ExternalEnvs(BaseEnv):
 
     returns_table = True
     external = True
+    gather = 0.0
+    """Most seconds that a poll waits for more callers once there is one."""
 
     def __init__(
         self,
@@ -82,6 +84,12 @@ class ExternalEnvs(BaseEnv):
         self._pieces: list[Piece] = []
         self._delivered = (list[Layout](), np.zeros(0, np.int64))
 
+    def connect(self, trainer: Any) -> None:
+        """Begin to take calls for an algorithm; what it is asked is up to kinds of this class."""
+
+    def published(self) -> None:
+        """Note that the weights have changed; called in the sampler's thread."""
+
     def poll(self, timeout: float | None = None) -> Ready:
         """Return what callers have said since the last poll, waiting `timeout` seconds at most for the first."""
         if not self._started:
@@ -91,7 +99,7 @@ class ExternalEnvs(BaseEnv):
                 threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
         self._free += self._leaving
         self._leaving = []
-        for line in self.switchboard.collect(timeout):
+        for line in self.switchboard.collect(timeout, self.gather):
             self._advance(line)
         return self._deliver()
 

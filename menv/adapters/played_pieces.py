@@ -34,7 +34,9 @@ def next_piece(roster: ExternalRoster, played: Played, trained: bool) -> Piece:
             reward = float(moves.rewards[-1]) if acted else 0.0
             end = End(slot, roster.env_id, agent, reward, *own, last, {}, withdrawn=not acted)
             roster.leave(agent)
-        parts.append(AgentPiece(slot, join and join._replace(trained=trained), moves, end))
+        if join is not None:
+            join = join._replace(trained=trained, policy_id=played.policies.get(agent))
+        parts.append(AgentPiece(slot, join, moves, end))
     if not played.over:
         return Piece(roster.env_id, roster.env_index, parts, None, played.weights_seq_no)
     parts += _others(roster, played.terminated, played.truncated)

@@ -22,6 +22,7 @@ from menv.algorithms.evaluation import Evaluation
 from menv.algorithms.experience import env_context, make_evaluation_envs, make_experience, make_quota
 from menv.algorithms.exports import Exports
 from menv.algorithms.learners import learner_info, merged
+from menv.algorithms.outside import Outside
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.torch_threads import set_torch_threads
@@ -36,7 +37,7 @@ from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 
 
-class Algorithm(Checkpoints, Exports):
+class Algorithm(Checkpoints, Exports, Outside):
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
@@ -92,6 +93,7 @@ class Algorithm(Checkpoints, Exports):
         self._gathered: list[tuple[MultiAgentBatch, int]] = []
         self._started = time.perf_counter()
         self._stopped = False
+        self._published = self._publish_first()
         self._tell_created()
 
     def _tell_created(self) -> None:
@@ -178,6 +180,8 @@ class Algorithm(Checkpoints, Exports):
                 break
             for policy_id, own in self._population.learners.learn(batch, self._sampler.env_steps).items():
                 stats.setdefault(policy_id, []).append(own)
+            if self._published is not None:
+                self._published.publish()
             times["sample_time_s"] += sampled - before
             times["learn_time_s"] += time.perf_counter() - sampled
             taken += more
@@ -206,19 +210,6 @@ class Algorithm(Checkpoints, Exports):
         self.last_result = result
         self._callbacks.on_train_result(algorithm=self, result=result)
         return result
-
-    def _outside(self) -> dict[str, Any]:
-        """Return what there is to tell about those who call, and about what they did."""
-        counts, status = self._sampler.played.counts, self._base_env.status()
-        if self._sampler.idle:
-            told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in status.items())
-            status["idle"] = f"no step in {self._base_env.idle_timeout:g} s: {told}"
-        return {
-            **status,
-            "num_off_policy_steps": counts.off_policy,
-            "num_stale_steps": counts.stale,
-            "num_agent_steps_left_out": self._population.learners.agent_steps_left_out,
-        }
 
     def evaluate(self) -> dict[str, Any]:
         """Let the policies play in environments of their own, without learning.

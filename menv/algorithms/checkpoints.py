@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -38,7 +39,8 @@ class Checkpoints:
 
         It goes into `path/<iteration>/`, and `path/LATEST` names it when it is complete: a process that is killed while
         it saves leaves the checkpoint of before. It holds weights, optimizers, replayed experience, counters, metrics
-        and the running episodes, so that training goes on from it as if it had not stopped. Nothing in it is code.
+        and the running episodes, so that training goes on from it as if it had not stopped. Nothing in it is code. Each
+        policy that can act without what trains it is also written by itself, for `Policy.from_checkpoint`.
 
         Args:
             path: A folder; made if it is not there.
@@ -56,6 +58,7 @@ class Checkpoints:
         """
         from menv.algorithms.training_state import training_state
         from menv.loop.checkpoint_folder import keep_only, write_checkpoint
+        from menv.loop.policy_folders import write_policies
 
         algo = cast("Algorithm", self)
         _refuse_stopped(algo, "save")
@@ -70,7 +73,8 @@ class Checkpoints:
             "metrics": {metric: _metric(self.last_result, metric)} if metric else {},
         }
         root = Path(path)
-        folder = write_checkpoint(root, algo.iteration, manifest, training_state(algo))
+        policies = partial(write_policies, policies=algo._population.policies, trained=algo._trained)
+        folder = write_checkpoint(root, algo.iteration, manifest, training_state(algo), policies)
         if keep_last is not None or keep_best is not None:
             keep_only(root, _kept(root, keep_last, keep_best))
         return folder

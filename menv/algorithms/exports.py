@@ -37,10 +37,13 @@ class Exports:
             ConfigError: There is no such policy, the folder exists, or the policy has no form on disk.
         """
         policy: Policy = self._population.get(policy_id)
+        return policy.export_checkpoint(folder, trained=self._trained(policy_id))
+
+    def _trained(self, policy_id: str) -> dict[str, Any]:
+        """Return how a policy was trained, for whom finds it on a disk."""
         recipe = self._population.learners.recipes.get(policy_id)
-        trained: dict[str, Any] = {
+        return {
             "algorithm": None if recipe is None else recipe.name,
             "env_steps": int(self._sampler.env_steps),
             "iterations": self.iteration,
         }
-        return policy.export_checkpoint(folder, trained=trained)

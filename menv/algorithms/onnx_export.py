@@ -23,7 +23,7 @@ from menv.connectors.flat_actions import leaves
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ConfigError
 from menv.loop.connector_path import plain
-from menv.loop.golden import Golden, difference, make_golden, paths
+from menv.loop.golden import Golden, difference, make_golden, paths, rehearsal
 from menv.loop.net_policy import NetPolicy
 from menv.policy import Policy
 from menv.spaces_json import space_to_json
@@ -71,7 +71,7 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     assert networks.preprocess is not None
     kind: GraphKind = "act" if explore else "greedy"
     weights = networks.backend.get_weights(policy.index)
-    golden = make_golden(networks, graphs, weights)
+    golden = make_golden(networks, rehearsal(networks, graphs, weights), weights)
     answers = f"{'action' if explore else 'greedy'}."
     ends = Ends()
     ends.observe(networks.preprocess)

@@ -7,8 +7,9 @@ has to answer. Nothing here knows how policies are trained; what is read is data
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,10 +36,9 @@ from menv.errors import ConfigError, UnknownNameError
 from menv.loop import bundle_files
 from menv.loop.bundle_files import ACTING, EVALUATE, GOLDEN, GREEDY, MANIFEST, WEIGHTS
 from menv.loop.connector_path import plain
-from menv.loop.golden import answer, difference, make_golden
-from menv.loop.net_policy import NetPolicy
+from menv.loop.golden import answer, difference, make_golden, rehearsal
+from menv.loop.net_policy import NetPolicy, Networks
 from menv.loop.noise import Noise
-from menv.policy import Policy
 from menv.policy_spec import check_policy_id
 from menv.spaces_json import space_from_json, space_to_json
 
@@ -110,15 +110,43 @@ class StoredNetworks:
         return self.stored
 
 
-def write_policy(policy: NetPolicy, folder: Path, trained: Mapping[str, Any]) -> Path:
-    """Write a policy into a new folder and return that; see `Policy.export_checkpoint`."""
+class Rehearsals:
+    """Graphs, and what runs them, for policies that are written one after the other: made once for each network."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[dict[GraphKind, bytes], OnnxActing]] = {}
+
+    def of(
+        self, networks: Networks, graphs: ActingGraphs, weights: Mapping[str, Floats]
+    ) -> tuple[dict[GraphKind, bytes], OnnxActing]:
+        """Return serialised models by kind, and a back-end whose policy 0 may have other weights."""
+        if id(networks) not in self._made:
+            masked = networks.preprocess is not None and networks.preprocess.mask_width > 0
+            models = {kind: graphs.build(kind, False, masked) for kind in _GRAPHS}
+            self._made[id(networks)] = models, rehearsal(networks, StoredGraphs(models), weights)
+        return self._made[id(networks)]
+
+
+def write_policy(
+    policy: NetPolicy, folder: Path, trained: Mapping[str, Any], rehearsals: Rehearsals | None = None
+) -> Path:
+    """Write a policy into a new folder and return that; see `Policy.export_checkpoint`.
+
+    Args:
+        policy: Any whose network has acting graphs.
+        folder: Must not exist.
+        trained: JSON values.
+        rehearsals: Those of the policies that were written before; their networks still live.
+    """
     bundle_files.refuse_existing(folder)
-    bundle_files.write_folder(folder, policy_files(policy, trained))
+    bundle_files.write_folder(folder, policy_files(policy, trained, rehearsals))
     return folder
 
 
-def policy_files(policy: NetPolicy, trained: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the bytes of the manifest of a policy and of each of its files, by name; see `Policy.export_checkpoint`.
+def policy_files(
+    policy: NetPolicy, trained: Mapping[str, Any], rehearsals: Rehearsals | None = None
+) -> dict[str, bytes]:
+    """Return the bytes of the manifest of a policy and of each of its files, by name; see `write_policy`.
 
     Raises:
         ConfigError: The policy has no form on disk.
@@ -137,10 +165,8 @@ def policy_files(policy: NetPolicy, trained: Mapping[str, Any]) -> dict[str, byt
             f"{where}: connectors widen observations of {networks.preprocess.size} numbers to {networks.row_width}, "
             "expected connectors that keep their size; train without frame stacking, or keep the training checkpoint"
         )
-    masked = networks.preprocess.mask_width > 0
-    models = {kind: graphs.build(kind, False, masked) for kind in _GRAPHS}
-    stored = StoredGraphs(models)
-    golden = make_golden(networks, stored, weights)
+    models, acting = (rehearsals or Rehearsals()).of(networks, graphs, weights)
+    golden = make_golden(networks, acting, weights)
     wrong = difference(golden, answer(networks, _One(networks.backend, policy.index), golden))
     if wrong:
         raise ConfigError(
@@ -153,29 +179,6 @@ def policy_files(policy: NetPolicy, trained: Mapping[str, Any]) -> dict[str, byt
         **{_GRAPHS[kind]: model for kind, model in models.items()},
     }
     return {MANIFEST: bundle_files.manifest_text(_manifest(policy, trained), files), **files}
-
-
-def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict[str, Policy]:
-    """Return the policy in a folder, or those in a folder of several; see `Policy.from_checkpoint`."""
-    if (path / MANIFEST).exists():
-        return read_policy(path)
-    home = path / "policies" if (path / "policies").is_dir() else path
-    found = sorted(part.parent for part in home.glob(f"*/{MANIFEST}") if not part.parent.name.startswith("."))
-    if not found:
-        raise ConfigError(
-            f"{path}: holds no policy, expected {MANIFEST} in it, or in folders of policies; name the folder that "
-            "export_checkpoint wrote"
-        )
-    folders = {folder.name: folder for folder in found}
-    wanted = [policy_ids] if isinstance(policy_ids, str) else policy_ids
-    chosen = list(folders) if wanted is None else list(wanted)
-    unknown = [name for name in chosen if name not in folders]
-    if unknown:
-        raise UnknownNameError(
-            f"{path}: policies {unknown[:5]} are not in it, expected some of {sorted(folders)[:20]}; pass these as "
-            "policy_ids"
-        )
-    return {name: read_policy(folders[name]) for name in chosen}
 
 
 def read_policy(folder: Path) -> NetPolicy:
@@ -366,6 +369,7 @@ def _require(where: str, entry: str, right: bool) -> None:
         )
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     """Return the versions that decide how numbers are computed."""
     # Loading a policy needs no versions, and this takes as long to import as gymnasium's spaces.

@@ -2,7 +2,8 @@
 
 Algorithms write and read with it. A folder is written under another name, synced and renamed; then `LATEST` is
 replaced. So a process that is killed at any moment leaves a checkpoint that loads. Every file's hash is in the
-manifest, and the manifest's own in itself. It knows arrays and JSON, not what they mean; nothing is ever unpickled.
+manifest, and the manifest's own in itself; folders that others add to it keep themselves whole. It knows arrays and
+JSON, not what they mean; nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,11 @@ _BLOCK = 1 << 20
 
 
 def write_checkpoint(
-    root: Path, number: int, manifest: Mapping[str, Any], files: Mapping[str, Arrays | Mapping[str, Any]]
+    root: Path,
+    number: int,
+    manifest: Mapping[str, Any],
+    files: Mapping[str, Arrays | Mapping[str, Any]],
+    add: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Path:
     """Write a checkpoint and let `LATEST` name it.
 
@@ -48,6 +53,8 @@ def write_checkpoint(
         number: Of the checkpoint; one that is there under this number is replaced.
         manifest: What JSON can hold; format and hashes are added.
         files: Arrays by name for `*.safetensors`, what JSON can hold for `*.json`.
+        add: Called with the folder before that has its name: writes folders into it that `read_files` does not read,
+            syncs them, and returns more of the manifest.
 
     Returns:
         The numbered folder.
@@ -66,7 +73,9 @@ def write_checkpoint(
             _write_arrays(path, content)
         _sync(path)
         hashes[file_name] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
-    (folder / MANIFEST).write_text(_manifest_text({"format": FORMAT, **manifest, "files": hashes}), "utf-8")
+    more = {} if add is None else add(folder)
+    told = {"format": FORMAT, **manifest, **more, "files": hashes}
+    (folder / MANIFEST).write_text(_manifest_text(told), "utf-8")
     _sync(folder / MANIFEST)
     _sync(folder)
     target = root / name

@@ -155,12 +155,12 @@ class EpisodeBook:
 
     def join(self, join: Join) -> None:
         """Bind an agent to a policy and begin its trajectory."""
-        slot, env_id, agent_id, env_index, trained = join
+        slot, env_id, agent_id, env_index, trained, told = join
         episode = self.running.get(env_id) or self._begin(env_id, env_index)
         seat = episode.seat_of(agent_id)
         if seat is None:
             policy_map = self._maps[env_id]
-            policy_id = policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
+            policy_id = told or policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
             seat = episode.bind(agent_id, policy_id)
         number, index = self._where[seat[0]]
         key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)

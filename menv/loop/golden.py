@@ -67,8 +67,18 @@ def columns(space: gym.Space[Any], values: Sequence[Any] | Array) -> list[Array]
     return found
 
 
-def make_golden(networks: Networks, graphs: ActingGraphs, weights: Mapping[str, Floats]) -> Golden:
-    """Return golden rows of a policy of these graphs and weights.
+def rehearsal(networks: Networks, graphs: ActingGraphs, weights: Mapping[str, Floats]) -> OnnxActing:
+    """Return what runs the graphs of a policy before they are written; its policy 0 has these weights."""
+    return OnnxActing(graphs, networks.backend.head, [weights], sum(networks.state_sizes))
+
+
+def make_golden(networks: Networks, acting: OnnxActing, weights: Mapping[str, Floats]) -> Golden:
+    """Return golden rows of a policy.
+
+    Args:
+        networks: What is around its graphs.
+        acting: A `rehearsal` of these; which weights its policy 0 has afterwards is not said.
+        weights: Of the policy.
 
     Returns:
         Inputs `obs.<leaf>`, `noise`, `state`; `action.<leaf>` as drawn and `greedy.<leaf>`, as the environment gets
@@ -88,7 +98,7 @@ def make_golden(networks: Networks, graphs: ActingGraphs, weights: Mapping[str, 
     )
     if networks.state_sizes:
         golden["state"] = rng.uniform(-1, 1, (rows, sum(networks.state_sizes))).astype(np.float32)
-    acting = OnnxActing(graphs, head, [weights], sum(networks.state_sizes))
+    acting.set_weights(0, weights)
     answers = answer(networks, acting, golden)
     steady = np.ones(rows, np.bool_)
     for sign in (1, -1):

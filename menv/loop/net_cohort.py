@@ -215,7 +215,8 @@ class NetCohort(Cohort):
 
     def told(self, rows: Column, inputs: Column | None, logp: Column | None) -> None:
         """Write down what actions [n] were drawn from, and how probable they were, as far as it is known."""
-        if inputs is not None:
+        # What clients draw from is no Q-values, also where the network's own answers are.
+        if inputs is not None and self.backend.head.kind != "q_values":
             self.ledger.mark(SampleBatch.ACTION_DIST_INPUTS, rows, inputs.astype(np.float32), np.nan)
         if logp is not None:
             self.ledger.mark(SampleBatch.ACTION_LOGP, rows, logp.astype(np.float32), np.nan)

@@ -11,7 +11,9 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from menv import Policy
 from menv.algorithms import PPO
 from tests.checkpoints.runs import SMALL, weights_of
 
@@ -43,6 +45,12 @@ def main() -> None:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             interrupted += any(path.name.startswith(".") for path in root.iterdir())
+            loaded: Any = Policy.from_checkpoint(root)
+            assert {
+                f"{name}/{part}": array.tobytes()
+                for name, policy in loaded.items()
+                for part, array in policy.get_weights().items()
+            } == wanted
             with PPO.from_checkpoint(root) as again:
                 assert weights_of(again) == wanted
                 assert again.iteration >= latest

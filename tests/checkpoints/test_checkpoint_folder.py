@@ -155,6 +155,33 @@ def test_a_file_that_names_no_checkpoint_is_refused(says: str, tmp_path: Path) -
         find_checkpoint(tmp_path)
 
 
+def test_what_is_added_is_in_the_folder_when_that_has_its_name_and_is_not_read_again(tmp_path: Path) -> None:
+    def add(folder: Path) -> dict[str, Any]:
+        assert not (tmp_path / "000003").exists()
+        (folder / "more").mkdir()
+        (folder / "more" / "file.bin").write_bytes(b"added")
+        return {"more": ["file.bin"]}
+
+    folder = write_checkpoint(tmp_path, 3, {"kind": "test"}, CONTENT, add)
+    assert (folder / "more" / "file.bin").read_bytes() == b"added"
+    assert read_manifest(folder)["more"] == ["file.bin"]
+    shutil.rmtree(folder / "more")
+    assert sorted(loaded(tmp_path)) == sorted(CONTENT)
+
+
+def test_adding_that_fails_leaves_the_checkpoint_of_before(tmp_path: Path) -> None:
+    def add(folder: Path) -> dict[str, Any]:
+        (folder / "more").mkdir()
+        raise OSError("no space left")
+
+    written(tmp_path)
+    with pytest.raises(OSError, match="no space left"):
+        write_checkpoint(tmp_path, 3, {}, {"state.json": {"new": True}}, add)
+    assert loaded(tmp_path)["state.json"] == CONTENT["state.json"]
+    written(tmp_path, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "000004", "LATEST"]
+
+
 class Killed(BaseException):
     """Stands for the end of a process."""
 

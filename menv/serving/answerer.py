@@ -1,0 +1,49 @@
+"""Answerer: the way back for one request, in the dialect that it came in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from menv.errors import MenvError
+from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.dialect import Dialect
+from menv.serving.messages import Answer, Error, Ok, encode, error_reply
+from menv.serving.transport import Reply
+
+
+class Answerer:
+    """Answers one request.
+
+    Args:
+        reply: Takes the body.
+        dialect: Of the request.
+        close: Ends the connection after what was replied.
+        always: Whether the transport needs a reply to every body.
+    """
+
+    __slots__ = ("_reply", "always", "close", "dialect")
+
+    def __init__(
+        self, reply: Reply, dialect: Dialect, close: Callable[[], None], always: bool = False
+    ) -> None:
+        self._reply = reply
+        self.dialect = dialect
+        self.close = close
+        self.always = always
+
+    def send(self, message: Answer) -> None:
+        """Answer."""
+        self._reply(encode(message, self.dialect))
+
+    def refuse(self, error: BadMessageError, seq: int | None = None) -> None:
+        """Answer that the request cannot be taken."""
+        self.send(error_reply(error, seq))
+
+    def fail(self, error: MenvError, code: Code = Code.NOT_ALLOWED) -> None:
+        """Answer that something cannot be had; the sentence of `error` says why."""
+        self.send(Error(code=code, message=str(error)))
+
+    def nothing(self) -> None:
+        """Answer a request that has no answer, where the transport needs one all the same."""
+        if self.always:
+            self.send(Ok())

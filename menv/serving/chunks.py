@@ -1,0 +1,199 @@
+"""Episodes that clients play by themselves, from EPISODES to the switchboard: read, stitched, each step taken once.
+
+A session hands it these requests. A chunk that comes again is recognised by where it begins; chunks of an episode
+without an id are recognised by the observation that they begin with.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from menv.base_env import SINGLE_AGENT, AgentId
+from menv.errors import EpisodeError
+from menv.input_context import InputContext
+from menv.played import Moves, Played
+from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.client_state import Chunks, ClientState
+from menv.serving.dialect import Dialect
+from menv.serving.episodes import WireEpisode, read_episode
+from menv.serving.limits import Limits
+from menv.serving.messages import Episodes
+from menv.switchboard import Switchboard
+
+_MOST_LOOSE = 64
+
+
+class ChunkDesk:
+    """Takes the chunks of a server's clients.
+
+    Args:
+        switchboard: Where the sampler is.
+        ioctx: The spaces.
+        limits: How many episodes and agents.
+
+    Attributes:
+        env_steps: Env steps that were taken.
+        repeated: Steps that came again, and were skipped.
+    """
+
+    def __init__(self, switchboard: Switchboard, ioctx: InputContext, limits: Limits) -> None:
+        self.env_steps = 0
+        self.repeated = 0
+        self._board = switchboard
+        self._ioctx = ioctx
+        self._limits = limits
+
+    def take(self, state: ClientState, request: Episodes, dialect: Dialect) -> None:
+        """Take the episodes of a message.
+
+        Raises:
+            BadMessageError: One of them cannot be read, and none was taken; or it does not follow on what has come,
+                and those before it were taken.
+        """
+        name = type(request).__struct_config__.tag
+        read = [
+            read_episode(raw, self._spaces, dialect, f"{name}.episodes[{index}]")
+            for index, raw in enumerate(request.episodes)
+        ]
+        for index, episode in enumerate(read):
+            self._check(episode, f"{name}.episodes[{index}]")
+        number = request.weights_seq_no if request.weights_seq_no is not None else state.weights_seq_no
+        state.plays = True
+        for index, episode in enumerate(read):
+            self._take(state, episode, number, f"{name}.episodes[{index}]")
+        state.forget_chunks()
+
+    def _check(self, episode: WireEpisode, where: str) -> None:
+        """Refuse an episode of another kind than the environment's."""
+        multi = self._ioctx.multi_agent
+        if (episode.agents is not None) is not multi:
+            kind = "several agents, an object `agents`" if multi else "one agent, and no `agents`"
+            raise BadMessageError(Code.WRONG_TYPE, f"{where}: expected an episode of {kind}")
+        if multi and episode.id is None:
+            raise BadMessageError(
+                Code.MISSING_FIELD, f"{where}: no field 'id', expected one for an episode of several agents"
+            )
+        if episode.agents is not None and len(episode.agents) > self._limits.max_agents:
+            raise BadMessageError(
+                Code.TOO_MANY,
+                f"{where}: {len(episode.agents)} agents, expected at most {self._limits.max_agents} "
+                "(Limits.max_agents)",
+            )
+
+    def _take(self, state: ClientState, episode: WireEpisode, number: int | None, where: str) -> None:
+        """Take one episode or chunk."""
+        chunks = self._chunks_of(state, episode, where)
+        if chunks.over:
+            self.repeated += episode.steps
+            return
+        members: Mapping[Any, WireEpisode] = episode.agents if episode.agents is not None else {None: episode}
+        moves: dict[AgentId, Moves] = {}
+        for agent, one in members.items():
+            part = self._fresh(chunks, agent, one, where, numbered=episode.id is not None)
+            if part is not None:
+                moves[SINGLE_AGENT if agent is None else agent] = part
+        chunks.over = episode.terminated or episode.truncated
+        if moves or chunks.over:
+            env_steps = max((len(one.rewards) for one in moves.values()), default=0)
+            told = [
+                one.weights_seq_no for one in (episode, *members.values()) if one.weights_seq_no is not None
+            ]
+            number = min(told, default=number)
+            flags = episode.terminated, episode.truncated
+            piece = Played(moves, env_steps, *flags, number, dict(chunks.policies))
+            try:
+                self._board.play(chunks.board_id, piece)
+            except EpisodeError as error:
+                raise BadMessageError(Code.WRONG_ORDER, f"{where}: {error}") from None
+            self.env_steps += env_steps
+        if episode.id is None:
+            self._keep_loose(state, chunks, episode)
+
+    def _keep_loose(self, state: ClientState, chunks: Chunks, episode: WireEpisode) -> None:
+        """Remember where an episode without an id goes on; the oldest is given up where nobody goes on with many."""
+        state.loose = [one for one in state.loose if one is not chunks]
+        if not chunks.over:
+            chunks.last_obs = episode.obs[-1]
+            state.loose.append(chunks)
+        if len(state.loose) > _MOST_LOOSE:
+            self._board.lose(state.loose.pop(0).board_id)
+
+    def announced(self, state: ClientState, name: str) -> Chunks:
+        """Return an episode that the client is about to play, begun or not."""
+        return state.chunks.setdefault(name, Chunks(""))
+
+    def _chunks_of(self, state: ClientState, episode: WireEpisode, where: str) -> Chunks:
+        """Return the episode that a chunk belongs to, a new one if it begins one."""
+        if episode.id is not None:
+            found = state.chunks.get(episode.id)
+            if found is None:
+                found = state.chunks[episode.id] = self._begin(state, episode.id, where)
+            elif not found.board_id:
+                found.board_id = self._begin(state, episode.id, where).board_id
+            return found
+        for one in state.loose:
+            if _same(one.last_obs, episode.obs[0]):
+                return one
+        if not episode.steps:
+            return Chunks("", over=True)
+        return self._begin(state, secrets.token_hex(8), where)
+
+    def _begin(self, state: ClientState, name: str, where: str) -> Chunks:
+        """Begin an episode."""
+        if name in state.links or name in state.finished:
+            raise BadMessageError(
+                Code.WRONG_ORDER, f"{where}.id: is that of an episode whose actions are asked for here"
+            )
+        if state.open_episodes >= self._limits.max_episodes:
+            raise BadMessageError(
+                Code.TOO_MANY,
+                f"{where}: {state.open_episodes} episodes are open, expected at most {self._limits.max_episodes} "
+                "(Limits.max_episodes); end some first",
+            )
+        return Chunks(self._board.start(f"{state.token[:12]}/{name}"))
+
+    def _fresh(
+        self, chunks: Chunks, agent: str | None, one: WireEpisode, where: str, *, numbered: bool
+    ) -> Moves | None:
+        """Return the steps that have not been taken, None if there is nothing new."""
+        had = chunks.t.get(agent, 0)
+        begins = one.t if numbered else had
+        if begins > had:
+            raise BadMessageError(
+                Code.WRONG_ORDER,
+                f"{where}.t: begins at step {begins}, expected {had} at most, which is what has come; send what is "
+                "between first",
+            )
+        skip = min(had - begins, one.steps)
+        self.repeated += skip
+        chunks.t[agent] = max(had, begins + one.steps)
+        if skip == one.steps and not (one.terminated or one.truncated):
+            return None
+        columns = (one.logp, one.dist_inputs, one.state_in)
+        logp, inputs, states = (None if column is None else column[skip:] for column in columns)
+        return Moves(
+            one.obs[skip:], one.actions[skip:], one.rewards[skip:],
+            one.terminated and agent is not None, one.truncated and agent is not None, logp, inputs, states,
+        )  # fmt: skip
+
+    def _spaces(self, agent: str | None) -> tuple[Any, Any] | None:
+        """Return an agent's spaces; see `menv.serving.episodes.SpacesOf`."""
+        name: AgentId = SINGLE_AGENT if agent is None else agent
+        observation, action = self._ioctx.spaces_of(name)
+        known = self._ioctx.possible_agents
+        if observation is None or action is None or (known and name not in known):
+            return None
+        return observation, action
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Return whether two observations are the same."""
+    if isinstance(left, dict):
+        return isinstance(right, dict) and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, tuple):
+        return isinstance(right, tuple) and all(_same(*pair) for pair in zip(left, right, strict=True))
+    return bool(np.array_equal(left, right))

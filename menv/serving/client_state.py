@@ -1,0 +1,121 @@
+"""What a server remembers of one client: its episodes, what of them it has taken, and what it answered last.
+
+It outlives a connection where the client asked for that. Sessions read and write it, in the serving thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from menv.serving.answerer import Answerer
+from menv.serving.messages import Answer
+
+_KEPT_FINISHED = 1_000
+
+
+@dataclass(slots=True)
+class Link:
+    """An episode whose actions are asked for one by one.
+
+    Attributes:
+        board_id: Its id on the switchboard.
+        seq: Number of the last message that was taken, -1 before the first.
+        answer: What the last one was answered, None while it waits.
+        waiting: Where to answer it.
+    """
+
+    board_id: str
+    seq: int = -1
+    answer: Answer | None = None
+    waiting: Answerer | None = None
+
+
+@dataclass(slots=True)
+class Chunks:
+    """An episode that the client plays by itself.
+
+    Attributes:
+        board_id: Its id on the switchboard.
+        t: Steps that have been taken, by agent.
+        last_obs: The observation that the next chunk begins with, of an episode without an id.
+        over: Whether its last chunk has been taken.
+        policies: Who answers for which agent, where the client has asked.
+    """
+
+    board_id: str
+    t: dict[str | None, int] = field(default_factory=dict)
+    last_obs: Any = None
+    over: bool = False
+    policies: dict[str, str] = field(default_factory=dict)
+
+
+class ClientState:
+    """One client.
+
+    Attributes:
+        token: What it shows to go on after a lost connection.
+        name: For reports.
+        extended: Whether it asked for more than RLlink.
+        links: Its open episodes, by its own ids.
+        finished: Those that ended lately.
+        chunks: Episodes that it plays by itself, by its own ids; the finished ones lately.
+        loose: Those of them that have no id and go on.
+        plays: Whether it has sent any.
+        weights_seq_no: The weights that it was sent last.
+        connected: How many connections it has.
+        lost_at: When it lost the last one.
+    """
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(16)
+        self.name = ""
+        self.extended = False
+        self.links: dict[str, Link] = {}
+        self.finished: OrderedDict[str, Link] = OrderedDict()
+        self.chunks: OrderedDict[str, Chunks] = OrderedDict()
+        self.loose: list[Chunks] = []
+        self.plays = False
+        self.weights_seq_no: int | None = None
+        self.connected = 0
+        self.lost_at = 0.0
+
+    @property
+    def open_episodes(self) -> int:
+        """How many episodes are open."""
+        return len(self.links) + len(self.loose) + sum(not one.over for one in self.chunks.values())
+
+    def finish(self, episode_id: str) -> None:
+        """Keep an episode that ended for a while, so that its last message is recognised when it comes again."""
+        self.finished[episode_id] = self.links.pop(episode_id)
+        while len(self.finished) > _KEPT_FINISHED:
+            self.finished.popitem(last=False)
+
+    def forget_chunks(self) -> None:
+        """Forget the oldest finished episodes that it played by itself."""
+        over = [name for name, one in self.chunks.items() if one.over]
+        for name in over[:-_KEPT_FINISHED]:
+            del self.chunks[name]
+
+    def board_ids(self) -> list[str]:
+        """Return the switchboard's ids of all open episodes."""
+        chunks = [one.board_id for one in self.chunks.values() if one.board_id and not one.over]
+        return [
+            *(one.board_id for one in self.links.values()),
+            *chunks,
+            *(one.board_id for one in self.loose),
+        ]
+
+    def standing(self) -> dict[str, Any]:
+        """Return where each open episode stands, for a client that returns."""
+        played = {
+            name: {
+                "t": one.t.get(None, 0),
+                "agents": {agent: t for agent, t in one.t.items() if agent is not None},
+            }
+            for name, one in self.chunks.items()
+            if not one.over
+        }
+        return {**{name: {"seq": link.seq} for name, link in self.links.items()}, **played}

@@ -1,0 +1,78 @@
+"""Errands: what sessions want done in the sampler's thread, at a moment when nobody learns.
+
+Weights are read and policies are packed there, because a learner changes them in place. A session hands in an errand
+in the serving thread and is called back there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from menv.errors import MenvError
+from menv.serving.trainer import Trainer
+
+Do = Callable[[Trainer], Any]
+Then = Callable[[Any], None]
+
+
+class Errands:
+    """Errands that wait, and those that wait for new weights first.
+
+    Args:
+        wake: Lets a sampler that waits for callers look here.
+        post: Has the serving thread call something.
+    """
+
+    def __init__(self, wake: Callable[[], None], post: Callable[[Callable[[], object]], None]) -> None:
+        self._wake = wake
+        self._post = post
+        self._due: deque[tuple[Do, Then]] = deque()
+        self._later: dict[object, tuple[Do, Then]] = {}
+
+    def add(self, do: Do, then: Then) -> None:
+        """Have something done soon.
+
+        Args:
+            do: Called in the sampler's thread.
+            then: Called in the serving thread with what `do` returned, or with the `MenvError` that it raised.
+        """
+        self._due.append((do, then))
+        self._wake()
+
+    def add_later(self, who: object, do: Do, then: Then) -> None:
+        """Have something done once the weights have changed; one errand for each of `who`."""
+        self._later[who] = do, then
+        self._wake()
+
+    def drop(self, who: object) -> None:
+        """Forget what somebody waits for."""
+        self._later.pop(who, None)
+        self._wake()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for new weights."""
+        return len(self._later)
+
+    def weights_changed(self) -> None:
+        """Let those go on who wait for new weights. In the sampler's thread."""
+        for who in list(self._later):
+            errand = self._later.pop(who, None)
+            if errand is not None:
+                self._due.append(errand)
+
+    def run(self, trainer: Trainer) -> None:
+        """Do what is due. In the sampler's thread."""
+        done = []
+        while self._due:
+            do, then = self._due.popleft()
+            result: Any
+            try:
+                result = do(trainer)
+            except MenvError as error:
+                result = error
+            done.append((then, result))
+        if done:
+            self._post(lambda: [then(result) for then, result in done])

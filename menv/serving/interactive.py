@@ -1,0 +1,232 @@
+"""Episodes whose actions a client asks for one by one: START_EPISODE, GET_ACTION, LOG_ACTION, LOG_RETURNS, END_EPISODE.
+
+A session hands it these requests. A message that comes again is recognised by its number, and answered as before.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from menv.base_env import SINGLE_AGENT, AgentId
+from menv.errors import EpisodeError
+from menv.input_context import InputContext
+from menv.serving import columns
+from menv.serving.answerer import Answerer
+from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.client_state import ClientState, Link
+from menv.serving.dialect import Dialect, fields
+from menv.serving.limits import Limits
+from menv.serving.messages import (
+    Answer,
+    EndEpisode,
+    EpisodeStarted,
+    GetAction,
+    LogAction,
+    LogReturns,
+    Ok,
+    StartEpisode,
+)
+from menv.switchboard import Switchboard
+
+Turn = GetAction | LogAction | LogReturns | EndEpisode
+Decided = Callable[[Link, str, Any, int | None], None]
+"""Takes what was decided for a link: the client's episode id, the actions or an error, and the message's number."""
+
+
+class Interactive:
+    """The interactive episodes of a server's clients.
+
+    Args:
+        switchboard: Where the sampler is.
+        ioctx: The spaces.
+        limits: How many episodes and agents.
+        decided: Called in the sampler's thread.
+    """
+
+    def __init__(
+        self, switchboard: Switchboard, ioctx: InputContext, limits: Limits, decided: Decided
+    ) -> None:
+        self._board = switchboard
+        self._ioctx = ioctx
+        self._limits = limits
+        self._decided = decided
+
+    def start(self, state: ClientState, request: StartEpisode, answerer: Answerer) -> None:
+        """Begin an episode."""
+        name = request.episode_id or secrets.token_hex(16)
+        link = state.links.get(name)
+        if link is not None and request.seq is not None and link.seq == request.seq and link.answer:
+            answerer.send(link.answer)
+            return
+        if link is not None or name in state.finished or name in state.chunks:
+            raise BadMessageError(
+                Code.WRONG_ORDER,
+                "START_EPISODE.episode_id: was used before, expected a new one, or none at all",
+            )
+        if state.open_episodes >= self._limits.max_episodes:
+            raise BadMessageError(
+                Code.TOO_MANY,
+                f"START_EPISODE: {state.open_episodes} episodes are open, expected at most "
+                f"{self._limits.max_episodes} (Limits.max_episodes); end some first",
+            )
+        board_id = self._board.start(f"{state.token[:12]}/{name}", request.training_enabled)
+        link = state.links[name] = Link(board_id, -1 if request.seq is None else request.seq)
+        link.answer = EpisodeStarted(episode_id=name)
+        answerer.send(link.answer)
+
+    def turn(self, state: ClientState, request: Turn, answerer: Answerer) -> None:
+        """Take one message of an episode.
+
+        Raises:
+            BadMessageError: It cannot be taken, and was not.
+        """
+        link = self._link(state, request, answerer)
+        if link is None:
+            return
+        try:
+            answer = self._take(link, request, answerer)
+        except EpisodeError as error:
+            raise BadMessageError(Code.WRONG_ORDER, str(error)) from None
+        if request.seq is not None:
+            link.seq = request.seq
+        link.answer, link.waiting = answer, None if answer is not None else answerer
+        if isinstance(request, EndEpisode):
+            state.finish(request.episode_id)
+        if answer is not None:
+            answerer.send(answer)
+
+    def _link(self, state: ClientState, request: Turn, answerer: Answerer) -> Link | None:
+        """Return the episode that a message belongs to, None if the message came before."""
+        name, seq = request.episode_id, request.seq
+        link = state.links.get(name) or state.finished.get(name)
+        if link is not None and seq is not None:
+            if seq == link.seq:
+                # The reply was lost, or is still to come.
+                link.waiting = answerer
+                if link.answer is not None:
+                    answerer.send(link.answer)
+                return None
+            if seq != link.seq + 1 and link.seq >= 0:
+                raise BadMessageError(
+                    Code.WRONG_ORDER,
+                    f"{type(request).__struct_config__.tag}.seq: {seq} after {link.seq}, expected {link.seq + 1}; "
+                    "number the messages of an episode one by one",
+                )
+        if link is None or name in state.finished:
+            why = "was not found" if link is None else "is completed"
+            raise BadMessageError(
+                Code.UNKNOWN_EPISODE,
+                f"episode_id: this episode {why}, expected an open one; send START_EPISODE",
+            )
+        return link
+
+    def _take(self, link: Link, request: Turn, answerer: Answerer) -> Answer | None:
+        """Do what a message says; None where the answer comes later."""
+        dialect, board, seq = answerer.dialect, self._board, request.seq
+        if isinstance(request, LogReturns):
+            board.pay(link.board_id, *self._returns(request, dialect))
+        elif isinstance(request, EndEpisode):
+            obs = self._observations(request.observation, dialect, "END_EPISODE", final=True)
+            board.end(link.board_id, obs, truncated=request.truncated)
+        elif isinstance(request, LogAction):
+            obs = self._observations(request.observation, dialect, "LOG_ACTION")
+            board.log(link.board_id, obs, self._actions(request, obs, dialect), wait=False)
+        else:
+            obs = self._observations(request.observation, dialect, "GET_ACTION")
+            name, decided = request.episode_id, self._decided
+            board.ask(link.board_id, obs, lambda actions: decided(link, name, actions, seq))
+            return None
+        return Ok(seq=seq)
+
+    def _observations(
+        self, raw: msgspec.Raw, dialect: Dialect, what: str, final: bool = False
+    ) -> dict[AgentId, Any]:
+        """Return observations by agent."""
+        where = f"{what}.observation"
+        if not self._ioctx.multi_agent:
+            return {
+                SINGLE_AGENT: columns.observation(
+                    raw, self._spaces(SINGLE_AGENT, where)[0], dialect, where, final
+                )
+            }
+        return {
+            agent: columns.observation(
+                value, self._spaces(agent, where)[0], dialect, f"{where}[{agent[:40]!r}]", final
+            )
+            for agent, value in self._by_agent(raw, dialect, where).items()
+        }
+
+    def _actions(
+        self, request: LogAction, obs: Mapping[AgentId, Any], dialect: Dialect
+    ) -> dict[AgentId, Any]:
+        """Return the actions that a client took, for the agents that observe."""
+        where = "LOG_ACTION.action"
+        if not self._ioctx.multi_agent:
+            return {
+                SINGLE_AGENT: columns.action(
+                    request.action, self._spaces(SINGLE_AGENT, where)[1], dialect, where
+                )
+            }
+        given = self._by_agent(request.action, dialect, where)
+        if given.keys() != obs.keys():
+            raise BadMessageError(
+                Code.WRONG_LENGTH,
+                f"{where}: actions of {len(given)} agents and observations of {len(obs)}, expected the same agents",
+            )
+        return {
+            agent: columns.action(value, self._spaces(agent, where)[1], dialect, f"{where}[{agent[:40]!r}]")
+            for agent, value in given.items()
+        }
+
+    def _returns(self, request: LogReturns, dialect: Dialect) -> tuple[Any, Any, Any]:
+        """Return rewards, infos and done flags by agent."""
+        paid = columns.reward(request.reward, dialect, "LOG_RETURNS.reward")
+        info = _plain(request.info, dialect)
+        multi = self._ioctx.multi_agent
+        if isinstance(paid, dict) is not multi:
+            kind = "an object of numbers by agent" if multi else "a number"
+            raise BadMessageError(Code.WRONG_TYPE, f"LOG_RETURNS.reward: not {kind}, expected {kind}")
+        if not isinstance(paid, dict):
+            return {SINGLE_AGENT: paid}, {SINGLE_AGENT: info} if info else None, None
+        for agent in (*paid, *(request.done or ())):
+            if agent != "__all__":
+                self._spaces(agent, "LOG_RETURNS")
+        if not all(isinstance(own, dict) for own in info.values()):
+            raise BadMessageError(Code.WRONG_TYPE, "LOG_RETURNS.info: expected an object of objects by agent")
+        return paid, info or None, request.done
+
+    def _by_agent(self, raw: msgspec.Raw, dialect: Dialect, where: str) -> dict[str, msgspec.Raw]:
+        """Return the entries of an object keyed by agent."""
+        found = fields(raw, dialect, where)
+        if len(found) > self._limits.max_agents:
+            raise BadMessageError(
+                Code.TOO_MANY,
+                f"{where}: {len(found)} agents, expected at most {self._limits.max_agents} (Limits.max_agents)",
+            )
+        return found
+
+    def _spaces(self, agent: AgentId, where: str) -> tuple[Any, Any]:
+        """Return the spaces of an agent that there may be."""
+        observation, action = self._ioctx.spaces_of(agent)
+        known = self._ioctx.possible_agents
+        if observation is None or action is None or (known and agent not in known):
+            raise BadMessageError(
+                Code.UNKNOWN_AGENT,
+                f"{where}: no agent {str(agent)[:40]!r}, expected one of the environment's",
+            )
+        return observation, action
+
+
+def _plain(raw: msgspec.Raw, dialect: Dialect) -> dict[str, Any]:
+    """Return an info, {} if there is none."""
+    if not len(memoryview(raw)):
+        return {}
+    read = msgspec.json.decode if dialect is Dialect.JSON else msgspec.msgpack.decode
+    info = read(raw)
+    if info is not None and not isinstance(info, dict):
+        raise BadMessageError(Code.WRONG_TYPE, "LOG_RETURNS.info: expected an object")
+    return info or {}

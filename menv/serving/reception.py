@@ -1,0 +1,147 @@
+"""Reception: every client of one server, and what they share.
+
+It opens a session for each connection, keeps the state of clients that may return, and carries what the sampler
+decided back to them. All of it runs in the serving thread but `decided`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from menv.base_env import SINGLE_AGENT
+from menv.input_context import InputContext
+from menv.serving.access import Access
+from menv.serving.bad_message import Code
+from menv.serving.chunks import ChunkDesk
+from menv.serving.client_state import ClientState, Link
+from menv.serving.dialect import Dialect
+from menv.serving.errands import Errands
+from menv.serving.interactive import Interactive
+from menv.serving.limits import Limits
+from menv.serving.messages import Action, Error, encode
+from menv.serving.session import Session
+from menv.serving.transport import Peer
+from menv.spaces_json import space_to_json
+from menv.switchboard import Switchboard
+
+_SWEEP_S = 1.0
+
+
+class Reception:
+    """Opens sessions; the `Handler` of a server.
+
+    Args:
+        switchboard: Where the sampler is.
+        ioctx: The spaces.
+        limits: Of each client.
+        access: Who is let in.
+        errands: What is to be done in the sampler's thread.
+        return_s: Seconds that a client without a connection keeps its episodes, if it asked for that.
+
+    Attributes:
+        interactive: Episodes whose actions are asked for.
+        chunks: Episodes that clients play by themselves.
+        facts: What SET_CONFIG tells, once somebody samples.
+        states: The clients, by token.
+        sessions: Connections.
+        refusals: How many messages and connections were refused.
+    """
+
+    def __init__(
+        self,
+        switchboard: Switchboard,
+        ioctx: InputContext,
+        limits: Limits,
+        access: Access,
+        errands: Errands,
+        return_s: float,
+    ) -> None:
+        self.switchboard = switchboard
+        self.ioctx = ioctx
+        self.limits = limits
+        self.access = access
+        self.errands = errands
+        self.return_s = return_s
+        self.interactive = Interactive(switchboard, ioctx, limits, self.decided)
+        self.chunks = ChunkDesk(switchboard, ioctx, limits)
+        self.facts: dict[str, Any] = {"env_steps_per_sample": 1, "force_on_policy": True}
+        self.states: dict[str, ClientState] = {}
+        self.sessions: set[Session] = set()
+        self.refusals = 0
+        self._decisions: deque[tuple[Link, str, Any, int | None, int]] = deque()
+        self._swept = 0.0
+
+    def open(self, peer: Peer, token: str | None) -> Session:
+        """Begin to talk with a peer; see `Handler.open`."""
+        self.sweep()
+        session = Session(self, peer, admitted=token is not None or self.access.token is None)
+        self.sessions.add(session)
+        return session
+
+    def refused(self, why: str) -> bytes:
+        """Return the ERROR for what a transport refuses; see `Handler.refused`."""
+        self.refusals += 1
+        code, _, sentence = why.partition(": ")
+        known = code if code in set(Code) else Code.NOT_ALLOWED
+        return encode(Error(code=str(known), message=sentence or why), Dialect.JSON)
+
+    def spaces(self) -> dict[str, Any]:
+        """Return the spaces of a single agent as JSON; of several they are those of their policies."""
+        observation, action = self.ioctx.spaces_of(SINGLE_AGENT)
+        if self.ioctx.multi_agent or observation is None or action is None:
+            return {}
+        return {"observation_space": space_to_json(observation), "action_space": space_to_json(action)}
+
+    def decided(self, link: Link, name: str, actions: Any, seq: int | None) -> None:
+        """Note what was decided for an episode; called in the sampler's thread, `flush` follows."""
+        self._decisions.append((link, name, actions, seq, self.switchboard.weights_seq_no))
+
+    def flush(self, post: Callable[[Callable[[], object]], None]) -> None:
+        """Have everything that was decided sent; called in the sampler's thread."""
+        if self._decisions:
+            decisions, self._decisions = self._decisions, deque()
+            post(lambda: self._send(decisions))
+
+    def _send(self, decisions: deque[tuple[Link, str, Any, int | None, int]]) -> None:
+        multi = self.ioctx.multi_agent
+        for link, name, actions, seq, number in decisions:
+            if isinstance(actions, BaseException):
+                answer: Any = Error(code=str(Code.STOPPING), message=str(actions), seq=seq)
+            else:
+                assert isinstance(actions, Mapping)
+                action = dict(actions) if multi else actions[SINGLE_AGENT]
+                answer = Action(episode_id=name, action=action, weights_seq_no=number, seq=seq)
+            link.answer = answer
+            waiting, link.waiting = link.waiting, None
+            if waiting is not None:
+                waiting.send(answer)
+
+    def lost(self, session: Session) -> None:
+        """Forget a connection; its client loses its episodes unless it may return."""
+        self.sessions.discard(session)
+        self.errands.drop(session)
+        state = session.state
+        state.connected -= 1
+        if state.connected <= 0:
+            state.lost_at = time.monotonic()
+            if not state.extended:
+                self.give_up(state)
+
+    def give_up(self, state: ClientState) -> None:
+        """Break off what a client leaves behind."""
+        self.states.pop(state.token, None)
+        for board_id in state.board_ids():
+            self.switchboard.lose(board_id)
+
+    def sweep(self) -> None:
+        """Give clients up that have been away for too long; cheap enough to be called often."""
+        now = time.monotonic()
+        if now - self._swept < _SWEEP_S:
+            return
+        self._swept = now
+        for state in list(self.states.values()):
+            if state.connected <= 0 and now - state.lost_at > self.return_s:
+                self.give_up(state)

@@ -1,0 +1,161 @@
+"""ServedEnvs: the environments of remote clients as a `BaseEnv`, behind one server.
+
+`PolicyServerInput` and `RLlinkInput` are kinds of it. The serving thread talks to clients; each poll of the sampler
+takes what they said and does what they want done with policies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from menv.adapters.external import ExternalEnvs
+from menv.base_env import Ready
+from menv.errors import CallOrderError
+from menv.input_context import InputContext
+from menv.serving.access import Access
+from menv.serving.errands import Errands
+from menv.serving.limits import Limits
+from menv.serving.reception import Reception
+from menv.serving.server import Server
+from menv.serving.trainer import Trainer
+from menv.serving.transport import Transport
+from menv.spaces_json import space_to_json
+from menv.switchboard import Switchboard
+
+
+class ServedEnvs(ExternalEnvs):
+    """What clients play, over any transports.
+
+    Args:
+        ioctx: What the function `config["input"]` was given.
+        transports: One for each port.
+        limits: Of each client.
+        access: Who is let in.
+        idle_timeout: Seconds without a step after which `train()` returns, and says so.
+        max_staleness: Updates that weights may be behind when PPO learns from what they did; None for any.
+        return_s: Seconds that a client that lost its connection may take to return to its episodes.
+        batch_wait: Most seconds that an action waits for others to be decided with it.
+        env_steps_per_sample: Env steps that clients that act by themselves send at once; None takes the config's.
+        force_on_policy: Whether these wait for the next weights; None leaves it to the algorithm.
+
+    Attributes:
+        server: The transports.
+    """
+
+    def __init__(
+        self,
+        ioctx: InputContext,
+        transports: Sequence[Transport],
+        *,
+        limits: Limits | None = None,
+        access: Access | None = None,
+        idle_timeout: float = 30.0,
+        max_staleness: int | None = None,
+        return_s: float = 60.0,
+        batch_wait: float = 0.0005,
+        env_steps_per_sample: int | None = None,
+        force_on_policy: bool | None = None,
+    ) -> None:
+        board = Switchboard()
+        super().__init__(
+            board, observation_space=ioctx.observation_space, action_space=ioctx.action_space,
+            possible_agents=ioctx.possible_agents, idle_timeout=idle_timeout,
+        )  # fmt: skip
+        self.observation_spaces, self.action_spaces = (
+            dict(ioctx.observation_spaces),
+            dict(ioctx.action_spaces),
+        )
+        self.max_staleness = max_staleness
+        self.gather = batch_wait
+        self._env_steps_per_sample, self._force_on_policy = env_steps_per_sample, force_on_policy
+        self._trainer: Trainer | None = None
+        limits, access = limits or Limits(), access or Access()
+        self._errands = Errands(board.wake, self._post)
+        self._reception = Reception(board, ioctx, limits, access, self._errands, return_s)
+        self.server = Server(self._reception, transports, limits, access)
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Host and port of each transport."""
+        return list(self.server.addresses)
+
+    def connect(self, trainer: Trainer) -> None:
+        """Let clients in; see `ExternalEnvs.connect`."""
+        self._trainer = trainer
+        steps, forced = self._env_steps_per_sample, self._force_on_policy
+        self._reception.facts = {
+            "env_steps_per_sample": trainer.env_steps_per_sample if steps is None else steps,
+            "force_on_policy": trainer.force_on_policy if forced is None else forced,
+            "policies": {
+                name: {
+                    "observation_space": space_to_json(policy.observation_space),
+                    "action_space": space_to_json(policy.action_space),
+                }
+                for name, policy in trainer.policies().items()
+            },
+        }
+        self.server.start()
+
+    def published(self) -> None:
+        """Let clients go on that wait for new weights; see `ExternalEnvs.published`."""
+        self._errands.weights_changed()
+        self._run_errands()
+
+    def poll(self, timeout: float | None = None) -> Ready:
+        """Return what clients have said; see `ExternalEnvs.poll`."""
+        until = None if timeout is None else time.monotonic() + timeout
+        left: float | None = 0.0
+        while True:
+            self._run_errands()
+            ready = super().poll(left)
+            if len(ready.slots) or ready.played or ready.ended or ready.episodes or ready.unclaimed:
+                return ready
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                # Whoever waits for weights that nobody makes plays on with those there are.
+                self._errands.weights_changed()
+                self._run_errands()
+                return ready
+            if self._everybody_waits():
+                self._errands.weights_changed()
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        """Answer clients; see `BaseEnv.send_actions`."""
+        super().send_actions(slots, actions)
+        self._reception.flush(self._post)
+
+    def status(self) -> dict[str, Any]:
+        """Return who is there, and what went wrong with them."""
+        return {
+            "clients_connected": len(self._reception.sessions),
+            **super().status(),
+            "steps_sent_again": self._reception.chunks.repeated,
+            "messages_refused": self._reception.refusals,
+            "server_faults": self.server.faults.count,
+        }
+
+    def stop(self) -> None:
+        """Tell clients that nobody samples any more, and free ports and threads."""
+        super().stop()
+        self._reception.flush(self._post)
+        self.server.stop()
+
+    def _everybody_waits(self) -> bool:
+        """Return whether all who play by themselves wait for weights, so that nobody brings more steps."""
+        waiting = self._errands.waiting
+        return bool(waiting) and waiting >= sum(
+            session.state.plays for session in list(self._reception.sessions)
+        )
+
+    def _run_errands(self) -> None:
+        if self._trainer is None:
+            raise CallOrderError(
+                f"{type(self).__name__}: polled before an algorithm was built on it, expected `connect` first; give "
+                'it as config["input"]'
+            )
+        self._errands.run(self._trainer)
+
+    def _post(self, callback: Any) -> None:
+        self.server.post(callback)

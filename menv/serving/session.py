@@ -1,0 +1,220 @@
+"""Session: the state machine of one connection, whatever carries it.
+
+A transport hands it bodies in the serving thread. It knows which message may come when, and leaves what episodes mean
+to `interactive` and `chunks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from menv.errors import CallOrderError, MenvError
+from menv.serving.answerer import Answerer
+from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.client_state import ClientState
+from menv.serving.dialect import Dialect, dialect_of
+from menv.serving.messages import (
+    Episodes,
+    EpisodesAndGetState,
+    GetConfig,
+    GetPolicies,
+    GetState,
+    Ping,
+    Policies,
+    Pong,
+    Request,
+    SetConfig,
+    SetState,
+    StartEpisode,
+    decode,
+)
+from menv.serving.trainer import Trainer
+from menv.serving.transport import Peer, Reply
+
+if TYPE_CHECKING:
+    from menv.serving.reception import Reception
+
+EXTENSION = "menv-1"
+"""What a client asks for in GET_CONFIG that wants more than RLlink."""
+
+
+class Session:
+    """One connection.
+
+    Args:
+        reception: What all sessions share.
+        peer: Who is there.
+        admitted: Whether a token is not needed, or was shown already.
+
+    Attributes:
+        peer: As given.
+        state: What is remembered of the client.
+    """
+
+    def __init__(self, reception: Reception, peer: Peer, admitted: bool) -> None:
+        self.peer = peer
+        self.state = ClientState()
+        self.state.connected = 1
+        self._reception = reception
+        self._admitted = admitted
+
+    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> None:
+        """Take one body; see `Conversation.received`."""
+        over_http = self.peer.transport == "http"
+        try:
+            request, dialect = decode(body, self._reception.limits.max_depth)
+        except BadMessageError as error:
+            self._reception.refusals += 1
+            Answerer(reply, _dialect_of(body), close).refuse(error)
+            return
+        answerer = Answerer(reply, dialect, close, always=over_http)
+        try:
+            self._handle(request, answerer)
+        except BadMessageError as error:
+            self._reception.refusals += 1
+            answerer.refuse(error, getattr(request, "seq", None))
+            if error.code == Code.NOT_ALLOWED:
+                close()
+        except CallOrderError as error:
+            answerer.refuse(BadMessageError(Code.STOPPING, str(error)), getattr(request, "seq", None))
+
+    def lost(self) -> None:
+        """The connection is gone; see `Conversation.lost`."""
+        self._reception.lost(self)
+
+    def _handle(self, request: Request, answerer: Answerer) -> None:
+        """Answer a request, now or later."""
+        if isinstance(request, Ping):
+            answerer.send(Pong())
+            return
+        if isinstance(request, GetConfig):
+            self._greet(request, answerer)
+            return
+        if not self._admitted:
+            raise BadMessageError(
+                Code.NOT_ALLOWED, "GET_CONFIG.token: is missing, expected the server's token first"
+            )
+        if isinstance(request, Episodes):
+            self._take_episodes(request, answerer)
+        elif isinstance(request, GetState):
+            self._reception.errands.add(self._state_of(request), self._sender(answerer))
+        elif isinstance(request, GetPolicies):
+            self._tell_policies(request, answerer)
+        elif isinstance(request, StartEpisode):
+            self._reception.interactive.start(self.state, request, answerer)
+        else:
+            self._reception.interactive.turn(self.state, request, answerer)
+
+    def _greet(self, request: GetConfig, answerer: Answerer) -> None:
+        """Tell a client what it needs to know, and take it up again if it was here before."""
+        reception = self._reception
+        if not self._admitted and not reception.access.admits(request.token):
+            raise BadMessageError(Code.NOT_ALLOWED, "GET_CONFIG.token: is not the server's, expected that")
+        self._admitted = True
+        facts = reception.facts
+        plain = {name: facts[name] for name in ("env_steps_per_sample", "force_on_policy")}
+        if EXTENSION not in (request.extensions or ()):
+            answerer.send(SetConfig(**plain))
+            return
+        before = reception.states.get(request.session or "")
+        if before is not None and before is not self.state:
+            self._reception.give_up(self.state)
+            before.connected += 1
+            self.state = before
+        self.state.extended = True
+        self.state.name = request.client or self.state.name
+        reception.states[self.state.token] = self.state
+        more = {
+            "extensions": [EXTENSION],
+            "session": self.state.token,
+            "multi_agent": reception.ioctx.multi_agent,
+            "policies": facts.get("policies", {}),
+            "resume": self.state.standing(),
+        }
+        answerer.send(SetConfig(**plain, **more, **reception.spaces()))
+
+    def _take_episodes(self, request: Episodes, answerer: Answerer) -> None:
+        """Take what a client played by itself."""
+        reception = self._reception
+        reception.chunks.take(self.state, request, answerer.dialect)
+        if isinstance(request, EpisodesAndGetState):
+            reception.errands.add_later(self, self._state_of(request), self._sender(answerer))
+        else:
+            answerer.nothing()
+
+    def _state_of(self, request: GetState | EpisodesAndGetState) -> Callable[[Trainer], SetState]:
+        """Return what makes the answer with the weights, in the sampler's thread."""
+
+        def made(trainer: Trainer) -> SetState:
+            number, known = trainer.weights_seq_no, list(trainer.policies())
+            chosen = known if request.policy_ids is None else request.policy_ids
+            for name in chosen:
+                if name not in known:
+                    raise BadMessageError(
+                        Code.UNKNOWN_POLICY,
+                        f"policy_ids: no policy {name[:40]!r}, expected one of {known[:20]}",
+                    )
+            if request.have == number:
+                return SetState(weights_seq_no=number)
+            if request.form == "bundle":
+                return SetState(
+                    weights_seq_no=number, bundles={name: trainer.bundle(name) for name in chosen}
+                )
+            if request.form == "weights":
+                return SetState(
+                    weights_seq_no=number, weights={name: trainer.weights(name) for name in chosen}
+                )
+            if len(chosen) != 1:
+                raise BadMessageError(
+                    Code.UNKNOWN_POLICY,
+                    f"policy_ids: an ONNX file holds one policy, expected one of {known[:20]}; name it",
+                )
+            return SetState(weights_seq_no=number, onnx_file=trainer.onnx_file(chosen[0]))
+
+        return made
+
+    def _sender(self, answerer: Answerer) -> Callable[[Any], None]:
+        """Return what sends the weights, or why there are none."""
+
+        def send(result: SetState | MenvError) -> None:
+            if isinstance(result, BadMessageError):
+                answerer.refuse(result)
+            elif isinstance(result, MenvError):
+                answerer.refuse(BadMessageError(Code.UNKNOWN_POLICY, str(result)))
+            else:
+                self.state.weights_seq_no = result.weights_seq_no
+                answerer.send(result)
+
+        return send
+
+    def _tell_policies(self, request: GetPolicies, answerer: Answerer) -> None:
+        """Tell who answers for whom in an episode that the client plays by itself."""
+        state, name = self.state, request.episode_id
+        if len(request.agent_ids) > self._reception.limits.max_agents:
+            raise BadMessageError(
+                Code.TOO_MANY, f"GET_POLICIES.agent_ids: {len(request.agent_ids)} agents are too many"
+            )
+        known = state.chunks[name].policies if name in state.chunks else {}
+        asked = [agent for agent in request.agent_ids if agent not in known]
+
+        def made(trainer: Trainer) -> dict[str, str]:
+            return {agent: trainer.policy_for(f"{state.token}/{name}", agent) for agent in asked}
+
+        def send(result: dict[str, str] | MenvError) -> None:
+            if isinstance(result, MenvError):
+                answerer.refuse(BadMessageError(Code.UNKNOWN_AGENT, str(result)))
+                return
+            chunks = self._reception.chunks.announced(state, name)
+            chunks.policies.update(result)
+            answerer.send(Policies(policy_ids={agent: chunks.policies[agent] for agent in request.agent_ids}))
+
+        self._reception.errands.add(made, send)
+
+
+def _dialect_of(body: bytes) -> Dialect:
+    """Return how to answer a body that could not be read."""
+    try:
+        return dialect_of(body)
+    except BadMessageError:
+        return Dialect.JSON

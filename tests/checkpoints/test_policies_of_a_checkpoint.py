@@ -1,0 +1,296 @@
+"""The policies of a training checkpoint act by themselves, where nothing can train them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv import Policy, PolicySpec, RandomPolicy
+from menv.algorithms import PPO
+from menv.errors import ConfigError, UnknownNameError
+from menv.loop.checkpoint_folder import find_checkpoint, read_manifest, write_checkpoint
+from tests.algorithms.test_custom_model import Net
+from tests.bundles.cases import algorithm_of, observations, same
+from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
+from tests.house.sources import ROOT
+
+TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two policies that was saved after each of two iterations."""
+    root = tmp_path_factory.mktemp("saved")
+    with PPO(env="tictactoe", config={**SMALL, "multiagent": TWO}) as algo:
+        for _ in range(2):
+            algo.train()
+            algo.save(root)
+        live: Any = algo.get_policy("a")
+        shown = observations(live, 5)
+        cells = [[np.asarray(obs[key]).tolist() for key in obs] for obs in shown]
+        wanted = {name: [int(algo.get_policy(name).act(obs)) for obs in shown] for name in "ab"}
+        weights = {
+            name: float(algo.get_policy(name).get_weights()["policy.out.weight"].sum()) for name in "ab"
+        }
+    told = {"keys": list(live.observation_space.spaces), "shown": cells, "wanted": wanted, "weights": weights}
+    (root / "told.json").write_text(json.dumps(told))
+    return root
+
+
+def policies(path: Path, policy_ids: Any = None) -> dict[str, Any]:
+    found = Policy.from_checkpoint(path, policy_ids)
+    assert isinstance(found, dict)
+    return found
+
+
+def changed(saved: Path, to: Path) -> Path:
+    shutil.copytree(saved, to)
+    return find_checkpoint(to)
+
+
+def sign(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Write a manifest whose own hash is right again."""
+    manifest = read_manifest(folder)
+    change(manifest)
+    number, rest = (
+        int(folder.name),
+        {key: manifest[key] for key in manifest if key not in ("sha256", "files")},
+    )
+    kept = {path.name: path for path in (folder / "policies").iterdir()}
+    again = write_checkpoint(folder.parent / "again", number, rest, {})
+    for name, path in kept.items():
+        shutil.copytree(path, again / "policies" / name)
+
+
+def test_in_a_process_without_torch_they_answer_as_when_they_were_saved(saved: Path) -> None:
+    code = f"""
+        import json, sys
+        for name in ("torch", "onnx", "ray", "onnxscript"):
+            sys.modules[name] = None
+        import numpy
+        from menv import Policy
+        told = json.load(open({str(saved / "told.json")!r}))
+        for path in ({str(saved)!r}, {str(saved / "000002")!r}):
+            policies = Policy.from_checkpoint(path)
+            assert sorted(policies) == ["a", "b"]
+            for name, policy in policies.items():
+                spaces = policy.observation_space.spaces
+                shown = [
+                    {{key: numpy.array(value, spaces[key].dtype) for key, value in zip(told["keys"], obs)}}
+                    for obs in told["shown"]
+                ]
+                assert [int(policy.act(obs)) for obs in shown] == told["wanted"][name], name
+                assert float(policy.get_weights()["policy.out.weight"].sum()) == told["weights"][name], name
+        assert list(Policy.from_checkpoint({str(saved)!r}, policy_ids=["b"])) == ["b"]
+        assert list(Policy.from_checkpoint({str(saved)!r}, "a")) == ["a"]
+        assert not any(name.startswith("menv.algorithms") for name in sys.modules)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_numbered_folder_has_the_policies_of_its_iteration(saved: Path) -> None:
+    first, second = policies(saved / "000001"), policies(saved / "000002")
+    assert not same(first["a"].get_weights(), second["a"].get_weights())
+    assert same(policies(saved)["a"].get_weights(), second["a"].get_weights())
+    manifest = json.loads((saved / "000002" / "policies" / "a" / "policy.json").read_text())
+    assert manifest["trained"] == {"algorithm": "PPO", "env_steps": 192, "iterations": 2}
+    alone = Policy.from_checkpoint(saved / "000002" / "policies" / "a")
+    assert isinstance(alone, Policy)
+    assert same(alone.get_weights(), second["a"].get_weights())
+
+
+def test_a_policy_that_is_not_in_it_is_refused_with_those_that_are(saved: Path) -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"policies \['c'\] are not in it, expected some of \['a', 'b'\]"
+    ):
+        Policy.from_checkpoint(saved, policy_ids=["a", "c"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "policy.json",
+        "weights.safetensors",
+        "acting.onnx",
+        "greedy.onnx",
+        "evaluate.onnx",
+        "golden.safetensors",
+    ],
+)
+def test_a_changed_byte_is_refused_by_the_name_of_its_file_and_training_goes_on(
+    name: str, saved: Path, tmp_path: Path
+) -> None:
+    folder = changed(saved, tmp_path / "run")
+    path = folder / "policies" / "b" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=rf"policies/b/{name}: "):
+        Policy.from_checkpoint(tmp_path / "run")
+    assert list(policies(tmp_path / "run", ["a"])) == ["a"]
+    with PPO.from_checkpoint(tmp_path / "run", policy_mapping_fn=by_seat) as algo:
+        assert algo.iteration == 2
+
+
+def test_policies_of_another_iteration_are_not_taken_for_those_of_this_one(
+    saved: Path, tmp_path: Path
+) -> None:
+    folder = changed(saved, tmp_path / "run")
+    shutil.rmtree(folder / "policies" / "a")
+    with pytest.raises(ConfigError, match=r"policies/a/policy\.json: is missing"):
+        Policy.from_checkpoint(folder)
+    shutil.copytree(saved / "000001" / "policies" / "a", folder / "policies" / "a")
+    with pytest.raises(ConfigError, match=r"policies/a/policy\.json: not what the checkpoint was saved with"):
+        Policy.from_checkpoint(folder)
+
+
+@pytest.mark.parametrize("change", [
+    lambda m: m["policies"]["a"].update(folder="../../elsewhere"),
+    lambda m: m["policies"]["a"].update(folder=".."),
+    lambda m: m["policies"]["a"].update(folder=""),
+    lambda m: m["policies"]["a"].update(folder="a\0"),
+    lambda m: m["policies"]["a"].update(folder=7),
+    lambda m: m["policies"]["a"].pop("sha256"),
+    lambda m: m.update(policies=["a"]),
+    lambda m: m.update(policies={"a": None}),
+    lambda m: m.update(policies_left_out=None),
+])  # fmt: skip
+def test_a_list_of_policies_that_was_made_up_is_refused(
+    change: Callable[[Any], Any], saved: Path, tmp_path: Path
+) -> None:
+    sign(changed(saved, tmp_path / "run"), change)
+    with pytest.raises(ConfigError, match=r"manifest\.json: 'policies' does not list policies"):
+        Policy.from_checkpoint(tmp_path / "run" / "again")
+
+
+def test_policies_without_a_form_on_disk_are_left_out_and_say_why(tmp_path: Path) -> None:
+    given = {"learns": PolicySpec(), "random": PolicySpec(policy_class=RandomPolicy)}
+    own = {**SMALL, "multiagent": {"policies": given, "policy_mapping_fn": lambda agent, *_, **__: "learns"}}
+    with PPO(env="CartPole-v1", config=own) as algo:
+        trained(algo, 1)
+        algo.save(tmp_path / "two")
+    assert list(policies(tmp_path / "two")) == ["learns"]
+    with pytest.raises(
+        ConfigError, match=r"left out when it was saved: policy '?.*RandomPolicy.* in it are \['learns'\]"
+    ):
+        Policy.from_checkpoint(tmp_path / "two", policy_ids=["random"])
+    with PPO(env="CartPole-v1", config={**SMALL, "model": {"custom_model": Net}}) as algo:
+        trained(algo, 1)
+        algo.save(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"custom_model\) is run by torch.* in it are \[\]"):
+        Policy.from_checkpoint(tmp_path / "none")
+    with PPO.from_checkpoint(tmp_path / "none", config={"model": {"custom_model": Net}}) as algo:
+        assert algo.iteration == 1
+
+
+def test_a_policy_that_cannot_be_written_does_not_stop_the_run_from_being_saved(tmp_path: Path) -> None:
+    with algorithm_of("continuous") as algo:
+        # Numbers whose product overflows: numpy warns, which is an error here.
+        huge = {name: np.full_like(array, 3e38) for name, array in algo.get_policy().get_weights().items()}
+        algo.set_weights({"default_policy": huge})
+        algo.save(tmp_path)
+    with pytest.raises(ConfigError, match=r"left out when it was saved: RuntimeWarning: overflow"):
+        Policy.from_checkpoint(tmp_path)
+
+
+def test_a_full_disk_stops_a_save_and_the_checkpoint_of_before_stays(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(saved, tmp_path / "run")
+
+    def full(folder: Path, contents: Any) -> None:
+        folder.mkdir(parents=True)
+        raise OSError("no space left")
+
+    with PPO.from_checkpoint(saved, policy_mapping_fn=by_seat) as algo:
+        trained(algo, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr("menv.loop.bundle_files.write_folder", full)
+            with pytest.raises(OSError, match="no space left"):
+                algo.save(tmp_path / "run")
+        assert find_checkpoint(tmp_path / "run").name == "000002"
+        assert list(policies(tmp_path / "run")) == ["a", "b"]
+        algo.save(tmp_path / "run")
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
+
+
+def test_ids_that_some_file_systems_hold_for_the_same_have_folders_of_their_own(tmp_path: Path) -> None:
+    names = ["Red", "red", "+red", ".hid den", "é" * 3, "e\u0301" * 3, "x" * 200]
+    own = {**SMALL, "multiagent": {"policies": names, "policy_mapping_fn": lambda agent, *_, **__: "Red"}}
+    with PPO(env="CartPole-v1", config=own) as algo:
+        folder = algo.save(tmp_path)
+        found = policies(tmp_path)
+        assert sorted(found) == sorted(names)
+        for name, policy in found.items():
+            assert policy.policy_id == name
+            assert same(policy.get_weights(), algo.get_policy(name).get_weights())
+    folders = [path.name for path in (folder / "policies").iterdir()]
+    assert len({name.casefold() for name in folders}) == len(names)
+    assert {"Red", "+red", "++red", ".hid den"} <= set(folders)
+
+
+@pytest.mark.parametrize("kind", ["continuous", "lstm", "worth", "group"])
+def test_every_algorithm_puts_its_policies_into_its_checkpoints(kind: str, tmp_path: Path) -> None:
+    with algorithm_of(kind) as algo:
+        algo.save(tmp_path)
+        found = policies(tmp_path)
+        assert sorted(found) == sorted(algo.get_weights())
+        for name, policy in found.items():
+            live = algo.get_policy(name)
+            shown = observations(live, 3)
+            answers = [one.compute_actions(shown, explore=False) for one in (live, policy)]
+            assert same(*(list(answer[0]) for answer in answers))
+
+
+def test_a_folder_of_policies_and_of_checkpoints_has_to_be_told_apart(saved: Path, tmp_path: Path) -> None:
+    folder = changed(saved, tmp_path / "run")
+    shutil.copytree(folder / "policies" / "a", tmp_path / "run" / "mine")
+    with pytest.raises(
+        ConfigError, match=r"holds policies \['mine'\] and training checkpoints, expected one of both"
+    ):
+        Policy.from_checkpoint(tmp_path / "run")
+    assert list(policies(folder)) == ["a", "b"]
+
+
+def test_what_is_no_checkpoint_at_all_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=r"holds no policy, expected policy\.json in it"):
+            Policy.from_checkpoint(path)
+    (tmp_path / "LATEST").write_text("000007\n")
+    with pytest.raises(ConfigError, match="LATEST names 000007, which is missing"):
+        Policy.from_checkpoint(tmp_path)
+
+
+def test_saving_changes_nothing_of_the_run_and_loading_it_reads_no_policy(
+    saved: Path, tmp_path: Path
+) -> None:
+    folder = changed(saved, tmp_path / "run")
+    shutil.rmtree(folder / "policies")
+    with (
+        PPO.from_checkpoint(tmp_path / "run", policy_mapping_fn=by_seat) as algo,
+        PPO.from_checkpoint(saved, policy_mapping_fn=by_seat) as other,
+    ):
+        other.save(tmp_path / "in between")
+        assert trained(algo, 2)["episode_reward_mean"] == trained(other, 2)["episode_reward_mean"]
+        assert weights_of(algo) == weights_of(other)
+
+
+def test_a_checkpoint_that_is_not_kept_goes_with_its_policies(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=SMALL) as algo:
+        for _ in range(3):
+            trained(algo, 1)
+            algo.save(tmp_path, keep_last=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "LATEST"]
+    assert list(policies(tmp_path)) == ["default_policy"]
