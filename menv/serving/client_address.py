@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from menv.errors import ConfigError
 
 SCHEMES = ("http", "https", "tcp", "tcps", "ws", "wss")
+_ENCRYPTED = ("https", "tcps", "wss")
 _PATH = "/rllink"
 
 
@@ -56,7 +57,8 @@ def read_address(text: str) -> ClientAddress:
     if parts.username or parts.query or parts.fragment:
         raise _wrong(text.rpartition("@")[2])
     path = parts.path if parts.path not in ("", "/") else _PATH
-    return ClientAddress(parts.scheme.rstrip("s"), parts.hostname, port, parts.scheme.endswith("s"), path)
+    tls = parts.scheme in _ENCRYPTED
+    return ClientAddress(parts.scheme[:-1] if tls else parts.scheme, parts.hostname, port, tls, path)
 
 
 def _wrong(text: str) -> ConfigError:

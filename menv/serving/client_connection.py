@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import secrets
 import socket
@@ -18,6 +19,7 @@ from menv.serving.client_address import ClientAddress
 from menv.serving.framing import MOST_BODY_BYTES, Frames, frame
 
 _CHUNK = 1 << 18
+_CLOSE_S = 1.0
 _MSGPACK = "application/msgpack"
 
 
@@ -112,8 +114,8 @@ class TcpClientConnection:
         return self._bodies.pop(0)
 
     def close(self) -> None:
-        """End the connection."""
-        self._socket.close()
+        """End the connection, also for a thread that waits for a body."""
+        _end(self._socket)
 
 
 class HttpClientConnection:
@@ -151,7 +153,9 @@ class HttpClientConnection:
             raise _lost(error) from error
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection, also for a thread that waits for a response."""
+        if self._http.sock is not None:
+            _end(self._http.sock)
         self._http.close()
 
 
@@ -177,6 +181,7 @@ class WebSocketClientConnection:
                 additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
                 compression=None,
                 open_timeout=timeout,
+                close_timeout=_CLOSE_S,
                 max_size=None,
                 ssl=_context() if address.tls else None,
             )
@@ -201,6 +206,13 @@ class WebSocketClientConnection:
     def close(self) -> None:
         """End the connection."""
         self._websocket.close()
+
+
+def _end(connected: socket.socket) -> None:
+    # Closing alone would leave a thread waiting that reads from it.
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
+    connected.close()
 
 
 def _context() -> ssl.SSLContext:

@@ -116,31 +116,19 @@ class ClientLink:
     def close(self) -> None:
         """End the connection; the server keeps the session for a while."""
         self._closed = True
-        with self._lock:
-            self._drop()
+        # Not under the lock: whoever waits for an answer is woken by this.
+        if (connection := self._connection) is not None:
+            connection.close()
 
     def _ask_until_answered(self, body: bytes, anew: bool, answered: bool = True) -> Answer:
         """Return the answer, over as many connections as it takes."""
         end, pause = time.monotonic() + self._timeout, _FIRST_PAUSE_S
         while True:
-            if self._closed:
-                raise ServerGoneError("PolicyClient: is closed, expected no further call; make another client")
             try:
-                if self._connection is None:
-                    self._connect(anew)
-                answer = self._exchange(body, answered)
-                if not (isinstance(answer, Error) and answer.code == Code.STOPPING):
-                    return answer
-                why: Exception = ConnectionError(answer.message)
-            except BadMessageError as error:
-                self._drop()
-                raise ConfigError(
-                    f"PolicyClient: {self._address} answers with something else than messages ({error.text}), expected "
-                    "a server of menv; check the address"
-                ) from error
+                return self._attempt(body, anew, answered)
+            except ServerGoneError:
+                raise
             except ConnectionError as error:
-                if isinstance(error, MenvError):
-                    raise
                 why = error
             self._drop()
             if time.monotonic() + pause > end:
@@ -150,6 +138,24 @@ class ClientLink:
                 ) from why
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _attempt(self, body: bytes, anew: bool, answered: bool) -> Answer:
+        """Return the answer, over one connection."""
+        if self._closed:
+            raise ServerGoneError("PolicyClient: is closed, expected no further call; make another client")
+        try:
+            if self._connection is None:
+                self._connect(anew)
+            answer = self._exchange(body, answered)
+        except BadMessageError as error:
+            self._drop()
+            raise ConfigError(
+                f"PolicyClient: {self._address} answers with something else than messages ({error.text}), expected a "
+                "server of menv; check the address"
+            ) from error
+        if isinstance(answer, Error) and answer.code == Code.STOPPING:
+            raise ConnectionResetError(answer.message)
+        return answer
 
     def _exchange(self, body: bytes, answered: bool) -> Answer:
         """Send a body and return the answer to it, of whatever kind."""
@@ -171,9 +177,7 @@ class ClientLink:
         connection = connect(self._address, self._token, self._timeout, self._conversation)
         self._connection = connection
         shown = None if self._address.scheme == "http" else self._token
-        greeting = GetConfig(
-            token=shown, extensions=[EXTENSION], session=self._session, client=self._name
-        )
+        greeting = GetConfig(token=shown, extensions=[EXTENSION], session=self._session, client=self._name)
         connection.send(encode(greeting, Dialect.MSGPACK))
         answer = decode_answer(connection.receive())[0]
         if isinstance(answer, Error) and answer.code == Code.STOPPING:

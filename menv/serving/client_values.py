@@ -44,7 +44,7 @@ def element_of(space: gym.Space[Any] | None, value: Any) -> Any:
     """Return an action as `space.sample()` gives it.
 
     Args:
-        space: Its space, None if nobody told.
+        space: Its space; None if nobody told, lists are then arrays.
         value: Decoded from a message.
     """
     if isinstance(space, gym.spaces.Dict):
@@ -55,4 +55,6 @@ def element_of(space: gym.Space[Any] | None, value: Any) -> Any:
         return space.dtype.type(value)
     if isinstance(space, gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
         return np.array(value, space.dtype).reshape(space.shape)
+    if space is None and isinstance(value, list) and value and isinstance(value[0], int | float):
+        return np.array(value, np.float32 if isinstance(value[0], float) else np.int64)
     return value

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from menv.serving.local_episode import LocalEpisode
 
 _MOST_BYTES = 2_000_000
-"""Of one message, half of what servers take by default; an episode of more bytes is sent in several chunks."""
+"""Of one message, about; half of what servers take by default."""
 
 
 class LocalActor:
@@ -64,12 +64,18 @@ class LocalActor:
         with self.lock:
             self._open.pop(episode.episode_id, None)
 
-    def stepped(self, episode: LocalEpisode) -> None:
-        """Note an observation; sends what has come together if that is enough, and looks for new weights."""
-        config = self._link.config
-        if episode.begun:
-            self._steps += 1
-        if self._steps >= config.env_steps_per_sample or self._bytes > _MOST_BYTES:
+    def stepped(self, size: int) -> None:
+        """Note that a step is complete; sends what has come together if that is enough, and looks for new weights.
+
+        Args:
+            size: About how many bytes of a message it takes.
+        """
+        self._steps += 1
+        self._bytes += size
+        if self._steps >= self._link.config.env_steps_per_sample:
+            self._steps = 0
+            self._send(self._link.config.force_on_policy)
+        elif self._bytes > _MOST_BYTES:
             self._send()
         elif self._next_update is not None and time.monotonic() >= self._next_update:
             self._refresh()
@@ -78,13 +84,13 @@ class LocalActor:
         """Take over what is left of an episode that is over."""
         if self._open.pop(episode.episode_id, None) is not None:
             self.set_aside(episode)
-            self.stepped(episode)
+            self.stepped(0)
 
     def set_aside(self, episode: LocalEpisode) -> None:
         """Put what is complete of an episode where the next message takes it."""
-        for raw, steps in episode.chunks(_MOST_BYTES):
-            self._outbox.append((episode, raw, steps))
-            self._bytes += len(memoryview(raw))
+        chunk = episode.chunk()
+        if chunk is not None:
+            self._outbox.append((episode, *chunk))
 
     def policies_of(self, episode_id: str, agents: Sequence[str]) -> dict[str, LocalPolicy]:
         """Return who answers for agents that appear in an episode.
@@ -103,14 +109,14 @@ class LocalActor:
         """Send what is complete and take the newest weights."""
         with self.lock:
             self._next_update = self._due()
-            self._send(wait=False)
+            self._send()
             if self._policies:
                 self._take(self._link.ask(self._request(GetState), anew=True))
 
     def flush(self) -> None:
         """Send what is complete."""
         with self.lock:
-            self._send(wait=False)
+            self._send()
 
     def _refresh(self) -> None:
         if self._next_update is not None and time.monotonic() >= self._next_update:
@@ -126,7 +132,7 @@ class LocalActor:
         """Return the ids of the policies that answer for agents."""
         answer = self._link.ask(GetPolicies(episode_id=episode_id, agent_ids=list(agents)))
         if episode_id in self._open:
-            self._open[episode_id].sent = True
+            self._open[episode_id].known = True
         names: dict[str, str] = answer.policy_ids
         return names
 
@@ -137,12 +143,10 @@ class LocalActor:
             self._policies[name] = LocalPolicy(state.bundles[name], state.weights_seq_no)
         self.weights_seq_no = state.weights_seq_no
 
-    def _send(self, wait: bool = True) -> None:
-        """Send everything that is complete; where the server forces it, wait for the weights that come of it."""
+    def _send(self, wait: bool = False) -> None:
+        """Send everything that is complete, and if `wait`, wait for the weights that come of it."""
         for episode in list(self._open.values()):
             self.set_aside(episode)
-        self._steps = 0
-        wait = wait and self._link.config.force_on_policy
         while self._outbox:
             count = self._next_message()
             entries = self._outbox[:count]
@@ -156,9 +160,12 @@ class LocalActor:
                 # Kept: the server may be back when the application calls again.
                 raise
             except MenvError:
-                self._drop(count)
+                del self._outbox[:count]
                 raise
-            self._drop(count)
+            for episode, _, _ in entries:
+                episode.known = True
+            del self._outbox[:count]
+        self._bytes = 0
 
     def _next_message(self) -> int:
         """Return how many entries the next message takes."""
@@ -183,18 +190,11 @@ class LocalActor:
         else:
             self._link.bring(Episodes(**about))
 
-    def _drop(self, count: int) -> None:
-        self._bytes -= sum(len(memoryview(raw)) for _, raw, _ in self._outbox[:count])
-        del self._outbox[:count]
-
     def _forget_lost(self) -> None:
         """After the server has forgotten the session: give up all episodes that it knew a part of."""
-        for episode in {id(episode): episode for episode, _, _ in self._outbox}.values():
-            episode.lost = episode.parts > 1
-        for episode in self._open.values():
-            episode.lost = episode.sent
+        for episode in (*self._open.values(), *(entry[0] for entry in self._outbox)):
+            episode.lost = episode.known
         self._outbox = [entry for entry in self._outbox if not entry[0].lost]
-        self._bytes = sum(len(memoryview(raw)) for _, raw, _ in self._outbox)
 
     def _request(self, kind: type[Any], **more: Any) -> Any:
         """Return a request for the weights of all policies that are here."""

@@ -34,15 +34,15 @@ class LocalEpisode:
         multi: Whether observations are dicts by agent.
 
     Attributes:
-        sent: Whether the server has heard of it.
+        trained: As given.
+        known: Whether the server has heard of it.
         lost: Whether the server has forgotten it.
-        env_steps: Complete steps that were not counted yet.
     """
 
     def __init__(self, actor: LocalActor, episode_id: str, trained: bool, multi: bool) -> None:
         self.episode_id = episode_id
         self.trained = trained
-        self.sent = self.lost = False
+        self.known = self.lost = False
         self._actor = actor
         self._multi = multi
         self._seats: dict[str, LocalTrajectory] = {}
@@ -50,7 +50,9 @@ class LocalEpisode:
         self._left: dict[str, int] = {}
         self._early: dict[str, float] = {}
         self._done: set[str] = set()
-        self._over: bool | None = None
+        # Whether the environment ended it, None while it goes on.
+        self._terminated: bool | None = None
+        self._is_cut = False
 
     @property
     def begun(self) -> bool:
@@ -75,11 +77,9 @@ class LocalEpisode:
         with actor.lock:
             if type(observation) is not np.ndarray:
                 observation = seat.policy.as_element(observation)
-            where = self._where
-            if self.trained:
-                seat.observe(observation)
-                actor.stepped(self)
-            decided = seat.policy.act([observation], seat.dice.throw(), seat.state, where)
+            if self.trained and seat.observe(observation):
+                actor.stepped(seat.policy.step_bytes)
+            decided = seat.policy.act([observation], seat.dice.throw(), seat.state, self._where)
             self._note(seat, decided, 0)
         return decided.answers[0]
 
@@ -105,7 +105,7 @@ class LocalEpisode:
         self._check()
         actor = self._actor
         with actor.lock:
-            self._over = not truncated
+            self._terminated = not truncated
             last = observation if self._multi else {SINGLE_AGENT: observation}
             for agent, seat in self._seats.items():
                 if not seat.over:
@@ -115,15 +115,15 @@ class LocalEpisode:
 
     def chunk(self) -> tuple[Raw, int] | None:
         """Take off what is complete, as an entry of EPISODES, and the length of it; None if there is nothing."""
-        over = self._over is not None
+        over = self._terminated is not None
         chunks = {agent: chunk for agent, seat in self._seats.items() if (chunk := seat.cut()) is not None}
         for agent in [agent for agent, seat in self._seats.items() if seat.over]:
             self._left[agent] = self._seats.pop(agent).t
-        if not chunks and not (over and self.sent):
+        if not chunks and not (over and self._is_cut):
             return None
-        self.sent = True
+        self._is_cut = True
         steps = max((len(chunk["rewards"]) for chunk in chunks.values()), default=0)
-        flags = {"is_terminated": over and bool(self._over), "is_truncated": over and not self._over}
+        flags = {"is_terminated": self._terminated is True, "is_truncated": self._terminated is False}
         body: dict[str, Any] = {"id": self.episode_id, **flags}
         body |= {"agents": chunks} if self._multi else chunks[SINGLE_AGENT]
         return to_raw(body, Dialect.MSGPACK), steps
@@ -162,14 +162,22 @@ class LocalEpisode:
         actor = self._actor
         for agent in observations:
             if type(agent) is not str:
-                raise ContractError(f"{self._where}: agent {agent!r:.60}, expected a str; name agents by texts")
+                raise ContractError(
+                    f"{self._where}: agent {agent!r:.60}, expected a str; name agents by texts"
+                )
         with actor.lock:
             waiting = self._after_ends(observations)
             self._seat(waiting)
+            waiting = {agent: self._seats[agent].policy.as_element(obs) for agent, obs in waiting.items()}
             if self.trained:
-                for agent, obs in waiting.items():
-                    self._seats[agent].observe(obs)
-                actor.stepped(self)
+                known = [self._seats[agent] for agent in waiting]
+                size = sum(
+                    seat.policy.step_bytes
+                    for seat, obs in zip(known, waiting.values(), strict=True)
+                    if seat.observe(obs)
+                )
+                if size:
+                    actor.stepped(size)
             groups: dict[int, tuple[LocalPolicy, list[str]]] = {}
             for agent in waiting:
                 policy = self._seats[agent].policy
@@ -185,7 +193,7 @@ class LocalEpisode:
         """Return the actions of the agents that one policy answers for."""
         seats = [self._seats[agent] for agent in agents]
         noise = np.concatenate([seat.dice.throw() for seat in seats])
-        states = np.concatenate([seat.state for seat in seats]) if policy.state_size else None  # type: ignore[misc]
+        states = np.concatenate([seat.state for seat in seats]) if policy.state_size else None
         decided = policy.act([observations[agent] for agent in agents], noise, states, self._where)
         for row, seat in enumerate(seats):
             self._note(seat, decided, row)
@@ -198,7 +206,7 @@ class LocalEpisode:
             seat.state = decided.state[row : row + 1]
 
     def _after_ends(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        """End the trajectories of agents that are done; return the observations of the others, as elements."""
+        """End the trajectories of agents that are done; return the observations of the others."""
         for agent in self._done:
             obs = observations.get(agent)
             seat = self._seats[agent]
@@ -218,10 +226,8 @@ class LocalEpisode:
         with self._actor.lock:
             policies = self._actor.policies_of(self.episode_id, new)
             for agent in new:
-                dice = Dice(policies[agent].policy, self._actor.seed, self.episode_id, agent)
                 t = self._left.get(agent, 0)
+                dice = Dice(policies[agent].policy, self._actor.seed, self.episode_id, agent, str(t))
                 seat = LocalTrajectory(policies[agent], dice, t, f"{self._where}, agent {agent!r}")
                 seat.paid = self._early.pop(agent, 0.0)
                 self._seats[agent] = seat
-
-

@@ -23,6 +23,7 @@ from menv.spaces import OutsideSpaceError
 Column = npt.NDArray[Any]
 
 _AHEAD = 64
+_BYTES_BESIDE = 64
 
 
 class Dice:
@@ -65,6 +66,8 @@ class LocalPolicy:
     Attributes:
         policy: The policy.
         number: As given, and of each set of weights that came after.
+        state_size: S, numbers in the state of a recurrent network.
+        step_bytes: About what a step takes in a message.
 
     Raises:
         ConfigError: The bundle is damaged, or newer than this version.
@@ -76,6 +79,7 @@ class LocalPolicy:
         self.number = number
         networks = self.policy.networks
         self.state_size = sum(networks.state_sizes)
+        self.step_bytes = _bytes_of(networks.observation_space) + _BYTES_BESIDE
         self._wants = "weights" if self.policy.plain else "bundle"
 
     @property
@@ -95,6 +99,13 @@ class LocalPolicy:
         elif weights is not None:
             self.policy.set_weights(unpack_weights(weights))
         self.number = number
+
+    def as_element(self, obs: Any) -> Any:
+        """Return an observation that came as a list of numbers as an array of its space."""
+        space = self.policy.observation_space
+        if isinstance(obs, (list, tuple)) and isinstance(space, gym.spaces.Box):
+            return np.array(obs, space.dtype)
+        return obs
 
     def first_state(self) -> Column | None:
         """Return [1, S] of a recurrent network before its first step; None of any other."""
@@ -162,3 +173,14 @@ def _outer_inputs(output: ActionOutput, inputs: Column) -> Column:
     half, centre, _, _ = output.scaling
     means, log_stds = np.split(inputs, 2, 1)
     return np.concatenate((means * half + centre, log_stds + output.log_scale), 1, dtype=np.float32)
+
+
+def _bytes_of(space: gym.Space[Any]) -> int:
+    """Return about how many bytes an element takes."""
+    if isinstance(space, gym.spaces.Dict):
+        return sum(_bytes_of(part) for part in space.spaces.values())
+    if isinstance(space, gym.spaces.Tuple):
+        return sum(_bytes_of(part) for part in space.spaces)
+    if space.shape is None or space.dtype is None:
+        return _BYTES_BESIDE
+    return int(np.prod(space.shape)) * space.dtype.itemsize + 1

@@ -53,7 +53,7 @@ class LocalTrajectory:
         self._states: list[Column] = []
         self._numbers: list[int] = []
         self._judged = 0
-        self._inputs: list[Column | None] = []
+        self._inputs: list[Column] = []
         self._logp: list[Column] = []
 
     @property
@@ -66,9 +66,9 @@ class LocalTrajectory:
         """Whether nothing more will happen."""
         return self.terminated or self.truncated
 
-    def observe(self, obs: Any) -> None:
-        """Note an observation, which completes the step before it; a copy is kept."""
-        self.settle()
+    def observe(self, obs: Any) -> bool:
+        """Note an observation, of which a copy is kept; return whether a step is complete with it."""
+        completes = self._settle()
         if type(obs) is np.ndarray:
             self._obs.append(obs.copy())
         elif isinstance(self.policy.policy.observation_space, (gym.spaces.Dict, gym.spaces.Tuple)):
@@ -76,12 +76,15 @@ class LocalTrajectory:
             self._obs.append(written(obs, self._where))
         else:
             self._obs.append(obs)
+        return completes
 
-    def settle(self) -> None:
-        """Complete the last step with what was paid since."""
-        if len(self._actions) > len(self._rewards):
-            self._rewards.append(self.paid)
-            self.paid = 0.0
+    def _settle(self) -> bool:
+        """Complete the last step with what was paid since; return whether there was one."""
+        if len(self._actions) == len(self._rewards):
+            return False
+        self._rewards.append(self.paid)
+        self.paid = 0.0
+        return True
 
     def acted(self, decided: Decided, row: int) -> None:
         """Note what was done about the last observation: one row of a decision."""
@@ -106,7 +109,7 @@ class LocalTrajectory:
             self.observe(obs)
         elif len(self._actions) > len(self._rewards):
             self._obs.append(self._obs[-1])
-            self.settle()
+            self._settle()
         self.terminated, self.truncated = terminated, not terminated
 
     def judge(self) -> None:
@@ -157,7 +160,7 @@ class LocalTrajectory:
         }
         self._logp = [logp[steps:]]
         if self._inputs:
-            inputs = np.concatenate(self._inputs)  # type: ignore[arg-type]
+            inputs = np.concatenate(self._inputs)
             found["action_dist_inputs"] = inputs[:steps]
             self._inputs = [inputs[steps:]]
         if self._states:
