@@ -18,6 +18,9 @@ from benchmarks.policy_rows import ROWS as POLICIES
 from benchmarks.replay_rows import ROWS as REPLAY
 from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
 from benchmarks.sampling import fragments, two_policies
+from benchmarks.serving_rows import ROWS as SERVING
+from benchmarks.transport_rows import ROWS as TRANSPORTS
+from benchmarks.wire_rows import ROWS as WIRE
 from menv.envs import NullEnv, TicTacToe, make_multi_agent
 from menv.envs.tictactoe import PLAYERS
 
@@ -269,4 +272,7 @@ ROWS = (
     *POLICIES,
     *BUNDLES,
     *CONNECTORS,
+    *WIRE,
+    *TRANSPORTS,
+    *SERVING,
 )

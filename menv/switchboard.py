@@ -7,78 +7,25 @@ make no sense at once, in the caller's thread. It knows neither spaces nor polic
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from menv.base_env import ALL, AgentId
-from menv.errors import CallOrderError, EpisodeError
+import numpy as np
+
+from menv.base_env import ALL, AgentId, EnvId
+from menv.errors import CallOrderError, ContractError, EpisodeError
+from menv.line import Answer, Line, Turn
 from menv.played import Played
-
-Answer: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
-"""Takes the actions of all agents that were asked for, or why there are none; called in the sampler's thread."""
 
 _KEPT_IDS = 10_000
 _MOST_AHEAD = 64
-
-
-@dataclass(slots=True)
-class Turn:
-    """An observation that was handed in, and what had come before it.
-
-    Attributes:
-        obs: By agent; None where the episode was lost.
-        rewards: Paid since the turn before, by agent.
-        infos: The last info dict of each agent since then.
-        done: Agents whose own trajectories end.
-        actions: What the caller chose itself, by agent; None if it asks.
-        over: `(terminated, truncated)` if the episode ends, else None.
-        answer: Takes the actions.
-    """
-
-    obs: Mapping[AgentId, Any] | None
-    rewards: dict[AgentId, float] = field(default_factory=dict)
-    infos: dict[AgentId, Mapping[str, Any]] = field(default_factory=dict)
-    done: dict[AgentId, bool] = field(default_factory=dict)
-    actions: Mapping[AgentId, Any] | None = None
-    over: tuple[bool, bool] | None = None
-    answer: Answer | None = None
-
-
-class Line:
-    """One open episode.
-
-    Attributes:
-        episode_id: Its id.
-        trained: Whether policies may learn from it.
-        turns: What was said and the sampler has not taken.
-        asked: Whether a caller waits for actions.
-        busy: Whether the sampler has taken a turn that is not answered; only it writes this.
-    """
-
-    __slots__ = ("asked", "busy", "done", "episode_id", "infos", "plays", "rewards", "trained", "turns")
-
-    def __init__(self, episode_id: str, trained: bool) -> None:
-        self.episode_id = episode_id
-        self.trained = trained
-        self.turns: deque[Turn | Played] = deque()
-        self.asked = False
-        self.busy = False
-        # Whether pieces have been handed in; the callers' own moves do not go with them.
-        self.plays: bool | None = None
-        self.rewards: dict[AgentId, float] = {}
-        self.infos: dict[AgentId, Mapping[str, Any]] = {}
-        self.done: dict[AgentId, bool] = {}
-
-    def turn(self, obs: Mapping[AgentId, Any] | None) -> Turn:
-        """Return a turn with all that has been paid and told since the last one."""
-        turn = Turn(obs, self.rewards, self.infos, self.done)
-        self.rewards, self.infos, self.done = {}, {}, {}
-        return turn
+# Seconds after a fault in which what others have said is still taken; they may never be silent.
+_PATIENCE = 0.5
 
 
 class Switchboard:
@@ -99,6 +46,7 @@ class Switchboard:
         self._ready: dict[str, Line] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
         self._fault: BaseException | None = None
+        self._fault_at = 0.0
         self._stopped = False
         self._woken = False
         # How many open episodes are played call by call, and whether the sampler wants no wake-up for each.
@@ -141,6 +89,15 @@ class Switchboard:
             self._lines[episode_id] = Line(episode_id, trained)
             return episode_id
 
+    def check(self, call: str, episode_id: str) -> None:
+        """Raise what a call would raise that cannot be made now.
+
+        Raises:
+            EpisodeError: There is no such episode, or somebody waits for its actions.
+        """
+        with self._news:
+            self._line(call, episode_id)
+
     def ask(self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer) -> None:
         """Hand in an observation and ask for the actions of all its agents; returns at once.
 
@@ -172,16 +129,17 @@ class Switchboard:
             EpisodeError: There is no such episode, or somebody waits for its actions.
             CallOrderError: Not every agent that observed has an action.
         """
-        if obs.keys() != actions.keys():
-            raise CallOrderError(
-                f"log_action: observations of {_named(obs)} and actions of {_named(actions)}, expected the same "
-                "agents; log an action for each agent that observes"
-            )
         with self._news:
             line = self._line("log_action", episode_id)
             while wait and len(line.turns) >= _MOST_AHEAD:
                 self._news.wait()
                 line = self._line("log_action", episode_id)
+            # Who is done has nothing more to do.
+            if obs.keys() != actions.keys() and obs.keys() - line.done != actions.keys() - line.done:
+                raise CallOrderError(
+                    f"log_action: observations of {_named(obs)} and actions of {_named(actions)}, expected the same "
+                    "agents; log an action for each agent that observes"
+                )
             turn = line.turn(obs)
             turn.actions = actions
             self._say(line, turn)
@@ -196,12 +154,16 @@ class Switchboard:
         """Note rewards, which add up, and what else goes with the next observation.
 
         Raises:
-            EpisodeError: There is no such episode.
+            EpisodeError: There is no such episode, or pieces of it are handed in.
+            ContractError: A reward is not a finite number.
         """
         with self._news:
             line = self._line("log_returns", episode_id)
-            for agent, reward in rewards.items():
-                line.rewards[agent] = line.rewards.get(agent, 0.0) + reward
+            if line.plays:
+                raise mixed("log_returns", episode_id)
+            checked = {agent: _number(reward, episode_id, agent) for agent, reward in rewards.items()}
+            for agent, number in checked.items():
+                line.rewards[agent] = line.rewards.get(agent, 0.0) + number
             line.infos.update(infos or {})
             line.done.update({agent: flag for agent, flag in (done or {}).items() if flag and agent != ALL})
 
@@ -226,7 +188,7 @@ class Switchboard:
         """
         with self._news:
             line = self._line("episodes", episode_id)
-            if line.plays is False:
+            if line.plays is False or line.rewards:
                 raise EpisodeError(
                     f"episodes: actions of episode {episode_id!r} were asked for one by one, expected whole "
                     "pieces from its beginning; do one or the other"
@@ -250,9 +212,10 @@ class Switchboard:
             self._close(line)
 
     def fail(self, fault: BaseException) -> None:
-        """Let `collect` raise, once everything that was said before has been taken."""
+        """Let `collect` raise, once everything that was said before has been taken, but soon in any case."""
         with self._news:
-            self._fault = self._fault or fault
+            if self._fault is None:
+                self._fault, self._fault_at = fault, time.monotonic()
             self._news.notify_all()
 
     def stop(self) -> None:
@@ -281,10 +244,11 @@ class Switchboard:
 
         Raises:
             BaseException: What `fail` was given.
+            CallOrderError: It was stopped.
         """
         until = None if timeout is None else time.monotonic() + timeout
         with self._news:
-            while not self._ready and self._fault is None and not self._woken:
+            while not (self._ready or self._fault or self._woken or self._stopped):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     break
@@ -292,7 +256,11 @@ class Switchboard:
             if gather and self._ready:
                 self._gather(time.monotonic() + gather)
             self._woken = False
-            if not self._ready and self._fault is not None:
+            if self._stopped:
+                raise CallOrderError(
+                    "poll: this environment was stopped, expected no further poll; create another"
+                )
+            if self._fault and (not self._ready or time.monotonic() - self._fault_at > _PATIENCE):
                 raise self._fault
             ready, self._ready = self._ready, {}
             return list(ready.values())
@@ -325,10 +293,18 @@ class Switchboard:
                 if line.turns:
                     self._ready[line.episode_id] = line
 
-    def held_rewards(self) -> dict[str, dict[AgentId, float]]:
-        """Return what was paid since the last observation of each episode, by agent."""
+    def held_rewards(self, known: Iterable[Line] = ()) -> dict[EnvId, dict[AgentId, float]]:
+        """Return what was paid and the sampler has not taken, by episode and agent.
+
+        Args:
+            known: Episodes that the sampler has begun; some of them may be closed here.
+        """
         with self._news:
-            return {name: dict(line.rewards) for name, line in self._lines.items() if line.rewards}
+            lines: dict[EnvId, Line] = {
+                line.episode_id: line for line in (*known, *self._ready.values(), *self._lines.values())
+            }
+            found = {name: line.owed() for name, line in lines.items()}
+        return {name: owed for name, owed in found.items() if owed}
 
     def _line(self, call: str, episode_id: str) -> Line:
         """Return an open episode in which nobody waits."""
@@ -349,10 +325,7 @@ class Switchboard:
     def _say(self, line: Line, turn: Turn, answer: Answer | None = None) -> None:
         """Put a turn where the sampler finds it."""
         if line.plays:
-            raise EpisodeError(
-                f"episode {line.episode_id!r}: whole pieces of it were handed in, expected no single calls; do one or "
-                "the other"
-            )
+            raise mixed("episode", line.episode_id)
         if line.plays is None:
             line.plays = False
             self._talking += 1
@@ -383,6 +356,29 @@ def stopped() -> CallOrderError:
     """Return the error for calls that nobody will answer."""
     return CallOrderError(
         "external environment: nobody samples any more, expected no further call; end the thread"
+    )
+
+
+def mixed(where: str, episode_id: str) -> EpisodeError:
+    """Return the error for single calls in an episode that is handed in in pieces."""
+    return EpisodeError(
+        f"{where}: whole pieces of episode {episode_id!r} were handed in, expected no single calls; do one or the other"
+    )
+
+
+def _number(reward: Any, episode_id: str, agent: AgentId) -> float:
+    """Return a reward as a float."""
+    if isinstance(reward, int | float | np.number | np.bool_) or (
+        isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub"
+    ):
+        number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        if math.isfinite(number):
+            return number
+        got = str(number)
+    else:
+        got = type(reward).__name__
+    raise ContractError(
+        f"log_returns: episode {episode_id!r}: the reward of {agent!r} is {got}, expected a finite number; pay a float"
     )
 
 

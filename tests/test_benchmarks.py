@@ -53,6 +53,15 @@ def test_a_quick_run_starts_real_processes() -> None:
     assert len(row["rates"]) == 1
 
 
+@pytest.mark.parametrize("kind", ["tcp", "http", "websocket"])
+def test_a_quick_run_compares_a_transport_with_the_bare_echo_of_its_kind(kind: str) -> None:
+    rows = benchmarks("--only", f"{kind}_round_trip", f"{kind}_64_clients", "--repeats", "1")["rows"]
+    for row in rows:
+        assert len(row["floors"]) == len(row["rates"]) == 1
+        assert row["floor"] > 0
+        assert row["ours"] > 0
+
+
 def test_every_row_has_a_name_of_its_own_and_an_aim_no_worse_than_its_reach() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     for row in ROWS:

@@ -14,9 +14,9 @@ def test_the_example_of_the_readme_runs_and_learns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 4
     script = tmp_path / "example.py"
-    # The second one goes on with what the first one has trained.
+    # Each goes on with what the ones before have made.
     script.write_text("".join(blocks), "utf-8")
     monkeypatch.chdir(tmp_path)
     left = runpy.run_path(str(script))
@@ -24,6 +24,9 @@ def test_the_example_of_the_readme_runs_and_learns(
     assert (tmp_path / "even.onnx").exists()
     assert left["algo"].iteration == 5
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
-    returns = ast.literal_eval(lines[-1])
+    assert len(lines) == 8
+    assert 0 <= float(lines[5]) <= 9
+    assert int(ast.literal_eval(lines[6])[1]) > 0
+    assert lines[7] == "no step in 1 s: 0 clients connected, 0 open episodes"
+    returns = ast.literal_eval(lines[4])
     assert min(returns["even"], returns["odd"]) > 4.8

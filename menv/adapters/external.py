@@ -23,8 +23,9 @@ from menv.adapters.roster import Layout
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, Piece, Ready, Unclaimed
 from menv.errors import EnvCrashError
+from menv.line import Line, Turn
 from menv.played import Played
-from menv.switchboard import Line, Switchboard, Turn, stopped
+from menv.switchboard import Switchboard, stopped
 
 
 class _Game:
@@ -136,9 +137,14 @@ class ExternalEnvs(BaseEnv):
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row."""
-        return {
-            env_id: dict(game.roster.held) for env_id, game in self._games.items() if game.roster.held
-        } | self.switchboard.held_rewards()
+        games = self._games
+        found: dict[EnvId, dict[AgentId, float]] = {}
+        found |= self.switchboard.held_rewards(game.line for game in games.values())
+        for env_id, game in games.items():
+            for agent, reward in game.roster.held.items():
+                by_agent = found.setdefault(env_id, {})
+                by_agent[agent] = by_agent.get(agent, 0.0) + reward
+        return found
 
     def status(self) -> dict[str, Any]:
         """Return how many episodes are open."""
@@ -191,7 +197,9 @@ class ExternalEnvs(BaseEnv):
                 return False
             game = self._open(line)
             game.roster.credit(turn.rewards, self._report)
-            game.roster.begin(turn.obs, turn.infos, self._report)
+            # Who was done before it saw anything never acts.
+            shown = {agent: obs for agent, obs in (turn.obs or {}).items() if agent not in turn.done}
+            game.roster.begin(shown, turn.infos, self._report)
             self._mark_untrained(line)
         elif self._step(game, turn):
             del self._games[line.episode_id]

@@ -180,8 +180,7 @@ class Algorithm(Checkpoints, Exports, Outside):
                 break
             for policy_id, own in self._population.learners.learn(batch, self._sampler.env_steps).items():
                 stats.setdefault(policy_id, []).append(own)
-            if self._published is not None:
-                self._published.publish()
+            self._publish()
             times["sample_time_s"] += sampled - before
             times["learn_time_s"] += time.perf_counter() - sampled
             taken += more
@@ -296,6 +295,7 @@ class Algorithm(Checkpoints, Exports, Outside):
         for policy_id, by_name in self._population.read_weights(weights).items():
             self.get_policy(policy_id).set_weights(by_name)
             self._population.learners.set_weights(policy_id, by_name)
+        self._publish()
 
     def add_policy(
         self,
@@ -324,6 +324,7 @@ class Algorithm(Checkpoints, Exports, Outside):
         self._sampler.change_policies(self._population.policy_map, added)
         if self._population.learners.postprocessing.wanted:
             self._sampler.keep_episodes()
+        self._publish()
         return self._population.get(policy_id)
 
     def remove_policy(

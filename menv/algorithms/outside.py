@@ -25,6 +25,7 @@ class Outside:
 
     config: AlgorithmConfig
     _base_env: BaseEnv
+    _published: Published | None
     _population: Population
     _sampler: Sampler
 
@@ -52,6 +53,11 @@ class Outside:
         return Published(
             self.config, self._base_env, self._sampler, lambda: population.policies, on_policy=on_policy
         )
+
+    def _publish(self) -> None:
+        """Let those who call have the weights that act now."""
+        if self._published is not None:
+            self._published.publish()
 
     def _outside(self) -> dict[str, Any]:
         """Return what there is to tell about those who call, and about what they did."""

@@ -50,19 +50,24 @@ class Published:
         self.force_on_policy = on_policy
         self.weights_seq_no = 0
         self._base_env = base_env
-        self._sampler = sampler
         self._policies = policies
         self._history = WeightsHistory()
         self._made: dict[tuple[str, str], Any] = {}
         self._graphs: dict[str, Any] = {}
-        sampler.played.old_weights = self._judge
-        sampler.played.max_staleness = getattr(base_env, "max_staleness", None)
+        self.follow(sampler)
         self.publish()
         base_env.connect(self)
 
-    def publish(self) -> None:
-        """Give the weights that act now the next number, and let clients have them."""
-        self.weights_seq_no += 1
+    def follow(self, sampler: Sampler) -> None:
+        """Judge what a sampler is given that was played elsewhere."""
+        self._sampler = sampler
+        sampler.played.old_weights = self._judge
+        sampler.played.max_staleness = getattr(self._base_env, "max_staleness", None)
+        sampler.played.weights_seq_no = self.weights_seq_no
+
+    def publish(self, after: int = 0) -> None:
+        """Give the weights that act now the next number, one above `after` at least, and let clients have them."""
+        self.weights_seq_no = max(self.weights_seq_no, after) + 1
         number = self.weights_seq_no
         for policy_id, policy in self._policies().items():
             if isinstance(policy, NetPolicy):

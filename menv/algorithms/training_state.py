@@ -52,6 +52,7 @@ def training_state(algo: Algorithm) -> Files:
         "evaluation": None if algo._evaluation is None else algo._evaluation.state(),
         "evaluated": evaluated if is_plain(evaluated) else {},
         "learners": [[policy_id, seed] for policy_id, (seed, _) in learners.items()],
+        "weights_seq_no": 0 if algo._published is None else algo._published.weights_seq_no,
         "env_steps_trained": population.learners.env_steps_trained,
         "agent_steps_trained": population.learners.agent_steps_trained,
         "connectors": {
@@ -105,6 +106,9 @@ def set_training_state(algo: Algorithm, files: Mapping[str, Any], *, seed: int) 
     population.learners.set_state(chosen, seed)
     population.learners.env_steps_trained = tree["env_steps_trained"]
     population.learners.agent_steps_trained = tree["agent_steps_trained"]
+    if algo._published is not None:
+        # Numbers go on from those that clients may know.
+        algo._published.publish(tree.get("weights_seq_no", 0))
     algo._metrics.set_state(tree["metrics"])
     algo._metrics.episodes_not_resumed += resume(algo._sampler, tree["sampler"])
     if tree["evaluation"] is not None:
@@ -123,6 +127,8 @@ def _begin_again(algo: Algorithm, seed: int) -> None:
     for cohort in algo._population.cohorts:
         cohort.take_rows()
     algo._sampler = algo._build_sampler()
+    if algo._published is not None:
+        algo._published.follow(algo._sampler)
     if algo._evaluation is not None:
         algo._evaluation.stop()
         algo._evaluation = None

@@ -64,3 +64,17 @@ def split(block: Block, taken: Mapping[int, Any]) -> list[Block]:
         own.taken = [taken[slot] for slot in own.slots.tolist()]
         parts.append(own)
     return parts
+
+
+def held_back(
+    blocks: list[tuple[int, Block]], closed: npt.NDArray[np.bool_]
+) -> tuple[list[tuple[int, Block]], list[tuple[int, Block]]]:
+    """Return the rows of sub-environments [E] whose share is full, and the others, each with its cohort's number."""
+    shut, others = [], []
+    for number, block in blocks:
+        full = closed[block.env_indices]
+        if full.any():
+            shut.append((number, block.part(full)))
+        if not full.all():
+            others.append((number, block.part(~full)))
+    return shut, others

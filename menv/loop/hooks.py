@@ -65,6 +65,10 @@ class Hooks:
 
     def end(self, episode: Episode, env_index: int) -> None:
         """Record an episode that is over and tell so, now or when its pieces have been told."""
+        for begun in [one for one in self._begun if one[0] is episode]:
+            # It began in the same poll.
+            self._begun.remove(begun)
+            self._tell_begun(*begun)
         if self._steps:
             self._tell("on_episode_step", episode, env_index)
         if self.keeps:
@@ -80,8 +84,7 @@ class Hooks:
         new = {env_index for _, env_index in begun}
         self._look_at(ready, running)
         for episode, env_index in begun:
-            self._tell("on_episode_created", episode, env_index)
-            self._tell("on_episode_start", episode, env_index)
+            self._tell_begun(episode, env_index)
         before = np.zeros(len(ready.env_steps), np.int64)
         before[: len(self._env_steps)] = self._env_steps
         moved = ready.env_steps - before
@@ -93,6 +96,10 @@ class Hooks:
                 episode.length += int(moved[env_index])
                 if self._steps:
                     self._tell("on_episode_step", episode, env_index)
+
+    def _tell_begun(self, episode: Episode, env_index: int) -> None:
+        self._tell("on_episode_created", episode, env_index)
+        self._tell("on_episode_start", episode, env_index)
 
     def _look_at(self, ready: Ready, running: Any) -> None:
         """Keep each agent's last observation and info with its episode."""

@@ -128,11 +128,21 @@ class ExternalQuota(Quota):
         """Begin a fragment at these env step counts [E]; episodes that run go on."""
         self._begun = int(env_steps.sum())
         self._rows = np.zeros(len(env_steps), np.int64)
-        self._widen(env_steps)
+        self._make_room(len(env_steps))
+
+    def count(self, env_indices: Column) -> None:
+        """Count answered rows, also of episodes that appeared since the last look; see `Quota.count`."""
+        self._make_room(int(env_indices.max(initial=-1)) + 1)
+        super().count(env_indices)
+
+    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Note that episodes ended, perhaps some that appeared since the last look; see `Quota.note_ends`."""
+        self._make_room(max((end.env_index + 1 for end in ends), default=0))
+        super().note_ends(ends)
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True where nobody is answered any more; see `Quota.closed`."""
-        self._widen(env_steps)
+        self._make_room(len(env_steps))
         steps = self._rows.sum() if self._by_rows else int(env_steps.sum()) - self._begun
         if steps < self.length:
             return None
@@ -140,9 +150,11 @@ class ExternalQuota(Quota):
             return np.ones(len(env_steps), np.bool_)
         return self._boundary.copy()
 
-    def _widen(self, env_steps: Column) -> None:
+    def _make_room(self, num_envs: int) -> None:
         """Make room for episodes that appeared."""
+        if num_envs <= len(self._rows):
+            return
         for name, value in (("_rows", 0), ("_boundary", True)):
             column = getattr(self, name)
-            more = np.full(max(0, len(env_steps) - len(column)), value, column.dtype)
+            more = np.full(max(0, num_envs - len(column)), value, column.dtype)
             setattr(self, name, np.concatenate((column, more)))

@@ -17,9 +17,8 @@ import numpy.typing as npt
 from menv.base_env import BaseEnv, Ready
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
-from menv.errors import ContractError
 from menv.loop.action_log import ActionLog
-from menv.loop.block import Block, split
+from menv.loop.block import Block, held_back, split
 from menv.loop.cohort import Answers, Cohort, outside
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
@@ -31,6 +30,7 @@ from menv.loop.own_cohort import OwnCohort
 from menv.loop.played_rows import PlayedRows
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
+from menv.loop.starving import starve
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
@@ -38,8 +38,6 @@ from menv.policy_map import PolicyMap
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError
-
-_EMPTY_POLLS = 10_000
 
 
 class Sampler:
@@ -181,24 +179,33 @@ class Sampler:
             return self._sample_frames(self._frames)
         if self._begun is None:
             self._begun = self._begin()
-        idle = 0
+        self.idle = not self._fill()
+        if self.idle:
+            return MultiAgentBatch({}, 0)
+        begun, self._begun = self._begun, None
+        return self._close(int(self._steps.sum() - begun.sum()))
+
+    def _fill(self) -> bool:
+        """Poll and answer until the fragment is full; False if nobody called an external environment for too long."""
+        idle, base_env = 0, self.base_env
+        patience, moved = base_env.idle_timeout, time.monotonic()
+        left = patience
         while True:
             closed = self._quota.closed(self._steps)
             if closed is not None and closed.all():
-                break
+                return True
             answered = self._answer(closed)
-            ready = self.base_env.poll(self.base_env.idle_timeout)
+            ready = base_env.poll(left)
             idle = 0 if answered or len(ready.slots) or ready.played else idle + 1
-            if idle and self.base_env.external:
-                self.idle = True
-                self._take(ready)
-                return MultiAgentBatch({}, 0)
-            if idle:
-                self._starve(idle)
             self._take(ready)
-        self.idle = False
-        begun, self._begun = self._begun, None
-        return self._close(int(self._steps.sum() - begun.sum()))
+            if patience is not None:
+                # An end has no rows; an episode in which nobody acted leaves nothing at all.
+                moved = time.monotonic() if not idle or ready.episodes or ready.ended else moved
+                left = moved + patience - time.monotonic()
+                if left <= 0:
+                    return False
+            elif idle and not base_env.external:
+                starve(idle)
 
     def _begin(self) -> Column:
         """Begin a fragment and return the env steps of then."""
@@ -254,7 +261,8 @@ class Sampler:
         blocks, slots = self._pending, self._pending_slots
         self._pending, self._pending_slots = [], None
         if closed is not None:
-            blocks, slots = self._keep_closed(blocks, closed), None
+            self._pending, blocks = held_back(blocks, closed)
+            slots = None
         if not blocks:
             return False
         answers = [self._decide(number, block) for number, block in blocks]
@@ -289,19 +297,6 @@ class Sampler:
         order = np.argsort(places).tolist()
         self.base_env.send_actions(slots, list(itemgetter(*order)(flat)))
 
-    def _keep_closed(
-        self, blocks: list[tuple[int, Block]], closed: npt.NDArray[np.bool_]
-    ) -> list[tuple[int, Block]]:
-        """Leave the rows of full sub-environments pending and return the others."""
-        open_blocks = []
-        for number, block in blocks:
-            shut = closed[block.env_indices]
-            if shut.any():
-                self._pending.append((number, block.part(shut)))
-            if not shut.all():
-                open_blocks.append((number, block.part(~shut)))
-        return open_blocks
-
     def _take(self, ready: Ready) -> None:
         """Take in a poll: ends, episodes, joins, rows."""
         self._steps = ready.env_steps
@@ -312,10 +307,10 @@ class Sampler:
         if ready.ended or ready.joined or ready.unclaimed or ready.episodes:
             self._book.take(ready)
             self._quota.note_ends(ready.episodes)
-        if self._hooks.active:
-            self._hooks.polled(ready, self._book.running)
         if ready.played:
             self._take_played(ready)
+        if self._hooks.active:
+            self._hooks.polled(ready, self._book.running)
         if len(ready.slots):
             self._take_rows(ready, before)
 
@@ -387,13 +382,3 @@ class Sampler:
         self.played.closed()
         order = self.policy_map.specs
         return MultiAgentBatch({policy: batches[policy] for policy in order if policy in batches}, env_steps)
-
-    def _starve(self, idle: int) -> None:
-        """Wait a little, and give up after a long time without a row."""
-        if idle >= _EMPTY_POLLS:
-            raise ContractError(
-                f"sample: {idle} polls in a row returned nothing and nobody waits, expected rows; "
-                "check that the environment's poll returns observations after its send_actions"
-            )
-        if idle > 100:
-            time.sleep(0.001)

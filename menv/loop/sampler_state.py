@@ -42,7 +42,9 @@ def sampler_state(sampler: Sampler) -> Tree:
         CallOrderError: It is in the middle of a fragment.
     """
     env, running = sampler.base_env, sampler._book.running
-    if sampler._frames is None and not all(cohort.ledger.closed for cohort in sampler._cohorts):
+    # What an idle external environment has left half full is given up, like its running episodes.
+    waits = sampler._frames is not None or sampler.idle
+    if not waits and not all(cohort.ledger.closed for cohort in sampler._cohorts):
         raise CallOrderError(
             "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
             "or in on_train_result"

@@ -85,17 +85,17 @@ class Access:
             host: The header `Host`, with or without a port.
 
         Returns:
-            "forbidden: sentence".
+            "not_allowed: sentence".
         """
         if origin is not None and origin not in self.allowed_origins:
-            return "forbidden: the header Origin names a web page that is not in Access.allowed_origins"
+            return "not_allowed: the header Origin names a web page that is not in Access.allowed_origins"
         name = _without_port(host or "").lower()
         if name in ("localhost", self.address.lower(), *map(str.lower, self.allowed_hosts)):
             return None
         address = _ip(name)
         if address is not None and (not self.is_loopback or address.is_loopback):
             return None
-        return "forbidden: the header Host is neither this server's address nor in Access.allowed_hosts"
+        return "not_allowed: the header Host is neither this server's address nor in Access.allowed_hosts"
 
     def tls(self) -> ssl.SSLContext | None:
         """Return what makes connections TLS, 1.2 or newer; None without a certificate.

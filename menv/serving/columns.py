@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from msgspec import Raw
 
 from menv.serving.bad_message import BadMessageError, Code
@@ -27,12 +28,18 @@ class ColumnReader:
 
     Args:
         reader: What an element looks like.
+
+    Attributes:
+        json: Type of a column in JSON, for msgspec.
+        msgpack: The same in msgpack, where numbers may be packed together.
     """
 
     def __init__(self, reader: SpaceReader) -> None:
         self._reader = reader
-        packed = Packed if isinstance(reader, NumberReader) else None
-        self._typed = Typed(list[reader.json], list[reader.msgpack] | packed)  # type: ignore[name-defined]
+        self.json: Any = list[reader.json]  # type: ignore[name-defined]
+        rows: Any = list[reader.msgpack]  # type: ignore[name-defined]
+        self.msgpack: Any = rows | Packed if isinstance(reader, NumberReader) else rows
+        self._typed = Typed(self.json, self.msgpack)
 
     def read(self, raw: Raw, dialect: Dialect, where: str) -> Column:
         """Return a column of as many elements as there are.
@@ -40,9 +47,18 @@ class ColumnReader:
         Raises:
             BadMessageError: It is no column, or one of its elements cannot be taken.
         """
-        values = self._typed.read(raw, dialect, where)
+        with np.errstate(over="ignore"):
+            return self.build(self._typed.read(raw, dialect, where), where)
+
+    def build(self, values: Any, where: str) -> Column:
+        """Return the column of decoded values; numbers that do not fit overflow, which numpy is not to report.
+
+        Raises:
+            BadMessageError: One of them cannot be taken.
+        """
         try:
-            if isinstance(values, Packed) and isinstance(self._reader, NumberReader):
+            if isinstance(values, Packed):
+                assert isinstance(self._reader, NumberReader)
                 return self._reader.packed_column(values)
             return self._reader.column(values)
         except BadValueError as error:
@@ -57,7 +73,9 @@ class ElementReader:
         bounded: Whether the bounds of a Box hold.
 
     Attributes:
-        masks: Where in an observation action masks lie.
+        space: As given.
+        columns: Reads columns.
+        masks: Looks at the action masks in observations.
 
     Raises:
         ConfigError: Elements of the space have no form on the wire.
@@ -68,20 +86,21 @@ class ElementReader:
         self.space = space
         self._reader = space_reader(space, bounded)
         self._typed = Typed(self._reader.json, self._reader.msgpack)
-        self._column = ColumnReader(self._reader)
+        self.columns = ColumnReader(self._reader)
         self.masks = MaskCheck(space)
 
-    def element(self, raw: Raw, dialect: Dialect, where: str) -> Any:
-        """Return one element."""
+    def read(self, raw: Raw, dialect: Dialect, where: str) -> Any:
+        """Return one element.
+
+        Raises:
+            BadMessageError: It is none.
+        """
         value = self._typed.read(raw, dialect, where)
         try:
-            return self._reader.column([value])[0]
+            with np.errstate(over="ignore"):
+                return self._reader.column([value])[0]
         except BadValueError as error:
             raise error.in_message(where, is_column=False) from None
-
-    def column(self, raw: Raw, dialect: Dialect, where: str) -> Column:
-        """Return a column of elements."""
-        return self._column.read(raw, dialect, where)
 
 
 _readers: dict[tuple[int, bool], ElementReader] = {}
@@ -114,7 +133,7 @@ def element(raw: Raw, space: Space, dialect: Dialect, where: str, bounded: bool 
     Raises:
         BadMessageError: It is none.
     """
-    return reader_of(space, bounded).element(raw, dialect, where)
+    return reader_of(space, bounded).read(raw, dialect, where)
 
 
 def column(raw: Raw, space: Space, dialect: Dialect, where: str, bounded: bool = True) -> Column:
@@ -123,7 +142,7 @@ def column(raw: Raw, space: Space, dialect: Dialect, where: str, bounded: bool =
     Raises:
         BadMessageError: One of them is none.
     """
-    return reader_of(space, bounded).column(raw, dialect, where)
+    return reader_of(space, bounded).columns.read(raw, dialect, where)
 
 
 def observation(
@@ -142,7 +161,7 @@ def observation(
         BadMessageError: It is no element of the space, or its mask allows nothing.
     """
     reader = reader_of(space)
-    value = reader.element(raw, dialect, where)
+    value = reader.read(raw, dialect, where)
     if reader.masks and not final:
         try:
             reader.masks.check([value], 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,12 @@ import msgspec
 from msgspec import Raw
 
 from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.nesting import json_levels, msgpack_levels
 
 Data = bytes | Raw
 
+_SAFE_LEVELS = 5000
+"""What fits half a megabyte of stack, the least that a thread of any common system has, where values are skipped."""
 _JSON_STARTS = frozenset(b"{ \t\n\r")
 _MSGPACK_MAPS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 
@@ -91,28 +95,49 @@ def fields(data: Data, dialect: Dialect, where: str) -> dict[str, Raw]:
         BadMessageError: It is no object, or has a key twice.
     """
     found: dict[str, Raw] = _FIELDS.read(data, dialect, where)
-    text = data if isinstance(data, bytes) else bytes(data)
-    twice = _hides_a_string(text, found) if dialect is Dialect.JSON else _entries(text) != len(found)
-    if twice:
+    in_json = dialect is Dialect.JSON
+    if _has_more_strings(bytes(data), found) if in_json else _entries(data) != len(found):
         raise BadMessageError(Code.DUPLICATE_KEY, f"{where}: a key is there twice, expected each key once")
     return found
 
 
-def _hides_a_string(text: bytes, found: dict[str, Raw]) -> bool:
-    """Return whether a JSON object has more strings than the entries that were decoded: those of a lost entry."""
+def check_keys(data: Data, dialect: Dialect, where: str, keys: int, strings: int) -> None:
+    """Refuse an object that has a key twice, after it was decoded into declared fields.
+
+    Args:
+        data: The object.
+        dialect: How it is written.
+        where: Begins the message of an error.
+        keys: How many of its keys are known.
+        strings: How many strings their values hold. Where keys and strings are all that there is, as in most
+            objects, the values need not be looked at.
+
+    Raises:
+        BadMessageError: It has.
+    """
+    # In JSON two quotes each; a key that is there twice has two more, and so has one that is not known.
+    in_json = dialect is Dialect.JSON
+    all_known = bytes(data).count(b'"') == 2 * (keys + strings) if in_json else _entries(data) == keys
+    if not all_known:
+        fields(data, dialect, where)
+
+
+def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:
+    """Return whether a JSON object has more strings than its entries, which are those of an entry that was lost."""
     hidden = text.count(b'"') - 2 * len(found)
     if hidden:
-        # What quotes a key holds is escaped, as one more quote or as none.
         hidden -= sum(bytes(value).count(b'"') for value in found.values())
+        # Quotes within a key are written as one quote each, or as none.
         hidden -= sum(key.count('"') for key in found)
     return hidden > 0
 
 
-def _entries(text: bytes) -> int:
+def _entries(data: Data) -> int:
     """Return how many entries the header of a msgpack map announces."""
-    if text[0] < 0x90:
-        return text[0] & 0x0F
-    return int.from_bytes(text[1 : 3 if text[0] == 0xDE else 5], "big")
+    header = bytes(memoryview(data)[:5])
+    if header[0] < 0x90:
+        return header[0] & 0x0F
+    return int.from_bytes(header[1 : 3 if header[0] == 0xDE else 5], "big")
 
 
 def is_nil(data: Raw, dialect: Dialect) -> bool:
@@ -123,27 +148,34 @@ def is_nil(data: Raw, dialect: Dialect) -> bool:
 _OBJECT = Typed(dict[str, Any])
 
 
-def check_depth(data: Raw, dialect: Dialect, most: int, where: str) -> None:
-    """Refuse an object of any content that is nested more than `most` levels.
+def check_object(data: Raw, dialect: Dialect, most_levels: int, where: str) -> None:
+    """Refuse what is no object, or is nested more than `most_levels`; its content is free.
 
     Raises:
-        BadMessageError: It is, or it is no object.
+        BadMessageError: It is one of the two.
     """
-    level: list[Any] = [_OBJECT.read(data, dialect, where)]
-    for _ in range(most):
-        level = [
-            item
-            for value in level
-            for item in (value.values() if isinstance(value, dict) else value)
-            if isinstance(item, dict | list)
-        ]
-        if not level:
-            return
-    raise BadMessageError(Code.TOO_DEEP, f"{where}: more than {most} levels, expected fewer; flatten it")
+    _check_levels(bytes(data), dialect, most_levels, where)
+    _OBJECT.read(data, dialect, where)
+
+
+def check_stack(body: bytes, dialect: Dialect) -> None:
+    """Refuse a body on which a parser would run out of stack before it came to the recursion limit.
+
+    Raises:
+        BadMessageError: It is one.
+    """
+    if sys.getrecursionlimit() > _SAFE_LEVELS:
+        _check_levels(body, dialect, _SAFE_LEVELS, "message")
+
+
+def _check_levels(data: bytes, dialect: Dialect, most: int, where: str) -> None:
+    levels = json_levels(data) if dialect is Dialect.JSON else msgpack_levels(data)
+    if levels > most:
+        raise BadMessageError(Code.TOO_DEEP, f"{where}: {levels} levels, expected at most {most}; flatten it")
 
 
 _AT = re.compile(r" - at (?:`key` in )?`\$?(?P<path>[^`]*)`$")
-_MISMATCH = re.compile(r"Expected `(?P<rule>[^`]*)`(?P<bound>[^,]*)(?:, got `(?P<got>[^`]*)`)?$")
+_MISMATCH = re.compile(r"Expected `(?P<rule>[^`]*)`(?P<bound>[^,]*?)(?:, got `(?P<got>[^`]*)`|, got \d+)?$")
 _MOST_CHARACTERS = 200
 
 
@@ -173,7 +205,9 @@ def _of_a_value(text: str, where: str) -> tuple[Code, str]:
     if (mismatch := _MISMATCH.match(text)) is not None:
         rule, bound, got = mismatch["rule"], mismatch["bound"].strip(), mismatch["got"]
         if got or not bound:
-            return Code.WRONG_TYPE, f"{where}: got {got or 'another type'}, expected {_either(rule)}"
+            # msgspec calls null by another name in msgpack.
+            what = {"": "another type", "None": "null"}.get(got or "", got)
+            return Code.WRONG_TYPE, f"{where}: got {what}, expected {rule.replace(' | ', ' or ')}"
         code = Code.WRONG_LENGTH if rule == "array" else Code.OUT_OF_RANGE
         return (
             code,
@@ -198,11 +232,6 @@ def _of_a_value(text: str, where: str) -> tuple[Code, str]:
         Code.OUT_OF_RANGE,
         f"{where}: another value than those allowed, expected one of the list in the documents",
     )
-
-
-def _either(rule: str) -> str:
-    """Return a rule with its alternatives as one reads them."""
-    return rule.replace(" | ", " or ")
 
 
 def _name(text: str) -> str:

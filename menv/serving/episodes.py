@@ -10,22 +10,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.bad_value import BadValueError
 from menv.serving.columns import ColumnReader, reader_of
-from menv.serving.dialect import Data, Dialect, Typed, fields, is_nil
-from menv.serving.free_columns import Floats, log_probabilities, matrix
-from menv.serving.masks import MaskCheck
+from menv.serving.dialect import Data, Dialect, Typed, check_keys, fields
+from menv.serving.free_columns import NUMBERS_OR_ROWS, ROWS, Floats, log_probabilities, matrix
 from menv.serving.messages import Count, Id
 from menv.serving.number_reader import NumberReader
+from menv.serving.packed import Packed
 from menv.serving.space_readers import Column, Space
 
 SpacesOf = Callable[[str | None], tuple[Space, Space] | None]
-"""Observation and action space of an agent, of the only one for None; None if there is no such agent."""
+"""Observation and action space of an agent; None if there is no such agent. Asked for None, those of the only agent
+of a single-agent environment; None if it has several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class WireEpisode:
     Arrays may be read-only.
 
     Attributes:
-        id: Which episode, None if the client does not number them.
+        id: Which episode, None if the client does not name them.
         env: Which of several environments on one connection.
         t: Index of the first step in the episode.
         terminated: Whether the environment ended it.
@@ -73,119 +75,158 @@ class WireEpisode:
 
 
 def read_episode(raw: Data, spaces_of: SpacesOf, dialect: Dialect, where: str = "episode") -> WireEpisode:
-    """Return an episode of one agent, or of several if it has `agents`.
+    """Return an episode.
 
     Args:
         raw: One entry of `Episodes.episodes`.
-        spaces_of: The spaces to check against.
+        spaces_of: The spaces to check against; they also tell whether there are several agents.
         dialect: Of the message.
         where: Begins the message of an error, such as "EPISODES.episodes[3]".
 
     Raises:
         BadMessageError: Something in it cannot be taken.
+        ConfigError: Elements of a space have no form on the wire.
     """
-    parts = _Parts(raw, dialect, where)
-    if not parts.has("agents"):
-        return parts.episode(spaces_of, None)
-    members = fields(parts.found["agents"], dialect, f"{where}.agents")
-    agents = {}
-    for agent_id, member in members.items():
-        at = f"{where}.agents[{_short(agent_id)}]"
-        agents[agent_id] = _Parts(member, dialect, at).episode(spaces_of, agent_id)
-    return WireEpisode(**parts.about(), obs=[], actions=[], rewards=np.empty(0), agents=agents)
+    spaces = spaces_of(None)
+    with np.errstate(over="ignore"):
+        if spaces is not None:
+            return _reader_of(spaces).read(raw, dialect, where)
+        whole = _declared(_WHOLE, raw, dialect, where, ("agents", "is_terminated", "is_truncated"))
+        agents = {}
+        for agent_id, member in fields(whole.agents, dialect, f"{where}.agents").items():
+            at = f"{where}.agents[{agent_id[:60]!r}]"
+            spaces = spaces_of(agent_id)
+            if spaces is None:
+                raise BadMessageError(
+                    Code.UNKNOWN_AGENT, f"{at}: unknown agent, expected one of the environment's"
+                )
+            agents[agent_id] = _reader_of(spaces).read(member, dialect, at)
+    return WireEpisode(**_about(whole), obs=[], actions=[], rewards=np.empty(0), agents=agents)
 
 
-_ABOUT = {
-    "id": Typed(Id),
-    "env": Typed(Id),
-    "t": Typed(Count),
-    "weights_seq_no": Typed(Count),
-}
-_FREE: dict[str, tuple[str, Callable[[Raw, Dialect, str, int], Floats]]] = {
+_ABOUT: list[tuple[str, Any, Any]] = [
+    ("is_terminated", bool | UnsetType, UNSET),
+    ("is_truncated", bool | UnsetType, UNSET),
+    ("id", Id | None | UnsetType, UNSET),
+    ("env", Id | None | UnsetType, UNSET),
+    ("t", Count | None | UnsetType, UNSET),
+    ("weights_seq_no", Count | None | UnsetType, UNSET),
+]
+_WHOLE = Typed(msgspec.defstruct("Whole", [*_ABOUT, ("agents", Raw, UNSET)]))
+_REWARDS = ColumnReader(NumberReader(np.dtype(np.float64)))
+_FREE: dict[str, tuple[str, Callable[[Any, str, int], Floats]]] = {
     "logp": ("action_logp", log_probabilities),
     "dist_inputs": ("action_dist_inputs", matrix),
     "state_in": ("state_in", matrix),
 }
-_FLAG = Typed(bool)
-_REWARDS = ColumnReader(NumberReader(np.dtype(np.float64)))
+_NEEDED = ("obs", "actions", "rewards", "is_terminated", "is_truncated")
 
 
-class _Parts:
-    """The fields of one episode, of one agent, before they are decoded."""
+class EpisodeReader:
+    """Reads episodes of one agent.
 
-    def __init__(self, raw: Data, dialect: Dialect, where: str) -> None:
-        self.found = fields(raw, dialect, where)
-        self._dialect, self._where = dialect, where
+    Args:
+        spaces: Its observation and action space.
 
-    def has(self, name: str) -> bool:
-        """Return whether a field is there and not null."""
-        return name in self.found and not is_nil(self.found[name], self._dialect)
+    Attributes:
+        spaces: As given.
 
-    def about(self) -> dict[str, Any]:
-        """Return what is known of the whole: ids, flags, where it begins."""
-        self._require("is_terminated", "is_truncated")
-        return {
-            "terminated": self._read("is_terminated", _FLAG),
-            "truncated": self._read("is_truncated", _FLAG),
-            **{name: self._read(name, typed) for name, typed in _ABOUT.items() if self.has(name)},
-        }
+    Raises:
+        ConfigError: Elements of one of them have no form on the wire.
+    """
 
-    def episode(self, spaces_of: SpacesOf, agent_id: str | None) -> WireEpisode:
-        """Return the episode of one agent."""
-        self._require("obs", "actions", "rewards")
-        about = self.about()
-        spaces = spaces_of(agent_id)
-        if spaces is None:
-            raise BadMessageError(
-                Code.UNKNOWN_AGENT, f"{self._where}: no agent of this id, expected one of the environment's"
-            )
-        observations, acts = reader_of(spaces[0]), reader_of(spaces[1], bounded=False)
-        rewards = self._read("rewards", _REWARDS)
-        actions = acts.column(self.found["actions"], self._dialect, f"{self._where}.actions")
-        obs = observations.column(self.found["obs"], self._dialect, f"{self._where}.obs")
+    def __init__(self, spaces: tuple[Space, Space]) -> None:
+        # Kept, so that no other spaces can get the same ids.
+        self.spaces = spaces
+        observations, actions = reader_of(spaces[0]), reader_of(spaces[1], bounded=False)
+        self._masks = observations.masks
+        self._obs, self._actions = observations.columns, actions.columns
+        self._typed = Typed(*(self._declaration(dialect) for dialect in ("json", "msgpack")))
+
+    def _declaration(self, dialect: str) -> Any:
+        """Return the type of an episode in JSON or msgpack."""
+        packed = UnsetType if dialect == "json" else Packed | UnsetType
+        columns: list[tuple[str, Any, Any]] = [
+            ("obs", getattr(self._obs, dialect) | UnsetType, UNSET),
+            ("actions", getattr(self._actions, dialect) | UnsetType, UNSET),
+            ("rewards", getattr(_REWARDS, dialect) | UnsetType, UNSET),
+            ("action_logp", NUMBERS_OR_ROWS | None | packed, UNSET),
+            ("action_dist_inputs", ROWS | None | packed, UNSET),
+            ("state_in", ROWS | None | packed, UNSET),
+        ]
+        return msgspec.defstruct("OneAgent", [*_ABOUT, *columns])
+
+    def read(self, raw: Data, dialect: Dialect, where: str) -> WireEpisode:
+        """Return an episode.
+
+        Raises:
+            BadMessageError: Something in it cannot be taken.
+        """
+        found = _declared(self._typed, raw, dialect, where, _NEEDED)
+        rewards: Any = _REWARDS.build(found.rewards, f"{where}.rewards")
+        actions = self._actions.build(found.actions, f"{where}.actions")
+        obs = self._obs.build(found.obs, f"{where}.obs")
         steps = len(rewards)
         if len(actions) != steps or len(obs) != steps + 1:
             raise BadMessageError(
                 Code.WRONG_LENGTH,
-                f"{self._where}: {len(obs)} obs, {len(actions)} actions and {steps} rewards, expected as many rewards "
-                "as actions and one obs more; end with the obs after the last action",
+                f"{where}: {len(obs)} obs, {len(actions)} actions and {steps} rewards, expected as many rewards as "
+                "actions and one obs more; end with the obs after the last action",
             )
-        if observations.masks:
-            self._check_masks(observations.masks, obs, actions, spaces[1], about)
-        return WireEpisode(**about, **self._free(steps), obs=obs, actions=actions, rewards=rewards)
+        about = _about(found)
+        if self._masks:
+            self._check_masks(obs, actions, about["terminated"] or about["truncated"], where)
+        for name, (column, build) in _FREE.items():
+            values = getattr(found, column)
+            if values is not UNSET and values is not None:
+                about[name] = build(values, f"{where}.{column}", steps)
+        return WireEpisode(**about, obs=obs, actions=actions, rewards=rewards)
 
-    def _free(self, steps: int) -> dict[str, Any]:
-        """Return the columns whose width no space tells, those that are there."""
-        return {
-            name: read(self.found[key], self._dialect, f"{self._where}.{key}", steps)
-            for name, (key, read) in _FREE.items()
-            if self.has(key)
-        }
-
-    def _check_masks(
-        self, masks: MaskCheck, obs: Column, actions: Column, space: Space, about: Mapping[str, Any]
-    ) -> None:
-        """Check that somebody could act wherever somebody does, and did what was allowed."""
-        ended = about["terminated"] or about["truncated"]
-        name = "obs"
+    def _check_masks(self, obs: Column, actions: Column, ended: bool, where: str) -> None:
+        """Check that something was allowed wherever somebody acts, and that it was done."""
+        column = "obs"
         try:
-            masks.check(obs, len(actions) if ended else len(obs))
-            name = "actions"
-            masks.check_actions(obs, actions, space)
+            self._masks.check(obs, len(actions) if ended else len(obs))
+            column = "actions"
+            self._masks.check_actions(obs, actions, self.spaces[1])
         except BadValueError as error:
-            raise error.in_message(f"{self._where}.{name}") from None
-
-    def _read(self, name: str, typed: Typed | ColumnReader) -> Any:
-        return typed.read(self.found[name], self._dialect, f"{self._where}.{name}")
-
-    def _require(self, *names: str) -> None:
-        missing = [name for name in names if name not in self.found]
-        if missing:
-            raise BadMessageError(
-                Code.MISSING_FIELD,
-                f"{self._where}: no {' and no '.join(missing)}, expected {', '.join(names)}",
-            )
+            raise error.in_message(f"{where}.{column}") from None
 
 
-def _short(agent_id: str) -> str:
-    return repr(agent_id[:60])
+_MOST_READERS = 1024
+_readers: dict[tuple[int, int], EpisodeReader] = {}
+
+
+def _reader_of(spaces: tuple[Space, Space]) -> EpisodeReader:
+    """Return the reader for two spaces, the same one for the same objects."""
+    key = (id(spaces[0]), id(spaces[1]))
+    reader = _readers.get(key)
+    if reader is None:
+        if len(_readers) >= _MOST_READERS:
+            _readers.clear()
+        reader = _readers[key] = EpisodeReader(spaces)
+    return reader
+
+
+def _declared(typed: Typed, raw: Data, dialect: Dialect, where: str, needed: tuple[str, ...]) -> Any:
+    """Return an object with declared fields, all needed ones given and no key twice."""
+    found = typed.read(raw, dialect, where)
+    missing = [name for name in needed if getattr(found, name) is UNSET]
+    if missing:
+        raise BadMessageError(
+            Code.MISSING_FIELD, f"{where}: no {' and no '.join(missing)}, expected {', '.join(needed)}"
+        )
+    keys = sum(value is not UNSET for value in msgspec.structs.astuple(found))
+    strings = isinstance(found.id, str) + isinstance(found.env, str)
+    check_keys(raw, dialect, where, keys, strings)
+    return found
+
+
+def _about(found: Any) -> dict[str, Any]:
+    """Return what is known of the whole episode; null means the same as nothing."""
+    about = {"terminated": found.is_terminated, "truncated": found.is_truncated}
+    for name in ("id", "env", "t", "weights_seq_no"):
+        value = getattr(found, name)
+        if value is not UNSET and value is not None:
+            about[name] = value
+    return about

@@ -11,26 +11,31 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Raw
 
 from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.bad_value import BadValueError
-from menv.serving.dialect import Dialect, Typed
 from menv.serving.packed import Array, Packed, unpacked
 
 Floats = npt.NDArray[np.float32]
 
-_ROWS = Typed(list[list[float]], list[list[float]] | Packed)
-_NUMBERS_OR_ROWS = Typed(list[float | list[float]], list[float | list[float]] | Packed)
+ROWS = list[tuple[float, ...]]
+"""Type of rows, for msgspec."""
+NUMBERS_OR_ROWS = list[float | tuple[float, ...]]
+"""Type of numbers, or of rows of them."""
 
 
-def matrix(raw: Raw, dialect: Dialect, where: str, rows: int) -> Floats:
+def matrix(values: Packed | list[Any], where: str, rows: int) -> Floats:
     """Return [rows, K] of rows that are all equally long.
+
+    Args:
+        values: Decoded `ROWS`, or packed ones.
+        where: Begins the message of an error.
+        rows: How many there should be.
 
     Raises:
         BadMessageError: They are not, there is another number of them, or a number is not finite.
     """
-    array = _array(_ROWS.read(raw, dialect, where), where)
+    array = _array(values, where)
     if array.ndim != 2 or len(array) != rows:
         raise BadMessageError(
             Code.WRONG_LENGTH, f"{where}: got shape {array.shape}, expected {rows} rows, one for each action"
@@ -38,13 +43,18 @@ def matrix(raw: Raw, dialect: Dialect, where: str, rows: int) -> Floats:
     return _finite(array, where)
 
 
-def log_probabilities(raw: Raw, dialect: Dialect, where: str, rows: int) -> Floats:
+def log_probabilities(values: Packed | list[Any], where: str, rows: int) -> Floats:
     """Return [rows] log-probabilities; where there is one for each dimension of an action, they are added up.
+
+    Args:
+        values: Decoded `NUMBERS_OR_ROWS`, or packed ones.
+        where: Begins the message of an error.
+        rows: How many there should be.
 
     Raises:
         BadMessageError: They are no numbers or rows, there is another number of them, or one is not finite.
     """
-    array = _array(_NUMBERS_OR_ROWS.read(raw, dialect, where), where)
+    array = _array(values, where)
     if array.ndim not in (1, 2) or len(array) != rows:
         raise BadMessageError(
             Code.WRONG_LENGTH,
@@ -75,10 +85,9 @@ def _array(values: Packed | list[Any], where: str) -> Array:
 
 
 def _finite(array: Array, where: str) -> Floats:
-    """Return an array as float32."""
-    with np.errstate(over="ignore"):
-        floats = array.astype(np.float32)
-    if not np.isfinite(floats).all():
+    """Return an array as float32; the caller has told numpy not to report what overflows."""
+    floats = array.astype(np.float32)
+    if np.count_nonzero(np.isfinite(floats)) != floats.size:
         row = int(np.argwhere(~np.isfinite(floats))[0][0])
         raise BadMessageError(
             Code.NOT_FINITE,

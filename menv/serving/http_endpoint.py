@@ -154,7 +154,7 @@ class HttpEndpoint:
         token = bearer(headers.get(b"authorization"))
         if not access.admits(token):
             raise _Refusal(
-                401, "unauthorized: expected the server's token in the header Authorization: Bearer"
+                401, "not_allowed: expected the server's token in the header Authorization: Bearer"
             )
         return token if access.token is not None else None
 
@@ -210,7 +210,7 @@ def _session_name(headers: dict[bytes, str]) -> str | None:
     name = headers.get(b"menv-session")
     if name is not None and not _SESSION.fullmatch(name):
         raise _Refusal(
-            400, "bad_session: the header menv-session is not 16 to 64 random bytes as hexadecimal digits"
+            400, "malformed: the header menv-session is not 16 to 64 random bytes as hexadecimal digits"
         )
     return name
 

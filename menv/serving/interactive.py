@@ -29,10 +29,10 @@ from menv.serving.messages import (
     LogReturns,
     Ok,
     StartEpisode,
+    Turn,
 )
 from menv.switchboard import Switchboard
 
-Turn = GetAction | LogAction | LogReturns | EndEpisode
 Decided = Callable[[Link, str, Any, int | None], None]
 """Takes what was decided for a link: the client's episode id, the actions or an error, and the message's number."""
 
@@ -126,21 +126,34 @@ class Interactive:
 
     def _take(self, link: Link, request: Turn, answerer: Answerer) -> Answer | None:
         """Do what a message says; None where the answer comes later."""
+        # Everything is read before anything is done: a message is taken whole or not at all.
         dialect, board, seq = answerer.dialect, self._board, request.seq
-        if isinstance(request, LogReturns):
-            board.pay(link.board_id, *self._returns(request, dialect))
-        elif isinstance(request, EndEpisode):
+        if not isinstance(request, LogReturns):
+            board.check(type(request).__name__, link.board_id)
+        returns = self._returns(request, dialect)
+        if isinstance(request, EndEpisode):
             obs = self._observations(request.observation, dialect, "END_EPISODE", final=True)
+            self._pay(link, returns)
             board.end(link.board_id, obs, truncated=request.truncated)
         elif isinstance(request, LogAction):
             obs = self._observations(request.observation, dialect, "LOG_ACTION")
-            board.log(link.board_id, obs, self._actions(request, obs, dialect), wait=False)
-        else:
+            actions = self._actions(request, obs, dialect)
+            self._pay(link, returns)
+            board.log(link.board_id, obs, actions, wait=False)
+        elif isinstance(request, GetAction):
             obs = self._observations(request.observation, dialect, "GET_ACTION")
+            self._pay(link, returns)
             name, decided = request.episode_id, self._decided
             board.ask(link.board_id, obs, lambda actions: decided(link, name, actions, seq))
             return None
+        else:
+            self._pay(link, returns)
         return Ok(seq=seq)
+
+    def _pay(self, link: Link, returns: tuple[Any, Any, Any] | None) -> None:
+        """Pay what came with a message."""
+        if returns is not None:
+            self._board.pay(link.board_id, *returns)
 
     def _observations(
         self, raw: msgspec.Raw, dialect: Dialect, what: str, final: bool = False
@@ -182,21 +195,25 @@ class Interactive:
             for agent, value in given.items()
         }
 
-    def _returns(self, request: LogReturns, dialect: Dialect) -> tuple[Any, Any, Any]:
-        """Return rewards, infos and done flags by agent."""
-        paid = columns.reward(request.reward, dialect, "LOG_RETURNS.reward")
+    def _returns(self, request: Turn, dialect: Dialect) -> tuple[Any, Any, Any] | None:
+        """Return rewards, infos and done flags by agent, None if the message has none."""
+        multi, told = self._ioctx.multi_agent, len(memoryview(request.reward)) > 0
         info = _plain(request.info, dialect)
-        multi = self._ioctx.multi_agent
+        if not told and not info and not request.done:
+            if isinstance(request, LogReturns):
+                raise BadMessageError(Code.MISSING_FIELD, "LOG_RETURNS: no field 'reward', expected it")
+            return None
+        paid = columns.reward(request.reward, dialect) if told else ({} if multi else 0.0)
         if isinstance(paid, dict) is not multi:
             kind = "an object of numbers by agent" if multi else "a number"
-            raise BadMessageError(Code.WRONG_TYPE, f"LOG_RETURNS.reward: not {kind}, expected {kind}")
+            raise BadMessageError(Code.WRONG_TYPE, f"reward: not {kind}, expected {kind}")
         if not isinstance(paid, dict):
             return {SINGLE_AGENT: paid}, {SINGLE_AGENT: info} if info else None, None
         for agent in (*paid, *(request.done or ())):
             if agent != "__all__":
-                self._spaces(agent, "LOG_RETURNS")
+                self._spaces(agent, "reward")
         if not all(isinstance(own, dict) for own in info.values()):
-            raise BadMessageError(Code.WRONG_TYPE, "LOG_RETURNS.info: expected an object of objects by agent")
+            raise BadMessageError(Code.WRONG_TYPE, "info: expected an object of objects by agent")
         return paid, info or None, request.done
 
     def _by_agent(self, raw: msgspec.Raw, dialect: Dialect, where: str) -> dict[str, msgspec.Raw]:
@@ -228,5 +245,5 @@ def _plain(raw: msgspec.Raw, dialect: Dialect) -> dict[str, Any]:
     read = msgspec.json.decode if dialect is Dialect.JSON else msgspec.msgpack.decode
     info = read(raw)
     if info is not None and not isinstance(info, dict):
-        raise BadMessageError(Code.WRONG_TYPE, "LOG_RETURNS.info: expected an object")
+        raise BadMessageError(Code.WRONG_TYPE, "info: expected an object")
     return info or {}

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import socket
 from abc import abstractmethod
-from typing import Any, Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol, cast
 
 from menv.errors import ConfigError
 from menv.serving.access import Access
@@ -49,6 +50,7 @@ class Listener(Transport):
         handler: Starts the conversations.
         limits: Of each peer.
         access: Who is let in.
+        finishing: Connections that are gone, while what came over them last is still being handled.
 
     Raises:
         ConfigError: `port` is no port.
@@ -68,8 +70,10 @@ class Listener(Transport):
         self._tls: dict[str, Any] = {}
         self._open: dict[Connection, None] = {}
         self._leaving: dict[Connection, None] = {}
-        self._arriving: dict[asyncio.Task[None], socket.socket] = {}
-        self._turned_away: dict[asyncio.Task[None], socket.socket] = {}
+        self.finishing: dict[Connection, None] = {}
+        self._arriving: set[asyncio.Protocol] = set()
+        self._turned_away = 0
+        self._halfway: dict[asyncio.Task[None], socket.socket] = {}
         self._watching: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._none_open = asyncio.Event()
@@ -104,7 +108,7 @@ class Listener(Transport):
     async def stop(self) -> None:
         """Close the port, then all connections; those with something left to send get a moment for it."""
         self._close_port()
-        halfway = {**self._arriving, **self._turned_away}
+        halfway = dict(self._halfway)
         tasks = [*halfway, *([] if self._watching is None else [self._watching])]
         for task in tasks:
             task.cancel()
@@ -116,13 +120,14 @@ class Listener(Transport):
             connection.hang_up()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._none_open.wait(), _FLUSH_S)
-        for connection in list(self._open):
+        for connection in [*self._open, *self.finishing]:
             connection.abort()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._none_open.wait(), _FLUSH_S)
 
     def joined(self, connection: Connection) -> None:
         """Note that a connection stands."""
+        self._arriving.discard(cast(asyncio.Protocol, connection))
         self._open[connection] = None
         self._none_open.clear()
 
@@ -150,7 +155,7 @@ class Listener(Transport):
 
     def _why_full(self) -> str:
         most = self.limits.max_connections
-        return f"too_many_connections: {most} peers are connected, expected fewer; see Limits.max_connections"
+        return f"too_many: {most} peers are connected, expected fewer; see Limits.max_connections"
 
     def _swept(self, now: float) -> None:
         """Do what has to be done every second at the latest."""
@@ -187,15 +192,15 @@ class Listener(Transport):
     def _admit(self, arrived: socket.socket) -> None:
         arrived.setblocking(False)
         if self._has_room():
-            where, entering = self._arriving, self._enter(arrived)
-        elif len(self._turned_away) < _MOST_TURNED_AWAY:
-            where, entering = self._turned_away, self._turn_away(arrived)
+            entering = self._enter(arrived)
+        elif self._turned_away < _MOST_TURNED_AWAY:
+            entering = self._turn_away(arrived)
         else:
             arrived.close()
             return
         task = asyncio.get_running_loop().create_task(entering)
-        where[task] = arrived
-        task.add_done_callback(lambda _: where.pop(task, None))
+        self._halfway[task] = arrived
+        task.add_done_callback(self._halfway.pop)
 
     def _has_room(self) -> bool:
         if len(self._open) + len(self._arriving) < self.limits.max_connections:
@@ -207,22 +212,31 @@ class Listener(Transport):
         leaving.abort()
         return True
 
-    async def _enter(self, arrived: socket.socket) -> None:
-        await self._connect(self._connection(), arrived)
+    def _enter(self, arrived: socket.socket) -> Coroutine[Any, Any, None]:
+        protocol = self._connection()
+        self._arriving.add(protocol)
+        return self._finish_entering(protocol, arrived)
+
+    async def _finish_entering(self, protocol: asyncio.Protocol, arrived: socket.socket) -> None:
+        try:
+            await self._connect(protocol, arrived)
+        finally:
+            self._arriving.discard(protocol)
 
     async def _turn_away(self, arrived: socket.socket) -> None:
-        transport = await self._connect(goodbye := _Goodbye(), arrived)
-        if transport is None:
-            return
-        transport.write(self._full())
-        if transport.can_write_eof():
-            transport.write_eof()
+        self._turned_away += 1
         try:
-            await asyncio.wait_for(goodbye.gone.wait(), LINGER_S)
-        except TimeoutError:
-            pass
-        finally:
+            transport = await self._connect(goodbye := _Goodbye(), arrived)
+            if transport is None:
+                return
+            transport.write(self._full())
+            if transport.can_write_eof():
+                transport.write_eof()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(goodbye.gone.wait(), LINGER_S)
             transport.abort()
+        finally:
+            self._turned_away -= 1
 
     async def _connect(self, protocol: asyncio.Protocol, arrived: socket.socket) -> asyncio.Transport | None:
         """Make a connection of a socket, after the TLS handshake where there is one; None if that fails."""
@@ -240,10 +254,16 @@ class Listener(Transport):
         period = min(1.0, self.limits.handshake_s / 4, self.limits.idle_s / 4)
         while True:
             await asyncio.sleep(period)
-            now = loop.time()
-            for connection in list(self._open):
-                connection.look(now)
-            self._swept(now)
+            try:
+                self._look_around(loop.time())
+            except Exception as fault:
+                self.faults.add(fault)
+
+    def _look_around(self, now: float) -> None:
+        # Not a part of the task above, whose variables would keep the last connection in memory.
+        for connection in list(self._open):
+            connection.look(now)
+        self._swept(now)
 
 
 class _Goodbye(asyncio.Protocol):

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.dialect import Dialect, Typed, check_depth, dialect_of, fields, is_nil
+from menv.serving.dialect import Dialect, Typed, check_object, check_stack, dialect_of, fields, is_nil
 from menv.serving.packed import plain_array
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -83,40 +83,42 @@ class StartEpisode(Message, frozen=True, kw_only=True, tag="START_EPISODE"):
     seq: Count | None = None
 
 
-class GetAction(Message, frozen=True, kw_only=True, tag="GET_ACTION"):
-    """Asks for an action; answered with `Action`."""
+class Turn(Message, frozen=True, kw_only=True):
+    """Any message within an episode. What has come of the last action may go with the next message.
+
+    `reward` is a number, or one for each of several agents; without an `info` that is empty; `done` names agents whose
+    own trajectories end.
+    """
 
     episode_id: Id
-    observation: Raw
-    seq: Count | None = None
-
-
-class LogAction(Message, frozen=True, kw_only=True, tag="LOG_ACTION"):
-    """Tells what the client did by itself; answered with `Ok`."""
-
-    episode_id: Id
-    observation: Raw
-    action: Raw
-    seq: Count | None = None
-
-
-class LogReturns(Message, frozen=True, kw_only=True, tag="LOG_RETURNS"):
-    """Pays a reward, or one to each of several agents; answered with `Ok`. Without an info, that is empty."""
-
-    episode_id: Id
-    reward: Raw
+    reward: Raw = Raw()
     info: Raw = Raw()
     done: dict[Id, bool] | None = None
     seq: Count | None = None
 
 
-class EndEpisode(Message, frozen=True, kw_only=True, tag="END_EPISODE"):
+class GetAction(Turn, frozen=True, kw_only=True, tag="GET_ACTION"):
+    """Asks for an action; answered with `Action`."""
+
+    observation: Raw
+
+
+class LogAction(Turn, frozen=True, kw_only=True, tag="LOG_ACTION"):
+    """Tells what the client did by itself; answered with `Ok`."""
+
+    observation: Raw
+    action: Raw
+
+
+class LogReturns(Turn, frozen=True, kw_only=True, tag="LOG_RETURNS"):
+    """Pays a reward before there is anything else to say; answered with `Ok`."""
+
+
+class EndEpisode(Turn, frozen=True, kw_only=True, tag="END_EPISODE"):
     """Ends an episode with its last observation; answered with `Ok`."""
 
-    episode_id: Id
     observation: Raw
     truncated: bool = False
-    seq: Count | None = None
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="PONG"):
@@ -229,10 +231,11 @@ def decode(body: bytes, max_depth: int = 32) -> tuple[Request, Dialect]:
         BadMessageError: It holds none. Its `seq` is that of the message if that much can be read.
     """
     dialect = dialect_of(body)
+    check_stack(body, dialect)
     found = fields(body, dialect, "message")
     try:
         request = _message(body, dialect, found, _REQUESTS)
-        if isinstance(request, LogReturns) and len(memoryview(request.info)):
+        if isinstance(request, Turn) and len(memoryview(request.info)):
             _check_info(request.info, dialect, max_depth)
     except BadMessageError as error:
         error.seq = _seq_of(found, dialect)
@@ -247,6 +250,7 @@ def decode_answer(body: bytes) -> tuple[Answer, Dialect]:
         BadMessageError: It holds none.
     """
     dialect = dialect_of(body)
+    check_stack(body, dialect)
     answer: Answer = _message(body, dialect, fields(body, dialect, "message"), _ANSWERS)
     return answer, dialect
 
@@ -302,10 +306,10 @@ def _check_info(info: Raw, dialect: Dialect, max_depth: int) -> None:
     """Bound what an `info` may hold."""
     if (size := len(memoryview(info))) > MOST_INFO_BYTES:
         raise BadMessageError(
-            Code.TOO_LARGE, f"LOG_RETURNS.info: {size} bytes, expected at most {MOST_INFO_BYTES}; send less"
+            Code.TOO_LARGE, f"info: {size} bytes, expected at most {MOST_INFO_BYTES}; send less"
         )
     if not is_nil(info, dialect):
-        check_depth(info, dialect, max_depth, "LOG_RETURNS.info")
+        check_object(info, dialect, max_depth, "info")
 
 
 def _seq_of(found: Mapping[str, Raw], dialect: Dialect) -> int | None:

@@ -19,18 +19,20 @@ from menv.serving.bad_value import BadValueError
 from menv.serving.packed import Array, Packed, unpacked
 
 _INT64 = np.iinfo(np.int64)
+_LONGEST_TUPLE = 128
 _CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "iub"}
 """Kinds of packed numbers that each kind of dtype takes."""
 
 
 class NumberReader:
-    """Reads arrays of numbers.
+    """Reads arrays of numbers. Those that do not fit a float overflow on the way; the caller tells numpy to be silent.
 
     Args:
         dtype: Of what comes out.
         shape: Of one element.
         low: Least element, [*shape], None without bounds.
         high: Greatest element.
+        flags: Whether true and false stand for 1 and 0.
         path: Where in an element of the whole space this lies, for messages.
 
     Attributes:
@@ -44,6 +46,7 @@ class NumberReader:
         shape: tuple[int, ...] = (),
         low: Array | None = None,
         high: Array | None = None,
+        flags: bool = False,
         path: str = "",
     ) -> None:
         self._dtype, self._shape, self._path = dtype, shape, path
@@ -53,11 +56,11 @@ class NumberReader:
             self._low = self._high = None
         # Integers between bounds that are the same everywhere need no look after they were decoded.
         self._uniform = dtype.kind != "f" and all(
-            bound is None or bool((bound == bound.flat[:1]).all()) for bound in (low, high)
+            bound is None or np.unique(bound).size <= 1 for bound in (low, high)
         )
-        kind = self._number()
+        kind = bool | Annotated[int, Meta(ge=0, le=1)] if flags else self._number()
         for size in reversed(shape):
-            kind = Annotated[list[kind], Meta(min_length=size, max_length=size)]  # type: ignore[valid-type]
+            kind = _several(kind, size)
         self.json: Any = kind
         self.msgpack: Any = kind | Packed if shape else kind
 
@@ -65,8 +68,6 @@ class NumberReader:
         """Return the type of one number."""
         if self._dtype.kind == "f":
             return float
-        if self._dtype.kind == "b":
-            return bool | Annotated[int, Meta(ge=0, le=1)]
         least, greatest = np.iinfo(self._dtype).min, np.iinfo(self._dtype).max
         if self._low is not None and self._high is not None and self._size:
             least, greatest = int(self._low.min()), int(self._high.max())
@@ -87,8 +88,7 @@ class NumberReader:
         for _ in self._shape:
             flat = itertools.chain.from_iterable(flat)
         try:
-            with np.errstate(over="ignore"):
-                array = np.fromiter(flat, self._dtype, len(values) * self._size)
+            array = np.fromiter(flat, self._dtype, len(values) * self._size)
         except OverflowError:
             raise BadValueError(
                 Code.OUT_OF_RANGE, f"got a number out of range, expected {self._dtype}", path=self._path
@@ -146,13 +146,12 @@ class NumberReader:
                 raise BadValueError(
                     Code.OUT_OF_RANGE, f"got packed numbers that do not fit, expected {self._dtype}"
                 )
-        with np.errstate(over="ignore"):
-            return array.astype(self._dtype)
+        return array.astype(self._dtype)
 
     def _checked(self, array: Array, inside: bool) -> Array:
         """Return a column whose numbers are finite and, unless that is known, inside the bounds."""
-        if self._dtype.kind == "f" and not (finite := np.isfinite(array)).all():
-            row, at = _first(~finite)
+        if self._dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) != array.size:
+            row, at = _first(~np.isfinite(array))
             raise BadValueError(
                 Code.NOT_FINITE, f"got a number that is not finite as {self._dtype}, expected a finite one",
                 row, self._path + at,
@@ -160,7 +159,7 @@ class NumberReader:
         if inside or self._low is None or self._high is None:
             return array
         good = (array >= self._low) & (array <= self._high)
-        if not good.all():
+        if np.count_nonzero(good) != good.size:
             row, at = _first(~good)
             index = np.argwhere(~good)[0]
             low, high = (
@@ -173,6 +172,14 @@ class NumberReader:
                 self._path + at,
             )
         return array
+
+
+def _several(kind: Any, size: int) -> Any:
+    """Return the type of `size` values of a kind, which msgspec counts."""
+    if size <= _LONGEST_TUPLE:
+        # The garbage collector lets go of tuples of numbers, and looks at lists again and again.
+        return tuple.__class_getitem__((kind,) * size or ((),))
+    return Annotated[list[kind], Meta(min_length=size, max_length=size)]
 
 
 def _first(bad: Array) -> tuple[int, str]:

@@ -6,6 +6,7 @@ all lengths and keys; what is left to check is done on whole columns. Nothing he
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Protocol
 
@@ -20,6 +21,8 @@ from menv.serving.bad_value import BadValueError
 from menv.serving.number_reader import NumberReader
 from menv.serving.packed import Array
 from menv.spaces import bounds
+
+_NAME = re.compile(r'[^"\\\x00-\x1f]*')
 
 Space = gym.Space[Any]
 Column = Array | list[Any]
@@ -67,11 +70,13 @@ def space_reader(space: Space, bounded: bool = True, path: str = "") -> SpaceRea
     if isinstance(space, gym.spaces.Discrete):
         dtype = np.dtype(space.dtype)
         low, high = (np.asarray(end) for end in (space.start, space.start + space.n - 1))
-        return NumberReader(dtype, (), low, high, path)
+        return NumberReader(dtype, (), low, high, path=path)
     if isinstance(space, gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
         free = isinstance(space, gym.spaces.Box) and not bounded
         least, greatest = (None, None) if free else bounds(space)
-        return NumberReader(np.dtype(space.dtype), tuple(space.shape), least, greatest, path)
+        dtype = np.dtype(space.dtype)
+        flags = isinstance(space, gym.spaces.MultiBinary) or dtype.kind == "b"
+        return NumberReader(dtype, tuple(space.shape), least, greatest, flags, path)
     raise ConfigError(
         f"space {type(space).__name__}: has no form on the wire, expected Box, Discrete, MultiDiscrete, MultiBinary, "
         "Text, or Tuple and Dict of these; change the space or wrap the environment"
@@ -119,9 +124,10 @@ class _DictReader:
 
     def __init__(self, space: gym.spaces.Dict, bounded: bool, path: str) -> None:
         self._keys = list(space.spaces)
-        if not all(isinstance(key, str) for key in self._keys):
+        if not all(isinstance(key, str) and _NAME.fullmatch(key) for key in self._keys):
             raise ConfigError(
-                "space Dict: a key that is no str has no form on the wire, expected str; name the entries of the space"
+                "space Dict: a key has no form on the wire, expected a str without quotes, backslashes and control "
+                "characters; name the entries of the space"
             )
         self._parts = [space_reader(part, bounded, f"{path}[{key!r}]") for key, part in space.spaces.items()]
         self.json = self._struct("json")

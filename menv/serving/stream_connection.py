@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections import deque
+from time import monotonic
 from typing import cast
 
 from menv.serving.bad_message import BadMessageError
@@ -39,15 +40,18 @@ class StreamConnection(asyncio.Protocol):
         self._limits = listener.limits
         self._conversation: Conversation | None = None
         self._bodies: deque[bytes] = deque()
-        self._unfed = b""
+        # Bytes that were read and not yet taken apart begin at `_fed`.
+        self._unfed, self._fed = b"", 0
         self._bucket = Bucket(listener.limits.max_rate)
         self._owed = 0
         self._ending = False
         self._discarded = 0
-        self._last_words = self._half_closed = self._gone = False
+        self._half_closed = self._gone = False
+        # Why the connection ends once everything received is handled; "" if that need not be said.
+        self._farewell: str | None = None
         self._throttled = self._scheduled = self._paused = self._reading_paused = False
-        self._clock = asyncio.get_running_loop().time
-        self._heard = self._paused_since = self._clock()
+        # The loop's clock, without the way through the loop.
+        self._heard = self._paused_since = monotonic()
         # Set from the start, because a first body is awaited.
         self._partial_since: float | None = self._heard
 
@@ -58,6 +62,10 @@ class StreamConnection(asyncio.Protocol):
         Raises:
             BadMessageError: The peer does not keep to the protocol.
         """
+
+    def _completed(self) -> list[bytes]:
+        """Return the bodies that were whole before `_feed` raised."""
+        return []
 
     @abstractmethod
     def _in_the_middle(self) -> bool:
@@ -81,18 +89,32 @@ class StreamConnection(asyncio.Protocol):
         """End, once everything that came has been handled."""
         self._gone, self._paused = True, False
         self._listener.left(self)
+        if self._ending:
+            self._come_to_an_end()
+            return
         # What the peer sent before it went is taken in, in turns as always.
+        self._listener.finishing[self] = None
         if not self._scheduled:
             self._take_turn()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes."""
-        if self._ending:
+        if self._ending or self._farewell is not None:
             self._discard(len(data))
             return
-        self._heard = self._clock()
-        self._unfed = self._unfed + data if self._unfed else data
-        if not self._scheduled:
+        self._heard = monotonic()
+        if self._unfed or self._bodies or self._scheduled or len(data) > self.slice_bytes:
+            self._unfed, self._fed = self._unfed[self._fed :] + data, 0
+            if not self._scheduled:
+                self._take_turn()
+            return
+        bodies = self._take_apart(data)
+        # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
+        if len(bodies) == 1 and not (self._paused or self._throttled or self._is_too_fast()):
+            self._hand_over(bodies[0])
+        elif bodies:
+            self._bodies.extend(bodies)
+        if self._bodies or self._ending or self._paused or self._farewell is not None:
             self._take_turn()
 
     def eof_received(self) -> bool:
@@ -108,7 +130,7 @@ class StreamConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Take note that the peer does not read its replies."""
         self._paused = True
-        self._paused_since = self._clock()
+        self._paused_since = monotonic()
 
     def resume_writing(self) -> None:
         """Take note that it reads them again."""
@@ -127,10 +149,10 @@ class StreamConnection(asyncio.Protocol):
         elif self._partial_since is not None and self._reads():
             if now - self._partial_since > self._limits.handshake_s:
                 self._refuse(
-                    f"timeout: a body was not whole after {self._limits.handshake_s:g} s; see Limits.handshake_s"
+                    f"too_slow: a body was not whole after {self._limits.handshake_s:g} s; see Limits.handshake_s"
                 )
         elif now - self._heard > self._limits.idle_s:
-            self._refuse(f"timeout: nothing came for {self._limits.idle_s:g} s; see Limits.idle_s")
+            self._refuse(f"too_slow: nothing came for {self._limits.idle_s:g} s; see Limits.idle_s")
 
     def hang_up(self) -> None:
         """End it once everything written has been sent."""
@@ -141,6 +163,8 @@ class StreamConnection(asyncio.Protocol):
         """End it at once."""
         self._ending = True
         self._transport.abort()
+        if self._gone:
+            self._come_to_an_end()
 
     # What goes on in between.
 
@@ -173,49 +197,65 @@ class StreamConnection(asyncio.Protocol):
                 self._scheduled = True
                 asyncio.get_running_loop().call_soon(self._take_turn)
                 break
-            if self._bodies:
-                budget -= 1
-                self._hand_over()
-            else:
+            if not self._bodies:
                 budget -= _SLICE
-                self._take_apart()
+                self._bodies.extend(self._take_apart(self._next_slice()))
+            elif not self._is_too_fast():
+                budget -= 1
+                self._hand_over(self._bodies.popleft())
 
     def _come_to_an_end(self) -> None:
         """Do what had to wait until everything received was handled."""
-        if self._last_words:
+        farewell, self._farewell = self._farewell, None
+        if farewell:
+            self._refuse(farewell)
+        elif farewell is not None:
             self._close()
-        conversation = self._conversation
-        if self._gone and conversation is not None:
-            self._conversation = None
+        if not self._gone:
+            return
+        self._listener.finishing.pop(self, None)
+        conversation, self._conversation = self._conversation, None
+        if conversation is not None:
             try:
                 conversation.lost()
             except Exception as fault:
                 self._listener.faults.add(fault)
 
-    def _take_apart(self) -> None:
-        data, self._unfed = self._unfed[: self.slice_bytes], self._unfed[self.slice_bytes :]
+    def _next_slice(self) -> bytes:
+        begin, self._fed = self._fed, self._fed + self.slice_bytes
+        data = self._unfed[begin : self._fed]
+        if self._fed >= len(self._unfed):
+            self._unfed, self._fed = b"", 0
+        return data
+
+    def _take_apart(self, data: bytes) -> list[bytes]:
         try:
             bodies = self._feed(data)
         except BadMessageError as error:
-            self._refuse(f"{error.code}: {error.text}")
-            return
+            self._farewell = f"{error.code}: {error.text}"
+            bodies = self._completed()
         except Exception as fault:
             self._listener.faults.add(fault)
             self.abort()
-            return
-        if not self._in_the_middle():
+            return []
+        if self._farewell is not None:
+            self._unfed = b""
+        elif not self._in_the_middle():
             self._partial_since = None
         elif bodies or self._partial_since is None:
             self._partial_since = self._heard
-        self._bodies.extend(bodies)
+        return bodies
 
-    def _hand_over(self) -> None:
-        wait = self._bucket.wait(self._clock())
-        if wait:
-            self._throttled = True
-            asyncio.get_running_loop().call_later(wait, self._end_throttle)
-            return
-        body = self._bodies.popleft()
+    def _is_too_fast(self) -> bool:
+        """Return whether the next body has to wait; if so, everything waits for it."""
+        wait = self._bucket.wait(monotonic())
+        if not wait:
+            return False
+        self._throttled = True
+        asyncio.get_running_loop().call_later(wait, self._end_throttle)
+        return True
+
+    def _hand_over(self, body: bytes) -> None:
         conversation = self._conversation
         if conversation is None:
             return
@@ -233,7 +273,7 @@ class StreamConnection(asyncio.Protocol):
     def _go_on(self) -> None:
         if self._partial_since is not None:
             # The time in which we did not read is not the peer's.
-            self._partial_since = self._clock()
+            self._partial_since = monotonic()
         if not self._scheduled:
             self._take_turn()
 
@@ -247,18 +287,20 @@ class StreamConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _reply(self, body: bytes) -> None:
-        if self._ending or self._gone:
+        if self._ending or self._transport.is_closing():
             return
         if self._paused and self._transport.get_write_buffer_size() > self._limits.max_unsent:
             self.abort()
             return
         self._owed -= 1
-        self._heard = self._clock()
+        self._heard = monotonic()
         self._send(body)
         if self._half_closed and not self._is_owed():
             self._transport.close()
 
     def _refuse(self, why: str) -> None:
+        if self._ending or self._transport.is_closing():
+            return
         try:
             self._send(self._listener.handler.refused(why))
         except Exception as fault:

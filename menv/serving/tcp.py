@@ -39,6 +39,9 @@ class _TcpConnection(StreamConnection):
     def _feed(self, data: bytes) -> list[bytes]:
         return self._frames.feed(data)
 
+    def _completed(self) -> list[bytes]:
+        return self._frames.completed
+
     def _in_the_middle(self) -> bool:
         return self._frames.pending > 0
 

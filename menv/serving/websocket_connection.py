@@ -98,7 +98,7 @@ class WebSocketConnection(StreamConnection):
             if data:
                 self._transport.write(data)
         if self._protocol.close_expected():
-            self._last_words = True
+            self._farewell = ""
 
     def _answer_handshake(self, request: Request) -> None:
         protocol, handler = self._protocol, self._listener.handler
@@ -114,11 +114,11 @@ class WebSocketConnection(StreamConnection):
     def _look_at(self, request: Request, token: str | None) -> tuple[HTTPStatus, str | None]:
         access = self._listener.access
         if request.path.partition("?")[0] not in _PATHS:
-            return HTTPStatus.NOT_FOUND, "not_found: nothing is at this path, expected /rllink"
+            return HTTPStatus.NOT_FOUND, "not_allowed: nothing is at this path, expected /rllink"
         if token is not None and not access.admits(token):
             return (
                 HTTPStatus.UNAUTHORIZED,
-                "unauthorized: the token in the header Authorization is not the right one",
+                "not_allowed: the token in the header Authorization is not the right one",
             )
         return HTTPStatus.FORBIDDEN, access.stranger(_only(request, "Origin"), _only(request, "Host"))
 

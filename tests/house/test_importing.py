@@ -42,6 +42,17 @@ def test_no_noun_imports_anything_heavy() -> None:
     assert heavy_modules_after(f"import {', '.join(nouns)}") == []
 
 
+def test_reading_what_clients_send_imports_nothing_heavy() -> None:
+    """Clients do it too, and they have neither torch nor the transports of the server."""
+    names = ["columns", "dialect", "episodes", "framing", "messages", "packed"]
+    code = f"import {', '.join(f'menv.serving.{name}' for name in names)}"
+    assert heavy_modules_after(code) == []
+    other = python(
+        f"{code}\nimport sys\nprint(*({{'starlette', 'uvicorn', 'websockets', 'scipy'}} & {{*sys.modules}}))"
+    )
+    assert other.stdout.split() == []
+
+
 def test_import_menv_takes_little_more_than_numpy_and_gymnasium() -> None:
     # Interleaved, so that a busy machine slows both sides down alike.
     seconds: dict[str, list[float]] = {"import numpy, gymnasium": [], "import menv": []}

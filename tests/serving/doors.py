@@ -1,4 +1,4 @@
-"""The three ways into a server as raw bytes on plain sockets, so that a test can cut, spoil and abandon them anywhere."""
+"""The three ways into a server as raw bytes on plain sockets: a test can cut, spoil and abandon them anywhere."""
 
 from __future__ import annotations
 

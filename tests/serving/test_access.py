@@ -145,7 +145,7 @@ def test_what_is_refused_says_why_as_an_error(door: Door) -> None:
         status, headers_back, body = http_response(one.file)
         assert status == 403
         assert headers_back["content-type"] == "application/json"
-        assert b"forbidden: " in body
+        assert b"not_allowed: " in body
         assert b"evil" not in body
 
 

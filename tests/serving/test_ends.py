@@ -11,8 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from menv.errors import CallOrderError, ConfigError
+from menv.serving.http_connection import HttpConnection
 from menv.serving.limits import Limits
 from menv.serving.server import Server
+from menv.serving.stream_connection import StreamConnection
 from menv.serving.tcp import TcpTransport
 from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door
 from tests.serving.talks import FLOOD, HOLD, LATE, Talks, eventually, serving
@@ -65,6 +67,11 @@ def the_serving_threads() -> list[threading.Thread]:
 
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def connections_in_memory() -> int:
+    gc.collect()
+    return sum(issubclass(type(one), (StreamConnection, HttpConnection)) for one in gc.get_objects())
 
 
 @every_door
@@ -188,7 +195,7 @@ def test_what_a_posted_callback_raises_is_kept_and_hurts_nobody() -> None:
 
 def reconnect(door: Door, times: int) -> None:
     """Kill clients in every state, one after the other, and see that nothing of them stays."""
-    with serving(door, limits=Limits(idle_s=5.0)) as (server, _):
+    with serving(door, limits=Limits(idle_s=5.0)) as (server, talks):
         for turn in range(times):
             one = Client(door, server.addresses[0], greets=turn % len(STATES) != 0)
             if turn % len(STATES):
@@ -200,7 +207,9 @@ def reconnect(door: Door, times: int) -> None:
             with Client(door, server.addresses[0]) as two:
                 assert two.ask(b"{served") == b"{served"
         assert eventually(lambda: server.connections == 0)
-        gc.collect()
+        for talk in talks.all:
+            talk.held.clear()
+        assert eventually(lambda: connections_in_memory() == 0)
         assert open_files() <= before
         assert len(the_serving_threads()) == 1
 

@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 
 from menv.serving.limits import Limits
-from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door, http_wrap
+from tests.serving.doors import (
+    DOORS,
+    HTTP,
+    PATIENCE_S,
+    TCP,
+    WEBSOCKET,
+    Client,
+    Door,
+    http_wrap,
+    tcp_wrap,
+    websocket_frame,
+)
 from tests.serving.talks import CLOSE, HOLD, LATE, RAISE, eventually, serving
 
 every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
@@ -143,20 +154,40 @@ def test_what_comes_after_the_end_of_a_conversation_is_not_handed_to_it(door: Do
         assert talks.bodies == [CLOSE]
 
 
+def test_what_came_before_a_broken_frame_is_answered_first() -> None:
+    with serving(TCP) as (server, talks), Client(TCP, server.addresses[0]) as one:
+        one.raw(tcp_wrap(b"{good") * 100 + b"no header")
+        assert [one.receive() for _ in range(100)] == [b"{good"] * 100
+        assert b"bad_frame: " in one.receive()
+        assert one.rest() == b""
+        assert len(talks.bodies) == 100
+
+
+def test_what_came_before_a_websocket_was_closed_is_handled() -> None:
+    with serving(WEBSOCKET) as (server, talks), Client(WEBSOCKET, server.addresses[0]) as one:
+        one.raw(WEBSOCKET.wrap(b"{good") * 100 + websocket_frame(b"\x03\xe8", 8))
+        one.rest()
+        assert eventually(lambda: talks.bodies == [b"{good"] * 100)
+        assert eventually(lambda: talks.losses == [1])
+
+
 @every_door
 def test_a_fault_of_ours_costs_its_connection_and_is_kept(door: Door) -> None:
-    with serving(door, faults=1) as (server, talks):
-        with Client(door, server.addresses[0]) as healthy, Client(door, server.addresses[0]) as unlucky:
-            if door is HTTP:
-                unlucky.raw(http_wrap(RAISE, f"Host: localhost\r\nmenv-session: {'ab' * 16}\r\n"))
-            else:
-                unlucky.send(RAISE)
-            assert unlucky.rest() == b""
-            assert healthy.ask(b"{goes on") == b"{goes on"
-            assert eventually(lambda: 1 in talks.losses)
-            (fault,) = server.faults.kept
-            assert isinstance(fault, ZeroDivisionError)
-            assert healthy.ask(b"{still") == b"{still"
+    with (
+        serving(door, faults=1) as (server, talks),
+        Client(door, server.addresses[0]) as healthy,
+        Client(door, server.addresses[0]) as unlucky,
+    ):
+        if door is HTTP:
+            unlucky.raw(http_wrap(RAISE, f"Host: localhost\r\nmenv-session: {'ab' * 16}\r\n"))
+        else:
+            unlucky.send(RAISE)
+        assert unlucky.rest() == b""
+        assert healthy.ask(b"{goes on") == b"{goes on"
+        assert eventually(lambda: 1 in talks.losses)
+        (fault,) = server.faults.kept
+        assert isinstance(fault, ZeroDivisionError)
+        assert healthy.ask(b"{still") == b"{still"
 
 
 def test_half_of_a_connection_may_be_closed_by_somebody_who_waits_for_the_reply() -> None:
@@ -213,10 +244,8 @@ def test_a_peer_that_does_not_read_is_not_read_either(door: Door) -> None:
         Client(door, server.addresses[0]) as one,
     ):
         one.socket.settimeout(0.5)
-        sent = 0
         with pytest.raises(TimeoutError):
-            while True:
-                sent += one.socket.send(door.wrap(body))
+            one.raw(door.wrap(body) * 2_000)
         handled = len(talks.bodies)
         with Client(door, server.addresses[0]) as two:
             if door is not HTTP:

@@ -1,0 +1,107 @@
+"""The rows of the table for servers: actions asked for over a socket, beside the bare echo of the same transport."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from benchmarks.echo_servers import serving
+from benchmarks.processes import ROOT
+from benchmarks.rows import Effort, Finding, Row, alternate
+from benchmarks.transport_rows import MANY, Place, load
+
+
+def actions_above_echo(kind: str) -> Callable[[Effort], Finding]:
+    """Compare the median round trips of one client; the rates of the finding are one by them."""
+
+    def measure(effort: Effort) -> Finding:
+        with (
+            serving("benchmarks.echo_servers", "bare", kind) as bare,
+            serving("benchmarks.policy_servers", kind) as ours,
+        ):
+            floor = partial(_trips, kind, bare, effort)
+            found = alternate(floor, partial(_trips, kind, ours, effort, play=True), effort.repeats)
+        echo, answer = (1e3 / statistics.median(rates) for rates in (found.floors, found.rates))
+        return Finding(
+            value=answer - echo,
+            floors=found.floors,
+            rates=found.rates,
+            note=f"p50 {answer:.3f} ms, bare echo {echo:.3f} ms",
+        )
+
+    return measure
+
+
+def _trips(kind: str, place: Place, effort: Effort, **options: object) -> float:
+    return 1e3 / load(kind, place, effort, **options)["p50_ms"]
+
+
+def _per_second(kind: str, place: Place, effort: Effort, **options: object) -> float:
+    return load(kind, place, effort, clients=MANY, **options)["per_second"]
+
+
+def many_actions(kind: str) -> Callable[[Effort], Finding]:
+    """Compare actions a second of 64 clients with echoes a second."""
+
+    def measure(effort: Effort) -> Finding:
+        with (
+            serving("benchmarks.echo_servers", "bare", kind) as bare,
+            counting("benchmarks.policy_servers", kind) as (ours, counts),
+        ):
+            floor = partial(_per_second, kind, bare, effort)
+            found = alternate(floor, partial(_per_second, kind, ours, effort, play=True), effort.repeats)
+        rows = counts["actions"] / max(1, counts["calls"])
+        return Finding(
+            value=found.value, floors=found.floors, rates=found.rates, note=f"{rows:.1f} actions a call"
+        )
+
+    return measure
+
+
+@contextmanager
+def counting(*command: str) -> Iterator[tuple[Place, dict[str, int]]]:
+    """Run a server like `serving`; yield where it listens, and a dict that is filled when it has ended."""
+    with subprocess.Popen(
+        [sys.executable, "-m", *command], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        counts: dict[str, int] = {}
+        try:
+            place = json.loads(process.stdout.readline())
+            yield (place["host"], place["port"]), counts
+        finally:
+            process.stdin.close()
+            counts.update(json.loads(process.stdout.readline() or "{}"))
+            process.wait()
+
+
+ROWS = tuple(
+    row
+    for kind in ("tcp", "http")
+    for row in (
+        Row(
+            name=f"{kind}_actions",
+            text=f"{kind}, one client asks for actions, p50 above the bare echo's",
+            unit="ms",
+            reach=0.30,
+            aim=0.12,
+            measure=actions_above_echo(kind),
+            peer=2.5,
+            at_most=True,
+        ),
+        Row(
+            name=f"{kind}_64_players",
+            text=f"{kind}, 64 clients ask for actions, a second",
+            unit="x bare echo",
+            reach=0.5,
+            aim=0.7,
+            measure=many_actions(kind),
+        ),
+    )
+)

@@ -1,0 +1,304 @@
+"""The five calls: many episodes at once, in any order, from any thread; calls that make no sense are refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.algorithms import DQN, PPO
+from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError
+from menv.loop.convert import to_base_env
+from tests.external.told import (
+    Told,
+    ToldTeam,
+    ask_steps,
+    calling,
+    log_steps,
+    obs,
+    rewards_of,
+    rows,
+    steps_of,
+    training,
+)
+
+
+def test_an_id_is_made_up_of_32_hex_digits_and_never_twice() -> None:
+    env = Told()
+    made = {env.start_episode() for _ in range(100)}
+    assert len(made) == 100
+    assert all(len(name) == 32 and int(name, 16) >= 0 for name in made)
+
+
+def test_an_id_of_ones_own_is_returned() -> None:
+    assert Told().start_episode("mine") == "mine"
+
+
+def test_episodes_that_interleave_are_kept_apart() -> None:
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=15) as algo:
+        names = [env.start_episode() for _ in range(3)]
+        for step in range(5):
+            for number in (2, 0, 1):
+                env.log_action(names[number], obs(number, step), number)
+                env.log_returns(names[number], 10.0 * number + step)
+        for number in (1, 2, 0):
+            env.end_episode(names[number], obs(number, 5))
+        found = [algo.sample()]
+    assert steps_of(found) == {number: [0, 1, 2, 3, 4] for number in range(3)}
+    assert rewards_of(found) == {number: [10.0 * number + step for step in range(5)] for number in range(3)}
+    assert all(row["actions"] == row["obs"][0] for row in rows(found))
+    assert len({(int(row["obs"][0]), int(row["eps_id"])) for row in rows(found)}) == 3
+
+
+def test_many_threads_play_many_episodes_at_once() -> None:
+    env = Told()
+    lock, played = threading.Lock(), [0]
+
+    def play() -> None:
+        for _ in range(5):
+            with lock:
+                number, played[0] = played[0], played[0] + 1
+            episode = env.start_episode()
+            ask_steps(env, episode, number, 4)
+            env.end_episode(episode, obs(number, 4))
+
+    with training(env, rollout_fragment_length=160) as algo, calling(*[play] * 8):
+        batches = [algo.sample()]
+    assert steps_of(batches) == {number: [0, 1, 2, 3] for number in range(40)}
+    assert rewards_of(batches) == {number: [1.0, 2.0, 3.0, 4.0] for number in range(40)}
+
+
+def test_an_episode_may_be_handed_from_thread_to_thread() -> None:
+    env = Told()
+    episode = env.start_episode()
+    with training(env) as algo:
+        for step in range(9):
+
+            def one(step: int = step) -> None:
+                env.get_action(episode, obs(0, step))
+                env.log_returns(episode, 1.0)
+
+            with calling(one):
+                algo._sampler.base_env.idle_timeout = 0.05
+                algo.sample()
+        algo._sampler.base_env.idle_timeout = 30.0
+        env.log_action(episode, obs(0, 9), 0)
+        env.end_episode(episode, obs(0, 10))
+        batch = algo.sample()
+    assert steps_of([batch]) == {0: list(range(9))}
+
+
+def test_a_log_far_ahead_of_the_sampler_waits_for_it() -> None:
+    env = Told()
+    logged = [0]
+
+    def play() -> None:
+        for step in range(500):
+            env.log_action("x", obs(0, step), 1)
+            logged[0] += 1
+        env.end_episode("x", obs(0, 500))
+
+    env.start_episode("x")
+    with training(env, DQN, rollout_fragment_length=500) as algo, calling(play):
+        time.sleep(0.2)
+        ahead = logged[0]
+        batch = algo.sample()
+    assert 10 < ahead < 500
+    assert steps_of([batch]) == {0: list(range(500))}
+
+
+@pytest.mark.parametrize("env", [Told(), ToldTeam()], ids=["one agent", "several"])
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda env, seen: env.get_action("x", seen), "get_action"),
+        (lambda env, seen: env.log_action("x", seen, seen), "log_action"),
+        (lambda env, seen: env.log_returns("x", {} if isinstance(seen, dict) else 1.0), "log_returns"),
+        (lambda env, seen: env.end_episode("x", seen), "end_episode"),
+    ],
+)
+def test_calls_for_an_unknown_episode_are_refused(env: Any, call: Any, name: str) -> None:
+    seen = {"a": obs(0, 0)} if isinstance(env, ToldTeam) else obs(0, 0)
+    with pytest.raises(
+        EpisodeError, match=f"{name}: episode 'x' was not found, expected .* start_episode first"
+    ):
+        call(env, seen)
+    # As the classic system says it.
+    with pytest.raises(ValueError, match="not found"):
+        call(env, seen)
+
+
+def test_calls_for_a_finished_episode_are_refused_and_its_id_is_used_up() -> None:
+    env = Told()
+    env.start_episode("x")
+    with pytest.raises(EpisodeError, match="start_episode: episode 'x' is already started"):
+        env.start_episode("x")
+    env.log_action("x", obs(0, 0), 0)
+    env.end_episode("x", obs(0, 1))
+    for call in (
+        lambda: env.get_action("x", obs(0, 0)),
+        lambda: env.log_action("x", obs(0, 0), 0),
+        lambda: env.log_returns("x", 1.0),
+        lambda: env.end_episode("x", obs(0, 0)),
+    ):
+        with pytest.raises(EpisodeError, match="'x' is completed"):
+            call()
+    with pytest.raises(
+        EpisodeError, match="start_episode: episode 'x' is already completed, expected a new id"
+    ):
+        env.start_episode("x")
+
+
+def test_two_calls_at_once_in_one_episode_are_refused_and_the_first_one_is_answered() -> None:
+    env = Told()
+    env.start_episode("x")
+    actions: list[Any] = []
+
+    def first() -> None:
+        actions.append(env.get_action("x", obs(0, 0)))
+        env.end_episode("x", obs(0, 1))
+
+    with training(env, rollout_fragment_length=1) as algo, calling(first):
+        for _ in range(1000):
+            if env.switchboard._lines["x"].asked:
+                break
+            time.sleep(0.01)
+        for call in (
+            lambda: env.get_action("x", obs(0, 1)),
+            lambda: env.log_action("x", obs(0, 1), 0),
+            lambda: env.end_episode("x", obs(0, 1)),
+        ):
+            with pytest.raises(EpisodeError, match="get_action of episode 'x' has not returned"):
+                call()
+        # Rewards may be told at any time.
+        env.log_returns("x", 1.0)
+        batch = algo.sample()
+    assert actions[0] in (0, 1, 2)
+    assert rewards_of([batch]) == {0: [1.0]}
+
+
+def test_at_most_max_concurrent_episodes_are_open() -> None:
+    env = Told(max_concurrent=2)
+    env.start_episode("x")
+    env.start_episode("y")
+    with pytest.raises(
+        CallOrderError, match="2 episodes are open, expected at most max_concurrent=2; end one first"
+    ):
+        env.start_episode()
+    env.end_episode("x", obs(0, 0))
+    env.start_episode("z")
+    with pytest.raises(CallOrderError, match="max_concurrent=2"):
+        env.start_episode()
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_bound_below_one_is_refused(number: int) -> None:
+    with pytest.raises(ConfigError, match=f"max_concurrent={number}, expected at least 1"):
+        Told(max_concurrent=number)
+
+
+def test_stop_wakes_those_who_wait_and_refuses_later_calls() -> None:
+    env = Told()
+    told: list[Any] = []
+
+    def wait() -> None:
+        with pytest.raises(CallOrderError, match="nobody samples any more") as caught:
+            ask_steps(env, env.start_episode(), 0, 100)
+        told.append(caught.value)
+
+    def wait_to_log() -> None:
+        with pytest.raises(CallOrderError, match="nobody samples any more") as caught:
+            log_steps(env, env.start_episode(), 1, 10_000)
+        told.append(caught.value)
+
+    with training(env) as algo:
+        with calling(wait, wait, wait, wait_to_log):
+            algo.sample()
+            algo.stop()
+        assert len(told) == 4
+    for call in (
+        env.start_episode,
+        lambda: env.get_action("x", obs(0, 0)),
+        lambda: env.log_action("x", obs(0, 0), 0),
+        lambda: env.log_returns("x", 1.0),
+        lambda: env.end_episode("x", obs(0, 0)),
+    ):
+        with pytest.raises(CallOrderError, match="nobody samples any more"):
+            call()
+
+
+def test_stop_from_another_thread_ends_a_poll_that_waits() -> None:
+    env = Told()
+    base_env = to_base_env(env)
+    told: list[Any] = []
+
+    def poll() -> None:
+        with pytest.raises(CallOrderError) as caught:
+            base_env.poll()
+        told.append(caught.value)
+
+    with calling(poll):
+        time.sleep(0.05)
+        base_env.stop()
+        env.over.set()
+    assert len(told) == 1
+
+
+def test_an_environment_is_sampled_once() -> None:
+    env = Told()
+    env.to_base_env()
+    with pytest.raises(ConfigError, match="this Told is sampled already, expected one that is not"):
+        env.to_base_env()
+
+
+def test_several_environments_call_one_sampler() -> None:
+    made: list[Told] = []
+
+    def make(context: Any) -> Told:
+        number = len(made)
+
+        def play(env: Any) -> None:
+            episode = env.start_episode(f"of {number}")
+            ask_steps(env, episode, number, 6)
+            env.end_episode(episode, obs(number, 6))
+
+        made.append(Told(play))
+        return made[-1]
+
+    with PPO(env=make, config={"seed": 1, "rollout_fragment_length": 6, "num_envs_per_worker": 3}) as algo:
+        batches = [algo.sample() for _ in range(3)]
+        for env in made:
+            env.over.set()
+    assert len(made) == 3
+    found = steps_of(batches)
+    assert sum(map(len, found.values())) >= 15
+    assert all(steps == list(range(len(steps))) for steps in found.values())
+
+
+def test_an_observation_outside_the_space_is_named_in_train() -> None:
+    env = Told()
+    with training(env, DQN) as algo:
+        env.start_episode("x")
+        env.log_action("x", np.zeros(3, np.float32), 0)
+        with pytest.raises(ContractError, match=r"env x, agent 'agent0'.*shape \(2,\), got shape \(3,\)"):
+            algo.sample()
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1", None, [1.0, 2.0]])
+def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
+    env = Told()
+    with training(env, DQN) as algo:
+        env.start_episode("x")
+        env.log_action("x", obs(0, 0), 0)
+
+        def play() -> None:
+            env.log_returns("x", reward)
+            env.log_action("x", obs(0, 1), 0)
+
+        with pytest.raises(ContractError, match=r"'agent0'.* is .*expected a.*number"):
+            play()
+            algo.sample()

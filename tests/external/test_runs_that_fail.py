@@ -1,0 +1,177 @@
+"""A `run` that raises, returns or says nothing: `train` tells it, soon, and nothing is lost."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from typing import Any
+
+import pytest
+
+from menv.algorithms import DQN, PPO
+from menv.errors import EnvCrashError
+from tests.external.told import LONG, Told, ask_steps, calling, log_steps, obs, rows, steps_of, training
+
+
+class ApplicationError(Exception):
+    """Of the application."""
+
+
+def fall(env: Any) -> None:
+    raise ApplicationError("the simulator is gone")
+
+
+def play_and_fall(env: Any) -> None:
+    episode = env.start_episode()
+    ask_steps(env, episode, 0, 5)
+    fall(env)
+
+
+@pytest.mark.parametrize("play", [fall, play_and_fall])
+def test_a_run_that_raises_surfaces_in_train_with_its_traceback(play: Any) -> None:
+    env = Told(play)
+    with training(env) as algo:
+        began = time.monotonic()
+        with pytest.raises(
+            EnvCrashError, match=r"Told\.run: raised ApplicationError: the simulator is gone"
+        ) as caught:
+            algo.train()
+        assert time.monotonic() - began < LONG
+        cause = caught.value.__cause__
+        assert isinstance(cause, ApplicationError)
+        assert "fall" in [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
+        # And it stays so.
+        with pytest.raises(EnvCrashError, match="the simulator is gone"):
+            algo.train()
+
+
+def test_a_run_that_returns_is_a_fault_once_what_it_said_has_been_taken() -> None:
+    class Short(Told):
+        def run(self) -> None:
+            log_steps(self, self.start_episode("x"), 0, 10)
+            self.end_episode("x", obs(0, 10))
+
+    env = Short()
+    with training(env, DQN) as algo:
+        assert steps_of([algo.sample()]) == {0: list(range(10))}
+        began = time.monotonic()
+        with pytest.raises(
+            EnvCrashError, match=r"Short\.run: returned while its actions are sampled, expected it to go"
+        ):
+            algo.train()
+        assert time.monotonic() - began < LONG
+
+
+def test_a_fault_surfaces_even_while_others_never_stop_talking() -> None:
+    env = Told(fall)
+
+    def talk() -> None:
+        with pytest.raises(Exception, match="nobody samples any more"):
+            for number in range(1_000_000):
+                episode = env.start_episode()
+                log_steps(env, episode, number, 60)
+                env.end_episode(episode, obs(number, 60))
+
+    with training(env, DQN, rollout_fragment_length=1_000_000) as algo:
+        with calling(talk, talk):
+            began = time.monotonic()
+            with pytest.raises(EnvCrashError, match="the simulator is gone"):
+                algo.train()
+            took = time.monotonic() - began
+            algo.stop()
+        assert took < LONG
+
+
+def test_where_nobody_calls_train_returns_and_says_so() -> None:
+    env = Told()
+    with training(env, idle_timeout=0.05) as algo:
+        result = algo.train()
+        assert result["external"]["idle"] == "no step in 0.05 s: 0 open episodes"
+        assert result["external"]["open_episodes"] == 0
+        assert result["num_env_steps_sampled"] == 0
+        env.start_episode("x")
+        assert algo.train()["external"]["idle"] == "no step in 0.05 s: 1 open episodes"
+        with calling(lambda: ask_steps(env, "x", 0, 10), lambda: None):
+            for _ in range(100):
+                if env.switchboard._lines["x"].rewards:
+                    break
+                algo.train()
+        env.end_episode("x", obs(0, 10))
+        assert "idle" not in algo.train()["external"]
+
+
+def test_a_fragment_goes_on_where_it_was_given_up_and_nothing_is_lost() -> None:
+    env = Told()
+    with training(env, DQN, idle_timeout=0.05, rollout_fragment_length=12) as algo:
+        env.start_episode("x")
+        batches = []
+        for part in range(4):
+            for step in range(3 * part, 3 * part + 3):
+                env.log_action("x", obs(0, step), 0)
+                env.log_returns("x", 1.0)
+            if part == 3:
+                env.end_episode("x", obs(0, 12))
+            batches.append(algo.sample())
+            assert algo._sampler.idle == (part < 3)
+    assert [len(rows([batch])) for batch in batches] == [0, 0, 0, 12]
+    assert batches[-1].env_steps() == 12
+    assert steps_of(batches) == {0: list(range(12))}
+
+
+def test_a_train_batch_of_several_fragments_goes_on_where_it_was_given_up() -> None:
+    env = Told()
+    config = {"rollout_fragment_length": 4, "train_batch_size": 12}
+    with training(env, PPO, idle_timeout=0.05, **config) as algo:
+        env.start_episode("x")
+        for first in (0, 6):
+
+            def play(first: int = first) -> None:
+                for step in range(first, first + 6):
+                    env.get_action("x", obs(0, step))
+                    env.log_returns("x", 1.0)
+
+            with calling(play):
+                results = [algo.train() for _ in range(4)]
+            assert {"idle" in result["external"] for result in results} == {True}
+            assert results[-1]["num_agent_steps_trained"] == 0
+        env.end_episode("x", obs(0, 12))
+        result = algo.train()
+    assert "idle" not in result["external"]
+    assert result["num_agent_steps_trained"] == 12
+    assert result["num_env_steps_sampled"] == 12
+
+
+def test_ends_that_come_one_by_one_are_not_taken_for_silence() -> None:
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=8) as algo:
+        for name in "ab":
+            env.start_episode(name)
+            log_steps(env, name, ord(name), 4)
+
+        def end() -> None:
+            for name in "ab":
+                # Nobody waits for an action now.
+                time.sleep(0.1)
+                env.end_episode(env.start_episode(), obs(9, 9))
+                time.sleep(0.1)
+                env.end_episode(name, obs(ord(name), 4))
+
+        with calling(end):
+            batch = algo.sample()
+        assert not algo._sampler.idle
+    assert steps_of([batch]) == {ord(name): [0, 1, 2, 3] for name in "ab"}
+
+
+def test_episodes_in_which_nobody_acts_do_not_keep_the_sampler_waiting_for_ever() -> None:
+    env = Told()
+    over = []
+
+    def begin_and_end() -> None:
+        while not over:
+            env.end_episode(env.start_episode(), obs(9, 9))
+            time.sleep(0.01)
+
+    with training(env, idle_timeout=0.2) as algo, calling(begin_and_end):
+        result = algo.train()
+        over.append(True)
+    assert result["external"]["idle"].startswith("no step in 0.2 s")

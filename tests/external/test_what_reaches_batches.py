@@ -1,0 +1,249 @@
+"""What callers say, as columns: rewards add up, infos never stick, flags and last observations are those of the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.algorithms import DQN, PPO
+from tests.external.told import (
+    Told,
+    ask_steps,
+    calling,
+    log_steps,
+    obs,
+    rewards_of,
+    rows,
+    steps_of,
+    training,
+)
+
+
+def column(batch: Any, name: str) -> list[Any]:
+    found: list[Any] = batch["default_policy"][name].tolist()
+    return found
+
+
+@pytest.mark.parametrize("logs", [False, True], ids=["asks", "logs"])
+def test_rewards_between_two_actions_add_up_and_none_is_zero(logs: bool) -> None:
+    env = Told()
+
+    def play() -> None:
+        env.start_episode("x")
+        for step, paid in enumerate([(1.0, 2.0), (), (3, np.float32(0.5), np.array(-1.0)), (4.0,)]):
+            if logs:
+                env.log_action("x", obs(0, step), 0)
+            else:
+                env.get_action("x", obs(0, step))
+            for reward in paid:
+                env.log_returns("x", reward)
+        env.end_episode("x", obs(0, 4))
+
+    with training(env, DQN, rollout_fragment_length=4) as algo, calling(play):
+        assert column(algo.sample(), "rewards") == [3.0, 0.0, 2.5, 4.0]
+
+
+def test_a_reward_before_the_first_observation_joins_the_first_action() -> None:
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=2) as algo:
+        env.start_episode("x")
+        env.log_returns("x", 5.0)
+        log_steps(env, "x", 0, 2)
+        env.end_episode("x", obs(0, 2))
+        assert column(algo.sample(), "rewards") == [6.0, 2.0]
+
+
+def test_an_info_goes_with_one_observation_and_never_sticks() -> None:
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=5) as algo:
+        env.start_episode("x")
+        for step, told in enumerate([[{"n": 0}], [], [{"n": 1}, {"n": 2}], [], [{"last": True}]]):
+            env.log_action("x", obs(0, step), 0)
+            for info in told:
+                env.log_returns("x", 1.0, info)
+        env.end_episode("x", obs(0, 5))
+        assert column(algo.sample(), "infos") == [{"n": 0}, {}, {"n": 2}, {}, {"last": True}]
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_the_end_has_its_flag_and_its_own_last_observation(truncated: bool) -> None:
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=3) as algo:
+        env.start_episode("x")
+        log_steps(env, "x", 0, 3)
+        last = obs(0, 77)
+        env.end_episode("x", last, truncated=truncated)
+        batch = algo.sample()
+    assert column(batch, "terminateds") == [False, False, not truncated]
+    assert column(batch, "truncateds") == [False, False, truncated]
+    assert column(batch, "new_obs") == [[0.0, 1.0], [0.0, 2.0], [0.0, 77.0]]
+    assert not batch["default_policy"].segments.final_missing.any()
+
+
+def test_the_caller_may_change_its_array_once_it_has_been_taken() -> None:
+    env = Told()
+    seen = obs(0, 0)
+
+    def play() -> None:
+        env.start_episode("x")
+        for step in range(3):
+            seen[1] = step
+            env.get_action("x", seen)
+        seen[1] = 3
+        env.end_episode("x", seen)
+        seen[1] = 99
+
+    with training(env, rollout_fragment_length=3) as algo, calling(play):
+        batch = algo.sample()
+    assert column(batch, "obs") == [[0.0, 0.0], [0.0, 1.0], [0.0, 2.0]]
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_a_truncated_end_is_worth_what_its_last_observation_is_and_a_terminated_one_nothing(
+    truncated: bool,
+) -> None:
+    env = Told()
+    gamma, lambda_ = 0.9, 0.5
+
+    def play() -> None:
+        env.start_episode("x")
+        ask_steps(env, "x", 0, 3)
+        env.end_episode("x", obs(0, 3), truncated=truncated)
+
+    config = {"rollout_fragment_length": 3, "gamma": gamma, "lambda": lambda_}
+    with training(env, PPO, **config) as algo:
+        with calling(play):
+            batch = algo.sample()["default_policy"]
+        backend = algo._population.cohorts[0].backend  # type: ignore[attr-defined]
+        last = float(backend.values(0, obs(0, 3)[None])[0])
+    values = [*batch["vf_preds"].tolist(), last if truncated else 0.0]
+    assert last != 0.0
+    deltas = [reward + gamma * values[t + 1] - values[t] for t, reward in enumerate((1.0, 2.0, 3.0))]
+    third = deltas[2]
+    second = deltas[1] + gamma * lambda_ * third
+    first = deltas[0] + gamma * lambda_ * second
+    np.testing.assert_allclose(batch["advantages"], [first, second, third], rtol=1e-5)
+    np.testing.assert_allclose(
+        batch["value_targets"], [first + values[0], second + values[1], third + values[2]], rtol=1e-5
+    )
+
+
+def test_nobody_learns_from_an_episode_without_training_and_the_metrics_know_it() -> None:
+    env = Told()
+
+    def play() -> None:
+        for number, enabled in enumerate((True, False, True)):
+            episode = env.start_episode(training_enabled=enabled)
+            assert set(ask_steps(env, episode, number, 4)) <= {0, 1, 2}
+            env.end_episode(episode, obs(number, 4))
+
+    with training(env, rollout_fragment_length=12, train_batch_size=12) as algo:
+        with calling(play):
+            result = algo.train()
+        assert result["num_env_steps_sampled"] == 12
+        assert result["num_agent_steps_trained"] == 8
+        assert result["episodes_this_iter"] == 3
+        assert result["hist_stats"]["episode_reward"] == [10.0, 10.0, 10.0]
+
+
+def test_training_may_be_off_for_some_of_the_episodes_that_run_at_once() -> None:
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=20) as algo:
+        names = [env.start_episode(training_enabled=number % 2 == 0) for number in range(4)]
+        for number, name in enumerate(names):
+            log_steps(env, name, number, 5)
+            env.end_episode(name, obs(number, 5))
+        batch = algo.sample()
+    assert steps_of([batch]) == {0: [0, 1, 2, 3, 4], 2: [0, 1, 2, 3, 4]}
+
+
+def test_a_fragment_without_anything_to_learn_from_is_no_fault() -> None:
+    env = Told()
+
+    def play() -> None:
+        episode = env.start_episode(training_enabled=False)
+        ask_steps(env, episode, 0, 10)
+        env.end_episode(episode, obs(0, 10))
+        episode = env.start_episode()
+        ask_steps(env, episode, 1, 10)
+        env.end_episode(episode, obs(1, 10))
+
+    with training(env) as algo, calling(play):
+        before = algo.get_weights()["default_policy"]
+        first = algo.train()
+        assert first["num_agent_steps_trained"] == 0
+        assert all(
+            (algo.get_weights()["default_policy"][name] == value).all() for name, value in before.items()
+        )
+        assert algo.train()["num_agent_steps_trained"] == 10
+
+
+def test_an_end_without_an_action_is_not_counted_unless_something_was_paid() -> None:
+    env = Told()
+    with training(env, DQN, min_sample_timesteps_per_iteration=10) as algo:
+        env.end_episode(env.start_episode(), obs(9, 9))
+        paid = env.start_episode()
+        env.log_returns(paid, 2.5)
+        env.end_episode(paid, obs(9, 9))
+        env.end_episode(env.start_episode(), obs(9, 9), truncated=True)
+        log_steps(env, "x" if env.start_episode("x") else "", 0, 10)
+        env.end_episode("x", obs(0, 10))
+        result = algo.train()
+    assert sorted(result["hist_stats"]["episode_reward"]) == [2.5, 55.0]
+    assert sorted(result["hist_stats"]["episode_lengths"]) == [1, 10]
+    assert algo._metrics.unclaimed_rewards == 2.5
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
+def test_an_end_without_an_action_may_come_first(batch_mode: str, count_steps_by: str) -> None:
+    env = Told()
+    multiagent = {"policies": ["default_policy"], "count_steps_by": count_steps_by}
+    with training(env, DQN, batch_mode=batch_mode, multiagent=multiagent) as algo:
+        paid = env.start_episode()
+        env.log_returns(paid, 2.5)
+        env.end_episode(paid, obs(9, 9))
+        for number in range(2):
+            episode = env.start_episode()
+            log_steps(env, episode, number, 10)
+            env.end_episode(episode, obs(number, 10))
+        batch = algo.sample()
+    assert steps_of([batch])[0] == list(range(10 if batch_mode == "complete_episodes" else 5))
+
+
+def test_an_end_may_have_no_observation() -> None:
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=3) as algo:
+        env.start_episode("x")
+        log_steps(env, "x", 0, 3)
+        env.end_episode("x", None, truncated=True)
+        batch = algo.sample()["default_policy"]
+    assert batch["truncateds"].tolist() == [False, False, True]
+    assert batch["new_obs"].tolist()[-1] == [0.0, 2.0]
+    assert batch.segments.final_missing.tolist() == [True]
+
+
+def test_a_reward_that_nobody_asked_after_is_told_as_held() -> None:
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=1) as algo:
+        env.start_episode("x")
+        log_steps(env, "x", 0, 3)
+        assert algo._sampler.held_rewards() == 6.0
+        env.log_returns("x", 7.0)
+        assert algo._sampler.base_env.held_rewards() == {"x": {"agent0": 13.0}}
+        got = rows([algo.sample()])
+        assert sum(row["rewards"] for row in got) + algo._sampler.held_rewards() == 13.0
+
+
+def test_rewards_are_all_there_whatever_the_length_of_fragments() -> None:
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=4) as algo:
+        for number in range(4):
+            episode = env.start_episode()
+            log_steps(env, episode, number, 6)
+            env.end_episode(episode, obs(number, 6))
+        batches = [algo.sample() for _ in range(6)]
+    assert steps_of(batches) == {number: list(range(6)) for number in range(4)}
+    assert rewards_of(batches) == {number: [1.0, 2.0, 3.0, 4.0, 5.0, 6.0] for number in range(4)}

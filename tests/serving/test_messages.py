@@ -1,0 +1,226 @@
+"""Messages survive both dialects, old clients are understood, and errors carry what a client needs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.dialect import Dialect
+from menv.serving.messages import (
+    OLD_NAMES,
+    Action,
+    Answer,
+    EndEpisode,
+    Episodes,
+    EpisodesAndGetState,
+    EpisodeStarted,
+    Error,
+    GetAction,
+    GetConfig,
+    GetPolicies,
+    GetState,
+    LogAction,
+    LogReturns,
+    Ok,
+    Ping,
+    Policies,
+    Pong,
+    Request,
+    SetConfig,
+    SetState,
+    StartEpisode,
+    decode,
+    decode_answer,
+    encode,
+    error_reply,
+)
+from menv.serving.packed import to_raw
+from tests.serving.corpus import EPISODE, WELL_MADE
+
+
+def raw(value: Any, dialect: Dialect) -> msgspec.Raw:
+    return to_raw(value, dialect)
+
+
+def requests(dialect: Dialect) -> list[Request]:
+    """Return one request of each type, with all of its fields."""
+    obs, act = raw([1.0, 2.0], dialect), raw(1, dialect)
+    episodes = [raw(EPISODE, dialect)]
+    return [
+        Ping(),
+        GetConfig(token="t", extensions=["menv-1"], session="s", client="c"),
+        GetState(policy_ids=["p"], form="bundle", have=3),
+        Episodes(episodes=episodes, env_steps=2, timesteps=2, weights_seq_no=1),
+        EpisodesAndGetState(episodes=episodes, policy_ids=["p"], form="weights", have=3),
+        GetPolicies(episode_id="e", agent_ids=["a"]),
+        StartEpisode(episode_id="e", training_enabled=False, seq=1),
+        GetAction(episode_id="e", observation=obs, seq=2),
+        LogAction(episode_id="e", observation=obs, action=act, seq=3),
+        LogReturns(
+            episode_id="e", reward=raw({"a": 1.0}, dialect), info=raw({}, dialect), done={"a": True}, seq=4
+        ),
+        EndEpisode(episode_id="e", observation=obs, truncated=True, seq=5),
+    ]
+
+
+ANSWERS: list[Answer] = [
+    Pong(),
+    SetConfig(env_steps_per_sample=200, force_on_policy=True),
+    SetConfig(env_steps_per_sample=200, force_on_policy=False, extensions=["menv-1"], session="s", multi_agent=False,
+              observation_space={"space": "discrete"}, action_space={}, policies={"p": {}}, resume={"e": 3}),
+    SetState(weights_seq_no=1, onnx_file="AAAA"),
+    SetState(weights_seq_no=2, bundles={"p": b"\x00\xff"}),
+    SetState(weights_seq_no=3, weights={"p": b""}),
+    Policies(policy_ids={"a": "p"}),
+    EpisodeStarted(episode_id="e"),
+    Action(episode_id="e", action=[0.5, 1], weights_seq_no=4, seq=2),
+    Ok(seq=3),
+    Ok(),
+    Error(code="malformed", message="body: ...", seq=4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_every_request_survives_both_dialects(dialect: Dialect) -> None:
+    sent = requests(dialect)
+    assert {type(request) for request in sent} == set(Request.__args__)
+    for request in sent:
+        body = encode(request, dialect)
+        back, found = decode(body)
+        assert found is dialect
+        assert type(back) is type(request)
+        assert encode(back, dialect) == body
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
+def test_every_answer_survives_both_dialects(answer: Answer, dialect: Dialect) -> None:
+    assert decode_answer(encode(answer, dialect)) == (answer, dialect)
+
+
+def test_there_is_an_answer_of_every_type_above() -> None:
+    assert {type(answer) for answer in ANSWERS} == set(Answer.__args__)
+
+
+def test_answers_are_these_bytes() -> None:
+    assert json.loads(encode(Pong(), Dialect.JSON)) == {"type": "PONG"}
+    assert encode(Pong(), Dialect.MSGPACK) == b"\x81\xa4type\xa4PONG"
+    plain = SetConfig(env_steps_per_sample=200, force_on_policy=True)
+    assert json.loads(encode(plain, Dialect.JSON)) == {
+        "type": "SET_CONFIG", "env_steps_per_sample": 200, "force_on_policy": True,
+    }  # fmt: skip
+    state = SetState(weights_seq_no=1, bundles={"p": b"\x00\xff"})
+    assert json.loads(encode(state, Dialect.JSON))["bundles"] == {"p": "AP8="}
+    assert msgspec.msgpack.decode(encode(state, Dialect.MSGPACK))["bundles"] == {"p": b"\x00\xff"}
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize(
+    "action", [np.int64(3), np.array([0.5, 1], np.float32), {"a": np.array([1, 2])}, "text", (1, 2)]
+)
+def test_actions_of_numpy_are_answered_as_plain_numbers_and_lists(action: Any, dialect: Dialect) -> None:
+    body = encode(Action(episode_id="e", action=action, weights_seq_no=1), dialect)
+    read = json.loads if dialect is Dialect.JSON else msgspec.msgpack.decode
+    plain = {"a": [1, 2]} if isinstance(action, dict) else np.asarray(action).tolist()
+    assert read(body)["action"] == plain
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"type":"PING"}',
+        b' \t\r\n{ "type" : "PING" } \n',
+        b'{"b": [1, {"type": "PONG"}], "a": {}, "type": "PING", "version": null}',
+        b"\x81\xa4type\xa4PING",
+        b"\xde\x00\x01\xa4type\xa4PING",
+        b"\xdf\x00\x00\x00\x02\xa1x\xc0\xa4type\xd9\x04PING",
+    ],
+)
+def test_any_whitespace_any_order_of_keys_and_unknown_keys_are_understood(body: bytes) -> None:
+    assert decode(body)[0] == Ping()
+
+
+def test_both_names_of_the_number_of_steps_are_read_and_neither_is_needed() -> None:
+    for counts in (
+        {},
+        {"env_steps": 3},
+        {"timesteps": 3},
+        {"env_steps": 3, "timesteps": 4},
+        {"env_steps": None},
+    ):
+        message = {"type": "EPISODES_AND_GET_STATE", "episodes": [EPISODE], **counts}
+        request, _ = decode(json.dumps(message).encode())
+        assert isinstance(request, EpisodesAndGetState)
+        assert (request.env_steps, request.timesteps) == (counts.get("env_steps"), counts.get("timesteps"))
+
+
+@pytest.mark.parametrize("name", sorted(OLD_NAMES))
+def test_old_names_that_nobody_sends_are_answered(name: str) -> None:
+    with pytest.raises(
+        BadMessageError, match="is not spoken any more, expected one of PING, GET_CONFIG"
+    ) as caught:
+        decode(json.dumps({"type": name}).encode())
+    assert caught.value.code is Code.UNKNOWN_TYPE
+
+
+def test_an_error_knows_the_number_of_the_message_that_it_answers() -> None:
+    with pytest.raises(BadMessageError) as caught:
+        decode(b'{"type": "GET_ACTION", "episode_id": "e", "seq": 17}')
+    assert error_reply(caught.value) == Error(
+        code="missing_field",
+        message="GET_ACTION: field 'observation' is missing, expected all fields without a default",
+        seq=17,
+    )
+    with pytest.raises(BadMessageError) as caught:
+        decode(b'{"type": "GET_ACTION", "seq": "17"}')
+    assert error_reply(caught.value).seq is None
+    assert error_reply(caught.value, seq=4).seq == 4
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_an_info_is_taken_up_to_the_depth_that_is_allowed(dialect: Dialect) -> None:
+    def log(levels: int) -> bytes:
+        info: Any = {}
+        for _ in range(levels - 1):
+            info = {"x": [info]} if levels % 2 else {"x": info}
+        return encode(LogReturns(episode_id="e", reward=raw(1, dialect), info=raw(info, dialect)), dialect)
+
+    decode(log(8), max_depth=8)
+    with pytest.raises(BadMessageError, match=r"info: \d+ levels, expected at most 8") as caught:
+        decode(log(10), max_depth=8)
+    assert caught.value.code is Code.TOO_DEEP
+
+
+@pytest.mark.parametrize("info", [b"", b', "info": null', b', "info": {}'])
+def test_an_info_may_be_missing_null_or_empty(info: bytes) -> None:
+    decode(b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": 1%b}' % info)
+
+
+def test_a_key_that_is_there_twice_is_found_wherever_strings_hold_quotes() -> None:
+    once = (
+        rb'{"type": "START_EPISODE", "episode_id": "a \"b\" {\"type\": 1}", "x\"y": "\"", "z": ["\\", "\""]}'
+    )
+    decode(once)
+    for twice in (once.replace(b'"z"', b'"episode_id"'), once.replace(b'"z"', b'"x\\"y"')):
+        with pytest.raises(BadMessageError, match="duplicate_key"):
+            decode(twice)
+
+
+@pytest.mark.parametrize("message", WELL_MADE, ids=lambda message: message["type"])
+def test_optional_fields_may_be_null_and_needed_ones_may_not(message: dict[str, Any]) -> None:
+    needed = {"type", "episodes", "episode_id", "agent_ids", "observation", "action", "reward", "training_enabled",
+              "truncated", "form", "info"}  # fmt: skip
+    if message["type"] == "START_EPISODE":
+        needed.remove("episode_id")
+    for name in message:
+        body = json.dumps({**message, name: None}).encode()
+        if name not in needed:
+            decode(body)
+        elif name in ("episodes", "episode_id", "agent_ids", "type", "truncated", "form", "training_enabled"):
+            with pytest.raises(BadMessageError, match="wrong_type"):
+                decode(body)
