@@ -58,6 +58,11 @@ class Switchboard:
         """How many episodes are open."""
         return len(self._lines)
 
+    @property
+    def ready(self) -> bool:
+        """Whether something was said that nobody has taken."""
+        return bool(self._ready)
+
     def start(self, episode_id: str | None = None, trained: bool = True) -> str:
         """Open an episode.
 

@@ -6,10 +6,10 @@ the dtype of the space, finite and inside the bounds, or refused. It knows no po
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
-import numpy as np
 from msgspec import Raw
 
 from menv.serving.bad_message import BadMessageError, Code
@@ -19,7 +19,9 @@ from menv.serving.masks import MaskCheck
 from menv.serving.number_reader import NumberReader
 from menv.serving.packed import Packed
 from menv.serving.space_readers import Column, Space, SpaceReader, space_reader
+from menv.spaces_json import space_to_json
 
+_MOST_SPACES = 65_536
 _MOST_READERS = 1024
 
 
@@ -47,11 +49,10 @@ class ColumnReader:
         Raises:
             BadMessageError: It is no column, or one of its elements cannot be taken.
         """
-        with np.errstate(over="ignore"):
-            return self.build(self._typed.read(raw, dialect, where), where)
+        return self.build(self._typed.read(raw, dialect, where), where)
 
     def build(self, values: Any, where: str) -> Column:
-        """Return the column of decoded values; numbers that do not fit overflow, which numpy is not to report.
+        """Return the column of decoded values.
 
         Raises:
             BadMessageError: One of them cannot be taken.
@@ -82,7 +83,6 @@ class ElementReader:
     """
 
     def __init__(self, space: Space, bounded: bool) -> None:
-        # Kept, so that no other space can get the same id.
         self.space = space
         self._reader = space_reader(space, bounded)
         self._typed = Typed(self._reader.json, self._reader.msgpack)
@@ -97,26 +97,34 @@ class ElementReader:
         """
         value = self._typed.read(raw, dialect, where)
         try:
-            with np.errstate(over="ignore"):
-                return self._reader.column([value])[0]
+            return self._reader.column([value])[0]
         except BadValueError as error:
             raise error.in_message(where, is_column=False) from None
 
 
-_readers: dict[tuple[int, bool], ElementReader] = {}
+_by_id: dict[tuple[int, bool], tuple[Space, ElementReader]] = {}
+_by_form: dict[tuple[str, bool], ElementReader] = {}
 
 
 def reader_of(space: Space, bounded: bool = True) -> ElementReader:
-    """Return the reader of a space, the same one for the same object.
+    """Return the reader of a space, the same one for equal spaces: agents often have an object each.
 
     Raises:
         ConfigError: Elements of the space have no form on the wire.
     """
-    reader = _readers.get((id(space), bounded))
+    known = _by_id.get((id(space), bounded))
+    if known is not None:
+        return known[1]
+    # Programs that make new spaces again and again do not fill the memory.
+    if len(_by_id) >= _MOST_SPACES or len(_by_form) >= _MOST_READERS:
+        _by_id.clear()
+        _by_form.clear()
+    form = (json.dumps(space_to_json(space)), bounded)
+    reader = _by_form.get(form)
     if reader is None:
-        if len(_readers) >= _MOST_READERS:
-            _readers.clear()
-        reader = _readers[id(space), bounded] = ElementReader(space, bounded)
+        reader = _by_form[form] = ElementReader(space, bounded)
+    # The space is kept, so that no other one can get the same id.
+    _by_id[id(space), bounded] = (space, reader)
     return reader
 
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.nesting import json_levels, msgpack_levels
+from menv.serving.nesting import json_levels, msgpack_levels, without_escapes
 
 Data = bytes | Raw
 
@@ -123,13 +123,14 @@ def check_keys(data: Data, dialect: Dialect, where: str, keys: int, strings: int
 
 
 def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:
-    """Return whether a JSON object has more strings than its entries, which are those of an entry that was lost."""
-    hidden = text.count(b'"') - 2 * len(found)
-    if hidden:
-        hidden -= sum(bytes(value).count(b'"') for value in found.values())
-        # Quotes within a key are written as one quote each, or as none.
-        hidden -= sum(key.count('"') for key in found)
-    return hidden > 0
+    """Return whether a JSON object has more strings than its entries: those of an entry that was lost."""
+    hidden = _quotes(text) - 2 * len(found)
+    return hidden > 0 and hidden > sum(_quotes(bytes(value)) for value in found.values())
+
+
+def _quotes(text: bytes) -> int:
+    """Return how many quotes begin or end a text."""
+    return without_escapes(text).count(b'"')
 
 
 def _entries(data: Data) -> int:
@@ -174,7 +175,7 @@ def _check_levels(data: bytes, dialect: Dialect, most: int, where: str) -> None:
         raise BadMessageError(Code.TOO_DEEP, f"{where}: {levels} levels, expected at most {most}; flatten it")
 
 
-_AT = re.compile(r" - at (?:`key` in )?`\$?(?P<path>[^`]*)`$")
+_AT = re.compile(r" - at (?P<key>`key` in )?`\$?(?P<path>[^`]*)`$")
 _MISMATCH = re.compile(r"Expected `(?P<rule>[^`]*)`(?P<bound>[^,]*?)(?:, got `(?P<got>[^`]*)`|, got \d+)?$")
 _MOST_CHARACTERS = 200
 
@@ -196,8 +197,8 @@ def explained(error: Exception, where: str) -> BadMessageError:
         )
     path = ""
     if (at := _AT.search(text)) is not None:
-        path, text = at["path"], text[: at.start()]
-    return BadMessageError(*_of_a_value(text, f"{where}{path:.{_MOST_CHARACTERS}}"))
+        path, text = f"{at['path']:.{_MOST_CHARACTERS}}{', a key' if at['key'] else ''}", text[: at.start()]
+    return BadMessageError(*_of_a_value(text, f"{where}{path}"))
 
 
 def _of_a_value(text: str, where: str) -> tuple[Code, str]:
@@ -208,6 +209,11 @@ def _of_a_value(text: str, where: str) -> tuple[Code, str]:
             # msgspec calls null by another name in msgpack.
             what = {"": "another type", "None": "null"}.get(got or "", got)
             return Code.WRONG_TYPE, f"{where}: got {what}, expected {rule.replace(' | ', ' or ')}"
+        if rule == "float":
+            return (
+                Code.NOT_FINITE,
+                f"{where}: got NaN or a number too large for its type, expected float {bound}",
+            )
         code = Code.WRONG_LENGTH if rule == "array" else Code.OUT_OF_RANGE
         return (
             code,

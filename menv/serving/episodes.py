@@ -17,7 +17,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.bad_value import BadValueError
-from menv.serving.columns import ColumnReader, reader_of
+from menv.serving.columns import ColumnReader, ElementReader, reader_of
 from menv.serving.dialect import Data, Dialect, Typed, check_keys, fields
 from menv.serving.free_columns import NUMBERS_OR_ROWS, ROWS, Floats, log_probabilities, matrix
 from menv.serving.messages import Count, Id
@@ -88,19 +88,18 @@ def read_episode(raw: Data, spaces_of: SpacesOf, dialect: Dialect, where: str = 
         ConfigError: Elements of a space have no form on the wire.
     """
     spaces = spaces_of(None)
-    with np.errstate(over="ignore"):
-        if spaces is not None:
-            return _reader_of(spaces).read(raw, dialect, where)
-        whole = _declared(_WHOLE, raw, dialect, where, ("agents", "is_terminated", "is_truncated"))
-        agents = {}
-        for agent_id, member in fields(whole.agents, dialect, f"{where}.agents").items():
-            at = f"{where}.agents[{agent_id[:60]!r}]"
-            spaces = spaces_of(agent_id)
-            if spaces is None:
-                raise BadMessageError(
-                    Code.UNKNOWN_AGENT, f"{at}: unknown agent, expected one of the environment's"
-                )
-            agents[agent_id] = _reader_of(spaces).read(member, dialect, at)
+    if spaces is not None:
+        return _reader_of(spaces).read(raw, dialect, where)
+    whole = _declared(_WHOLE, raw, dialect, where, ("agents", "is_terminated", "is_truncated"))
+    agents = {}
+    for agent_id, member in fields(whole.agents, dialect, f"{where}.agents").items():
+        at = f"{where}.agents[{agent_id[:60]!r}]"
+        spaces = spaces_of(agent_id)
+        if spaces is None:
+            raise BadMessageError(
+                Code.UNKNOWN_AGENT, f"{at}: unknown agent, expected one of the environment's"
+            )
+        agents[agent_id] = _reader_of(spaces).read(member, dialect, at)
     return WireEpisode(**_about(whole), obs=[], actions=[], rewards=np.empty(0), agents=agents)
 
 
@@ -126,20 +125,12 @@ class EpisodeReader:
     """Reads episodes of one agent.
 
     Args:
-        spaces: Its observation and action space.
-
-    Attributes:
-        spaces: As given.
-
-    Raises:
-        ConfigError: Elements of one of them have no form on the wire.
+        observations: Reads its observations.
+        actions: Reads its actions.
     """
 
-    def __init__(self, spaces: tuple[Space, Space]) -> None:
-        # Kept, so that no other spaces can get the same ids.
-        self.spaces = spaces
-        observations, actions = reader_of(spaces[0]), reader_of(spaces[1], bounded=False)
-        self._masks = observations.masks
+    def __init__(self, observations: ElementReader, actions: ElementReader) -> None:
+        self._readers = (observations, actions)
         self._obs, self._actions = observations.columns, actions.columns
         self._typed = Typed(*(self._declaration(dialect) for dialect in ("json", "msgpack")))
 
@@ -174,7 +165,7 @@ class EpisodeReader:
                 "actions and one obs more; end with the obs after the last action",
             )
         about = _about(found)
-        if self._masks:
+        if self._readers[0].masks:
             self._check_masks(obs, actions, about["terminated"] or about["truncated"], where)
         for name, (column, build) in _FREE.items():
             values = getattr(found, column)
@@ -184,11 +175,12 @@ class EpisodeReader:
 
     def _check_masks(self, obs: Column, actions: Column, ended: bool, where: str) -> None:
         """Check that something was allowed wherever somebody acts, and that it was done."""
+        observations, acts = self._readers
         column = "obs"
         try:
-            self._masks.check(obs, len(actions) if ended else len(obs))
+            observations.masks.check(obs, len(actions) if ended else len(obs))
             column = "actions"
-            self._masks.check_actions(obs, actions, self.spaces[1])
+            observations.masks.check_actions(obs, actions, acts.space)
         except BadValueError as error:
             raise error.in_message(f"{where}.{column}") from None
 
@@ -198,13 +190,15 @@ _readers: dict[tuple[int, int], EpisodeReader] = {}
 
 
 def _reader_of(spaces: tuple[Space, Space]) -> EpisodeReader:
-    """Return the reader for two spaces, the same one for the same objects."""
-    key = (id(spaces[0]), id(spaces[1]))
+    """Return the reader for two spaces, the same one for equal ones."""
+    observations, actions = reader_of(spaces[0]), reader_of(spaces[1], bounded=False)
+    # A reader keeps these two, so that no others can get the same ids.
+    key = (id(observations), id(actions))
     reader = _readers.get(key)
     if reader is None:
         if len(_readers) >= _MOST_READERS:
             _readers.clear()
-        reader = _readers[key] = EpisodeReader(spaces)
+        reader = _readers[key] = EpisodeReader(observations, actions)
     return reader
 
 

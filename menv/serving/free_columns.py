@@ -85,8 +85,9 @@ def _array(values: Packed | list[Any], where: str) -> Array:
 
 
 def _finite(array: Array, where: str) -> Floats:
-    """Return an array as float32; the caller has told numpy not to report what overflows."""
-    floats = array.astype(np.float32)
+    """Return an array as float32."""
+    with np.errstate(over="ignore"):
+        floats = array.astype(np.float32)
     if np.count_nonzero(np.isfinite(floats)) != floats.size:
         row = int(np.argwhere(~np.isfinite(floats))[0][0])
         raise BadMessageError(

@@ -61,14 +61,14 @@ class MaskCheck:
             BadValueError: One was not.
         """
         for member in self._members:
-            done = actions if member is None else [action[member] for action in actions]
-            part = (
-                space if member is None or not isinstance(space, gym.spaces.Tuple) else space.spaces[member]
-            )
-            columns = _chosen(done, part)
-            if columns is None or not len(done):
+            part = _part(space, member)
+            if part is None or not len(actions):
                 continue
-            mask = self._mask(obs[: len(done)], member)
+            mask = self._mask(obs[: len(actions)], member)
+            done = actions if member is None else [action[member] for action in actions]
+            columns = _columns(done, part, mask.shape[1])
+            if columns is None:
+                continue
             forbidden = ~np.take_along_axis(mask, columns, axis=1).all(axis=1)
             if forbidden.any():
                 raise BadValueError(
@@ -89,11 +89,20 @@ class MaskCheck:
         return f"[{MASK_KEY!r}]" if member is None else f"[{member}][{MASK_KEY!r}]"
 
 
-def _chosen(actions: Column, space: gym.Space[Any]) -> npt.NDArray[np.int64] | None:
-    """Return [R, D] the columns of a mask that stand for actions, None if masks have none for this space."""
-    if isinstance(space, gym.spaces.Discrete):
+def _part(space: gym.Space[Any], member: int | None) -> gym.Space[Any] | None:
+    """Return the action space of a member of a group, or of the only agent; None if there is none."""
+    if member is None:
+        return space
+    return (
+        space.spaces[member] if isinstance(space, gym.spaces.Tuple) and member < len(space.spaces) else None
+    )
+
+
+def _columns(actions: Column, space: gym.Space[Any], width: int) -> npt.NDArray[np.int64] | None:
+    """Return [R, D] the columns of a mask that stand for R actions; None if it is no mask for this space."""
+    if isinstance(space, gym.spaces.Discrete) and int(space.n) == width:
         return np.asarray(actions, np.int64).reshape(-1, 1) - int(space.start)
-    if isinstance(space, gym.spaces.MultiDiscrete):
+    if isinstance(space, gym.spaces.MultiDiscrete) and int(space.nvec.sum()) == width:
         sizes = space.nvec.reshape(-1)
         digits = np.asarray(actions, np.int64).reshape(len(actions), -1) - np.asarray(space.start).reshape(-1)
         columns: npt.NDArray[np.int64] = digits + np.concatenate(([0], np.cumsum(sizes)[:-1]))

@@ -42,6 +42,10 @@ class GetConfig(Message, frozen=True, kw_only=True, tag="GET_CONFIG"):
     session: Id | None = None
     client: Word | None = None
 
+    def __repr__(self) -> str:
+        """Hide what lets somebody in."""
+        return f"GetConfig(client={self.client!r}, extensions={self.extensions!r})"
+
 
 class GetState(Message, frozen=True, kw_only=True, tag="GET_STATE"):
     """Asks for weights in one of three forms; answered with `SetState`."""
@@ -61,7 +65,7 @@ class Episodes(Message, frozen=True, kw_only=True, tag="EPISODES"):
 
 
 class EpisodesAndGetState(Episodes, frozen=True, kw_only=True, tag="EPISODES_AND_GET_STATE"):
-    """Brings episodes and waits for the weights that come of them; answered with `SetState`."""
+    """Brings episodes and waits for the weights that come of them; answered with `SetState`. Is an `Episodes` too."""
 
     policy_ids: list[Id] | None = None
     form: Literal["onnx", "bundle", "weights"] = "onnx"
@@ -200,13 +204,14 @@ OLD_NAMES = frozenset(
 class _Flags(msgspec.Struct, gc=False):
     """What every episode has, of one agent or of several."""
 
-    is_terminated: Any
-    is_truncated: Any
+    is_terminated: bool
+    is_truncated: bool
 
 
 _NAME = Typed(str)
 _SEQ = Typed(Count | None)
 _FLAGS = Typed(list[_Flags])
+_WITH_EPISODES = ("EPISODES", "EPISODES_AND_GET_STATE")
 _LARGE = 1 << 16
 
 
@@ -284,10 +289,14 @@ def _message(body: bytes, dialect: Dialect, found: Mapping[str, Raw], known: Map
     typed = known.get(name)
     if typed is None:
         raise _unknown(name, known)
-    if "episodes" in found and len(body) > _LARGE:
+    if name in _WITH_EPISODES and "episodes" in found and len(body) > _LARGE:
         # A body of millions of tiny elements ends here, before one object is made for each.
         _FLAGS.read(found["episodes"], dialect, f"{name}.episodes")
-    return typed.read(body, dialect, name)
+    message = typed.read(body, dialect, name)
+    if getattr(message, "done", None):
+        # Reading the entries by themselves finds an agent that is there twice.
+        fields(found["done"], dialect, f"{name}.done")
+    return message
 
 
 def _unknown(name: str, known: Mapping[str, Typed]) -> BadMessageError:

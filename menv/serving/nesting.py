@@ -11,19 +11,26 @@ import re
 import numpy as np
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
-_ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _TEXT = re.compile(rb'"[^"]*"?')
 _OPENING = np.zeros(256, np.int8)
 _OPENING[list(b"[{")] = 1
 _OPENING[list(b"]}")] = -1
 
 
+def without_escapes(body: bytes) -> bytes:
+    """Return JSON without the backslashes and quotes that are escaped in its texts.
+
+    Every quote that is left begins or ends a text.
+    """
+    if b"\\" not in body:
+        return body
+    # Pairs first: a backslash that is left then escapes what follows it.
+    return body.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
 def json_levels(body: bytes) -> int:
     """Return the levels of a JSON value; of one that is not well made, those up to where that shows at most."""
-    if b"\\" in body:
-        # Only texts hold these; without them every quote begins or ends one.
-        body = _ESCAPED.sub(b"", body)
-    brackets = _TEXT.sub(b"", body.translate(None, _NO_BRACKETS))
+    brackets = _TEXT.sub(b"", without_escapes(body).translate(None, _NO_BRACKETS))
     if not brackets:
         return 0
     levels = np.cumsum(_OPENING[np.frombuffer(brackets, np.uint8)], dtype=np.int64)

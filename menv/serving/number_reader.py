@@ -25,7 +25,7 @@ _CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "iub"}
 
 
 class NumberReader:
-    """Reads arrays of numbers. Those that do not fit a float overflow on the way; the caller tells numpy to be silent.
+    """Reads arrays of numbers.
 
     Args:
         dtype: Of what comes out.
@@ -55,9 +55,8 @@ class NumberReader:
         if dtype.kind == "f" and low is not None and high is not None and np.isinf([low, high]).all():
             self._low = self._high = None
         # Integers between bounds that are the same everywhere need no look after they were decoded.
-        self._uniform = dtype.kind != "f" and all(
-            bound is None or np.unique(bound).size <= 1 for bound in (low, high)
-        )
+        self._settled = dtype.kind in "biu" and all(b is None or np.unique(b).size <= 1 for b in (low, high))
+        self._widest = dtype.kind == "f" and dtype.itemsize >= 8
         kind = bool | Annotated[int, Meta(ge=0, le=1)] if flags else self._number()
         for size in reversed(shape):
             kind = _several(kind, size)
@@ -67,12 +66,15 @@ class NumberReader:
     def _number(self) -> Any:
         """Return the type of one number."""
         if self._dtype.kind == "f":
-            return float
+            # Narrower types would overflow; of the widest, infinity and NaN are left to find.
+            most = float(np.finfo(self._dtype).max)
+            return float if self._widest else Annotated[float, Meta(ge=-most, le=most)]
         least, greatest = np.iinfo(self._dtype).min, np.iinfo(self._dtype).max
         if self._low is not None and self._high is not None and self._size:
             least, greatest = int(self._low.min()), int(self._high.max())
-        # What msgspec can bound are 64 bits with a sign; an unsigned number beyond fails to convert.
+        # What msgspec can bound are 64 bits with a sign; a number beyond the dtype fails to convert.
         if greatest > _INT64.max:
+            self._settled = False
             return Annotated[int, Meta(ge=max(least, _INT64.min))]
         return Annotated[int, Meta(ge=least, le=greatest)]
 
@@ -93,7 +95,12 @@ class NumberReader:
             raise BadValueError(
                 Code.OUT_OF_RANGE, f"got a number out of range, expected {self._dtype}", path=self._path
             ) from None
-        return self._checked(array.reshape(len(values), *self._shape), self._uniform)
+        array = array.reshape(len(values), *self._shape)
+        if self._widest:
+            self._check_finite(array)
+        if not self._settled:
+            self._check_bounds(array)
+        return array
 
     def packed_column(self, packed: Packed) -> Array:
         """Return [R, *shape] of numbers that were packed together.
@@ -108,7 +115,7 @@ class NumberReader:
                 f"got packed numbers of shape {array.shape}, expected one row for each of "
                 f"{self._shape or 'a number'}",
             )
-        return self._checked(self._cast(array), False)
+        return self._checked(self._cast(array))
 
     def _stacked(self, values: Sequence[Any]) -> Array:
         """Return a column of elements some of which are packed."""
@@ -127,7 +134,7 @@ class NumberReader:
                 rows[row] = self._cast(array)
             except BadValueError as error:
                 raise BadValueError(error.code, error.text, row, self._path) from None
-        return self._checked(rows, False)
+        return self._checked(rows)
 
     def _cast(self, array: Array) -> Array:
         """Return packed numbers with the dtype, if that loses no more than digits."""
@@ -146,32 +153,34 @@ class NumberReader:
                 raise BadValueError(
                     Code.OUT_OF_RANGE, f"got packed numbers that do not fit, expected {self._dtype}"
                 )
-        return array.astype(self._dtype)
+        with np.errstate(over="ignore"):
+            return array.astype(self._dtype)
 
-    def _checked(self, array: Array, inside: bool) -> Array:
-        """Return a column whose numbers are finite and, unless that is known, inside the bounds."""
+    def _checked(self, array: Array) -> Array:
+        """Return a column that was packed, its numbers being finite and inside the bounds."""
+        self._check_finite(array)
+        self._check_bounds(array)
+        return array
+
+    def _check_finite(self, array: Array) -> None:
         if self._dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) != array.size:
             row, at = _first(~np.isfinite(array))
             raise BadValueError(
                 Code.NOT_FINITE, f"got a number that is not finite as {self._dtype}, expected a finite one",
                 row, self._path + at,
             )  # fmt: skip
-        if inside or self._low is None or self._high is None:
-            return array
+
+    def _check_bounds(self, array: Array) -> None:
+        if self._low is None or self._high is None:
+            return
         good = (array >= self._low) & (array <= self._high)
         if np.count_nonzero(good) != good.size:
             row, at = _first(~good)
-            index = np.argwhere(~good)[0]
-            low, high = (
-                np.broadcast_to(bound, self._shape)[tuple(index[1:])] for bound in (self._low, self._high)
-            )
+            index = tuple(np.argwhere(~good)[0])
+            low, high = (np.broadcast_to(bound, self._shape)[index[1:]] for bound in (self._low, self._high))
             raise BadValueError(
-                Code.OUT_OF_RANGE,
-                f"got {array[tuple(index)]}, expected {low} to {high}",
-                row,
-                self._path + at,
+                Code.OUT_OF_RANGE, f"got {array[index]}, expected {low} to {high}", row, self._path + at
             )
-        return array
 
 
 def _several(kind: Any, size: int) -> Any:

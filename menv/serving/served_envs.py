@@ -106,20 +106,19 @@ class ServedEnvs(ExternalEnvs):
     def poll(self, timeout: float | None = None) -> Ready:
         """Return what clients have said; see `ExternalEnvs.poll`."""
         until = None if timeout is None else time.monotonic() + timeout
-        left: float | None = 0.0
         while True:
+            if not self.switchboard.ready and self._everybody_waits():
+                self._errands.weights_changed()
             self._run_errands()
+            left = None if until is None else max(0.0, until - time.monotonic())
             ready = super().poll(left)
             if len(ready.slots) or ready.played or ready.ended or ready.episodes or ready.unclaimed:
                 return ready
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
+            if until is not None and time.monotonic() >= until:
                 # Whoever waits for weights that nobody makes plays on with those there are.
                 self._errands.weights_changed()
                 self._run_errands()
                 return ready
-            if self._everybody_waits():
-                self._errands.weights_changed()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer clients; see `BaseEnv.send_actions`."""

@@ -168,6 +168,16 @@ MALFORMED: dict[str, tuple[bytes, Code]] = {
     "the type twice in msgpack": (b"\x82\xa4type\xa4PING\xa4type\xa4PING", Code.DUPLICATE_KEY),
     "an unknown key twice": (b'{"type": "PING", "x": 1, "x": 2}', Code.DUPLICATE_KEY),
     "a column twice": (episode().replace(b'"obs"', b'"actions": [1, 1], "obs"'), Code.DUPLICATE_KEY),
+    "a column twice in msgpack": (
+        msgpacked().replace(b"\x85\xa3obs", b"\x86\xa7rewards\x92\x01\x01\xa3obs"), Code.DUPLICATE_KEY
+    ),
+    "an agent paid twice": (
+        b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": {"a": 1, "a": 1}}', Code.DUPLICATE_KEY
+    ),
+    "an agent done twice": (
+        b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": 1, "done": {"a": true, "a": false}}',
+        Code.DUPLICATE_KEY,
+    ),
     "deep lists": (b'{"type": "PING", "x": %b}' % (b"[" * 100_000), Code.TOO_DEEP),
     "deep objects": (b'{"type": "PING", "x": %b' % (b'{"x":' * 100_000), Code.TOO_DEEP),
     "deep maps": (b"\x82\xa4type\xa4PING\xa1x" + b"\x81\xa1x" * 100_000, Code.TOO_DEEP),

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from menv.errors import ConfigError
+from menv.serving import columns
 from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.columns import action, column, element, observation, reward
+from menv.serving.columns import action, column, element, observation, reader_of, reward
 from menv.serving.dialect import Dialect
 from menv.serving.packed import to_raw
 from menv.spaces import why_outside
@@ -44,8 +46,6 @@ def test_samples_of_any_space_survive_both_dialects_to_the_last_bit(
 def test_columns_that_are_packed_as_a_whole_are_the_same(space: Any, seed: int, rows: int) -> None:
     space.seed(seed)
     samples = np.array([space.sample() for _ in range(rows)], space.dtype).reshape(rows, *space.shape)
-    if samples.dtype == np.float16:
-        return
     assert same(column(to_raw(samples, M), space, M, "here"), samples)
     assert same(column(to_raw(samples.tolist(), M), space, M, "here"), samples)
     assert same(column(to_raw(samples.tolist(), J), space, J, "here"), samples)
@@ -88,7 +88,12 @@ INSIDE: dict[str, Any] = {"a b": [[0.0, 0.0], 0], "t": "ab"}
 WRONG: list[tuple[gym.Space[Any], Any, Code, str]] = [
     (BOX, [0.0, 5.5], Code.OUT_OF_RANGE, r"^obs\[1\]: got 5\.5, expected -inf to 5\.0$"),
     (BOX, [-1.5, 0.0], Code.OUT_OF_RANGE, r"^obs\[0\]: got -1\.5, expected -1\.0 to 1\.0$"),
-    (BOX, [0.0, -1e39], Code.NOT_FINITE, r"^obs\[1\]: got a number that is not finite as float32"),
+    (
+        BOX,
+        [0.0, -1e39],
+        Code.NOT_FINITE,
+        r"^obs\[1\]: got NaN or a number too large for its type, expected float >= -3\.4",
+    ),
     (BOX, [0.0], Code.WRONG_LENGTH, r"^obs: got another length, expected array of length 2$"),
     (BOX, [[0.0], [0.0]], Code.WRONG_TYPE, r"^obs\[0\]: got array, expected float$"),
     (BOX, [0.0, "0"], Code.WRONG_TYPE, r"^obs\[1\]: got str, expected float$"),
@@ -137,6 +142,20 @@ def test_what_is_no_element_is_told_with_its_place_and_what_was_expected(case: i
 
 
 @pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("shape", [(129,), (200, 3), (2, 300), (1, 150, 2)])
+def test_wide_elements_are_counted_in_all_their_axes(shape: tuple[int, ...], dialect: Dialect) -> None:
+    space = S.Box(-1, 1, shape, np.float32)
+    sample = space.sample()
+    assert same(element(to_raw(sample.tolist(), dialect), space, dialect, "obs"), sample)
+    for axis in range(len(shape)):
+        for wrong in (np.delete(sample, 0, axis), np.concatenate([sample, np.take(sample, [0], axis)], axis)):
+            with pytest.raises(BadMessageError, match="wrong_length: obs"):
+                element(to_raw(wrong.tolist(), dialect), space, dialect, "obs")
+            with pytest.raises(BadMessageError, match="wrong_length: obs"):
+                element(to_raw(wrong, dialect), space, dialect, "obs")
+
+
+@pytest.mark.parametrize("dialect", Dialect)
 def test_the_row_of_a_column_is_told(dialect: Dialect) -> None:
     rows: list[Any] = [[0.0, 0.0]] * 4
     rows[2] = [0.0, 6.0]
@@ -176,6 +195,29 @@ def test_packed_integers_never_wrap_around(space: Any, array: Any, code: Code) -
 
 
 @pytest.mark.parametrize("dialect", Dialect)
+def test_bounds_that_no_signed_number_of_64_bits_holds_are_kept(dialect: Dialect) -> None:
+    space = S.Box(0, 2**63 + 4096, (1,), np.uint64)
+    assert element(to_raw([2**63 + 4096], dialect), space, dialect, "obs") == 2**63 + 4096
+    for wrong in ([2**64 - 1], [-1]):
+        with pytest.raises(BadMessageError, match="out_of_range"):
+            element(to_raw(wrong, dialect), space, dialect, "obs")
+    with pytest.raises(BadMessageError, match="out_of_range"):
+        element(Raw(b"[1" + b"0" * 400 + b"]"), space, J, "obs")
+
+
+def test_equal_spaces_share_a_reader_and_new_ones_do_not_pile_up() -> None:
+    first, second = (reader_of(S.Dict({"a": S.Box(-1, 1, (3,))})) for _ in range(2))
+    assert first is second
+    assert reader_of(S.Dict({"a": S.Box(-1, 1, (3,))}), bounded=False) is not first
+    for other in (S.Box(-1, 1, (3,)), S.Dict({"b": S.Box(-1, 1, (3,))}), S.Dict({"a": S.Box(-1, 2, (3,))})):
+        assert reader_of(other) is not first
+    for n in range(1, 1500):
+        reader_of(S.Discrete(n))
+    assert len(columns._by_form) <= 1024
+    assert element(to_raw(7, J), S.Discrete(8), J, "obs") == 7
+
+
+@pytest.mark.parametrize("dialect", Dialect)
 def test_an_action_may_leave_the_bounds_of_its_box_but_stays_finite(dialect: Dialect) -> None:
     space = S.Tuple([S.Box(-1, 1, (1,)), S.Discrete(2)])
     drawn = action(to_raw([[3.5], 1], dialect), space, dialect)
@@ -211,6 +253,18 @@ def test_a_reward_is_a_number_or_one_for_each_agent(dialect: Dialect) -> None:
             reward(to_raw(wrong, dialect), dialect)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_no_number_that_is_not_finite_comes_through_msgpack(wrong: float, dtype: Any) -> None:
+    space = S.Box(-np.inf, np.inf, (2,), dtype)
+    for value in ([0.0, wrong], np.array([0.0, wrong])):
+        for read in (element, column):
+            with pytest.raises(BadMessageError, match="not_finite"):
+                read(to_raw(value if read is element else [value], M), space, M, "obs")
+    with pytest.raises(BadMessageError, match="not_finite"):
+        column(to_raw(np.array([[0.0, wrong]]), M), space, M, "obs")
+
+
 def test_a_reward_that_is_not_finite_is_refused() -> None:
     for wrong in (float("nan"), {"a": float("inf")}):
         with pytest.raises(BadMessageError, match="not_finite: reward"):
@@ -220,5 +274,5 @@ def test_a_reward_that_is_not_finite_is_refused() -> None:
 def test_a_space_without_a_form_on_the_wire_is_a_matter_of_the_settings() -> None:
     spaces: list[Any] = [S.Sequence(S.Discrete(2)), S.Dict({1: S.Discrete(2)}), S.Dict({'"': S.Discrete(2)})]  # type: ignore[dict-item]
     for space in spaces:
-        with pytest.raises(ConfigError, match="no form on the wire"):
+        with pytest.raises(ConfigError, match=r"has no form (on the wire|in JSON)"):
             element(to_raw(0, J), space, J, "obs")

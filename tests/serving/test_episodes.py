@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.columns import reader_of
 from menv.serving.dialect import Dialect
 from menv.serving.episodes import WireEpisode, read_episode
 from menv.serving.packed import to_raw
@@ -99,6 +100,8 @@ def test_every_further_column_has_a_row_for_each_action(dialect: Dialect, name: 
         error = refused({**EPISODE, name: rows}, dialect)
         assert error.code in (Code.WRONG_LENGTH, Code.WRONG_TYPE)
         assert name in error.text
+    ragged = refused({**EPISODE, name: [[1.0], [1.0, 2.0]]}, dialect)
+    assert ragged.text == f"episode.{name}: got rows of several lengths, expected one length"
     assert refused({**EPISODE, name: [[1e39], [0]]}, dialect).code is Code.NOT_FINITE
     assert refused({**EPISODE, name: [[True], [0]]}, dialect).code is Code.WRONG_TYPE
 
@@ -195,6 +198,38 @@ def test_masks_of_a_group_and_of_several_choices_are_followed(dialect: Dialect) 
     fields = {**fields, "obs": [{"action_mask": [1, 1, 0, 0, 1]}] * 2}
     read({**fields, "actions": [[1, 2]]}, dialect, lambda agent_id: several)
     assert refused({**fields, "actions": [[1, 1]]}, dialect, lambda agent_id: several).code is Code.MASKED
+
+
+@BOTH
+def test_masks_that_fit_no_action_are_left_to_the_policy(dialect: Dialect) -> None:
+    """An environment may call something else a mask; nothing breaks over it here."""
+    member = S.Dict({"action_mask": S.MultiBinary(2)})
+    one, group = {"action_mask": [1, 0]}, [{"action_mask": [1, 0]}] * 2
+    for observations, obs, actions, action in (
+        (member, one, S.Discrete(3), 1),
+        (member, one, S.Box(-1, 1, (2,)), [0.0, 0.0]),
+        (member, one, S.MultiDiscrete([2, 2]), [1, 1]),
+        (S.Tuple([member, member]), group, S.Discrete(2), 1),
+        (S.Tuple([member, member]), group, S.Tuple([S.Discrete(2)]), [0]),
+    ):
+        fields = {
+            "obs": [obs] * 2,
+            "actions": [action],
+            "rewards": [0],
+            "is_terminated": True,
+            "is_truncated": False,
+        }
+        spaces: Any = (observations, actions)
+        assert read(fields, dialect, lambda agent_id, spaces=spaces: spaces).steps == 1
+
+
+def test_a_thousand_agents_with_a_space_object_each_are_read_with_the_readers_of_one() -> None:
+    agents = [f"agent_{i}" for i in range(1000)]
+    own = {agent: (S.Box(-10, 10, (4,), np.float32), S.Discrete(2)) for agent in agents}
+    fields = {"is_terminated": True, "is_truncated": False, "agents": dict.fromkeys(agents, EPISODE)}
+    found = read(fields, M, lambda agent_id: own.get(agent_id or ""))
+    assert found.steps == 2000
+    assert len({id(reader_of(observations)) for observations, _ in own.values()}) == 1
 
 
 @settings(max_examples=150, deadline=None)

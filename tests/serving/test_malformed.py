@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 
 import pytest
 
@@ -25,6 +26,18 @@ def test_what_is_badly_made_is_answered_with_its_code_in_one_sentence(name: str)
     assert "expected" in what or "flatten" in what
     assert "\n" not in error.text
     assert len(error.text) < 400
+
+
+@pytest.mark.parametrize("name", ["two million numbers for episodes", "a million empty episodes"])
+def test_a_body_of_millions_of_tiny_parts_does_not_fill_the_memory(name: str) -> None:
+    """An object for each part would take ten times the body."""
+    body, _ = MALFORMED[name]
+    tracemalloc.start()
+    with pytest.raises(BadMessageError):
+        take(body)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * len(body)
 
 
 @pytest.mark.parametrize("number", range(len(bodies())))

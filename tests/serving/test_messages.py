@@ -211,6 +211,22 @@ def test_a_key_that_is_there_twice_is_found_wherever_strings_hold_quotes() -> No
             decode(twice)
 
 
+def test_a_key_that_is_there_twice_is_not_hidden_by_keys_that_hold_escaped_quotes() -> None:
+    once = rb'{"type": "PING", "\u0022\u0022\u0022\u0022": 1, "x": 1}'
+    decode(once)
+    with pytest.raises(BadMessageError, match="duplicate_key"):
+        decode(once.replace(b"}", b', "x": 2}'))
+
+
+def test_a_large_message_may_hold_any_unknown_field() -> None:
+    assert decode(b'{"type": "PING", "episodes": [%b1]}' % (b"1, " * 50_000))[0] == Ping()
+
+
+def test_what_lets_somebody_in_is_not_shown() -> None:
+    shown = repr(GetConfig(token="hunter2", session="s3cret", client="a game"))
+    assert shown == "GetConfig(client='a game', extensions=None)"
+
+
 @pytest.mark.parametrize("message", WELL_MADE, ids=lambda message: message["type"])
 def test_optional_fields_may_be_null_and_needed_ones_may_not(message: dict[str, Any]) -> None:
     needed = {"type", "episodes", "episode_id", "agent_ids", "observation", "action", "reward", "training_enabled",
