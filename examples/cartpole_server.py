@@ -17,12 +17,11 @@ from menv.serving.policy_server import PolicyServerInput
 IDLE_S = 5.0
 SETTINGS: dict[str, dict[str, Any]] = {
     "PPO": {"train_batch_size": 1024, "sgd_minibatch_size": 256, "num_sgd_iter": 4, "lr": 3e-3},
-    "DQN": {"lr": 1e-3, "gamma": 0.99, "n_step": 3, "exploration_config": {"epsilon_timesteps": 5_000}},
+    "DQN": {"exploration_config": {"epsilon_timesteps": 5_000}},
 }
 
 
 def main() -> None:
-    """Read the command line, serve, learn, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", choices=sorted(SETTINGS), default="PPO")
     parser.add_argument("--address", default="127.0.0.1")
@@ -35,7 +34,12 @@ def main() -> None:
     env = gym.make("CartPole-v1")
     config = {
         "input": lambda ioctx: PolicyServerInput(
-            ioctx, args.address, args.port, transport=args.transport, idle_timeout=IDLE_S
+            ioctx,
+            args.address,
+            args.port,
+            transport=args.transport,
+            idle_timeout=IDLE_S,
+            force_on_policy=True,
         ),
         "observation_space": env.observation_space,
         "action_space": env.action_space,
@@ -43,14 +47,12 @@ def main() -> None:
         **SETTINGS[args.run],
     }
     with (PPO if args.run == "PPO" else DQN)(config=config) as algo:
-        host, port = algo.input_address
-        scheme = {"websocket": "ws"}.get(args.transport, args.transport)
-        print(f"Listening at {scheme}://{host}:{port}", flush=True)
+        print("Listening at {}:{}".format(*algo.input_address), flush=True)
         for _ in range(args.stop_iters):
             result = algo.train()
             steps, mean = result["num_env_steps_sampled"], result["episode_reward_mean"]
             print(f"{steps:>9,} env steps  mean return {mean}", flush=True)
-            if (mean is not None and mean >= args.stop_reward) or (steps and "idle" in result):
+            if (mean is not None and mean >= args.stop_reward) or (steps and "idle" in result["external"]):
                 break
 
 
