@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from threading import Lock
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from menv.base_env import SINGLE_AGENT, AgentId, BaseEnv
 from menv.errors import ConfigError
@@ -54,7 +56,7 @@ class _External(abc.ABC):
         """
 
     def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
-        """Begin an episode.
+        """Begin an episode; waits a second at most where hundreds are over that have not been sampled yet.
 
         Args:
             episode_id: A new id; None makes one up.
@@ -67,7 +69,7 @@ class _External(abc.ABC):
             EpisodeError: The id was used before.
             CallOrderError: `max_concurrent` episodes are open.
         """
-        return self.switchboard.start(episode_id, training_enabled)
+        return self.switchboard.start(episode_id, training_enabled, wait=True)
 
     def _ask(self, episode_id: str, obs: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
         """Return the actions of all agents that observe; waits for them."""
@@ -123,7 +125,7 @@ class ExternalEnv(_External):
         Raises:
             EpisodeError: There is no such episode.
         """
-        self.switchboard.log(episode_id, {SINGLE_AGENT: observation}, {SINGLE_AGENT: action})
+        self.switchboard.log(episode_id, {SINGLE_AGENT: _kept(observation)}, {SINGLE_AGENT: _kept(action)})
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
         """Pay a reward for the last action; rewards add up until the next observation.
@@ -150,7 +152,7 @@ class ExternalEnv(_External):
         Raises:
             EpisodeError: There is no such episode.
         """
-        self.switchboard.end(episode_id, {SINGLE_AGENT: observation}, truncated=truncated)
+        self.switchboard.end(episode_id, {SINGLE_AGENT: _kept(observation)}, truncated=truncated)
 
 
 class ExternalMultiAgentEnv(_External):
@@ -187,7 +189,8 @@ class ExternalMultiAgentEnv(_External):
         self, episode_id: str, observation_dict: Mapping[AgentId, Any], action_dict: Mapping[AgentId, Any]
     ) -> None:
         """Tell of actions that the application chose itself; see `ExternalEnv.log_action`."""
-        self.switchboard.log(episode_id, dict(observation_dict), dict(action_dict))
+        observed = {agent: _kept(observation) for agent, observation in observation_dict.items()}
+        self.switchboard.log(episode_id, observed, {agent: _kept(own) for agent, own in action_dict.items()})
 
     def log_returns(
         self,
@@ -214,7 +217,13 @@ class ExternalMultiAgentEnv(_External):
         self, episode_id: str, observation_dict: Mapping[AgentId, Any], truncated: bool = False
     ) -> None:
         """End an episode with the last observations of its agents; see `ExternalEnv.end_episode`."""
-        self.switchboard.end(episode_id, dict(observation_dict), truncated=truncated)
+        observed = {agent: _kept(observation) for agent, observation in observation_dict.items()}
+        self.switchboard.end(episode_id, observed, truncated=truncated)
+
+
+def _kept(element: Any) -> Any:
+    """Return a copy of what a caller hands in without waiting, for it may use its arrays again."""
+    return element.copy() if type(element) is np.ndarray else deepcopy(element)
 
 
 def _by_agent(space: Any) -> Mapping[AgentId, Space] | None:

@@ -1,16 +1,22 @@
-"""A line: one open external episode, as its callers and the sampler share it.
+"""An open external episode: what its caller said, turn by turn, until the sampler takes it.
 
-`menv.switchboard` keeps the lines; the adapter of external environments takes their turns.
+`menv.switchboard` keeps one for each episode and guards it with its lock, `menv.adapters.external` reads the turns. It
+knows neither threads nor spaces.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from menv.base_env import AgentId
+import numpy as np
+
+from menv.backlog import Backlog
+from menv.base_env import ALL, AgentId
+from menv.errors import ContractError
 from menv.played import Played
 
 Answer: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
@@ -49,16 +55,36 @@ class Line:
         turns: What was said and the sampler has not taken.
         asked: Whether a caller waits for actions.
         busy: Whether the sampler has taken a turn that is not answered; only it writes this.
+        over: Whether its last turn has been said.
     """
 
-    __slots__ = ("asked", "busy", "done", "episode_id", "infos", "plays", "rewards", "trained", "turns")
+    __slots__ = (
+        "asked",
+        "backlog",
+        "busy",
+        "done",
+        "episode_id",
+        "infos",
+        "over",
+        "plays",
+        "rewards",
+        "sizes",
+        "trained",
+        "turns",
+        "untold",
+    )
 
-    def __init__(self, episode_id: str, trained: bool) -> None:
+    def __init__(self, episode_id: str, trained: bool, backlog: Backlog | None = None) -> None:
         self.episode_id = episode_id
         self.trained = trained
+        self.backlog = backlog or Backlog()
+        # What each of `turns` counts for there, and what has been told since the last of them.
+        self.sizes: deque[int] = deque()
+        self.untold = 0
         self.turns: deque[Turn | Played] = deque()
         self.asked = False
         self.busy = False
+        self.over = False
         # Whether pieces have been handed in; the callers' own moves do not go with them.
         self.plays: bool | None = None
         self.rewards: dict[AgentId, float] = {}
@@ -70,6 +96,39 @@ class Line:
         turn = Turn(obs, self.rewards, self.infos, self.done)
         self.rewards, self.infos, self.done = {}, {}, {}
         return turn
+
+    def pay(
+        self,
+        rewards: Mapping[AgentId, Any],
+        infos: Mapping[AgentId, Mapping[str, Any]],
+        done: Mapping[AgentId, bool],
+        size: int = 0,
+    ) -> None:
+        """Note rewards, which add up, and what else goes with the next turn.
+
+        Raises:
+            ContractError: A reward is not a finite number; nothing has been noted then.
+        """
+        checked = {agent: _number(reward, self.episode_id, agent) for agent, reward in rewards.items()}
+        self.untold += size
+        self.backlog.add(size)
+        for agent, number in checked.items():
+            self.rewards[agent] = self.rewards.get(agent, 0.0) + number
+        self.infos.update(infos)
+        self.done.update({agent: flag for agent, flag in done.items() if flag and agent != ALL})
+
+    def push(self, turn: Turn | Played, size: int) -> None:
+        """Add what was said to the end of the line."""
+        weight = Backlog.weight(size)
+        self.backlog.add(weight)
+        self.sizes.append(weight + self.untold)
+        self.untold = 0
+        self.turns.append(turn)
+
+    def pop(self) -> Turn | Played:
+        """Take what was said first."""
+        self.backlog.add(-self.sizes.popleft())
+        return self.turns.popleft()
 
     def owed(self) -> dict[AgentId, float]:
         """Return what was paid and has not been taken, by agent."""
@@ -83,3 +142,19 @@ class Line:
             for agent, reward in paid.items():
                 owed[agent] = owed.get(agent, 0.0) + reward
         return owed
+
+
+def _number(reward: Any, episode_id: str, agent: AgentId) -> float:
+    """Return a reward as a float."""
+    if isinstance(reward, int | float | np.number | np.bool_) or (
+        isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub"
+    ):
+        number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        if math.isfinite(number):
+            return number
+        got = str(number)
+    else:
+        got = type(reward).__name__
+    raise ContractError(
+        f"log_returns: episode {episode_id!r}: the reward of {agent!r} is {got}, expected a finite number; pay a float"
+    )

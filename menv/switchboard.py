@@ -7,7 +7,6 @@ make no sense at once, in the caller's thread. It knows neither spaces nor polic
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import uuid
@@ -15,15 +14,19 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
-from menv.base_env import ALL, AgentId, EnvId
-from menv.errors import CallOrderError, ContractError, EpisodeError
+from menv.backlog import Backlog
+from menv.base_env import AgentId, EnvId
+from menv.call_errors import mixed, stopped
+from menv.errors import CallOrderError, EpisodeError
 from menv.line import Answer, Line, Turn
 from menv.played import Played
 
 _KEPT_IDS = 10_000
 _MOST_AHEAD = 64
+# Episodes that are over and not taken in yet, and the most seconds for which a new one waits for these: a caller that
+# plays several by turns may have to go on before they can be.
+_MOST_OVER = 256
+_LONGEST_WAIT = 1.0
 # Seconds after a fault in which what others have said is still taken; they may never be silent.
 _PATIENCE = 0.5
 
@@ -45,6 +48,8 @@ class Switchboard:
         self._lines: dict[str, Line] = {}
         self._ready: dict[str, Line] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
+        # How many episodes are over and have turns that the sampler has not taken.
+        self._backlog = 0
         self._fault: BaseException | None = None
         self._fault_at = 0.0
         self._stopped = False
@@ -63,12 +68,21 @@ class Switchboard:
         """Whether something was said that nobody has taken."""
         return bool(self._ready)
 
-    def start(self, episode_id: str | None = None, trained: bool = True) -> str:
+    def start(
+        self,
+        episode_id: str | None = None,
+        trained: bool = True,
+        *,
+        wait: bool = False,
+        backlog: Backlog | None = None,
+    ) -> str:
         """Open an episode.
 
         Args:
             episode_id: Its id; None makes one up.
             trained: Whether policies may learn from it.
+            wait: Whether to wait a little while far more episodes are over than the sampler has taken.
+            backlog: Where to count what of it waits for the sampler.
 
         Returns:
             The id.
@@ -78,6 +92,8 @@ class Switchboard:
             CallOrderError: Too many are open, or nobody samples any more.
         """
         with self._news:
+            if wait and self._backlog >= _MOST_OVER:
+                self._news.wait_for(lambda: self._backlog < _MOST_OVER or self._stopped, _LONGEST_WAIT)
             self._check_running()
             if episode_id is None:
                 episode_id = uuid.uuid4().hex
@@ -91,7 +107,7 @@ class Switchboard:
                     f"start_episode: {len(self._lines)} episodes are open, expected at most max_concurrent="
                     f"{self._max_open}; end one first"
                 )
-            self._lines[episode_id] = Line(episode_id, trained)
+            self._lines[episode_id] = Line(episode_id, trained, backlog)
             return episode_id
 
     def check(self, call: str, episode_id: str) -> None:
@@ -103,15 +119,21 @@ class Switchboard:
         with self._news:
             self._line(call, episode_id)
 
-    def ask(self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer) -> None:
+    def ask(self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer, size: int = 0) -> None:
         """Hand in an observation and ask for the actions of all its agents; returns at once.
+
+        Args:
+            episode_id: The episode.
+            obs: By agent.
+            answer: Takes the actions.
+            size: Bytes that it counts for in the backlog.
 
         Raises:
             EpisodeError: There is no such episode, or somebody waits for its actions already.
         """
         with self._news:
             line = self._line("get_action", episode_id)
-            self._say(line, line.turn(obs), answer=answer)
+            self._say(line, line.turn(obs), size, answer=answer)
             line.asked = True
 
     def log(
@@ -121,6 +143,7 @@ class Switchboard:
         actions: Mapping[AgentId, Any],
         *,
         wait: bool = True,
+        size: int = 0,
     ) -> None:
         """Hand in an observation and what the caller itself did in answer to it.
 
@@ -129,6 +152,7 @@ class Switchboard:
             obs: By agent.
             actions: Of the same agents.
             wait: Whether to wait while far more was logged than the sampler has taken.
+            size: Bytes that it counts for in the backlog.
 
         Raises:
             EpisodeError: There is no such episode, or somebody waits for its actions.
@@ -147,7 +171,7 @@ class Switchboard:
                 )
             turn = line.turn(obs)
             turn.actions = actions
-            self._say(line, turn)
+            self._say(line, turn, size)
 
     def pay(
         self,
@@ -155,8 +179,16 @@ class Switchboard:
         rewards: Mapping[AgentId, float],
         infos: Mapping[Any, Mapping[str, Any]] | None = None,
         done: Mapping[Any, bool] | None = None,
+        size: int = 0,
     ) -> None:
         """Note rewards, which add up, and what else goes with the next observation.
+
+        Args:
+            episode_id: The episode.
+            rewards: By agent.
+            infos: Likewise.
+            done: True for agents whose own trajectories end.
+            size: Bytes that it counts for in the backlog.
 
         Raises:
             EpisodeError: There is no such episode, or pieces of it are handed in.
@@ -166,14 +198,18 @@ class Switchboard:
             line = self._line("log_returns", episode_id)
             if line.plays:
                 raise mixed("log_returns", episode_id)
-            checked = {agent: _number(reward, episode_id, agent) for agent, reward in rewards.items()}
-            for agent, number in checked.items():
-                line.rewards[agent] = line.rewards.get(agent, 0.0) + number
-            line.infos.update(infos or {})
-            line.done.update({agent: flag for agent, flag in (done or {}).items() if flag and agent != ALL})
+            line.pay(rewards, infos or {}, done or {}, size)
 
-    def end(self, episode_id: str, obs: Mapping[AgentId, Any], *, truncated: bool = False) -> None:
+    def end(
+        self, episode_id: str, obs: Mapping[AgentId, Any], *, truncated: bool = False, size: int = 0
+    ) -> None:
         """End an episode with its last observations.
+
+        Args:
+            episode_id: The episode.
+            obs: By agent.
+            truncated: Whether it was cut short.
+            size: Bytes that it counts for in the backlog.
 
         Raises:
             EpisodeError: There is no such episode, or somebody waits for its actions.
@@ -182,11 +218,16 @@ class Switchboard:
             line = self._line("end_episode", episode_id)
             turn = line.turn(obs)
             turn.over = not truncated, truncated
-            self._say(line, turn)
+            self._say(line, turn, size)
             self._close(line)
 
-    def play(self, episode_id: str, piece: Played) -> None:
+    def play(self, episode_id: str, piece: Played, size: int = 0) -> None:
         """Hand in a piece of an episode that was played elsewhere, the last one if it is over.
+
+        Args:
+            episode_id: The episode.
+            piece: What was played.
+            size: Bytes that it counts for in the backlog.
 
         Raises:
             EpisodeError: There is no such episode, or its actions are asked for here.
@@ -199,7 +240,7 @@ class Switchboard:
                     "pieces from its beginning; do one or the other"
                 )
             line.plays = True
-            line.turns.append(piece)
+            line.push(piece, size)
             self._ring(line)
             if piece.over:
                 self._close(line)
@@ -212,7 +253,7 @@ class Switchboard:
                 return
             turn = line.turn(None)
             turn.over = False, True
-            line.turns.append(turn)
+            line.push(turn, 0)
             self._ring(line)
             self._close(line)
 
@@ -288,7 +329,12 @@ class Switchboard:
                 return None
             if len(line.turns) == _MOST_AHEAD:
                 self._news.notify_all()
-            return line.turns.popleft()
+            turn = line.pop()
+            if line.over and not line.turns:
+                self._backlog -= 1
+                if self._backlog == _MOST_OVER - 1:
+                    self._news.notify_all()
+            return turn
 
     def answered(self, lines: Iterable[Line]) -> None:
         """Note that turns have been answered; what was said since comes up in `collect`."""
@@ -327,7 +373,7 @@ class Switchboard:
             )
         return line
 
-    def _say(self, line: Line, turn: Turn, answer: Answer | None = None) -> None:
+    def _say(self, line: Line, turn: Turn, size: int, answer: Answer | None = None) -> None:
         """Put a turn where the sampler finds it."""
         if line.plays:
             raise mixed("episode", line.episode_id)
@@ -335,7 +381,7 @@ class Switchboard:
             line.plays = False
             self._talking += 1
         turn.answer = answer
-        line.turns.append(turn)
+        line.push(turn, size)
         self._ring(line)
 
     def _ring(self, line: Line) -> None:
@@ -347,6 +393,8 @@ class Switchboard:
     def _close(self, line: Line) -> None:
         """Take an episode's id out of use."""
         self._talking -= line.plays is False
+        line.over = True
+        self._backlog += 1
         del self._lines[line.episode_id]
         self._finished[line.episode_id] = None
         if len(self._finished) > _KEPT_IDS:
@@ -355,36 +403,6 @@ class Switchboard:
     def _check_running(self) -> None:
         if self._stopped:
             raise stopped()
-
-
-def stopped() -> CallOrderError:
-    """Return the error for calls that nobody will answer."""
-    return CallOrderError(
-        "external environment: nobody samples any more, expected no further call; end the thread"
-    )
-
-
-def mixed(where: str, episode_id: str) -> EpisodeError:
-    """Return the error for single calls in an episode that is handed in in pieces."""
-    return EpisodeError(
-        f"{where}: whole pieces of episode {episode_id!r} were handed in, expected no single calls; do one or the other"
-    )
-
-
-def _number(reward: Any, episode_id: str, agent: AgentId) -> float:
-    """Return a reward as a float."""
-    if isinstance(reward, int | float | np.number | np.bool_) or (
-        isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub"
-    ):
-        number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
-        if math.isfinite(number):
-            return number
-        got = str(number)
-    else:
-        got = type(reward).__name__
-    raise ContractError(
-        f"log_returns: episode {episode_id!r}: the reward of {agent!r} is {got}, expected a finite number; pay a float"
-    )
 
 
 def _named(agents: Iterable[AgentId]) -> str:

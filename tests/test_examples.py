@@ -178,6 +178,19 @@ def test_a_stored_policy_acts_in_another_cartpole_through_two_connectors() -> No
     assert "Seen" in printed
 
 
+def test_logs_of_a_clever_and_a_careless_policy_are_read() -> None:
+    outcome, printed = outcome_of("offline_logs")
+    assert outcome["careless"] < outcome["clever"]
+    assert 5 < outcome["learned"] <= 500
+    assert "mean returns" in printed
+
+
+@pytest.mark.slow
+def test_logs_alone_teach_more_than_the_careless_policy_knew() -> None:
+    outcome, _ = outcome_of("offline_logs", seconds="40")
+    assert outcome["learned"] > outcome["careless"] + 50
+
+
 def test_pistons_train_on_pictures() -> None:
     outcome, printed = outcome_of("pistonball")
     assert set(outcome["policy_reward_mean"]) <= {"default_policy"}

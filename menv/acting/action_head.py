@@ -7,6 +7,7 @@ and continuous ones are flat float32 rows; connectors apply `start` offsets, bou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,8 @@ its probability is exactly 0 in float32."""
 
 LEAST_CHANCE = 1e-30
 """What an epsilon-greedy choice of probability 0 counts as in logarithms, so that those stay numbers."""
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -131,12 +134,18 @@ class ActionHead:
     def logp(
         self, dist_inputs: npt.NDArray[np.float32], actions: npt.NDArray[Any]
     ) -> npt.NDArray[np.float32]:
-        """Return the [N] log-probabilities of choices.
+        """Return the [N] log-probabilities of choices, or log-densities of numbers.
 
         Args:
-            dist_inputs: [N, D] logits; only for heads that are `told`.
-            actions: [N] or [N, components].
+            dist_inputs: [N, D] logits, or means and logarithms of standard deviations; not for Q-values.
+            actions: [N], [N, components] or [N, k].
         """
+        if self.kind == "gaussian":
+            means, log_stds = np.split(dist_inputs, 2, 1)
+            scaled = (actions - means) * np.exp(-log_stds)
+            terms: npt.NDArray[np.float32] = -0.5 * scaled * scaled - log_stds - _HALF_LOG_TWO_PI
+            densities: npt.NDArray[np.float32] = np.add.reduce(terms, axis=1).astype(np.float32)
+            return densities
         if self.sizes == (2,) and actions.ndim == 1:
             # log sigmoid: numpy takes long over many rows of two.
             lead = dist_inputs[:, 0] - dist_inputs[:, 1]

@@ -22,10 +22,11 @@ from menv.adapters.report import Report
 from menv.adapters.roster import Layout
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, Piece, Ready, Unclaimed
+from menv.call_errors import stopped
 from menv.errors import EnvCrashError
 from menv.line import Line, Turn
 from menv.played import Played
-from menv.switchboard import Switchboard, stopped
+from menv.switchboard import Switchboard
 
 
 class _Game:
@@ -138,8 +139,8 @@ class ExternalEnvs(BaseEnv):
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row."""
         games = self._games
-        found: dict[EnvId, dict[AgentId, float]] = {}
-        found |= self.switchboard.held_rewards(game.line for game in games.values())
+        untaken = self.switchboard.held_rewards(game.line for game in games.values())
+        found: dict[EnvId, dict[AgentId, float]] = dict(untaken.items())
         for env_id, game in games.items():
             for agent, reward in game.roster.held.items():
                 by_agent = found.setdefault(env_id, {})

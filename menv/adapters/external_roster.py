@@ -19,6 +19,7 @@ class ExternalRoster(Roster):
     def reopen(self, env_id: EnvId) -> None:
         """Stand for another sub-environment from now on, between two episodes; agents keep their slots."""
         self.env_id = env_id
+        self.episode_steps = 0
         for agent, slot in self._slots.items():
             self._pool.seats[slot] = env_id, agent
 

@@ -107,7 +107,12 @@ def _add_logp(batch: SampleBatch, backend: ActingBackend, index: int) -> None:
         state = state_before(batch) if backend.state_size else None
         mask = batch.get(SampleBatch.ACTION_MASK)
         fresh, computed = backend.evaluate(index, batch["obs"], mask, batch["actions"], state)
-        inputs = fresh if inputs is None else np.where(np.isnan(inputs), fresh, inputs)
+        if inputs is None:
+            inputs = fresh
+        else:
+            lacking = np.logical_or.reduce(np.isnan(inputs), axis=1)
+            inputs = np.where(lacking[:, None], fresh, inputs)
+            computed = np.where(lacking, computed, backend.head.logp(inputs, batch["actions"]))
     elif logp is None or np.isnan(logp).any():
         # The logits that the actions were drawn from, by the weights of that moment.
         computed = backend.head.logp(inputs, batch["actions"])

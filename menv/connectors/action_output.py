@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from menv.connectors.flat_actions import flat_action_space, flat_actions, nested_actions
 from menv.errors import ConfigError
+from menv.spaces import OutsideSpaceError, why_outside
 
 Array = npt.NDArray[Any]
 
@@ -49,6 +50,10 @@ class ActionOutput:
             )
         self.space = space
         self._start = int(space.start) if isinstance(space, gym.spaces.Discrete) else 0
+        if not isinstance(space, gym.spaces.Box):
+            sizes = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
+            self._first = np.asarray(space.start, np.int64).reshape(-1)
+            self._behind = self._first + np.asarray(sizes, np.int64).reshape(-1)
         if isinstance(space, gym.spaces.Box):
             self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
             finite = np.isfinite(self._low) & np.isfinite(self._high)
@@ -93,17 +98,40 @@ class ActionOutput:
 
         Returns:
             int64 [R] of Discrete, [R, components] of MultiDiscrete; float32 [R, k] of a Box.
+
+        Raises:
+            OutsideSpaceError: One is no element of the space, bounds of a Box left aside.
         """
-        if self.nested is not None:
-            rows = flat_actions(self.nested, actions)
-        elif isinstance(self.space, gym.spaces.Discrete):
-            return np.asarray(actions, np.int64).reshape(-1) - self._start
-        else:
-            rows = np.asarray(actions).reshape(len(actions), -1)
+        rows = self._flat(actions)
+        if rows is None:
+            raise self._outside(actions)
         if isinstance(self.space, gym.spaces.Box):
             return self._unscaled(rows.astype(np.float64)).astype(np.float32)
-        shifted: Array = rows.astype(np.int64) - np.asarray(self.space.start, np.int64)
-        return shifted
+        shifted: Array = rows.astype(np.int64) - self._first
+        return shifted[:, 0] if isinstance(self.space, gym.spaces.Discrete) else shifted
+
+    def _flat(self, actions: Sequence[Any] | Array) -> Array | None:
+        """Return [R, k] numbers of R elements of the space, None if there is another among them."""
+        box = isinstance(self.space, gym.spaces.Box)
+        width = len(self._half) if box else len(self._first)
+        try:
+            rows = np.asarray(actions) if self.nested is None else flat_actions(self.nested, actions)
+            rows = rows.reshape(len(actions), width)
+        except (TypeError, ValueError, KeyError, IndexError):
+            return None
+        if rows.dtype.kind not in ("iuf" if box else "iu"):
+            return None
+        inside = np.isfinite(rows) if box else (rows >= self._first) & (rows < self._behind)
+        return rows if inside.all() else None
+
+    def _outside(self, actions: Sequence[Any] | Array) -> OutsideSpaceError:
+        """Return the error for the first action that is no element of the space."""
+        space = self.space if self.nested is None else self.nested
+        reasons = ((row, why_outside(space, action, "action")) for row, action in enumerate(actions))
+        row, why = next(
+            ((row, why) for row, why in reasons if why), (0, f"action: expected an element of {space}")
+        )
+        return OutsideSpaceError(row, why)
 
     @property
     def log_scale(self) -> Array:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,15 +66,15 @@ def split(block: Block, taken: Mapping[int, Any]) -> list[Block]:
     return parts
 
 
-def held_back(
-    blocks: list[tuple[int, Block]], closed: npt.NDArray[np.bool_]
+def set_aside(
+    blocks: Sequence[tuple[int, Block]], closed: npt.NDArray[np.bool_]
 ) -> tuple[list[tuple[int, Block]], list[tuple[int, Block]]]:
-    """Return the rows of sub-environments [E] whose share is full, and the others, each with its cohort's number."""
-    shut, others = [], []
+    """Return the rows, by cohort number, of sub-environments that are open, and those of such that are `closed` [E]."""
+    opened, shut = [], []
     for number, block in blocks:
-        full = closed[block.env_indices]
-        if full.any():
-            shut.append((number, block.part(full)))
-        if not full.all():
-            others.append((number, block.part(~full)))
-    return shut, others
+        mine = closed[block.env_indices]
+        if mine.any():
+            shut.append((number, block.part(mine)))
+        if not mine.all():
+            opened.append((number, block.part(~mine)))
+    return opened, shut

@@ -224,3 +224,11 @@ def outside(env_index: Any, agent_id: Any, when: str, why: str) -> ContractError
         f"env {env_index}, agent {agent_id!r}, {when}: {why}; mend the environment's observation or its "
         "observation_space"
     )
+
+
+def refused(env_id: Any, agent_id: Any, why: str) -> ContractError:
+    """Return the error for an action that a caller chose itself, and that is outside the space."""
+    return ContractError(
+        f"env {env_id}, agent {agent_id!r}, log_action: {why}; log what was given to the environment, or mend its "
+        "action_space"
+    )

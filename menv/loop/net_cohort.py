@@ -204,6 +204,9 @@ class NetCohort(Cohort):
         """Write down what was done in n rows of one trajectory; see `Cohort.played`."""
         ledger = self.ledger
         actions, inputs, logp = moves.actions, moves.dist_inputs, moves.logp
+        if inputs is not None and inputs.shape[1] != self.backend.head.inputs:
+            # Of another policy than the one that the agent turned out to have.
+            inputs = None
         if not moves.network_form:
             actions = self.network_form(actions)
             inputs = None if inputs is None else self.output.inverse_inputs(inputs)
@@ -216,7 +219,12 @@ class NetCohort(Cohort):
     def told(self, rows: Column, inputs: Column | None, logp: Column | None) -> None:
         """Write down what actions [n] were drawn from, and how probable they were, as far as it is known."""
         # What clients draw from is no Q-values, also where the network's own answers are.
-        if inputs is not None and self.backend.head.kind != "q_values":
+        if inputs is not None and self.backend.head.kind == "q_values":
+            inputs = None
+        if inputs is None and self.backend.head.told:
+            # There is such a column for all rows; these have nothing in it.
+            inputs = np.full((len(rows), self.backend.head.inputs), np.nan)
+        if inputs is not None:
             self.ledger.mark(SampleBatch.ACTION_DIST_INPUTS, rows, inputs.astype(np.float32), np.nan)
         if logp is not None:
             self.ledger.mark(SampleBatch.ACTION_LOGP, rows, logp.astype(np.float32), np.nan)
@@ -225,7 +233,7 @@ class NetCohort(Cohort):
         """Write down the states before n rows: those told, or those that follow from the state before them."""
         slots, after = np.full(len(rows), slot), ledger.states(np.array([slot]))
         before = moves.state_in
-        if before is None:
+        if before is None or before.shape[1] != after.shape[1]:
             before, masks = np.zeros((len(rows), after.shape[1]), np.float32), ledger.masks
             for place, row in enumerate(rows.tolist()):
                 before[place] = after[0]

@@ -114,7 +114,10 @@ class PlayedRows:
         cohort = self._cohorts[seat.cohort]
         known = self._waiting.pop(slot, None)
         first, last = int(known is not None), count + (part.end is None)
-        rows = self._add(cohort, piece, part, slice(first, last), ready)
+        # The last step of an episode, handed in alone, adds none.
+        rows = np.zeros(0, np.int64)
+        if first < last:
+            rows = self._add(cohort, piece, part, slice(first, last), ready)
         if known is not None:
             rows = np.concatenate(([known[1]], rows))
         if part.end is None:
@@ -126,19 +129,28 @@ class PlayedRows:
     def _add(self, cohort: Cohort, piece: Piece, part: AgentPiece, which: slice, ready: Ready) -> Column:
         """Add rows for some of the observations of a piece and return where they are."""
         slot, moves = part.slot, part.moves
-        seat, count = self._table.seat(slot), which.stop - which.start
-        income = np.concatenate(([0.0], moves.rewards))[which]
-        self._table.returns[slot] += income.sum()
-        indices = np.full(count, piece.env_index)
-        block = Block(np.full(count, slot), seat.policy, indices, slice(0, 0))
-        alone = Ready(block.slots, moves.obs, income, ready.env_steps, seats=ready.seats)
-        try:
-            added = cohort.write(block, moves.obs[which], income, alone)
-        except OutsideSpaceError as error:
-            env_id, agent_id = ready.seats[slot]
-            raise outside(env_id, agent_id, f"observation {error.row} of a piece", error.why) from error
-        assert isinstance(added, slice)
-        rows = np.arange(added.start, added.stop)
+        seat = self._table.seat(slot)
+        income = np.concatenate(([0.0], moves.rewards))
+        self._table.returns[slot] += income[which].sum()
+        # Connectors see one observation of a life after the other, and learn from it before the next.
+        parts = (
+            [which] if cohort.path is None else [slice(at, at + 1) for at in range(which.start, which.stop)]
+        )
+        places = []
+        for own in parts:
+            count = own.stop - own.start
+            indices = np.full(count, piece.env_index)
+            block = Block(np.full(count, slot), seat.policy, indices, slice(0, 0))
+            alone = Ready(block.slots, moves.obs, income[own], ready.env_steps, seats=ready.seats)
+            try:
+                added = cohort.write(block, moves.obs[own], income[own], alone)
+            except OutsideSpaceError as error:
+                env_id, agent_id = ready.seats[slot]
+                row = own.start + error.row
+                raise outside(env_id, agent_id, f"observation {row} of a piece", error.why) from error
+            assert isinstance(added, slice)
+            places.append(np.arange(added.start, added.stop))
+        rows = np.concatenate(places)
         if self.dated:
             # The last observation of a piece comes with its last env step.
             now = int(ready.env_steps[piece.env_index])
@@ -150,7 +162,8 @@ class PlayedRows:
         number, stale = piece.weights_seq_no, False
         if number is not None and self.max_staleness is not None:
             stale = self.weights_seq_no - number > self.max_staleness
-        if not stale and moves.logp is None and isinstance(cohort, NetCohort):
+        known = moves.logp is not None or moves.dist_inputs is not None
+        if not stale and not known and isinstance(cohort, NetCohort):
             stale = not self._compute(cohort, which, rows, number)
         if stale:
             self.counts.stale += len(rows)

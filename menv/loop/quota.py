@@ -127,13 +127,14 @@ class ExternalQuota(Quota):
     def begin(self, env_steps: Column) -> None:
         """Begin a fragment at these env step counts [E]; episodes that run go on."""
         self._begun = int(env_steps.sum())
-        self._rows = np.zeros(len(env_steps), np.int64)
         self._make_room(len(env_steps))
+        self._rows[:] = 0
 
     def count(self, env_indices: Column) -> None:
         """Count answered rows, also of episodes that appeared since the last look; see `Quota.count`."""
-        self._make_room(int(env_indices.max(initial=-1)) + 1)
-        super().count(env_indices)
+        if self._by_rows or self._complete:
+            self._make_room(int(env_indices.max(initial=-1)) + 1)
+            super().count(env_indices)
 
     def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
         """Note that episodes ended, perhaps some that appeared since the last look; see `Quota.note_ends`."""
@@ -152,7 +153,7 @@ class ExternalQuota(Quota):
 
     def _make_room(self, num_envs: int) -> None:
         """Make room for episodes that appeared."""
-        if num_envs <= len(self._rows):
+        if num_envs <= len(self._boundary):
             return
         for name, value in (("_rows", 0), ("_boundary", True)):
             column = getattr(self, name)

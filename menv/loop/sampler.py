@@ -18,8 +18,8 @@ from menv.base_env import BaseEnv, Ready
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.loop.action_log import ActionLog
-from menv.loop.block import Block, held_back, split
-from menv.loop.cohort import Answers, Cohort, outside
+from menv.loop.block import Block, set_aside, split
+from menv.loop.cohort import Answers, Cohort, outside, refused
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
 from menv.loop.hooks import Hooks
@@ -261,7 +261,8 @@ class Sampler:
         blocks, slots = self._pending, self._pending_slots
         self._pending, self._pending_slots = [], None
         if closed is not None:
-            self._pending, blocks = held_back(blocks, closed)
+            # Rows of full sub-environments go on waiting.
+            blocks, self._pending = set_aside(blocks, closed)
             slots = None
         if not blocks:
             return False
@@ -282,7 +283,10 @@ class Sampler:
             episodes = [self._book.running[seats[slot][0]] for slot in block.slots.tolist()]
         self._quota.count(block.env_indices)
         if block.taken is not None:
-            cohort.took(block, block.taken)
+            try:
+                cohort.took(block, block.taken)
+            except OutsideSpaceError as error:
+                raise refused(*self._seats[int(block.slots[error.row])], error.why) from error
             self.played.counts.off_policy += len(block.taken)
             return block.taken
         return cohort.answer(block, self._table, self._steps, self.explore, episodes)

@@ -89,8 +89,8 @@ class Access:
         """
         if origin is not None and origin not in self.allowed_origins:
             return "not_allowed: the header Origin names a web page that is not in Access.allowed_origins"
-        name = _without_port(host or "").lower()
-        if name in ("localhost", self.address.lower(), *map(str.lower, self.allowed_hosts)):
+        name = _without_port(host or "")
+        if name in ("localhost", self.address.lower(), *map(_without_port, self.allowed_hosts)):
             return None
         address = _ip(name)
         if address is not None and (not self.is_loopback or address.is_loopback):
@@ -135,9 +135,8 @@ def _bytes(token: str) -> bytes:
 
 
 def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower()
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

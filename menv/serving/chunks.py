@@ -6,18 +6,20 @@ without an id are recognised by the observation that they begin with.
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from menv.base_env import SINGLE_AGENT, AgentId
+from menv.base_env import ALL, SINGLE_AGENT, AgentId
 from menv.errors import EpisodeError
 from menv.input_context import InputContext
 from menv.played import Moves, Played
 from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.client_state import Chunks, ClientState
+from menv.serving.columns import LARGEST_REWARD
 from menv.serving.dialect import Dialect
 from menv.serving.episodes import WireEpisode, read_episode
 from menv.serving.limits import Limits
@@ -38,11 +40,13 @@ class ChunkDesk:
     Attributes:
         env_steps: Env steps that were taken.
         repeated: Steps that came again, and were skipped.
+        widths: How many numbers a row has of `dist_inputs` and `state_in`, one for each kind of policy, where known.
     """
 
     def __init__(self, switchboard: Switchboard, ioctx: InputContext, limits: Limits) -> None:
         self.env_steps = 0
         self.repeated = 0
+        self.widths: Mapping[str, frozenset[int]] = {}
         self._board = switchboard
         self._ioctx = ioctx
         self._limits = limits
@@ -56,15 +60,21 @@ class ChunkDesk:
         """
         name = type(request).__struct_config__.tag
         read = [
-            read_episode(raw, self._spaces, dialect, f"{name}.episodes[{index}]")
+            read_episode(raw, self.spaces, dialect, f"{name}.episodes[{index}]")
             for index, raw in enumerate(request.episodes)
         ]
         for index, episode in enumerate(read):
             self._check(episode, f"{name}.episodes[{index}]")
+            for agent, one in (episode.agents or {None: episode}).items():
+                self._check_columns(
+                    one, f"{name}.episodes[{index}]" + (f".agents[{agent[:60]!r}]" if agent else "")
+                )
+        sizes = [len(memoryview(raw)) for raw in request.episodes]
+        state.check_backlog(sum(sizes), self._limits, name)
         number = request.weights_seq_no if request.weights_seq_no is not None else state.weights_seq_no
         state.plays = True
-        for index, episode in enumerate(read):
-            self._take(state, episode, number, f"{name}.episodes[{index}]")
+        for index, (episode, size) in enumerate(zip(read, sizes, strict=True)):
+            self._take(state, episode, number, f"{name}.episodes[{index}]", size)
         state.forget_chunks()
 
     def _check(self, episode: WireEpisode, where: str) -> None:
@@ -84,16 +94,35 @@ class ChunkDesk:
                 "(Limits.max_agents)",
             )
 
-    def _take(self, state: ClientState, episode: WireEpisode, number: int | None, where: str) -> None:
+    def _check_columns(self, one: WireEpisode, where: str) -> None:
+        """Refuse numbers that no policy here can have had or can learn from."""
+        for name, field in (("dist_inputs", "action_dist_inputs"), ("state_in", "state_in")):
+            column, widths = getattr(one, name), self.widths.get(name)
+            if column is not None and len(column) and widths and column.shape[1] not in widths:
+                raise BadMessageError(
+                    Code.WRONG_LENGTH,
+                    f"{where}.{field}: {column.shape[1]} numbers a row, expected "
+                    f"{' or '.join(map(str, sorted(widths)))}, as the policy has; leave it out if it is not known",
+                )
+        if len(one.rewards) and np.abs(one.rewards).max() > LARGEST_REWARD:
+            raise BadMessageError(
+                Code.NOT_FINITE,
+                f"{where}.rewards: got a number that is not finite as float32, expected a finite one",
+            )
+
+    def _take(
+        self, state: ClientState, episode: WireEpisode, number: int | None, where: str, size: int
+    ) -> None:
         """Take one episode or chunk."""
+        members: Mapping[Any, WireEpisode] = episode.agents if episode.agents is not None else {None: episode}
+        self._check_gaps(state, episode, members, where)
         chunks = self._chunks_of(state, episode, where)
         if chunks.over:
             self.repeated += episode.steps
             return
-        members: Mapping[Any, WireEpisode] = episode.agents if episode.agents is not None else {None: episode}
         moves: dict[AgentId, Moves] = {}
         for agent, one in members.items():
-            part = self._fresh(chunks, agent, one, where, numbered=episode.id is not None)
+            part = self._fresh(chunks, agent, one, numbered=episode.id is not None)
             if part is not None:
                 moves[SINGLE_AGENT if agent is None else agent] = part
         chunks.over = episode.terminated or episode.truncated
@@ -106,7 +135,7 @@ class ChunkDesk:
             flags = episode.terminated, episode.truncated
             piece = Played(moves, env_steps, *flags, number, dict(chunks.policies))
             try:
-                self._board.play(chunks.board_id, piece)
+                self._board.play(chunks.board_id, piece, size)
             except EpisodeError as error:
                 raise BadMessageError(Code.WRONG_ORDER, f"{where}: {error}") from None
             self.env_steps += env_steps
@@ -117,14 +146,22 @@ class ChunkDesk:
         """Remember where an episode without an id goes on; the oldest is given up where nobody goes on with many."""
         state.loose = [one for one in state.loose if one is not chunks]
         if not chunks.over:
-            chunks.last_obs = episode.obs[-1]
+            # A row of an array would keep the whole array.
+            chunks.last_obs = copy.deepcopy(episode.obs[-1])
             state.loose.append(chunks)
         if len(state.loose) > _MOST_LOOSE:
             self._board.lose(state.loose.pop(0).board_id)
 
     def announced(self, state: ClientState, name: str) -> Chunks:
-        """Return an episode that the client is about to play, begun or not."""
-        return state.chunks.setdefault(name, Chunks(""))
+        """Return an episode that the client is about to play, begun or not.
+
+        Raises:
+            BadMessageError: Too many are open.
+        """
+        if name not in state.chunks:
+            self._check_room(state, "GET_POLICIES")
+            state.chunks[name] = Chunks("")
+        return state.chunks[name]
 
     def _chunks_of(self, state: ClientState, episode: WireEpisode, where: str) -> Chunks:
         """Return the episode that a chunk belongs to, a new one if it begins one."""
@@ -148,26 +185,38 @@ class ChunkDesk:
             raise BadMessageError(
                 Code.WRONG_ORDER, f"{where}.id: is that of an episode whose actions are asked for here"
             )
-        if state.open_episodes >= self._limits.max_episodes:
+        self._check_room(state, where, announced=name in state.chunks)
+        return Chunks(self._board.start(f"{state.token[:12]}/{name}", backlog=state.backlog))
+
+    def _check_room(self, state: ClientState, where: str, announced: bool = False) -> None:
+        """Refuse one more episode where too many are open."""
+        if state.open_episodes - announced >= self._limits.max_episodes:
             raise BadMessageError(
                 Code.TOO_MANY,
                 f"{where}: {state.open_episodes} episodes are open, expected at most {self._limits.max_episodes} "
                 "(Limits.max_episodes); end some first",
             )
-        return Chunks(self._board.start(f"{state.token[:12]}/{name}"))
 
-    def _fresh(
-        self, chunks: Chunks, agent: str | None, one: WireEpisode, where: str, *, numbered: bool
-    ) -> Moves | None:
+    def _check_gaps(
+        self, state: ClientState, episode: WireEpisode, members: Mapping[Any, WireEpisode], where: str
+    ) -> None:
+        """Refuse a chunk before which something is missing, while nothing of it has been taken."""
+        if episode.id is None:
+            return
+        chunks = state.chunks.get(episode.id) or Chunks("")
+        for agent, one in members.items():
+            had = chunks.t.get(agent, 0)
+            if one.t > had and not chunks.over:
+                raise BadMessageError(
+                    Code.WRONG_ORDER,
+                    f"{where}.t: begins at step {one.t}, expected {had} at most, which is what has come; send what is "
+                    "between first",
+                )
+
+    def _fresh(self, chunks: Chunks, agent: str | None, one: WireEpisode, *, numbered: bool) -> Moves | None:
         """Return the steps that have not been taken, None if there is nothing new."""
         had = chunks.t.get(agent, 0)
         begins = one.t if numbered else had
-        if begins > had:
-            raise BadMessageError(
-                Code.WRONG_ORDER,
-                f"{where}.t: begins at step {begins}, expected {had} at most, which is what has come; send what is "
-                "between first",
-            )
         skip = min(had - begins, one.steps)
         self.repeated += skip
         chunks.t[agent] = max(had, begins + one.steps)
@@ -180,12 +229,12 @@ class ChunkDesk:
             one.terminated and agent is not None, one.truncated and agent is not None, logp, inputs, states,
         )  # fmt: skip
 
-    def _spaces(self, agent: str | None) -> tuple[Any, Any] | None:
+    def spaces(self, agent: str | None) -> tuple[Any, Any] | None:
         """Return an agent's spaces; see `menv.serving.episodes.SpacesOf`."""
         name: AgentId = SINGLE_AGENT if agent is None else agent
         observation, action = self._ioctx.spaces_of(name)
         known = self._ioctx.possible_agents
-        if observation is None or action is None or (known and name not in known):
+        if observation is None or action is None or name == ALL or (known and name not in known):
             return None
         return observation, action
 

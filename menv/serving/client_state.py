@@ -10,10 +10,15 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from menv.backlog import Backlog
 from menv.serving.answerer import Answerer
+from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.limits import Limits
 from menv.serving.messages import Answer
 
 _KEPT_FINISHED = 1_000
+_CLIENTS = 4
+"""How many clients may have as much waiting as each of them may."""
 
 
 @dataclass(slots=True)
@@ -24,13 +29,13 @@ class Link:
         board_id: Its id on the switchboard.
         seq: Number of the last message that was taken, -1 before the first.
         answer: What the last one was answered, None while it waits.
-        waiting: Where to answer it.
+        waiting: Where to answer it; several places if it came again meanwhile.
     """
 
     board_id: str
     seq: int = -1
     answer: Answer | None = None
-    waiting: Answerer | None = None
+    waiting: list[Answerer] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -55,7 +60,11 @@ class Chunks:
 class ClientState:
     """One client.
 
+    Args:
+        backlog: What of its episodes waits for the sampler.
+
     Attributes:
+        backlog: What of its episodes waits for the sampler.
         token: What it shows to go on after a lost connection.
         name: For reports.
         extended: Whether it asked for more than RLlink.
@@ -69,7 +78,8 @@ class ClientState:
         lost_at: When it lost the last one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backlog: Backlog) -> None:
+        self.backlog = backlog
         self.token = secrets.token_hex(16)
         self.name = ""
         self.extended = False
@@ -86,6 +96,22 @@ class ClientState:
     def open_episodes(self) -> int:
         """How many episodes are open."""
         return len(self.links) + len(self.loose) + sum(not one.over for one in self.chunks.values())
+
+    def check_backlog(self, size: int, limits: Limits, where: str) -> None:
+        """Refuse to take more where too much waits.
+
+        Raises:
+            BadMessageError: It does.
+        """
+        total = self.backlog.total
+        if self.backlog.waiting + size > limits.max_waiting or (
+            total is not None and total.waiting + size > _CLIENTS * limits.max_waiting
+        ):
+            raise BadMessageError(
+                Code.TOO_MANY,
+                f"{where}: {self.backlog.waiting} bytes of this client wait to be sampled, expected at most "
+                f"{limits.max_waiting} (Limits.max_waiting); ask for new weights and wait for these before you go on",
+            )
 
     def finish(self, episode_id: str) -> None:
         """Keep an episode that ended for a while, so that its last message is recognised when it comes again."""

@@ -7,9 +7,9 @@ the dtype of the space, finite and inside the bounds, or refused. It knows no po
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
+import numpy as np
 from msgspec import Raw
 
 from menv.serving.bad_message import BadMessageError, Code
@@ -187,6 +187,28 @@ def action(raw: Raw, space: Space, dialect: Dialect, where: str = "action") -> A
     return element(raw, space, dialect, where, bounded=False)
 
 
+def check_mask(spaces: tuple[Space, Space], obs: Any, action: Any, where: str = "action") -> None:
+    """Refuse an action that the mask of its observation forbids.
+
+    Args:
+        spaces: Observation and action space of the agent.
+        obs: What it observed.
+        action: What it did.
+        where: Begins the message of an error.
+
+    Raises:
+        BadMessageError: It is forbidden.
+    """
+    masks = reader_of(spaces[0]).masks
+    if masks:
+        try:
+            masks.check_actions([obs], [action], spaces[1])
+        except BadValueError as error:
+            raise error.in_message(where, is_column=False) from None
+
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Batches hold rewards as float32; those within it never add up to infinity before."""
 _REWARD = Typed(float | dict[str, float])
 
 
@@ -200,8 +222,9 @@ def reward(raw: Raw, dialect: Dialect, where: str = "reward") -> float | dict[st
     if isinstance(paid, dict):
         # Reading the entries by themselves finds an agent that is there twice.
         fields(raw, dialect, where)
-    if not all(map(math.isfinite, paid.values() if isinstance(paid, dict) else (paid,))):
+    # A comparison with NaN is false, too.
+    if not all(abs(one) <= LARGEST_REWARD for one in (paid.values() if isinstance(paid, dict) else (paid,))):
         raise BadMessageError(
-            Code.NOT_FINITE, f"{where}: got a number that is not finite, expected a finite one"
+            Code.NOT_FINITE, f"{where}: got a number that is not finite as float32, expected a finite one"
         )
     return paid

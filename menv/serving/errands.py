@@ -29,7 +29,7 @@ class Errands:
         self._wake = wake
         self._post = post
         self._due: deque[tuple[Do, Then]] = deque()
-        self._later: dict[object, tuple[Do, Then]] = {}
+        self._later: dict[object, list[tuple[Do, Then]]] = {}
 
     def add(self, do: Do, then: Then) -> None:
         """Have something done soon.
@@ -42,8 +42,8 @@ class Errands:
         self._wake()
 
     def add_later(self, who: object, do: Do, then: Then) -> None:
-        """Have something done once the weights have changed; one errand for each of `who`."""
-        self._later[who] = do, then
+        """Have something done once the weights have changed; `who` may have several such errands."""
+        self._later[who] = [*self._later.get(who, ()), (do, then)]
         self._wake()
 
     def drop(self, who: object) -> None:
@@ -53,15 +53,20 @@ class Errands:
 
     @property
     def waiting(self) -> int:
-        """How many wait for new weights."""
+        """How many different `who` wait for new weights."""
         return len(self._later)
 
     def weights_changed(self) -> None:
         """Let those go on who wait for new weights. In the sampler's thread."""
         for who in list(self._later):
-            errand = self._later.pop(who, None)
-            if errand is not None:
-                self._due.append(errand)
+            self._due.extend(self._later.pop(who, ()))
+
+    def fail(self, error: MenvError) -> None:
+        """Tell everybody who waits why nothing will come of it. In the sampler's thread."""
+        self.weights_changed()
+        thens = [self._due.popleft()[1] for _ in range(len(self._due))]
+        if thens:
+            self._post(lambda: [then(error) for then in thens])
 
     def run(self, trainer: Trainer) -> None:
         """Do what is due. In the sampler's thread."""

@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 from menv.serving.bucket import Bucket
 from menv.serving.http_sessions import HttpSession
+from menv.serving.transport import Peer
 
 if TYPE_CHECKING:
     from menv.serving.http import HttpTransport
@@ -56,6 +57,11 @@ class HttpConnection(H11Protocol):
         self._sends_since: float | None = None
         self._heard = self._clock()
 
+    @property
+    def peer(self) -> Peer:
+        """Who is there."""
+        return Peer.at("http", self.client)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         assert isinstance(transport, asyncio.Transport)
@@ -65,6 +71,9 @@ class HttpConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End; a request that waits for its reply waits no longer."""
         super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            # After a reset uvicorn lets it run, and it would keep all of this in memory until it rings.
+            self.timeout_keep_alive_task.cancel()
         self._listener.left(self)
         self._listener.sessions.release(self)
         if self.replied is not None and not self.replied.done():
@@ -80,6 +89,7 @@ class HttpConnection(H11Protocol):
     def request_is_whole(self) -> None:
         """Note that the peer has to do nothing but wait for its response."""
         self._waits_since = None
+        self._listener.stays(self)
 
     def sends(self) -> None:
         """Note that the peer is sent its response."""
@@ -106,7 +116,8 @@ class HttpConnection(H11Protocol):
 
     def hang_up(self) -> None:
         """End it once the response at hand, if any, has been sent."""
-        self.shutdown()
+        if not self.transport.is_closing():
+            self.shutdown()
 
     def abort(self) -> None:
         """End it at once."""

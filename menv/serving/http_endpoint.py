@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
 from menv.serving.access import bearer
 from menv.serving.http_connection import HttpConnection
-from menv.serving.http_sessions import HttpSession
-from menv.serving.listener import LINGER_S
-from menv.serving.transport import Conversation, Peer
+from menv.serving.listener import LINGER_S, MOST_DISCARDED
 
 if TYPE_CHECKING:
     from menv.serving.http import HttpTransport
@@ -46,7 +46,9 @@ class _Exchange:
     """One request and its reply."""
 
     replied: asyncio.Future[bytes | None]
+    end_session: Callable[[], None]
     closes: bool = False
+    responded: bool = False
 
     def reply(self, body: bytes) -> None:
         if not self.replied.done():
@@ -56,6 +58,8 @@ class _Exchange:
         self.closes = True
         if not self.replied.done():
             self.replied.set_result(None)
+        if self.responded:
+            self.end_session()
 
 
 class HttpEndpoint:
@@ -92,50 +96,26 @@ class HttpEndpoint:
         self, connection: HttpConnection, name: str | None, token: str | None, body: bytes, send: Send
     ) -> None:
         loop = asyncio.get_running_loop()
-        listener, now = self._listener, loop.time()
-
-        def peer() -> Peer:
-            host, port = connection.client or ("unknown", 0)
-            return Peer("http", f"{host}:{port}")
-
-        session: HttpSession | None = None
-        if name is None:
-            conversation, bucket = listener.handler.open(peer(), token), connection.bucket
-        else:
-            session = listener.sessions.of(connection, name, now, peer, token)
-            conversation, bucket = session.conversation, session.bucket
-        exchange = _Exchange(loop.create_future())
+        sessions = self._listener.sessions
+        session = sessions.of(connection, name, loop.time(), token)
+        exchange = _Exchange(loop.create_future(), partial(sessions.end, session))
         connection.replied = exchange.replied
+        session.busy += 1
         try:
-            while wait := bucket.wait(loop.time()):
+            while wait := session.bucket.wait(loop.time()):
                 await asyncio.sleep(wait)
-            await self._exchange(exchange, conversation, session, body)
+            session.conversation.received(body, exchange.reply, exchange.close)
+            await exchange.replied
             await self._respond(exchange, connection, send)
         except Exception:
             exchange.closes = True
             raise
         finally:
-            connection.replied = None
-            if session is None:
-                conversation.lost()
-            elif exchange.closes:
-                listener.sessions.end(session)
-
-    async def _exchange(
-        self, exchange: _Exchange, conversation: Conversation, session: HttpSession | None, body: bytes
-    ) -> None:
-        conversation.received(body, exchange.reply, exchange.close)
-        if exchange.replied.done():
-            return
-        if session is None:
-            await exchange.replied
-            return
-        session.busy += 1
-        try:
-            await exchange.replied
-        finally:
+            connection.replied, exchange.responded = None, True
             session.busy -= 1
-            session.heard = asyncio.get_running_loop().time()
+            session.heard = loop.time()
+            if name is None or exchange.closes:
+                sessions.end(session)
 
     async def _respond(self, exchange: _Exchange, connection: HttpConnection, send: Send) -> None:
         body = exchange.replied.result()
@@ -188,7 +168,7 @@ class HttpEndpoint:
         await send({"type": "http.response.body", "body": b""})
 
     async def _discard(self, receive: Receive) -> None:
-        left = self._listener.limits.max_body
+        left = MOST_DISCARDED * self._listener.limits.max_body
         while left > 0:
             message = await receive()
             if message["type"] == "http.disconnect" or not message["more_body"]:

@@ -6,7 +6,6 @@ been heard of. Knows neither requests nor responses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from menv.serving.bucket import Bucket
@@ -21,26 +20,36 @@ class HttpSession:
     Attributes:
         conversation: With whoever knows the header's value.
         bucket: How fast it may go.
+        name: The header's value; None for a conversation of one request.
         heard: When the last request began or ended.
         busy: Requests that wait for their reply.
         users: Connections whose last request was this session's.
+        over: Whether the conversation has ended.
     """
 
-    __slots__ = ("bucket", "busy", "conversation", "heard", "users")
+    __slots__ = ("bucket", "busy", "conversation", "heard", "name", "over", "users")
 
-    def __init__(self, conversation: Conversation, limits: Limits) -> None:
+    def __init__(self, conversation: Conversation, bucket: Bucket, name: str | None) -> None:
         self.conversation = conversation
-        self.bucket = Bucket(limits.max_rate)
+        self.bucket = bucket
+        self.name = name
         self.heard = 0.0
         self.busy = 0
         self.users = 0
+        self.over = False
 
 
 class User(Protocol):
     """A connection, as sessions see it."""
 
     session: HttpSession | None
-    """That of its last request."""
+    """That of its last request with a name."""
+    bucket: Bucket
+    """How fast its requests without a name may come."""
+
+    @property
+    def peer(self) -> Peer:
+        """Who is there."""
 
 
 class HttpSessions:
@@ -62,14 +71,14 @@ class HttpSessions:
         # In the order in which they were heard of, the longest ago first.
         self._all: dict[str, HttpSession] = {}
 
-    def of(
-        self, user: User, name: str, now: float, peer: Callable[[], Peer], token: str | None
-    ) -> HttpSession:
+    def of(self, user: User, name: str | None, now: float, token: str | None) -> HttpSession:
         """Return the session called `name`, a new one if there is none, and note that `user` goes on with it."""
+        if name is None:
+            return HttpSession(self._handler.open(user.peer, token), user.bucket, None)
         session = self._all.pop(name, None)
         if session is None:
             self._make_room()
-            session = HttpSession(self._handler.open(peer(), token), self._limits)
+            session = HttpSession(self._handler.open(user.peer, token), Bucket(self._limits.max_rate), name)
         self._all[name] = session
         session.heard = now
         if user.session is not session:
@@ -86,11 +95,15 @@ class HttpSessions:
 
     def end(self, session: HttpSession) -> None:
         """End one; the next request of that name begins another."""
-        for name, one in self._all.items():
-            if one is session:
-                del self._all[name]
-                self._lose(session)
-                return
+        if session.over:
+            return
+        session.over = True
+        if session.name is not None:
+            self._all.pop(session.name, None)
+        try:
+            session.conversation.lost()
+        except Exception as fault:
+            self._faults.add(fault)
 
     def sweep(self, now: float) -> None:
         """End those of which nothing was heard for too long."""
@@ -112,9 +125,3 @@ class HttpSessions:
             if not session.users:
                 self.end(session)
                 return
-
-    def _lose(self, session: HttpSession) -> None:
-        try:
-            session.conversation.lost()
-        except Exception as fault:
-            self._faults.add(fault)

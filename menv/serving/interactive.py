@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from menv.base_env import SINGLE_AGENT, AgentId
+from menv.base_env import ALL, SINGLE_AGENT, AgentId
 from menv.errors import EpisodeError
 from menv.input_context import InputContext
 from menv.serving import columns
@@ -73,7 +73,8 @@ class Interactive:
                 f"START_EPISODE: {state.open_episodes} episodes are open, expected at most "
                 f"{self._limits.max_episodes} (Limits.max_episodes); end some first",
             )
-        board_id = self._board.start(f"{state.token[:12]}/{name}", request.training_enabled)
+        state.check_backlog(0, self._limits, "START_EPISODE")
+        board_id = self._board.start(f"{state.token[:12]}/{name}", request.training_enabled, state.backlog)
         link = state.links[name] = Link(board_id, -1 if request.seq is None else request.seq)
         link.answer = EpisodeStarted(episode_id=name)
         answerer.send(link.answer)
@@ -88,12 +89,14 @@ class Interactive:
         if link is None:
             return
         try:
-            answer = self._take(link, request, answerer)
+            answer = self._take(state, link, request, answerer)
         except EpisodeError as error:
             raise BadMessageError(Code.WRONG_ORDER, str(error)) from None
         if request.seq is not None:
             link.seq = request.seq
-        link.answer, link.waiting = answer, None if answer is not None else answerer
+        link.answer = answer
+        if answer is None:
+            link.waiting = [answerer]
         if isinstance(request, EndEpisode):
             state.finish(request.episode_id)
         if answer is not None:
@@ -106,9 +109,10 @@ class Interactive:
         if link is not None and seq is not None:
             if seq == link.seq:
                 # The reply was lost, or is still to come.
-                link.waiting = answerer
                 if link.answer is not None:
                     answerer.send(link.answer)
+                else:
+                    link.waiting.append(answerer)
                 return None
             if seq != link.seq + 1 and link.seq >= 0:
                 raise BadMessageError(
@@ -124,36 +128,48 @@ class Interactive:
             )
         return link
 
-    def _take(self, link: Link, request: Turn, answerer: Answerer) -> Answer | None:
+    def _take(self, state: ClientState, link: Link, request: Turn, answerer: Answerer) -> Answer | None:
         """Do what a message says; None where the answer comes later."""
         # Everything is read before anything is done: a message is taken whole or not at all.
         dialect, board, seq = answerer.dialect, self._board, request.seq
+        if link.waiting:
+            raise BadMessageError(
+                Code.WRONG_ORDER,
+                f"{type(request).__struct_config__.tag}: the action that was asked for has not been answered, expected "
+                "one message after the other within an episode; wait for it",
+            )
         if not isinstance(request, LogReturns):
             board.check(type(request).__name__, link.board_id)
+        told, size = len(memoryview(request.info)), 0
+        if told:
+            state.check_backlog(told, self._limits, "info")
         returns = self._returns(request, dialect)
+        if not isinstance(request, LogReturns):
+            size = len(memoryview(request.observation))
         if isinstance(request, EndEpisode):
             obs = self._observations(request.observation, dialect, "END_EPISODE", final=True)
-            self._pay(link, returns)
-            board.end(link.board_id, obs, truncated=request.truncated)
+            self._pay(link, returns, told)
+            board.end(link.board_id, obs, truncated=request.truncated, size=size)
         elif isinstance(request, LogAction):
+            state.check_backlog(size, self._limits, "LOG_ACTION")
             obs = self._observations(request.observation, dialect, "LOG_ACTION")
             actions = self._actions(request, obs, dialect)
-            self._pay(link, returns)
-            board.log(link.board_id, obs, actions, wait=False)
+            self._pay(link, returns, told)
+            board.log(link.board_id, obs, actions, wait=False, size=size)
         elif isinstance(request, GetAction):
             obs = self._observations(request.observation, dialect, "GET_ACTION")
-            self._pay(link, returns)
+            self._pay(link, returns, told)
             name, decided = request.episode_id, self._decided
-            board.ask(link.board_id, obs, lambda actions: decided(link, name, actions, seq))
+            board.ask(link.board_id, obs, lambda actions: decided(link, name, actions, seq), size)
             return None
         else:
-            self._pay(link, returns)
+            self._pay(link, returns, told)
         return Ok(seq=seq)
 
-    def _pay(self, link: Link, returns: tuple[Any, Any, Any] | None) -> None:
+    def _pay(self, link: Link, returns: tuple[Any, Any, Any] | None, size: int) -> None:
         """Pay what came with a message."""
         if returns is not None:
-            self._board.pay(link.board_id, *returns)
+            self._board.pay(link.board_id, *returns, size)
 
     def _observations(
         self, raw: msgspec.Raw, dialect: Dialect, what: str, final: bool = False
@@ -180,9 +196,7 @@ class Interactive:
         where = "LOG_ACTION.action"
         if not self._ioctx.multi_agent:
             return {
-                SINGLE_AGENT: columns.action(
-                    request.action, self._spaces(SINGLE_AGENT, where)[1], dialect, where
-                )
+                SINGLE_AGENT: self._action(SINGLE_AGENT, request.action, obs[SINGLE_AGENT], dialect, where)
             }
         given = self._by_agent(request.action, dialect, where)
         if given.keys() != obs.keys():
@@ -191,9 +205,16 @@ class Interactive:
                 f"{where}: actions of {len(given)} agents and observations of {len(obs)}, expected the same agents",
             )
         return {
-            agent: columns.action(value, self._spaces(agent, where)[1], dialect, f"{where}[{agent[:40]!r}]")
+            agent: self._action(agent, value, obs[agent], dialect, f"{where}[{agent[:40]!r}]")
             for agent, value in given.items()
         }
+
+    def _action(self, agent: AgentId, raw: msgspec.Raw, obs: Any, dialect: Dialect, where: str) -> Any:
+        """Return an action that the mask of its observation allows."""
+        spaces = self._spaces(agent, where)
+        action = columns.action(raw, spaces[1], dialect, where)
+        columns.check_mask(spaces, obs, action, where)
+        return action
 
     def _returns(self, request: Turn, dialect: Dialect) -> tuple[Any, Any, Any] | None:
         """Return rewards, infos and done flags by agent, None if the message has none."""
@@ -209,9 +230,8 @@ class Interactive:
             raise BadMessageError(Code.WRONG_TYPE, f"reward: not {kind}, expected {kind}")
         if not isinstance(paid, dict):
             return {SINGLE_AGENT: paid}, {SINGLE_AGENT: info} if info else None, None
-        for agent in (*paid, *(request.done or ())):
-            if agent != "__all__":
-                self._spaces(agent, "reward")
+        for agent in (*paid, *info, *(agent for agent in request.done or () if agent != ALL)):
+            self._spaces(agent, "reward")
         if not all(isinstance(own, dict) for own in info.values()):
             raise BadMessageError(Code.WRONG_TYPE, "info: expected an object of objects by agent")
         return paid, info or None, request.done
@@ -230,7 +250,7 @@ class Interactive:
         """Return the spaces of an agent that there may be."""
         observation, action = self._ioctx.spaces_of(agent)
         known = self._ioctx.possible_agents
-        if observation is None or action is None or (known and agent not in known):
+        if observation is None or action is None or agent == ALL or (known and agent not in known):
             raise BadMessageError(
                 Code.UNKNOWN_AGENT,
                 f"{where}: no agent {str(agent)[:40]!r}, expected one of the environment's",

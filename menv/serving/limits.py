@@ -24,7 +24,8 @@ class Limits:
     max_depth: int = 32
     """Lists and objects within each other in one body."""
     max_connections: int = 256
-    """Peers of one transport at the same time. The next one is told so and turned away."""
+    """Peers of one transport at the same time. The next one takes the place of somebody who has not said anything
+    yet, or has said goodbye; where everybody talks it is told so and turned away."""
     max_rate: float = 100_000
     """Bodies a second of one connection, with a second's worth at once. A faster peer is slowed down; nothing of
     what it sends is lost."""
@@ -38,6 +39,9 @@ class Limits:
     """Agents of one episode."""
     max_episodes: int = 10_000
     """Open episodes of one connection."""
+    max_waiting: int = 64_000_000
+    """Bytes of episodes and observations of one client that nobody has sampled yet, and a quarter of those of all
+    clients together. While there are more, further ones are refused."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

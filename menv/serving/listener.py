@@ -21,6 +21,8 @@ from menv.serving.transport import Handler, Transport
 
 LINGER_S = 1.0
 """How long a peer that was told goodbye, or that has stopped sending, has left to read what is on its way."""
+MOST_DISCARDED = 4
+"""How many bodies of the greatest length are read and forgotten meanwhile, so that closing is no reset."""
 _FLUSH_S = 0.3
 _AFTER_A_FAILED_ACCEPT_S = 0.1
 _ACCEPTED_AT_ONCE = 64
@@ -69,11 +71,11 @@ class Listener(Transport):
         self._socket: socket.socket | None = None
         self._tls: dict[str, Any] = {}
         self._open: dict[Connection, None] = {}
-        self._leaving: dict[Connection, None] = {}
+        self._giving_way: dict[Connection, None] = {}
         self.finishing: dict[Connection, None] = {}
-        self._arriving: set[asyncio.Protocol] = set()
+        self._arriving: dict[Connection, asyncio.Task[None]] = {}
         self._turned_away = 0
-        self._halfway: dict[asyncio.Task[None], socket.socket] = {}
+        self._halfway: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._none_open = asyncio.Event()
@@ -108,14 +110,10 @@ class Listener(Transport):
     async def stop(self) -> None:
         """Close the port, then all connections; those with something left to send get a moment for it."""
         self._close_port()
-        halfway = dict(self._halfway)
-        tasks = [*halfway, *([] if self._watching is None else [self._watching])]
+        tasks = [*self._halfway, *([] if self._watching is None else [self._watching])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for arrived in halfway.values():
-            # A task that was cancelled before its first line has closed nothing.
-            arrived.close()
         for connection in list(self._open):
             connection.hang_up()
         with contextlib.suppress(TimeoutError):
@@ -127,20 +125,25 @@ class Listener(Transport):
 
     def joined(self, connection: Connection) -> None:
         """Note that a connection stands."""
-        self._arriving.discard(cast(asyncio.Protocol, connection))
+        self._arriving.pop(connection, None)
         self._open[connection] = None
         self._none_open.clear()
+        self.gives_way(connection)
 
     def left(self, connection: Connection) -> None:
         """Note that a connection is gone."""
         self._open.pop(connection, None)
-        self._leaving.pop(connection, None)
+        self._giving_way.pop(connection, None)
         if not self._open:
             self._none_open.set()
 
     def gives_way(self, connection: Connection) -> None:
-        """Note that a connection only waits for its end, and need not be kept when somebody else wants in."""
-        self._leaving[connection] = None
+        """Note that a connection need not be kept when somebody else wants in: silent so far, or at its end."""
+        self._giving_way[connection] = None
+
+    def stays(self, connection: Connection) -> None:
+        """Note that a connection has sent its first body, and keeps its place from now on."""
+        self._giving_way.pop(connection, None)
 
     def _prepare(self) -> None:
         """Import what is needed and set it up; runs before the port is bound."""
@@ -192,46 +195,56 @@ class Listener(Transport):
     def _admit(self, arrived: socket.socket) -> None:
         arrived.setblocking(False)
         if self._has_room():
-            entering = self._enter(arrived)
+            protocol = self._connection()
+            task = self._halfway_in(self._enter(protocol, arrived), arrived)
+            self._arriving[cast(Connection, protocol)] = task
         elif self._turned_away < _MOST_TURNED_AWAY:
-            entering = self._turn_away(arrived)
+            self._turned_away += 1
+            self._halfway_in(self._turn_away(arrived), arrived)
         else:
             arrived.close()
-            return
+
+    def _halfway_in(self, entering: Coroutine[Any, Any, None], arrived: socket.socket) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(entering)
-        self._halfway[task] = arrived
-        task.add_done_callback(self._halfway.pop)
+        self._halfway.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._halfway.discard(task)
+            if task.cancelled():
+                # Perhaps before its first line.
+                arrived.close()
+
+        task.add_done_callback(done)
+        return task
 
     def _has_room(self) -> bool:
         if len(self._open) + len(self._arriving) < self.limits.max_connections:
             return True
-        if not self._leaving:
-            return False
-        leaving = next(iter(self._leaving))
-        self.left(leaving)
-        leaving.abort()
-        return True
+        if self._giving_way:
+            first = next(iter(self._giving_way))
+            self.left(first)
+            first.abort()
+            return True
+        if self._arriving:
+            # In the middle of a TLS handshake, or in this very moment.
+            self._arriving.pop(next(iter(self._arriving))).cancel()
+            return True
+        return False
 
-    def _enter(self, arrived: socket.socket) -> Coroutine[Any, Any, None]:
-        protocol = self._connection()
-        self._arriving.add(protocol)
-        return self._finish_entering(protocol, arrived)
-
-    async def _finish_entering(self, protocol: asyncio.Protocol, arrived: socket.socket) -> None:
+    async def _enter(self, protocol: asyncio.Protocol, arrived: socket.socket) -> None:
         try:
             await self._connect(protocol, arrived)
         finally:
-            self._arriving.discard(protocol)
+            self._arriving.pop(cast(Connection, protocol), None)
 
     async def _turn_away(self, arrived: socket.socket) -> None:
-        self._turned_away += 1
         try:
             transport = await self._connect(goodbye := _Goodbye(), arrived)
             if transport is None:
                 return
             transport.write(self._full())
             if transport.can_write_eof():
-                transport.write_eof()
+                close_half(transport)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(goodbye.gone.wait(), LINGER_S)
             transport.abort()
@@ -264,6 +277,17 @@ class Listener(Transport):
         for connection in list(self._open):
             connection.look(now)
         self._swept(now)
+
+
+def close_half(transport: asyncio.Transport) -> bool:
+    """Send no more; return whether the other half still stands."""
+    try:
+        transport.write_eof()
+    except OSError:
+        # Reset by the peer, which asyncio has not seen yet.
+        transport.abort()
+        return False
+    return True
 
 
 class _Goodbye(asyncio.Protocol):

@@ -6,11 +6,13 @@ decided back to them. All of it runs in the serving thread but `decided`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from menv.backlog import Backlog
 from menv.base_env import SINGLE_AGENT
 from menv.input_context import InputContext
 from menv.serving.access import Access
@@ -27,7 +29,8 @@ from menv.serving.transport import Peer
 from menv.spaces_json import space_to_json
 from menv.switchboard import Switchboard
 
-_SWEEP_S = 1.0
+_OF_TRANSPORTS = {"timeout": Code.TOO_SLOW, "too_many_connections": Code.TOO_MANY}
+"""What transports say that have words of their own."""
 
 
 class Reception:
@@ -48,6 +51,7 @@ class Reception:
         states: The clients, by token.
         sessions: Connections.
         refusals: How many messages and connections were refused.
+        backlog: What of all clients waits for the sampler.
     """
 
     def __init__(
@@ -71,12 +75,11 @@ class Reception:
         self.states: dict[str, ClientState] = {}
         self.sessions: set[Session] = set()
         self.refusals = 0
+        self.backlog = Backlog()
         self._decisions: deque[tuple[Link, str, Any, int | None, int]] = deque()
-        self._swept = 0.0
 
     def open(self, peer: Peer, token: str | None) -> Session:
         """Begin to talk with a peer; see `Handler.open`."""
-        self.sweep()
         session = Session(self, peer, admitted=token is not None or self.access.token is None)
         self.sessions.add(session)
         return session
@@ -84,9 +87,9 @@ class Reception:
     def refused(self, why: str) -> bytes:
         """Return the ERROR for what a transport refuses; see `Handler.refused`."""
         self.refusals += 1
-        code, _, sentence = why.partition(": ")
-        known = code if code in set(Code) else Code.NOT_ALLOWED
-        return encode(Error(code=str(known), message=sentence or why), Dialect.JSON)
+        word, _, sentence = why.partition(": ")
+        code = _OF_TRANSPORTS.get(word) or (Code(word) if word in set(Code) else Code.NOT_ALLOWED)
+        return encode(Error(code=code, message=sentence or why), Dialect.JSON)
 
     def spaces(self) -> dict[str, Any]:
         """Return the spaces of a single agent as JSON; of several they are those of their policies."""
@@ -115,9 +118,9 @@ class Reception:
                 action = dict(actions) if multi else actions[SINGLE_AGENT]
                 answer = Action(episode_id=name, action=action, weights_seq_no=number, seq=seq)
             link.answer = answer
-            waiting, link.waiting = link.waiting, None
-            if waiting is not None:
-                waiting.send(answer)
+            waiting, link.waiting = link.waiting, []
+            for answerer in waiting:
+                answerer.send(answer)
 
     def lost(self, session: Session) -> None:
         """Forget a connection; its client loses its episodes unless it may return."""
@@ -127,7 +130,9 @@ class Reception:
         state.connected -= 1
         if state.connected <= 0:
             state.lost_at = time.monotonic()
-            if not state.extended:
+            if state.extended:
+                asyncio.get_running_loop().call_later(self.return_s, self._give_up_if_away, state)
+            else:
                 self.give_up(state)
 
     def give_up(self, state: ClientState) -> None:
@@ -136,12 +141,7 @@ class Reception:
         for board_id in state.board_ids():
             self.switchboard.lose(board_id)
 
-    def sweep(self) -> None:
-        """Give clients up that have been away for too long; cheap enough to be called often."""
-        now = time.monotonic()
-        if now - self._swept < _SWEEP_S:
-            return
-        self._swept = now
-        for state in list(self.states.values()):
-            if state.connected <= 0 and now - state.lost_at > self.return_s:
-                self.give_up(state)
+    def _give_up_if_away(self, state: ClientState) -> None:
+        """Give a client up that has not returned since it lost a connection long enough ago."""
+        if state.connected <= 0 and time.monotonic() - state.lost_at >= self.return_s:
+            self.give_up(state)

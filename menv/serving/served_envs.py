@@ -12,9 +12,12 @@ from typing import Any
 
 from menv.adapters.external import ExternalEnvs
 from menv.base_env import Ready
+from menv.call_errors import stopped
 from menv.errors import CallOrderError
 from menv.input_context import InputContext
+from menv.loop.net_policy import NetPolicy
 from menv.serving.access import Access
+from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.errands import Errands
 from menv.serving.limits import Limits
 from menv.serving.reception import Reception
@@ -96,10 +99,13 @@ class ServedEnvs(ExternalEnvs):
                 for name, policy in trainer.policies().items()
             },
         }
+        self._reception.chunks.widths = _widths(trainer)
         self.server.start()
 
     def published(self) -> None:
         """Let clients go on that wait for new weights; see `ExternalEnvs.published`."""
+        if self._trainer is not None:
+            self._reception.chunks.widths = _widths(self._trainer)
         self._errands.weights_changed()
         self._run_errands()
 
@@ -138,6 +144,7 @@ class ServedEnvs(ExternalEnvs):
     def stop(self) -> None:
         """Tell clients that nobody samples any more, and free ports and threads."""
         super().stop()
+        self._errands.fail(BadMessageError(Code.STOPPING, str(stopped())))
         self._reception.flush(self._post)
         self.server.stop()
 
@@ -158,3 +165,18 @@ class ServedEnvs(ExternalEnvs):
 
     def _post(self, callback: Any) -> None:
         self.server.post(callback)
+
+
+def _widths(trainer: Trainer) -> dict[str, frozenset[int]]:
+    """Return how many numbers policies draw actions from and remember; nothing if somebody's are unknown."""
+    policies = [policy for policy in trainer.policies().values() if isinstance(policy, NetPolicy)]
+    if len(policies) < len(trainer.policies()):
+        return {}
+    states = frozenset(sum(policy.networks.state_sizes) for policy in policies)
+    inputs = frozenset(policy.networks.backend.head.inputs for policy in policies)
+    # Without a memory, states are left alone; Q-values are not looked at.
+    told = any(policy.networks.backend.head.kind != "q_values" for policy in policies)
+    return {
+        "dist_inputs": inputs if told else frozenset(),
+        "state_in": frozenset() if 0 in states else states,
+    }

@@ -6,6 +6,7 @@ Whoever owns an input starts one and posts callbacks into it. It knows neither m
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from menv.serving.transport import Handler, Transport
 _STOP_S = 0.8
 """The most that transports may take together to end; sockets are then closed with the loop."""
 _JOIN_S = 10.0
+_RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE)
 
 
 class Server:
@@ -90,7 +92,7 @@ class Server:
             raise
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Have the serving thread call `callback` soon. From any thread; after `stop()` nothing happens.
+        """Have the serving thread call `callback` soon. From any thread; before `start` and after `stop` it is dropped.
 
         What it raises is noted in `faults`.
         """
@@ -170,5 +172,7 @@ class Server:
     def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         # asyncio would write it to a log; a warning without an exception is not worth a count.
         error = context.get("exception")
-        if error is not None:
+        # asyncio closes half of a connection later, where bytes were waiting, and the peer may have reset it.
+        resets = isinstance(error, OSError) and error.errno in _RESETS
+        if error is not None and not resets:
             self.faults.add(error)

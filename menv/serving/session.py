@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from menv.errors import CallOrderError, MenvError
+from menv.backlog import Backlog
+from menv.errors import CallOrderError, EpisodeError, MenvError
 from menv.serving.answerer import Answerer
 from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.client_state import ClientState
@@ -54,7 +55,7 @@ class Session:
 
     def __init__(self, reception: Reception, peer: Peer, admitted: bool) -> None:
         self.peer = peer
-        self.state = ClientState()
+        self.state = ClientState(Backlog(reception.backlog))
         self.state.connected = 1
         self._reception = reception
         self._admitted = admitted
@@ -76,6 +77,9 @@ class Session:
             answerer.refuse(error, getattr(request, "seq", None))
             if error.code == Code.NOT_ALLOWED:
                 close()
+        except EpisodeError as error:
+            self._reception.refusals += 1
+            answerer.refuse(BadMessageError(Code.WRONG_ORDER, str(error)), getattr(request, "seq", None))
         except CallOrderError as error:
             answerer.refuse(BadMessageError(Code.STOPPING, str(error)), getattr(request, "seq", None))
 
@@ -195,6 +199,12 @@ class Session:
             raise BadMessageError(
                 Code.TOO_MANY, f"GET_POLICIES.agent_ids: {len(request.agent_ids)} agents are too many"
             )
+        for agent in request.agent_ids:
+            if self._reception.ioctx.multi_agent and self._reception.chunks.spaces(agent) is None:
+                raise BadMessageError(
+                    Code.UNKNOWN_AGENT,
+                    f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
+                )
         known = state.chunks[name].policies if name in state.chunks else {}
         asked = [agent for agent in request.agent_ids if agent not in known]
 
@@ -205,7 +215,11 @@ class Session:
             if isinstance(result, MenvError):
                 answerer.refuse(BadMessageError(Code.UNKNOWN_AGENT, str(result)))
                 return
-            chunks = self._reception.chunks.announced(state, name)
+            try:
+                chunks = self._reception.chunks.announced(state, name)
+            except BadMessageError as error:
+                answerer.refuse(error)
+                return
             chunks.policies.update(result)
             answerer.send(Policies(policy_ids={agent: chunks.policies[agent] for agent in request.agent_ids}))
 

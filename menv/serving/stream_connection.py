@@ -14,7 +14,7 @@ from typing import cast
 
 from menv.serving.bad_message import BadMessageError
 from menv.serving.bucket import Bucket
-from menv.serving.listener import LINGER_S, Listener
+from menv.serving.listener import LINGER_S, MOST_DISCARDED, Listener, close_half
 from menv.serving.transport import Conversation, Peer
 
 _TURN = 32
@@ -47,6 +47,7 @@ class StreamConnection(asyncio.Protocol):
         self._ending = False
         self._discarded = 0
         self._half_closed = self._gone = False
+        self._silent = True
         # Why the connection ends once everything received is handled; "" if that need not be said.
         self._farewell: str | None = None
         self._throttled = self._scheduled = self._paused = self._reading_paused = False
@@ -169,9 +170,9 @@ class StreamConnection(asyncio.Protocol):
     # What goes on in between.
 
     def _start_talking(self, token: str | None) -> None:
-        host, port = (self._transport.get_extra_info("peername") or ("unknown", 0))[:2]
+        peer = Peer.at(self.kind, self._transport.get_extra_info("peername"))
         try:
-            self._conversation = self._listener.handler.open(Peer(self.kind, f"{host}:{port}"), token)
+            self._conversation = self._listener.handler.open(peer, token)
         except Exception as fault:
             self._listener.faults.add(fault)
             self.abort()
@@ -238,6 +239,9 @@ class StreamConnection(asyncio.Protocol):
             self._listener.faults.add(fault)
             self.abort()
             return []
+        if self._silent and bodies:
+            self._silent = False
+            self._listener.stays(self)
         if self._farewell is not None:
             self._unfed = b""
         elif not self._in_the_middle():
@@ -325,12 +329,13 @@ class StreamConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._listener.gives_way(self)
-        self._transport.write_eof()
+        if not close_half(self._transport):
+            return
         rest = self._transport.get_write_buffer_size()
         linger = self._limits.handshake_s if rest else LINGER_S
         asyncio.get_running_loop().call_later(linger, self._transport.abort)
 
     def _discard(self, count: int) -> None:
         self._discarded += count
-        if self._discarded > self._limits.max_body:
+        if self._discarded > MOST_DISCARDED * self._limits.max_body:
             self._transport.abort()

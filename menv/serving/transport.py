@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from menv.serving.access import Access
@@ -32,6 +32,12 @@ class Peer:
 
     transport: str
     address: str
+
+    @classmethod
+    def at(cls, transport: str, name: tuple[Any, ...] | None) -> Peer:
+        """Return the peer of a socket, whose `getpeername()` is `name`; None if it is gone already."""
+        host, port = ("unknown", 0) if name is None else name[:2]
+        return cls(transport, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
 class Conversation(Protocol):

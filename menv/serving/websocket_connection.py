@@ -40,17 +40,26 @@ class WebSocketConnection(StreamConnection):
         self._stands_between = False
 
     def _feed(self, data: bytes) -> list[bytes]:
+        bodies: list[bytes] = []
+        # The package would read what follows a handshake before that is answered: so it gets line after line.
+        while data and self._protocol.state is State.CONNECTING and self._farewell is None:
+            end = data.find(b"\n") + 1 or len(data)
+            self._take_in(data[:end], bodies)
+            data = data[end:]
+        if data and self._farewell is None:
+            self._take_in(data, bodies)
+        return bodies
+
+    def _take_in(self, data: bytes, bodies: list[bytes]) -> None:
         self._protocol.receive_data(data)
         events = self._protocol.events_received()
         self._stands_between = bool(events)
-        bodies: list[bytes] = []
         for event in events:
             if isinstance(event, Request):
                 self._answer_handshake(event)
             elif isinstance(event, Frame) and event.opcode in _DATA:
                 self._take_frame(event, bodies)
         self._flush()
-        return bodies
 
     def _take_frame(self, frame: Frame, bodies: list[bytes]) -> None:
         if frame.fin and self._fragments is None:

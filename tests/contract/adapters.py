@@ -14,6 +14,7 @@ from gymnasium.vector import SyncVectorEnv
 from menv.base_env import BaseEnv, Ready
 from menv.loop.convert import to_base_env
 from menv.vector_env import VectorEnv
+from tests.contract.callers import CalledEnvs, without_own_truncations
 from tests.contract.scripted import (
     IRREGULAR,
     SOLO,
@@ -68,6 +69,11 @@ class Adapter:
                 makers = [partial(made.__getitem__, world) for world in range(num_envs)]
                 env = SyncVectorEnv(makers, copy=False, autoreset_mode=self.kind)
             return to_base_env(env, seed=seed), [one.game for one in made]
+        if self.kind == "external":
+            games = [
+                ScriptedEnv(without_own_truncations(script), world) for world, script in enumerate(scripts)
+            ]
+            return CalledEnvs(games), games
         games = [ScriptedEnv(script, world) for world, script in enumerate(scripts)]
         if self.kind == "agents":
             return to_base_env(games[0], games.__getitem__, num_envs, seed=seed), games
@@ -80,7 +86,7 @@ ALL_ADAPTERS = [
     *[Adapter(kind, SOLO, kind) for kind in ("vector", "NextStep", "SameStep", "Disabled")],
     *[
         Adapter(f"{kind}-{world}", script, kind)
-        for kind in ("agents", "now", "later", "new id")
+        for kind in ("agents", "now", "later", "new id", "external")
         for world, script in _WORLDS.items()
     ],
 ]

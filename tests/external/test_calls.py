@@ -111,6 +111,25 @@ def test_a_log_far_ahead_of_the_sampler_waits_for_it() -> None:
     assert steps_of([batch]) == {0: list(range(500))}
 
 
+def test_short_episodes_far_ahead_of_the_sampler_wait_for_it_too() -> None:
+    env = Told()
+    ended = [0]
+
+    def play() -> None:
+        for number in range(2000):
+            episode = env.start_episode()
+            env.log_action(episode, obs(number, 0), 1)
+            env.end_episode(episode, obs(number, 1))
+            ended[0] += 1
+
+    with training(env, DQN, rollout_fragment_length=2000) as algo, calling(play):
+        time.sleep(0.2)
+        ahead = ended[0]
+        batch = algo.sample()
+    assert 10 < ahead < 2000
+    assert steps_of([batch]) == {number: [0] for number in range(2000)}
+
+
 @pytest.mark.parametrize("env", [Told(), ToldTeam()], ids=["one agent", "several"])
 @pytest.mark.parametrize(
     ("call", "name"),
@@ -295,10 +314,10 @@ def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
         env.start_episode("x")
         env.log_action("x", obs(0, 0), 0)
 
-        def play() -> None:
+        def play(algo: Any) -> None:
             env.log_returns("x", reward)
             env.log_action("x", obs(0, 1), 0)
+            algo.sample()
 
         with pytest.raises(ContractError, match=r"'agent0'.* is .*expected a.*number"):
-            play()
-            algo.sample()
+            play(algo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ def test_rewards_between_two_actions_add_up_and_none_is_zero(logs: bool) -> None
 
     def play() -> None:
         env.start_episode("x")
+        paid: Any
         for step, paid in enumerate([(1.0, 2.0), (), (3, np.float32(0.5), np.array(-1.0)), (4.0,)]):
             if logs:
                 env.log_action("x", obs(0, step), 0)
@@ -59,6 +61,7 @@ def test_an_info_goes_with_one_observation_and_never_sticks() -> None:
     env = Told()
     with training(env, DQN, rollout_fragment_length=5) as algo:
         env.start_episode("x")
+        told: Any
         for step, told in enumerate([[{"n": 0}], [], [{"n": 1}, {"n": 2}], [], [{"last": True}]]):
             env.log_action("x", obs(0, step), 0)
             for info in told:
@@ -82,7 +85,8 @@ def test_the_end_has_its_flag_and_its_own_last_observation(truncated: bool) -> N
     assert not batch["default_policy"].segments.final_missing.any()
 
 
-def test_the_caller_may_change_its_array_once_it_has_been_taken() -> None:
+@pytest.mark.parametrize("logs", [False, True], ids=["asks", "logs"])
+def test_the_caller_may_use_its_array_again(logs: bool) -> None:
     env = Told()
     seen = obs(0, 0)
 
@@ -90,14 +94,19 @@ def test_the_caller_may_change_its_array_once_it_has_been_taken() -> None:
         env.start_episode("x")
         for step in range(3):
             seen[1] = step
-            env.get_action("x", seen)
+            if logs:
+                env.log_action("x", seen, 0)
+            else:
+                env.get_action("x", seen)
         seen[1] = 3
         env.end_episode("x", seen)
         seen[1] = 99
 
-    with training(env, rollout_fragment_length=3) as algo, calling(play):
+    with training(env, DQN, rollout_fragment_length=3) as algo, calling(play):
+        time.sleep(0.05)
         batch = algo.sample()
     assert column(batch, "obs") == [[0.0, 0.0], [0.0, 1.0], [0.0, 2.0]]
+    assert column(batch, "new_obs")[-1] == [0.0, 3.0]
 
 
 @pytest.mark.parametrize("truncated", [False, True])
@@ -116,7 +125,7 @@ def test_a_truncated_end_is_worth_what_its_last_observation_is_and_a_terminated_
     with training(env, PPO, **config) as algo:
         with calling(play):
             batch = algo.sample()["default_policy"]
-        backend = algo._population.cohorts[0].backend  # type: ignore[attr-defined]
+        backend = algo._population.cohorts[0].backend
         last = float(backend.values(0, obs(0, 3)[None])[0])
     values = [*batch["vf_preds"].tolist(), last if truncated else 0.0]
     assert last != 0.0

@@ -13,6 +13,7 @@ import numpy as np
 from menv import ExternalEnv, ExternalMultiAgentEnv
 from menv.adapters.external import ExternalEnvs
 from menv.algorithms import PPO
+from menv.errors import CallOrderError
 
 OBS = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 ACTIONS = gym.spaces.Discrete(3)
@@ -103,7 +104,7 @@ def calling(*plays: Callable[[], Any]) -> Iterator[None]:
     def guarded(play: Callable[[], Any]) -> None:
         try:
             play()
-        except BaseException as fault:  # noqa: BLE001 - handed on
+        except BaseException as fault:
             faults.append(fault)
 
     threads = [threading.Thread(target=guarded, args=(play,), daemon=True) for play in plays]
@@ -115,6 +116,21 @@ def calling(*plays: Callable[[], Any]) -> Iterator[None]:
     if faults:
         raise faults[0]
     assert not any(thread.is_alive() for thread in threads), "a caller still waits"
+
+
+def until_stopped(play: Callable[[], Any]) -> Callable[[], None]:
+    """Return what plays over and over, until nobody samples any more."""
+
+    def on_and_on() -> None:
+        while True:
+            try:
+                play()
+            except CallOrderError as error:
+                if "nobody samples any more" not in str(error):
+                    raise
+                return
+
+    return on_and_on
 
 
 def obs(number: int, step: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import struct
@@ -13,7 +14,7 @@ from menv.serving.listener import Listener
 from menv.serving.tcp import TcpTransport
 from menv.serving.websocket import WebSocketTransport
 
-PATIENCE_S = 10.0
+PATIENCE_S = 3.0
 SESSION = "0123456789abcdef" * 2
 HEADERS = "Host: localhost\r\n"
 
@@ -78,10 +79,11 @@ class Client:
 
     def rest(self) -> bytes:
         """Return everything up to the end of the connection."""
-        try:
-            return self.file.read()
-        except ConnectionError:
-            return b""
+        got = b""
+        with contextlib.suppress(ConnectionError):
+            while more := self.file.read1(65_536):
+                got += more
+        return got
 
     def leave(self) -> None:
         self.file.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,12 +27,14 @@ class Talk:
         self.token = token
         self.bodies: list[bytes] = []
         self.held: list[Reply] = []
+        self.closes: list[Callable[[], None]] = []
         self.losses = 0
 
     def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> None:
         assert threading.current_thread().name == "menv-serving"
         assert self.losses == 0
         self.bodies.append(body)
+        self.closes.append(close)
         if body.startswith(RAISE):
             raise ZeroDivisionError("a fault of ours")
         if body.startswith(HOLD):
@@ -77,7 +80,11 @@ class Talks:
 def serving(
     *doors: Door, limits: Limits | None = None, access: Access | None = None, faults: int = 0
 ) -> Iterator[tuple[Server, Talks]]:
-    """Run a server with a port for each door; in the end it must have had that many faults."""
+    """Run a server with a port for each door; it must have had that many faults, and nothing may be logged."""
+    logged: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = logged.append  # type: ignore[assignment, method-assign]
+    logging.getLogger().addHandler(handler)
     talks = Talks()
     server = Server(talks, [door.make() for door in doors], limits, access)
     talks.late = lambda callback: threading.Timer(0.01, server.post, (callback,)).start()
@@ -86,6 +93,8 @@ def serving(
         yield server, talks
     finally:
         server.stop()
+        logging.getLogger().removeHandler(handler)
+    assert [record.getMessage() for record in logged] == []
     assert (server.faults.count, server.connections) == (faults, 0), server.faults.kept
     assert talks.losses == [1] * len(talks.all)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -76,7 +77,9 @@ def greedy(door: Door, address: Address, ended: threading.Event) -> None:
 
 def too_many(door: Door, address: Address, ended: threading.Event) -> None:
     """Connections beyond the limit, one after the other."""
-    crowd = [Client(door, address, greets=False) for _ in range(40)]
+    crowd = [Client(door, address) for _ in range(31)]
+    for one in crowd:
+        assert one.ask(b"{in") == b"{in"
     while not ended.is_set():
         with Client(door, address, greets=False) as one:
             one.rest()
@@ -115,8 +118,9 @@ def test_a_flood_of_bodies_is_handled_in_turns_with_others(door: Door) -> None:
         Client(door, server.addresses[0]) as flood,
         Client(door, server.addresses[0]) as healthy,
     ):
-        assert flood.ask(b"{first") == b"{first"
-        assert healthy.ask(b"{second") == b"{second"
+        # Who was heard of last is looked at first.
+        assert healthy.ask(b"{first") == b"{first"
+        assert flood.ask(b"{second") == b"{second"
         # The thread is held up until everything lies there, that of the healthy one last.
         ready = threading.Event()
         server.post(ready.wait)
@@ -127,6 +131,56 @@ def test_a_flood_of_bodies_is_handled_in_turns_with_others(door: Door) -> None:
         assert healthy.receive() == b"{healthy"
         assert len(talks.all[0].bodies) < 2_500
         assert eventually(lambda: len(talks.all[0].bodies) == 5_001)
+
+
+def spoilt(whole: bytes, noise: random.Random) -> bytes:
+    """Return `whole` with some bytes changed, left out, doubled or put in."""
+    data = bytearray(whole)
+    for _ in range(noise.choice((1, 1, 2, 8))):
+        at = noise.randrange(len(data))
+        kind = noise.randrange(4)
+        if kind == 0:
+            data[at] = noise.randrange(256)
+        elif kind == 1:
+            del data[at : at + noise.choice((1, 5, 50))]
+        elif kind == 2:
+            data[at:at] = data[at : at + 20]
+        else:
+            data[at:at] = noise.randbytes(noise.choice((1, 4, 300)))
+        data = data or bytearray(b"0")
+    return bytes(data)
+
+
+def speak_badly(door: Door, times: int) -> None:
+    """Send spoilt requests, each on a connection of its own, beside somebody who goes on."""
+    noise = random.Random(7)
+    limits = Limits(max_body=10_000, handshake_s=1.0, idle_s=5.0)
+    with serving(door, limits=limits) as (server, _):
+        for turn in range(times):
+            with Client(door, server.addresses[0], greets=turn % 2 == 0) as one:
+                opening = b"" if turn % 2 == 0 else door.opening("Host: localhost\r\n")
+                try:
+                    one.raw(spoilt(opening + door.wrap(b"{first") + door.wrap(b"{" + bytes(300)), noise))
+                    if turn % 3 == 0:
+                        one.socket.shutdown(socket.SHUT_WR)
+                        one.rest()
+                except OSError:
+                    pass
+            if turn % 25 == 0:
+                with Client(door, server.addresses[0]) as healthy:
+                    assert healthy.ask(b"{served") == b"{served"
+        assert eventually(lambda: server.connections == 0)
+
+
+@every_door
+def test_spoilt_bytes_are_no_fault_and_no_burden(door: Door) -> None:
+    speak_badly(door, 300)
+
+
+@pytest.mark.soak
+@every_door
+def test_many_spoilt_bytes_are_no_fault_and_no_burden(door: Door) -> None:
+    speak_badly(door, 20_000)
 
 
 def test_pings_alone_keep_no_half_sent_body_alive() -> None:
@@ -164,11 +218,11 @@ def test_an_http_client_of_the_standard_library_and_a_websocket_client_of_the_pa
             assert response.read() == body
         web.close()
         host, port = server.addresses[1]
-        with connect(f"ws://{host}:{port}/rllink") as socket:
-            socket.send('{"a": 1}')
-            assert socket.recv() == '{"a": 1}'
-            socket.send(b"\x81\xa1a\x01")
-            assert socket.recv() == b"\x81\xa1a\x01"
-            socket.send(['{"a"', ": 1}"])
-            assert socket.recv() == '{"a": 1}'
+        with connect(f"ws://{host}:{port}/rllink") as chat:
+            chat.send('{"a": 1}')
+            assert chat.recv() == '{"a": 1}'
+            chat.send(b"\x81\xa1a\x01")
+            assert chat.recv() == b"\x81\xa1a\x01"
+            chat.send(['{"a"', ": 1}"])
+            assert chat.recv() == '{"a": 1}'
         assert len(talks.all) == 4

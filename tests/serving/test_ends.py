@@ -5,18 +5,22 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
-from menv.errors import CallOrderError, ConfigError
+from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.serving.http_connection import HttpConnection
-from menv.serving.limits import Limits
 from menv.serving.server import Server
 from menv.serving.stream_connection import StreamConnection
 from menv.serving.tcp import TcpTransport
-from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door
+from tests.house.sources import ROOT
+from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door
+from tests.serving.few_descriptors import FEW
 from tests.serving.talks import FLOOD, HOLD, LATE, Talks, eventually, serving
 
 every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
@@ -107,7 +111,9 @@ def test_stop_ends_whatever_is_going_on_and_frees_port_and_thread(
     state(one)
     if state in (waiting, waiting_a_little, being_replied_to, half_closed):
         assert eventually(lambda: talks.bodies)
+    begun = time.monotonic()
     server.stop()
+    assert time.monotonic() - begun < PATIENCE_S
     assert the_serving_threads() == []
     assert server.connections == 0
     assert talks.losses == [1] * len(talks.all)
@@ -157,6 +163,19 @@ def test_stop_may_be_called_twice_and_by_several_threads_and_before_start() -> N
         never.start()
 
 
+def test_a_conversation_that_blocks_is_named_by_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("menv.serving.server._JOIN_S", 0.2)
+    goes_on = threading.Event()
+    server = Server(Talks(), [TcpTransport()])
+    server.start()
+    server.post(goes_on.wait)
+    with pytest.raises(ContractError, match=r"Server\.stop: the serving thread is busy"):
+        server.stop()
+    goes_on.set()
+    server.stop()
+    assert eventually(lambda: the_serving_threads() == [])
+
+
 def test_a_server_starts_once() -> None:
     with serving(TCP) as (server, _), pytest.raises(CallOrderError, match="make another Server"):
         server.start()
@@ -177,6 +196,26 @@ def test_a_taken_port_is_a_named_error_and_leaves_nothing_running() -> None:
         assert open_files() == before
 
 
+def test_who_is_connected_goes_on_while_there_are_no_file_descriptors_left() -> None:
+    command = [sys.executable, "-m", "tests.serving.few_descriptors"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        address = ("127.0.0.1", int(process.stdout.readline()))
+        with Client(TCP, address) as healthy:
+            assert healthy.ask(b"{before") == b"{before"
+            crowd = [Client(TCP, address) for _ in range(2 * FEW)]
+            for _ in range(50):
+                assert healthy.ask(b"{goes on") == b"{goes on"
+            for one in crowd:
+                one.leave()
+            with Client(TCP, address) as late:
+                assert late.ask(b"{serves again") == b"{serves again"
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, errors) == (0, "")
+
+
 def test_several_ports_of_several_kinds_serve_at_once() -> None:
     with serving(TCP, HTTP, WEBSOCKET, TCP) as (server, talks):
         assert len({port for _, port in server.addresses}) == 4
@@ -193,9 +232,20 @@ def test_what_a_posted_callback_raises_is_kept_and_hurts_nobody() -> None:
         assert [type(fault) for fault in server.faults.kept] == [ZeroDivisionError]
 
 
+@every_door
+def test_a_connection_that_is_reset_between_requests_is_forgotten(door: Door) -> None:
+    with serving(door) as (server, talks):
+        one = Client(door, server.addresses[0])
+        assert one.ask(b"{first") == b"{first"
+        one.reset()
+        assert eventually(lambda: server.connections == 0)
+        talks.all[0].closes.clear()
+        assert eventually(lambda: connections_in_memory() == 0)
+
+
 def reconnect(door: Door, times: int) -> None:
     """Kill clients in every state, one after the other, and see that nothing of them stays."""
-    with serving(door, limits=Limits(idle_s=5.0)) as (server, talks):
+    with serving(door) as (server, talks):
         for turn in range(times):
             one = Client(door, server.addresses[0], greets=turn % len(STATES) != 0)
             if turn % len(STATES):
@@ -209,6 +259,7 @@ def reconnect(door: Door, times: int) -> None:
         assert eventually(lambda: server.connections == 0)
         for talk in talks.all:
             talk.held.clear()
+            talk.closes.clear()
         assert eventually(lambda: connections_in_memory() == 0)
         assert open_files() <= before
         assert len(the_serving_threads()) == 1

@@ -63,6 +63,18 @@ def test_a_body_that_is_too_long_is_refused_while_another_peer_goes_on(door: Doo
         assert talks.bodies == [b"{fine"]
 
 
+@every_door
+def test_somebody_who_has_sent_too_much_still_reads_why(door: Door) -> None:
+    # Closing with bytes unread would reset the connection, and take away what was written.
+    with (
+        serving(door, limits=Limits(max_body=5_000_000)) as (server, _),
+        Client(door, server.addresses[0]) as one,
+    ):
+        one.send(bytes(18_000_000))
+        told = one.rest()
+        assert (b"exceeds limit" if door is WEBSOCKET else b"too_large: ") in told
+
+
 def test_a_long_body_is_refused_before_it_is_sent() -> None:
     with serving(TCP, HTTP, limits=TINY) as (server, _):
         with Client(TCP, server.addresses[0]) as one:
@@ -114,6 +126,20 @@ def test_somebody_too_many_is_told_so_and_the_place_is_free_again_when_somebody_
 
 
 @every_door
+def test_as_many_as_are_allowed_may_come_at_once(door: Door) -> None:
+    with serving(door, limits=Limits(max_connections=30)) as (server, _):
+        for _ in range(5):
+            assert eventually(lambda: server.connections == 0)
+            crowd = [Client(door, server.addresses[0], greets=False) for _ in range(30)]
+            for one in crowd:
+                one.raw(door.opening("Host: localhost\r\n") + door.wrap(b"{in"))
+            for one in crowd:
+                assert b"503" not in one.file.peek()
+                assert b"too_many" not in one.file.peek()
+                one.leave()
+
+
+@every_door
 def test_those_who_are_too_many_are_no_burden(door: Door) -> None:
     with (
         serving(door, limits=Limits(max_connections=1)) as (server, _),
@@ -137,6 +163,21 @@ def test_somebody_who_has_said_goodbye_makes_room_for_the_next() -> None:
         assert b"bad_frame: " in rude.receive()
         with Client(TCP, server.addresses[0]) as polite:
             assert polite.ask(b"{in") == b"{in"
+
+
+@every_door
+def test_those_who_say_nothing_take_nobody_s_place(door: Door) -> None:
+    with (
+        serving(door, limits=Limits(max_connections=5)) as (server, _),
+        Client(door, server.addresses[0]) as inside,
+    ):
+        assert inside.ask(b"{in") == b"{in"
+        crowd = [Client(door, server.addresses[0], greets=False) for _ in range(20)]
+        with Client(door, server.addresses[0]) as late:
+            assert late.ask(b"{in as well") == b"{in as well"
+            assert inside.ask(b"{still in") == b"{still in"
+        for one in crowd:
+            one.leave()
 
 
 @every_door
@@ -197,6 +238,7 @@ def test_a_request_over_http_may_wait_for_its_reply_as_long_as_it_takes() -> Non
         one.send(HOLD)
         assert eventually(lambda: talks.bodies)
         time.sleep(1.0)
+        assert talks.losses == [0]
         server.post(lambda: talks.all[0].held[0](b"{at last"))
         assert one.receive() == b"{at last"
 
@@ -261,6 +303,16 @@ def test_conversations_over_http_are_bounded_and_those_with_a_connection_stay() 
         kept.raw(http_wrap(b"{3", name(0)))
         assert kept.receive() == b"{3"
         assert talks.all[0].bodies == [b"{1", b"{3"]
+
+
+def test_conversations_over_http_give_way_when_their_connection_is_gone() -> None:
+    with serving(HTTP, limits=Limits(max_connections=3)) as (server, talks):
+        for number in range(10):
+            with Client(HTTP, server.addresses[0]) as one:
+                one.raw(http_wrap(b"{1", f"Host: localhost\r\nmenv-session: {number:032x}\r\n"))
+                assert one.receive() == b"{1"
+            assert eventually(lambda: server.connections == 0)
+        assert talks.losses == [1] * 7 + [0] * 3
 
 
 @pytest.mark.parametrize("rate", [0.2, 1.0, 3.0, 100.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import ssl
@@ -136,6 +137,26 @@ def test_somebody_too_many_is_told_so(door: Door, access: Access, trusting: ssl.
         with Client(door, server.addresses[0], tls=trusting, greets=False) as outside:
             assert b"too_many: " in outside.rest()
         assert inside.ask(b"{still in") == b"{still in"
+
+
+@every_door
+def test_handshakes_that_never_end_take_nobody_s_place(
+    door: Door, access: Access, trusting: ssl.SSLContext
+) -> None:
+    with (
+        serving(door, access=access, limits=Limits(max_connections=3)) as (server, _),
+        Client(door, server.addresses[0], tls=trusting) as inside,
+    ):
+        assert inside.ask(b"{in") == b"{in"
+        crowd = [Client(door, server.addresses[0], greets=False) for _ in range(10)]
+        for one in crowd:
+            with contextlib.suppress(OSError):
+                one.raw(b"\x16\x03\x01")
+        with Client(door, server.addresses[0], tls=trusting) as late:
+            assert late.ask(b"{in as well") == b"{in as well"
+            assert inside.ask(b"{still in") == b"{still in"
+        for one in crowd:
+            one.leave()
 
 
 @every_door

@@ -6,6 +6,7 @@ import itertools
 import socket
 import threading
 import time
+import traceback
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tests.serving.doors import (
     tcp_wrap,
     websocket_frame,
 )
-from tests.serving.talks import CLOSE, HOLD, LATE, RAISE, eventually, serving
+from tests.serving.talks import CLOSE, FLOOD, FLOOD_BYTES, HOLD, LATE, RAISE, eventually, serving
 
 every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
 streams = pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
@@ -145,6 +146,28 @@ def test_a_conversation_may_end_the_connection_after_its_reply(door: Door) -> No
         assert eventually(lambda: server.connections == 0)
 
 
+@every_door
+def test_a_conversation_may_end_later_without_a_word(door: Door) -> None:
+    with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
+        assert one.ask(b"{fine") == b"{fine"
+        server.post(talks.all[0].closes[0])
+        if door is not HTTP:
+            one.rest()
+            one.leave()
+        assert eventually(lambda: talks.losses == [1])
+        server.post(talks.all[0].closes[0])
+
+
+@streams
+def test_a_reply_after_the_end_of_a_conversation_is_dropped(door: Door) -> None:
+    with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
+        one.send(HOLD)
+        one.send(CLOSE)
+        assert one.receive() == CLOSE
+        server.post(lambda: talks.all[0].held[0](b"{too late"))
+        assert b"late" not in one.rest()
+
+
 @streams
 def test_what_comes_after_the_end_of_a_conversation_is_not_handed_to_it(door: Door) -> None:
     with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
@@ -187,6 +210,10 @@ def test_a_fault_of_ours_costs_its_connection_and_is_kept(door: Door) -> None:
         assert eventually(lambda: 1 in talks.losses)
         (fault,) = server.faults.kept
         assert isinstance(fault, ZeroDivisionError)
+        # It does not keep bodies and connections in memory.
+        frames = [frame for frame, _ in traceback.walk_tb(fault.__traceback__)]
+        assert frames[-1].f_code.co_name == "received"
+        assert frames[-1].f_locals == {}
         assert healthy.ask(b"{still") == b"{still"
 
 
@@ -254,3 +281,13 @@ def test_a_peer_that_does_not_read_is_not_read_either(door: Door) -> None:
         assert len([one for one in talks.bodies if one != b"{other"]) == handled
         one.socket.settimeout(PATIENCE_S)
         assert all(one.receive() == body for _ in range(handled))
+
+
+@streams
+def test_replies_are_not_made_faster_than_they_are_read(door: Door) -> None:
+    with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
+        one.raw(door.wrap(FLOOD) * 40)
+        assert eventually(lambda: talks.bodies)
+        time.sleep(0.3)
+        assert len(talks.bodies) < 20
+        assert all(len(one.receive()) == FLOOD_BYTES + 1 for _ in range(40))

@@ -1,0 +1,233 @@
+"""What the classic system's own tests of external environments ask for, with their numbers, and its loop by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.algorithms import DQN, PPO
+from menv.errors import ContractError
+from menv.loop.convert import to_base_env
+from tests.external.told import Told, ToldTeam, calling, log_steps, obs, training, until_stopped
+from tests.external.walk import Walk, walk_on
+
+
+class Fifty(gym.Env[Any, Any]):
+    """An episode has 50 steps, each of which earns 1."""
+
+    observation_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.at = 0
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.at += 1
+        return 0, 1.0, self.at == 50, False, {}
+
+
+def fifty(env: Any) -> None:
+    game = Fifty()
+    while True:
+        episode, over = env.start_episode(), False
+        game.reset()
+        while not over:
+            _, reward, over, _, info = game.step(env.get_action(episode, 0))
+            env.log_returns(episode, reward, info)
+        env.end_episode(episode, 0)
+
+
+def sampled(length: int, batch_mode: str, times: int = 3) -> list[Any]:
+    env = Told(fifty, observation_space=Fifty.observation_space, action_space=Fifty.action_space)
+    with training(
+        env, PPO, rollout_fragment_length=length, train_batch_size=length, batch_mode=batch_mode
+    ) as algo:
+        return [algo.sample() for _ in range(times)]
+
+
+@pytest.mark.parametrize("length", [1, 40, 50])
+def test_complete_episodes_have_50_steps(length: int) -> None:
+    for batch in sampled(length, "complete_episodes"):
+        assert batch["default_policy"].segments.lengths.tolist() == [50]
+        assert batch["default_policy"]["terminateds"].sum() == 1
+        assert batch.env_steps() == 50
+
+
+def test_two_complete_episodes_fill_a_longer_fragment() -> None:
+    for batch in sampled(60, "complete_episodes"):
+        assert batch["default_policy"].segments.lengths.tolist() == [50, 50]
+
+
+def test_episodes_are_cut_at_40_steps_and_go_on() -> None:
+    batches = sampled(40, "truncate_episodes", 5)
+    assert [batch.env_steps() for batch in batches] == [40] * 5
+    # A row whose outcome is not known yet comes with the next fragment.
+    steps = [step for batch in batches for step in batch["default_policy"]["t"].tolist()]
+    assert steps == (list(range(50)) * 4)[: len(steps)]
+    assert len(steps) >= 199
+    assert sum(batch["default_policy"]["rewards"].sum() for batch in batches) == len(steps)
+
+
+@pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
+def test_complete_episodes_of_several_callers_are_whole(count_steps_by: str) -> None:
+    env = Told(observation_space=Fifty.observation_space, action_space=Fifty.action_space)
+    multiagent = {"policies": ["default_policy"], "count_steps_by": count_steps_by}
+
+    def play(length: int) -> Any:
+        def episode() -> None:
+            name = env.start_episode()
+            for _ in range(length):
+                env.get_action(name, 0)
+                env.log_returns(name, 1.0)
+            env.end_episode(name, 0)
+
+        return until_stopped(episode)
+
+    config: dict[str, Any] = {
+        "rollout_fragment_length": 30,
+        "batch_mode": "complete_episodes",
+        "multiagent": multiagent,
+    }
+    with training(env, PPO, **config) as algo, calling(play(3), play(7), play(20)):
+        batches = [algo.sample()["default_policy"] for _ in range(5)]
+        algo.stop()
+    for batch in batches:
+        assert set(batch.segments.lengths.tolist()) <= {3, 7, 20}
+        assert batch["terminateds"].sum() == len(batch.segments.lengths)
+        assert batch.count >= 29
+
+
+def test_an_action_of_ones_own_is_in_the_batch() -> None:
+    env = Told(action_space=gym.spaces.Discrete(50))
+    with training(env, DQN, rollout_fragment_length=50) as algo:
+        env.start_episode("x")
+        log_steps(env, "x", 0, 50, action=42)
+        env.end_episode("x", obs(0, 50))
+        assert algo.sample()["default_policy"]["actions"].tolist() == [42] * 50
+
+
+@pytest.mark.parametrize("action", [3, -1, 1.5, None])
+def test_an_action_outside_its_space_is_an_error_that_names_it(action: Any) -> None:
+    env = Told()
+    with training(env, DQN) as algo:
+        env.start_episode("x")
+        env.log_action("x", obs(0, 0), action)
+        with pytest.raises(ContractError, match=r"x.*'agent0'.*action.*expected"):
+            algo.sample()
+
+
+def test_the_loop_by_hand_sees_what_was_called_and_answers_it() -> None:
+    env = Told(max_concurrent=3)
+    base_env = env.to_base_env()
+    got: dict[str, list[Any]] = {}
+
+    def play(name: str) -> Any:
+        def episode() -> None:
+            env.start_episode(name)
+            got[name] = []
+            for step in range(2):
+                got[name].append(env.get_action(name, obs(ord(name), step)))
+                env.log_returns(name, 1.0)
+                env.log_returns(name, 2.0, {"step": step})
+            env.log_action(name, obs(ord(name), 2), 42)
+            env.end_episode(name, obs(ord(name), 3))
+
+        return episode
+
+    seen: dict[str, list[Any]] = {"x": [], "y": []}
+    with calling(play("x"), play("y")):
+        while sum(map(len, seen.values())) < 8:
+            observed, rewards, terminateds, truncateds, infos, taken = base_env.poll()
+            for name in observed:
+                told = observed[name].get("agent0")
+                seen[name].append(
+                    (
+                        None if told is None else int(told[1]), rewards[name]["agent0"], terminateds[name]["__all__"],
+                        truncateds[name]["__all__"], taken.get(name),
+                    )
+                )  # fmt: skip
+                if terminateds[name]["__all__"]:
+                    assert infos[name]["agent0"]["final_obs"].tolist() == [ord(name), 3.0]
+                else:
+                    assert infos[name]["agent0"] == ({"step": int(told[1]) - 1} if told[1] else {})
+            base_env.send_actions({name: {"agent0": 7} for name in observed if observed[name]})
+        env.over.set()
+    assert (
+        seen["x"]
+        == seen["y"]
+        == [
+            (0, 0.0, False, False, None),
+            (1, 3.0, False, False, None),
+            (2, 3.0, False, False, {"agent0": 42}),
+            (None, 0.0, True, False, None),
+        ]
+    )
+    assert got == {"x": [7, 7], "y": [7, 7]}
+    base_env.stop()
+
+
+def test_several_open_episodes_come_in_one_poll() -> None:
+    env = Told()
+    base_env = env.to_base_env()
+    for number in range(5):
+        env.start_episode(str(number))
+        env.log_action(str(number), obs(number, 0), 0)
+    ready = base_env.poll()
+    assert len(ready.slots) == 5
+    assert [ready.seats[slot] for slot in ready.slots.tolist()] == [
+        (str(number), "agent0") for number in range(5)
+    ]
+    env.over.set()
+
+
+def test_answers_to_episodes_that_do_not_wait_are_refused() -> None:
+    env = Told()
+    base_env = env.to_base_env()
+    env.start_episode("x")
+    env.log_action("x", obs(0, 0), 0)
+    base_env.poll()
+    wrong: Any
+    for wrong in ({"nobody": {"agent0": 0}}, {"x": {"other": 0}}, {"x": {}}):
+        with pytest.raises(ContractError, match=r"send_actions: .*env .*expected"):
+            base_env.send_actions(wrong)
+    base_env.send_actions({"x": {"agent0": 0}})
+    with pytest.raises(ContractError, match=r"send_actions: .*env .*expected"):
+        base_env.send_actions({"x": {"agent0": 0}})
+    assert base_env.try_reset("x") == (None, None)
+    env.over.set()
+
+
+def test_sub_environments_and_agents_are_told() -> None:
+    env = ToldTeam(
+        observation_space=dict.fromkeys("ab", gym.spaces.Discrete(2)),
+        action_space=dict.fromkeys("ab", gym.spaces.Discrete(2)),
+    )
+    base_env = to_base_env(env)
+    assert base_env.get_sub_environments() == [env]
+    assert base_env.get_agent_ids() == {"a", "b"}
+    assert to_base_env(Told()).get_agent_ids() == {"agent0"}
+
+
+def test_a_poll_with_a_timeout_returns_empty_where_nobody_calls() -> None:
+    env = Told()
+    base_env = env.to_base_env()
+    ready = base_env.poll(0.05)
+    assert [dict(part) for part in ready] == [{}] * 6
+    assert np.size(ready.slots) == 0
+    env.over.set()
+
+
+def test_complete_episodes_wait_for_those_that_run_and_not_for_those_that_come() -> None:
+    walk = Walk()
+    env = Told(
+        lambda env: walk_on(env, walk),
+        observation_space=walk.observation_space,
+        action_space=walk.action_space,
+    )
+    with training(env, PPO, rollout_fragment_length=10, batch_mode="complete_episodes") as algo:
+        lengths = [algo.sample()["default_policy"].segments.lengths.tolist() for _ in range(4)]
+    assert lengths == [[3, 4, 5], [6, 7], [3, 4, 5], [6, 7]]

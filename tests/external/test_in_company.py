@@ -1,0 +1,345 @@
+"""External environments beside everything else: connectors, memory, masks, callbacks, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv import DefaultCallbacks
+from menv.algorithms import DQN, PPO
+from menv.errors import ConfigError
+from tests.external.told import (
+    OBS,
+    Told,
+    ask_steps,
+    calling,
+    log_steps,
+    obs,
+    training,
+)
+from tests.external.walk import Walk, same_columns, walk_on
+
+LSTM = {"use_lstm": True, "lstm_cell_size": 8}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "filter": {"observation_filter": "MeanStdFilter"},
+    "frames": {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]},
+    "lstm": {"model": LSTM},
+    "gru": {"model": {"use_gru": True, "lstm_cell_size": 8}},
+    "filter and lstm": {"observation_filter": "MeanStdFilter", "model": LSTM},
+    "clipped rewards": {"clip_rewards": True},
+    "greedy": {"explore": False},
+}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_an_environment_that_calls_gives_the_same_batches_as_one_that_is_stepped(
+    settings: dict[str, Any], masked: bool
+) -> None:
+    config: dict[str, Any] = {"rollout_fragment_length": 20, "train_batch_size": 20, "seed": 7, **settings}
+    with PPO(env=lambda context: Walk(masked=masked), config=config) as algo:
+        stepped = [algo.sample()["default_policy"] for _ in range(3)]
+        algo.train()
+        stepped.append(algo.sample()["default_policy"])
+    walk = Walk(masked=masked)
+    env = Told(
+        lambda env: walk_on(env, walk),
+        observation_space=walk.observation_space,
+        action_space=walk.action_space,
+    )
+    with training(env, PPO, **config) as algo:
+        called = [algo.sample()["default_policy"] for _ in range(3)]
+        algo.train()
+        called.append(algo.sample()["default_policy"])
+    assert walk.illegal == 0
+    for one, other in zip(stepped, called, strict=True):
+        same_columns(one, other)
+
+
+def test_box_actions_arrive_in_the_environments_own_form() -> None:
+    config: dict[str, Any] = {"rollout_fragment_length": 20, "train_batch_size": 20, "seed": 7}
+    with PPO(env=lambda context: Walk(box=True), config=config) as algo:
+        stepped = [algo.sample()["default_policy"] for _ in range(3)]
+    walk = Walk(box=True)
+    got: list[Any] = []
+
+    def act(episode: str, seen: Any) -> Any:
+        got.append(env.get_action(episode, seen))
+        return got[-1]
+
+    env = Told(
+        lambda env: walk_on(env, walk, act),
+        action_space=walk.action_space,
+        observation_space=walk.observation_space,
+    )
+    with training(env, PPO, **config) as algo:
+        called = [algo.sample()["default_policy"] for _ in range(3)]
+    for one, other in zip(stepped, called, strict=True):
+        same_columns(one, other)
+    assert all(walk.action_space.contains(action) for action in got)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_logged_actions_go_through_the_same_connectors(settings: dict[str, Any], masked: bool) -> None:
+    """What the policy did there is logged here: all but what says whose actions they are is the same."""
+    config: dict[str, Any] = {"rollout_fragment_length": 20, "train_batch_size": 20, "seed": 7, **settings}
+    with DQN(env=lambda context: Walk(masked=masked), config=config) as algo:
+        stepped = [algo.sample()["default_policy"] for _ in range(2)]
+    actions = iter([int(action) for batch in stepped for action in batch["actions"]])
+    walk = Walk(masked=masked)
+
+    def act(episode: str, seen: Any) -> int:
+        # One episode after the other, as there.
+        while env.switchboard._backlog:
+            time.sleep(0.001)
+        action = next(actions)
+        env.log_action(episode, seen, action)
+        return action
+
+    def play(env: Any) -> None:
+        try:
+            walk_on(env, walk, act)
+        except StopIteration:
+            env.over.wait()
+
+    env = Told(play, observation_space=walk.observation_space, action_space=walk.action_space)
+    with training(env, DQN, **config) as algo:
+        algo._sampler.base_env.idle_timeout = 0.2
+        logged = algo.sample()["default_policy"]
+    assert logged["off_policy"].all()
+    first = stepped[0]
+    assert logged.count == first.count
+    for name in set(first) - {"action_dist_inputs"}:
+        if name == "infos":
+            assert first[name].tolist() == logged[name].tolist()
+        else:
+            np.testing.assert_array_equal(first[name], logged[name], err_msg=name)
+
+
+def test_episodes_at_once_do_not_share_what_they_remember() -> None:
+    env = Told()
+    config: dict[str, Any] = {
+        "rollout_fragment_length": 30,
+        "train_batch_size": 30,
+        "model": LSTM,
+        "explore": False,
+    }
+    with training(env, PPO, **config) as algo:
+        names = [env.start_episode() for _ in range(3)]
+
+        def play(number: int) -> None:
+            ask_steps(env, names[number], number, 10)
+            env.end_episode(names[number], obs(number, 10))
+
+        with calling(*[lambda number=number: play(number) for number in range(3)]):
+            batch = algo.sample()["default_policy"]
+        policy = algo.get_policy()
+        for piece in batch.split_by_episode():
+            state = policy.get_initial_state()
+            for row in piece.rows():
+                for number, part in enumerate(state):
+                    np.testing.assert_array_equal(part, row[f"state_in_{number}"])
+                _, states, _ = policy.compute_actions(
+                    [row["obs"]], [part[None] for part in state], explore=False
+                )
+                state = [part[0] for part in states]
+
+
+def test_a_memory_goes_on_over_actions_that_were_logged() -> None:
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=6, model=LSTM) as algo:
+        env.start_episode("x")
+        log_steps(env, "x", 0, 6)
+        env.end_episode("x", obs(0, 6))
+        batch = algo.sample()["default_policy"]
+        state = algo.get_policy().get_initial_state()
+        for row in batch.rows():
+            for number, part in enumerate(state):
+                np.testing.assert_array_equal(part, row[f"state_in_{number}"])
+            _, states, _ = algo.get_policy().compute_actions([row["obs"]], [part[None] for part in state])
+            state = [part[0] for part in states]
+        assert state[0].any()
+
+
+class Told_(DefaultCallbacks):  # noqa: N801 - read as "told"
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any]] = []
+
+    def _hear(self, what: str, episode: Any) -> None:
+        self.heard.append((what, episode.episode_id))
+
+    def on_episode_created(self, *, episode: Any, **kwargs: Any) -> None:
+        self._hear("created", episode)
+
+    def on_episode_start(self, *, episode: Any, **kwargs: Any) -> None:
+        self._hear("start", episode)
+
+    def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
+        self._hear("step", episode)
+
+    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+        episode.custom_metrics["last"] = float(episode.last_observation_for("agent0")[1])
+        self._hear("end", episode)
+
+
+def test_callbacks_hear_of_each_episode_in_order() -> None:
+    callbacks = Told_()
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=9, callbacks=callbacks) as algo:
+        names = [env.start_episode() for _ in range(3)]
+        for step in range(3):
+            for number, name in enumerate(names):
+                env.log_action(name, obs(number, step), 0)
+        for number, name in enumerate(names):
+            env.end_episode(name, obs(number, 30 + number))
+        algo.sample()
+        summary = algo._metrics.summary()
+    by_episode: dict[Any, list[str]] = {}
+    for what, episode_id in callbacks.heard:
+        by_episode.setdefault(episode_id, []).append(what)
+    assert list(by_episode.values()) == [["created", "start", "step", "step", "step", "end"]] * 3
+    assert summary["custom_metrics"]["last_max"] == 32.0
+
+
+def test_an_episode_that_is_only_paid_begins_before_it_ends() -> None:
+    class Order(DefaultCallbacks):
+        heard: list[str] = []  # noqa: RUF012
+
+        def on_episode_start(self, **kwargs: Any) -> None:
+            self.heard.append("start")
+
+        def on_episode_end(self, **kwargs: Any) -> None:
+            self.heard.append("end")
+
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=2, callbacks=Order) as algo:
+        env.start_episode("paid")
+        env.log_returns("paid", 1.0)
+        env.end_episode("paid", obs(0, 0))
+        env.start_episode("x")
+        log_steps(env, "x", 0, 2)
+        env.end_episode("x", obs(0, 2))
+        algo.sample()
+    assert Order.heard == ["start", "start", "end", "end"] or Order.heard == ["start", "end", "start", "end"]
+
+
+def test_trajectories_are_shown_to_those_who_look_at_them() -> None:
+    pieces: list[Any] = []
+
+    class Looks(DefaultCallbacks):
+        def on_postprocess_trajectory(
+            self, *, postprocessed_batch: Any, agent_id: Any, **kwargs: Any
+        ) -> None:
+            pieces.append(
+                (agent_id, postprocessed_batch["obs"][:, 1].tolist(), postprocessed_batch["env_t"].tolist())
+            )
+
+    env = Told()
+    with training(env, DQN, rollout_fragment_length=6, callbacks=Looks) as algo:
+        for number in range(2):
+            episode = env.start_episode()
+            log_steps(env, episode, number, 3)
+            env.end_episode(episode, obs(number, 3))
+        algo.sample()
+    assert pieces == [("agent0", [0.0, 1.0, 2.0], [0, 1, 2])] * 2
+
+
+def test_evaluations_play_in_an_environment_of_their_own() -> None:
+    env = Told(observation_space=OBS)
+
+    def play() -> None:
+        for number in range(2):
+            episode = env.start_episode()
+            ask_steps(env, episode, number, 10)
+            env.end_episode(episode, obs(number, 10))
+
+    settings = {"evaluation_duration": 3, "evaluation_interval": 1}
+    with (
+        training(
+            env, PPO, **settings, evaluation_config={"env": lambda context: Walk(), "env_config": {}}
+        ) as algo,
+        calling(play),
+    ):
+        results = [algo.train(), algo.train()]
+    for result in results:
+        assert (
+            result["evaluation"]["hist_stats"]["episode_lengths"] == [3, 4, 5]
+            or result["evaluation"]["episodes_this_iter"] == 3
+        )
+    assert results[1]["episodes_this_iter"] == 1
+
+
+def test_evaluations_in_cartpole_stand_beside_clients_that_play_it() -> None:
+    import gymnasium as gym
+
+    cartpole = gym.make("CartPole-v1")
+
+    def play(env: Any) -> None:
+        while True:
+            episode, (seen, _) = env.start_episode(), cartpole.reset(seed=1)
+            over = False
+            while not over:
+                seen, reward, terminated, truncated, _ = cartpole.step(env.get_action(episode, seen))
+                env.log_returns(episode, float(reward))
+                over = terminated or truncated
+            env.end_episode(episode, seen, truncated=truncated)
+
+    env = Told(play, observation_space=cartpole.observation_space, action_space=cartpole.action_space)
+    config: dict[str, Any] = {
+        "evaluation_config": {"env": "CartPole-v1"},
+        "evaluation_duration": 4,
+        "evaluation_interval": 1,
+    }
+    with training(env, PPO, rollout_fragment_length=50, train_batch_size=50, **config) as algo:
+        result = algo.train()
+    assert result["evaluation"]["episodes_this_iter"] == 4
+    assert result["num_env_steps_sampled"] == 50
+
+
+def test_clients_cannot_be_evaluated() -> None:
+    env = Told()
+    with (
+        training(env, idle_timeout=1.0) as algo,
+        pytest.raises(ConfigError, match=r'evaluation_config={"env": \.\.\.}'),
+    ):
+        algo.evaluate()
+    env = Told()
+    with training(env) as algo, pytest.raises(ConfigError, match="the environment that is trained in"):
+        algo.evaluate()
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_new_episodes(tmp_path: Path) -> None:
+    def play(env: Any, number: int, over: bool = True) -> Any:
+        def episode() -> None:
+            name = env.start_episode()
+            ask_steps(env, name, number, 10)
+            if over:
+                env.end_episode(name, obs(number, 10))
+
+        return episode
+
+    env = Told()
+    with training(env) as algo:
+        with calling(play(env, 0)):
+            algo.train()
+        folder = algo.save(tmp_path)
+        weights = algo.get_weights()["default_policy"]
+    env = Told()
+    with training(env) as algo:
+        algo.restore(folder)
+        assert all(
+            (algo.get_weights()["default_policy"][name] == value).all() for name, value in weights.items()
+        )
+        with calling(play(env, 1)):
+            result = algo.train()
+    assert result["training_iteration"] == 2
+    assert result["num_env_steps_sampled"] == 20
+    assert result["num_episodes_not_resumed"] == 0

@@ -1,0 +1,216 @@
+"""Actions that callers chose themselves: DQN learns from them; PPO leaves them out, counts them, and cuts there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import PolicySpec
+from menv.algorithms import DQN, PPO
+from tests.external.told import ACTIONS, OBS, Told, ToldTeam, calling, log_steps, obs, rows, training
+
+
+def test_an_action_that_no_policy_took_is_recorded_as_it_was() -> None:
+    env = Told(action_space=gym.spaces.Discrete(100))
+    with training(env, DQN) as algo:
+        env.start_episode("x")
+        log_steps(env, "x", 0, 10, action=42)
+        env.end_episode("x", obs(0, 10))
+        batch = algo.sample()["default_policy"]
+    assert batch["actions"].tolist() == [42] * 10
+    assert batch["off_policy"].tolist() == [True] * 10
+
+
+def test_discrete_actions_of_another_start_are_recorded_as_the_network_has_them() -> None:
+    env = Told(action_space=gym.spaces.Discrete(3, start=5))
+    with training(env, DQN, rollout_fragment_length=3) as algo:
+        env.start_episode("x")
+        for step in range(3):
+            env.log_action("x", obs(0, step), 5 + step)
+        env.end_episode("x", obs(0, 3))
+        assert algo.sample()["default_policy"]["actions"].tolist() == [0, 1, 2]
+
+
+def bandit(env: Any) -> None:
+    """Log one-step episodes of somebody who draws an arm at random; the second one is better."""
+    rng = np.random.default_rng(0)
+    while True:
+        episode = env.start_episode()
+        arm = int(rng.integers(2))
+        env.log_action(episode, obs(0, 0), arm)
+        env.log_returns(episode, (0.2, 1.0)[arm] + 0.1 * rng.standard_normal())
+        env.end_episode(episode, obs(0, 0))
+
+
+LENGTH = 4
+
+
+def chain(env: Any) -> None:
+    """Log walks along a chain: going on costs a little and pays at its end, turning back pays a little at once."""
+    rng = np.random.default_rng(0)
+    while True:
+        episode = env.start_episode()
+        for place in range(LENGTH):
+            on = bool(rng.integers(2))
+            env.log_action(episode, obs(0, place), int(on))
+            env.log_returns(episode, (-0.1 if place + 1 < LENGTH else 2.0) if on else 0.2)
+            if not on:
+                break
+        env.end_episode(episode, obs(0, place + 1))
+
+
+@pytest.mark.parametrize(("play", "places"), [(bandit, 1), (chain, LENGTH)])
+def test_dqn_finds_the_better_action_in_logs_alone(play: Any, places: int) -> None:
+    env = Told(play, action_space=gym.spaces.Discrete(2))
+    config: dict[str, Any] = {
+        "min_sample_timesteps_per_iteration": 200, "rollout_fragment_length": 50, "train_batch_size": 32, "seed": 0,
+        "num_steps_sampled_before_learning_starts": 100, "lr": 2e-3, "target_network_update_freq": 100,
+    }  # fmt: skip
+    with training(env, DQN, **config) as algo:
+        for _ in range(12):
+            result = algo.train()
+        chosen = [int(algo.compute_single_action(obs(0, place), explore=False)) for place in range(places)]
+        told = result["external"]
+    assert chosen == [1] * places
+    assert told["num_off_policy_steps"] >= 2000
+    assert told["num_agent_steps_left_out"] == 0
+    assert result["num_agent_steps_trained"] > 0
+
+
+def play_between(env: Any, own: set[int], length: int, truncated: bool = True) -> Any:
+    """Return what plays an episode in which the steps in `own` are the caller's own."""
+
+    def play() -> None:
+        episode = env.start_episode()
+        for step in range(length):
+            if step in own:
+                env.log_action(episode, obs(0, step), 2)
+            else:
+                env.get_action(episode, obs(0, step))
+            env.log_returns(episode, float(step + 1))
+        env.end_episode(episode, obs(0, length), truncated=truncated)
+
+    return play
+
+
+@pytest.mark.parametrize("model", [{}, {"use_lstm": True, "lstm_cell_size": 8}], ids=["plain", "lstm"])
+@pytest.mark.parametrize("own", [{3}, {0}, {7}, {2, 3, 6}, {0, 7}], ids=str)
+def test_ppo_cuts_the_trajectory_where_it_leaves_rows_out(own: set[int], model: dict[str, Any]) -> None:
+    env = Told()
+    gamma, lambda_ = 0.9, 0.5
+    config: dict[str, Any] = {"rollout_fragment_length": 8, "gamma": gamma, "lambda": lambda_, "model": model}
+    with training(env, PPO, **config) as algo, calling(play_between(env, own, 8)):
+        batch = algo.sample()["default_policy"]
+        backend = algo._population.cohorts[0].backend
+        value = (lambda step: float(backend.values(0, obs(0, step)[None])[0])) if not model else None
+        left_out = algo._population.learners.agent_steps_left_out
+    kept = [step for step in range(8) if step not in own]
+    assert [int(row[1]) for row in batch["obs"]] == kept
+    assert batch["rewards"].tolist() == [step + 1.0 for step in kept]
+    assert left_out == len(own)
+    if value is None:
+        assert np.isfinite(batch["advantages"]).all()
+        return
+    wanted: dict[int, float] = {}
+    for step in reversed(kept):
+        # What an action led to is worth what the network says, where the next one was somebody else's.
+        after = wanted.get(step + 1, 0.0)
+        wanted[step] = step + 1.0 + gamma * value(step + 1) - value(step) + gamma * lambda_ * after
+    np.testing.assert_allclose(batch["advantages"], [wanted[step] for step in kept], rtol=1e-4)
+
+
+def test_an_end_that_is_terminated_is_worth_nothing_although_rows_before_it_are_left_out() -> None:
+    env = Told()
+    config: dict[str, Any] = {"rollout_fragment_length": 4, "gamma": 0.9, "lambda": 0.5}
+    with training(env, PPO, **config) as algo, calling(play_between(env, {2}, 4, truncated=False)):
+        batch = algo.sample()["default_policy"]
+        values = batch["vf_preds"]
+    assert batch["terminateds"].tolist() == [False, False, True]
+    np.testing.assert_allclose(batch["advantages"][-1], 4.0 - values[-1], rtol=1e-5)
+
+
+def test_rows_that_are_left_out_are_counted_in_the_result() -> None:
+    env = Told()
+    with training(env, PPO) as algo:
+        with calling(play_between(env, {1, 2, 5}, 10)):
+            first = algo.train()
+        with calling(play_between(env, {0}, 10)):
+            second = algo.train()
+    assert first["external"]["num_off_policy_steps"] == 3
+    assert first["external"]["num_agent_steps_left_out"] == 3
+    assert first["num_agent_steps_trained"] == 7
+    assert second["external"]["num_off_policy_steps"] == 4
+    assert second["external"]["num_agent_steps_left_out"] == 4
+    assert second["num_agent_steps_trained"] == 16
+
+
+def test_train_neither_learns_nor_fails_where_all_actions_were_somebody_elses() -> None:
+    env = Told()
+    with training(env, PPO) as algo:
+        before = algo.get_weights()["default_policy"]
+        env.start_episode("x")
+        log_steps(env, "x", 0, 20)
+        env.end_episode("x", obs(0, 20))
+        results = [algo.train(), algo.train()]
+        after = algo.get_weights()["default_policy"]
+        for result in results:
+            assert result["num_agent_steps_trained"] == 0
+            assert result["info"] == {"learner": {}}
+        assert results[1]["external"]["num_agent_steps_left_out"] == 20
+        assert all((after[name] == value).all() for name, value in before.items())
+        with calling(play_between(env, set(), 10)):
+            assert algo.train()["num_agent_steps_trained"] == 10
+
+
+def test_a_policy_that_acts_alone_is_asked_beside_one_that_is_logged() -> None:
+    def mapping(agent_id: Any, **kw: Any) -> str:
+        return str(agent_id)
+
+    env = ToldTeam(observation_space=dict.fromkeys("ab", OBS), action_space=dict.fromkeys("ab", ACTIONS))
+    multiagent = {"policies": {"a": None, "b": None}, "policy_mapping_fn": mapping}
+
+    def play() -> None:
+        asked, logged = env.start_episode(), env.start_episode()
+        for step in range(5):
+            env.get_action(asked, {"a": obs(0, step), "b": obs(1, step)})
+            env.log_action(logged, {"a": obs(2, step), "b": obs(3, step)}, {"a": 1, "b": 2})
+        for episode in (asked, logged):
+            env.end_episode(episode, {})
+
+    with training(env, PPO, multiagent=multiagent) as algo, calling(play):
+        batch = algo.sample()
+    assert {int(row["obs"][0]) for row in rows([batch], "a")} == {0}
+    assert {int(row["obs"][0]) for row in rows([batch], "b")} == {1}
+    assert batch["a"].count == batch["b"].count == 5
+
+
+def test_ppo_and_dqn_on_one_sampler_each_take_what_they_can_use() -> None:
+    env = ToldTeam(observation_space=dict.fromkeys("ab", OBS), action_space=dict.fromkeys("ab", ACTIONS))
+    multiagent = {
+        "policies": {"a": PolicySpec(algorithm="PPO"), "b": PolicySpec(algorithm="DQN")},
+        "policy_mapping_fn": lambda agent_id, **kw: agent_id,
+    }
+    with training(env, PPO, multiagent=multiagent) as algo:
+        env.start_episode("x")
+        for step in range(10):
+            env.log_action("x", {"a": obs(0, step), "b": obs(1, step)}, {"a": 1, "b": 2})
+        env.end_episode("x", {})
+        batch = algo.sample()
+    assert set(batch.policy_batches) == {"b"}
+    assert batch["b"].count == 10
+
+
+def test_a_box_action_is_recorded_as_the_network_would_have_said_it() -> None:
+    space = gym.spaces.Box(np.array([0.0, -1.0], np.float32), np.array([10.0, 3.0], np.float32))
+    env = Told(action_space=space)
+    algorithm: Any = PPO
+    with training(env, algorithm, rollout_fragment_length=2) as algo:
+        env.start_episode("x")
+        env.log_action("x", obs(0, 0), np.array([10.0, 1.0], np.float32))
+        env.log_action("x", obs(0, 1), np.array([2.5, -1.0], np.float32))
+        env.end_episode("x", obs(0, 2))
+        taken = algo._sampler.sample()["default_policy"]
+    np.testing.assert_allclose(taken["actions"], [[1.0, 0.0], [-0.5, -1.0]], atol=1e-6)

@@ -1,0 +1,189 @@
+"""Algorithms that learn from clients, small enough for tests, and the thread that samples or trains while clients play."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv.algorithms import DQN, PPO
+from menv.algorithms.algorithm import Algorithm
+from menv.sample_batch import SampleBatch
+from menv.serving.policy_server import PolicyServerInput
+from menv.serving.served_envs import ServedEnvs
+from menv.serving.transport import Transport
+from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Door
+from tests.serving.talks import eventually
+from tests.serving.voices import Voice
+
+OBS: Any = gym.spaces.Box(-10.0, 10.0, (3,), np.float32)
+ACTIONS: Any = gym.spaces.Discrete(2)
+PLACES: dict[Door, int] = {TCP: 0, HTTP: 1, WEBSOCKET: 2}
+"""Where in `ServedEnvs.addresses` each door is."""
+TINY: dict[str, Any] = {
+    "seed": 0,
+    "train_batch_size": 32,
+    "sgd_minibatch_size": 16,
+    "num_sgd_iter": 1,
+    "model": {"fcnet_hiddens": [8]},
+    "observation_space": OBS,
+    "action_space": ACTIONS,
+}
+IDLE_S = 0.05
+
+
+def obs_of(number: float) -> list[float]:
+    """Return an observation that tells which one it is."""
+    return [number % 10, -number % 7, 0.5]
+
+
+class Served:
+    """An algorithm with a server for all three transports.
+
+    Attributes:
+        algo: The algorithm.
+        envs: Its input.
+        batches: Fragments that the thread has sampled, in order.
+        results: What the thread's `train()` returned.
+    """
+
+    def __init__(self, algo: Algorithm, envs: ServedEnvs) -> None:
+        self.algo = algo
+        self.envs = envs
+        self.batches: list[Any] = []
+        self.results: list[dict[str, Any]] = []
+        self.error: BaseException | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def voice(self, door: Door = TCP, **settings: Any) -> Voice:
+        """Return a client that is connected through a door."""
+        return Voice(door, self.envs.addresses[PLACES[door]], **settings)
+
+    def sample(self, steps: int | None = None) -> dict[str, SampleBatch]:
+        """Sample here until nothing comes any more, or for some rows; return the batch of each policy."""
+        found: dict[str, list[SampleBatch]] = {}
+        count, end = 0, time.monotonic() + PATIENCE_S
+        while True:
+            assert time.monotonic() < end, f"{count} rows have come"
+            batch = self.algo.sample()
+            for name in batch:
+                found.setdefault(name, []).append(batch[name])
+                count += len(batch[name]["obs"])
+            if self.algo._sampler.idle if steps is None else count >= steps:
+                return {name: SampleBatch.concat_samples(parts) for name, parts in found.items()}
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[Served]:
+        """Sample in a thread; the fragments are in `batches` when it is over."""
+        with self._in_a_thread(lambda: self.batches.append(self.algo.sample())):
+            yield self
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[Served]:
+        """Train in a thread."""
+        with self._in_a_thread(lambda: self.results.append(self.algo.train())):
+            yield self
+
+    def halt(self) -> None:
+        """Let the thread end, and pass on what it raised."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(6 * PATIENCE_S)
+            assert not self._thread.is_alive(), "the sampler hangs"
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.envs.status()
+
+    @property
+    def refused(self) -> int:
+        return int(self.status["messages_refused"])
+
+    def paid(self) -> float:
+        """Return everything that is accounted for: in batches, held, and unclaimed. Ends the fragment that is open."""
+        sampler = self.algo._sampler
+        if sampler._begun is not None:
+            sampler._begun = None
+            self.batches.append(sampler._close(0))
+        in_batches = sum(
+            float(np.sum(batch[name]["rewards"], dtype=np.float64))
+            for batch in self.batches
+            for name in batch
+        )
+        unclaimed = self.algo._metrics.unclaimed_rewards + sum(
+            episode.unclaimed_rewards for episode in sampler._book.running.values()
+        )
+        return in_batches + sampler.held_rewards() + unclaimed
+
+    def column(self, name: str, policy: str = "default_policy") -> Any:
+        """Return a column of all fragments that the thread has sampled."""
+        return np.concatenate([batch[policy][name] for batch in self.batches if policy in batch])
+
+    @contextlib.contextmanager
+    def _in_a_thread(self, do: Callable[[], object]) -> Iterator[None]:
+        def run() -> None:
+            try:
+                while not self._stopping.is_set():
+                    do()
+            except BaseException as error:
+                self.error = error
+
+        self._stopping.clear()
+        self._thread = threading.Thread(target=run, name="the sampler", daemon=True)
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self.halt()
+
+
+@contextlib.contextmanager
+def served(
+    algorithm: type[Algorithm] = PPO,
+    kind: Callable[..., ServedEnvs] = PolicyServerInput,
+    doors: tuple[Door, ...] = (TCP, HTTP, WEBSOCKET),
+    faults: int = 0,
+    settings: dict[str, Any] | None = None,
+    **config: Any,
+) -> Iterator[Served]:
+    """Run an algorithm whose clients come through any door.
+
+    Args:
+        algorithm: Its class.
+        kind: Of the input.
+        doors: Ways in.
+        faults: What the server must have noted as its own faults at the end.
+        settings: Of the input.
+        config: Of the algorithm, instead of what `TINY` says.
+    """
+    made: list[ServedEnvs] = []
+
+    def source(ioctx: Any) -> ServedEnvs:
+        transports: list[Transport] = [door.make() for door in doors]
+        made.append(kind(ioctx, port=0, transport=transports, **{"idle_timeout": IDLE_S, **(settings or {})}))
+        return made[0]
+
+    options = dict(TINY)
+    if algorithm is DQN:
+        del options["sgd_minibatch_size"], options["num_sgd_iter"]
+    algo = algorithm(config={**options, **config, "input": source})
+    try:
+        yield Served(algo, made[0])
+    finally:
+        algo.stop()
+    assert made[0].server.faults.count == faults, traceback.format_exception(made[0].server.faults.kept[-1])
+
+
+def settled(one: Served, episodes: int = 0) -> bool:
+    """Wait until so many episodes are open, and nothing that was said of others waits for the sampler."""
+    backlog = one.envs._reception.backlog
+    return eventually(lambda: one.status["open_episodes"] == episodes and not backlog.waiting)

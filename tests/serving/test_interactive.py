@@ -1,0 +1,271 @@
+"""Episodes whose actions clients ask for one by one, from many clients through every door at once."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.algorithms import DQN
+from tests.serving.doors import DOORS, HTTP, Door
+from tests.serving.served import PLACES, Served, obs_of, served, settled
+from tests.serving.talks import eventually
+from tests.serving.voices import Turns, Voice
+
+every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+AGENTS = {"ann": gym.spaces.Box(-1, 1, (2,), np.float32), "bob": gym.spaces.Box(-1, 1, (3,), np.float32)}
+TWO: dict[str, Any] = {
+    "observation_space": AGENTS,
+    "action_space": dict.fromkeys(AGENTS, gym.spaces.Discrete(3)),
+    "multiagent": {
+        "policies": {"for_ann", "for_bob"},
+        "policy_mapping_fn": lambda agent_id, episode, worker, **_: f"for_{agent_id}",
+    },
+}
+MASKED: dict[str, Any] = {
+    "observation_space": gym.spaces.Dict(
+        {"action_mask": gym.spaces.MultiBinary(3), "at": gym.spaces.Box(-1, 1, (2,), np.float32)}
+    ),
+    "action_space": gym.spaces.Discrete(3),
+}
+LSTM = {"model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}}
+
+
+def play(voice: Voice, name: str, steps: int, first: int = 0) -> tuple[list[int], float]:
+    """Play an episode; return its actions and what was paid."""
+    turns, paid, actions = Turns(voice, name), 0.0, []
+    for step in range(steps):
+        actions.append(turns.act(obs_of(first + step)))
+        for part in (0.25, step):
+            turns.pay(part)
+            paid += part
+    turns.end(obs_of(first + steps))
+    return actions, paid
+
+
+def test_many_clients_with_many_episodes_each_through_every_door_at_once() -> None:
+    paid: list[float] = []
+
+    def client(one: Served, door: Door, number: int) -> None:
+        with one.voice(door, msgpack=bool(number % 2)) as voice:
+            voice.greet(client=f"client {number}")
+            for episode in range(5):
+                paid.append(play(voice, f"e{episode}", 3 + number, first=number)[1])
+
+    with served() as one:
+        with one.sampling():
+            clients = [
+                threading.Thread(target=client, args=(one, DOORS[number % 3], number)) for number in range(12)
+            ]
+            for thread in clients:
+                thread.start()
+            for thread in clients:
+                thread.join(60)
+        assert len(paid) == 60
+        assert one.paid() == pytest.approx(sum(paid))
+        assert one.refused == 0
+        assert one.status["open_episodes"] == 0
+        told = one.algo._metrics.summary()
+        assert sorted(told["hist_stats"]["episode_reward"]) == pytest.approx(sorted(paid))
+        assert sum(told["hist_stats"]["episode_lengths"]) == 5 * sum(range(3, 15))
+
+
+@every_door
+def test_many_episodes_of_one_connection_run_beside_each_other(door: Door) -> None:
+    with served() as one, one.sampling(), one.voice(door) as voice:
+        voice.greet()
+        episodes = [Turns(voice, f"e{number}") for number in range(8)]
+        for step in range(4):
+            for number, turns in enumerate(episodes):
+                turns.act(obs_of(10 * number + step))
+            for turns in reversed(episodes):
+                turns.pay(1.0)
+        for turns in episodes[::2]:
+            turns.end(obs_of(99))
+        assert settled(one, 4)
+        for turns in episodes[1::2]:
+            turns.end(obs_of(99), truncated=True)
+        assert settled(one)
+        assert set(one.algo._metrics.summary()["hist_stats"]["episode_lengths"]) == {4}
+
+
+def test_rows_hold_what_was_asked_answered_and_paid() -> None:
+    with served() as one:
+        with one.sampling(), one.voice() as voice:
+            turns = Turns(voice, "e")
+            actions = []
+            for step in range(40):
+                actions.append(turns.act(obs_of(step)))
+                turns.pay(step)
+                turns.pay(0.5)
+            turns.end(obs_of(40))
+            assert settled(one)
+            with one.voice() as other:
+                # Fills the second fragment, so that the end of the first episode is in a batch.
+                play(other, "f", 40, first=50)
+            assert settled(one)
+        np.testing.assert_array_equal(
+            one.column("obs")[:40], np.array([obs_of(step) for step in range(40)], np.float32)
+        )
+        assert one.column("actions")[:40].tolist() == actions
+        assert one.column("rewards")[:40].tolist() == [step + 0.5 for step in range(40)]
+        assert one.column("terminateds")[:40].tolist() == [False] * 39 + [True]
+
+
+def test_a_truncated_episode_is_no_terminated_one() -> None:
+    with served() as one:
+        with one.sampling(), one.voice() as voice:
+            turns = Turns(voice, "e")
+            for step in range(20):
+                turns.act(obs_of(step))
+            turns.end(obs_of(20), truncated=True)
+            play(voice, "f", 20)
+            assert settled(one)
+        assert one.column("truncateds")[:20].tolist() == [False] * 19 + [True]
+        assert not one.column("terminateds")[:20].any()
+
+
+def test_episodes_that_nobody_may_learn_from_are_in_the_metrics_and_in_no_batch() -> None:
+    with served() as one:
+        with one.sampling(), one.voice() as voice:
+            silent = Turns(voice, "silent", training_enabled=False)
+            for step in range(40):
+                silent.act(obs_of(step))
+                silent.pay(100.0)
+            silent.end(obs_of(40))
+            play(voice, "loud", 40)
+            assert settled(one)
+        assert 100.0 not in one.column("rewards")
+        assert 4_000.0 in one.algo._metrics.summary()["hist_stats"]["episode_reward"]
+
+
+def alone(steps: int, first: int) -> list[int]:
+    """Return the greedy actions of an episode that is played by itself."""
+    with served(**LSTM, explore=False) as one, one.sampling(), one.voice() as voice:
+        return play(voice, "e", steps, first)[0]
+
+
+def test_a_recurrent_policy_remembers_each_episode_by_itself() -> None:
+    firsts = (0, 3, 6)
+    with served(**LSTM, explore=False) as one, one.sampling(), one.voice() as voice, one.voice(HTTP) as other:
+        episodes = [Turns((voice, other)[n % 2], f"e{n}") for n in range(len(firsts))]
+        together: list[list[int]] = [[] for _ in firsts]
+        for step in range(12):
+            for turns, first, actions in zip(episodes, firsts, together, strict=True):
+                actions.append(turns.act(obs_of(first + step)))
+        states = [batch for batch in one.batches if "default_policy" in batch]
+    assert states
+    assert together == [alone(12, first) for first in firsts]
+
+
+def test_a_recurrent_state_is_written_down_per_episode() -> None:
+    """The state of each row is what the same episode, played alone, has at that row."""
+
+    def states(interleaved: bool) -> Any:
+        with served(**LSTM, explore=False, rollout_fragment_length=16, train_batch_size=16) as one:
+            with one.sampling(), one.voice() as voice:
+                turns = Turns(voice, "e")
+                other = Turns(voice, "f") if interleaved else None
+                for step in range(16):
+                    turns.act(obs_of(step))
+                    if other:
+                        other.act(obs_of(-step))
+                turns.end(obs_of(16))
+                if other:
+                    other.end(obs_of(16))
+                else:
+                    play(voice, "g", 16)
+                assert settled(one)
+            obs, state = one.column("obs"), one.column("state_in_0")
+            wanted = [
+                np.flatnonzero((obs == np.array(obs_of(s), np.float32)).all(axis=1))[0] for s in range(16)
+            ]
+            return state[wanted]
+
+    both = states(True)
+    assert np.abs(both[1:]).max() > 0
+    np.testing.assert_array_equal(both, states(False))
+
+
+@every_door
+def test_several_agents_with_policies_of_their_own(door: Door) -> None:
+    with served(**TWO) as one, one.sampling(), one.voice(door) as voice:
+        config = voice.greet()
+        assert config["multi_agent"] is True
+        assert set(config["policies"]) == {"for_ann", "for_bob"}
+        turns = Turns(voice, "e")
+        both = {"ann": [0, 0], "bob": [0, 0, 0]}
+        assert set(turns.act(both)) == {"ann", "bob"}
+        turns.pay({"ann": 1.0, "bob": 2.0})
+        assert set(turns.act({"ann": [0, 1]})) == {"ann"}
+        turns.pay({"bob": 4.0})
+        # Bob is done; its observation is its last one, and nobody asks it any more.
+        turns.pay({"bob": 8.0}, done={"bob": True})
+        assert set(turns.act({"ann": [0, 1], "bob": [1, 1, 1]})) == {"ann"}
+        turns.pay({"ann": 16.0})
+        turns.end({"ann": [1, 1]})
+        assert settled(one)
+        assert one.algo._metrics.summary()["hist_stats"]["episode_reward"] == [31.0]
+        told = one.algo._metrics.summary()["hist_stats"]
+        assert told["policy_for_bob_reward"] == [14.0]
+
+
+def test_masked_actions_are_never_answered() -> None:
+    with served(**MASKED) as one, one.sampling(), one.voice() as voice:
+        turns = Turns(voice, "e")
+        for step in range(30):
+            mask = [int(step % 3 != kept) for kept in range(3)]
+            assert mask[turns.act({"action_mask": mask, "at": [0, 0]})] == 1
+
+
+def test_actions_that_a_client_chose_itself_reach_dqn_and_are_counted_by_ppo() -> None:
+    for algorithm in (DQN, None):
+        kind = {"algorithm": DQN} if algorithm else {}
+        with served(**kind) as one:  # type: ignore[arg-type]
+            with one.training(), one.voice() as voice:
+                turns = Turns(voice, "e")
+                for step in range(80):
+                    answer = turns.say("LOG_ACTION", observation=obs_of(step), action=step % 2)
+                    assert answer == {"type": "OK", "seq": 2 * step + 1}
+                    turns.pay(1.0)
+                turns.end(obs_of(80))
+                assert settled(one)
+            external = one.results[-1]["external"]
+            assert external["num_off_policy_steps"] == 80
+            assert (external["num_agent_steps_left_out"] > 0) == (algorithm is None)
+
+
+def test_stamps_tell_which_weights_decided() -> None:
+    with served() as one, one.training(), one.voice() as voice:
+        turns = Turns(voice, "e")
+        numbers = []
+        for step in range(120):
+            numbers.append(turns.say("GET_ACTION", observation=obs_of(step))["weights_seq_no"])
+        assert numbers[0] == 1
+        assert numbers == sorted(numbers)
+        assert numbers[-1] > 2
+
+
+@every_door
+def test_who_waits_when_the_server_stops_is_told_so_and_the_port_is_free_at_once(door: Door) -> None:
+    with served() as one, one.voice(door) as voice, one.voice(door) as other:
+        voice.greet()
+        turns = Turns(voice, "e")
+        turns.tell("GET_ACTION", observation=obs_of(0))
+        other.tell("EPISODES_AND_GET_STATE", episodes=[])
+        assert eventually(lambda: one.envs._errands.waiting and one.envs._reception.backlog.waiting)
+        address = one.envs.addresses[PLACES[door]]
+        began = time.monotonic()
+        one.algo.stop()
+        assert time.monotonic() - began < 10
+        for waiting in (voice, other):
+            answer = waiting.hear()
+            assert (answer["type"], answer["code"]) == ("ERROR", "stopping"), answer
+            assert waiting.client.rest() in (b"", b"\x88\x02\x03\xe8", b"\x88\x02\x03\xe9")
+        with socket.create_server(address):
+            pass

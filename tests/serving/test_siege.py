@@ -1,0 +1,262 @@
+"""Damaged frames and dying clients beside a healthy one: it loses nothing, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from menv.callbacks import DefaultCallbacks
+from menv.serving.framing import frame
+from tests.serving.corpus import ACTIONS, MALFORMED, OBS, WELL_MADE, bodies
+from tests.serving.doors import DOORS, TCP, Client, Door
+from tests.serving.served import Served, obs_of, served, settled
+from tests.serving.talks import eventually
+from tests.serving.test_sessions import STATES
+from tests.serving.voices import Turns, Voice, episode
+
+FUZZED = 20_000
+LAST = b'{"type": "THE LAST"}'
+KILLS = 30
+
+
+class Healthy:
+    """A client that plays all the time in a thread of its own, and is paid 10 in each episode."""
+
+    def __init__(self, one: Served, door: Door = TCP) -> None:
+        self.episodes = 0
+        self.width = one.envs.observation_space.shape[0]
+        self._voice = one.voice(door)
+        self._stopping = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="a healthy client", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                turns = Turns(self._voice, f"healthy {self.episodes}")
+                width = self.width
+                for step in range(5):
+                    assert turns.act([step / 10] * width) in (0, 1)
+                    turns.pay(step)
+                turns.end([0.5] * width)
+                self.episodes += 1
+        except BaseException as error:
+            self._error = error
+
+    @contextlib.contextmanager
+    def playing(self) -> Iterator[Healthy]:
+        self._voice.greet()
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._stopping.set()
+            self._thread.join(30)
+            self._voice.leave()
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+
+
+class Damage:
+    """Frames that chance has damaged, the same ones for the same seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+        small = [body for body, _ in MALFORMED.values() if len(body) < 2_000]
+        self._bodies = bodies() + small
+        # Well-made ones that would end the others' waiting or our own reading are left to other tests.
+        assert len(WELL_MADE) < len(self._bodies)
+
+    def body(self) -> bytes:
+        """Return a body, most often a damaged one."""
+        body, draw = self._draw.choice(self._bodies), self._draw
+        for _ in range(draw.choice((0, 1, 1, 3))):
+            at = draw.randint(0, len(body))
+            kind = draw.randrange(3)
+            if kind == 0 and body:
+                at = min(at, len(body) - 1)
+                body = body[:at] + bytes([body[at] ^ (1 << draw.randrange(8))]) + body[at + 1 :]
+            elif kind == 1:
+                body = body[:at] + body[at + draw.choice((1, 4, 40)) :]
+            else:
+                body = body[:at] + draw.choice((b"null", b"[]", b"1e400", b"\xff", b"\xc1", b'"', b"-1")) + body[at:]
+        return body
+
+    def bytes_for(self, door: Door, count: int, whole: bool) -> bytes:
+        """Return bodies as they go over the wire, and where they need not be whole, a frame that is damaged itself."""
+        sent = b"".join(door.wrap(self.body()) for _ in range(count))
+        if not whole:
+            last = frame(self.body()) if door is TCP else door.wrap(self.body())
+            at = self._draw.randrange(8)
+            sent += last[:at] + self._draw.randbytes(2) + last[at:]
+        return sent
+
+
+def fuzz(one: Served, door: Door, count: int, seed: int, each: int = 50) -> None:
+    """Send so many bodies, some on each connection.
+
+    Half of the connections are left with replies unread, which resets them at any time; on the others everything is
+    answered first.
+    """
+    damage = Damage(seed)
+    for number in range(0, count, each):
+        whole = number // each % 2 == 1
+        with (
+            Client(door, one.envs.addresses[DOORS.index(door)]) as client,
+            contextlib.suppress(ConnectionError, TimeoutError),
+        ):
+            client.raw(damage.bytes_for(door, each, whole))
+            if whole:
+                client.raw(door.wrap(LAST))
+                seen = client.socket.recv(100_000)
+                while seen and b"THE LAST" not in seen:
+                    seen = seen[-10:] + client.socket.recv(100_000)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def resident() -> int:
+    """Return the memory of this process in bytes."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Ends(DefaultCallbacks):
+    """Notes what the healthy client's episodes came to, by the client's own ids."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, tuple[float, int]] = {}
+
+    def on_episode_end(self, *, episode: Any, **_: Any) -> None:
+        name = str(episode.env_id).partition("/")[2]
+        if name.startswith("healthy"):
+            assert name not in self.seen
+            self.seen[name] = episode.total_reward, episode.length
+
+
+def siege(count: int) -> int:
+    """Fuzz through all doors beside a healthy client, which must lose nothing; return how far memory grew."""
+    with served(callbacks=Ends, observation_space=OBS, action_space=ACTIONS, train_batch_size=512) as one:
+        with one.training():
+            with Healthy(one).playing() as healthy:
+                fuzz(one, TCP, count // 10, seed=1)
+                gc.collect()
+                before, threads, files = resident(), threading.active_count(), open_files()
+                for place, door in enumerate(DOORS):
+                    fuzz(one, door, count * 3 // 10, seed=2 + place)
+                grown = resident() - before
+                assert one.refused > count // 4
+                assert healthy.episodes > 10
+                assert eventually(lambda: open_files() <= files)
+                assert threading.active_count() <= threads
+            assert eventually(lambda: not one.envs._reception.backlog.waiting)
+        wanted = {f"healthy {number}": (10.0, 5) for number in range(healthy.episodes)}
+        ends = one.algo._callbacks
+        assert isinstance(ends, Ends)
+        assert ends.seen == wanted
+        return grown
+
+
+def test_twenty_thousand_damaged_frames_cost_a_healthy_client_nothing() -> None:
+    assert siege(FUZZED) < 60_000_000
+
+
+@pytest.mark.soak
+def test_a_million_damaged_frames_cost_a_healthy_client_nothing() -> None:
+    assert siege(1_000_000) < 60_000_000
+
+
+def half_a_frame(turns: Turns) -> float:
+    turns.voice.client.raw(b"00000100{")
+    return 0.0
+
+
+def brought(turns: Turns) -> float:
+    turns.voice.tell("EPISODES", episodes=[episode([obs_of(0), obs_of(1)], [0], [1.0])])
+    return 0.0
+
+
+def awaiting_weights(turns: Turns) -> float:
+    turns.voice.tell("EPISODES_AND_GET_STATE", episodes=[episode([obs_of(0), obs_of(1)], [0], [1.0])])
+    return 0.0
+
+
+def kill(one: Served, number: int) -> None:
+    """Bring a client into one of all states and reset its connection."""
+    states = (*STATES, half_a_frame, brought, awaiting_weights)
+    voice: Voice = one.voice(DOORS[number % 3 if number % 9 < 6 else 0])
+    if number % 2:
+        voice.greet()
+    state = states[number % len(states)]
+    if state is not half_a_frame or voice.client.door is TCP:
+        state(Turns(voice, "e"))
+    voice.client.reset()
+
+
+def kills(count: int) -> Served:
+    with served(settings={"return_s": 0.05}) as one:
+        with one.training():
+            with Healthy(one).playing() as healthy:
+                kill(one, 0)
+                threads, files = threading.active_count(), open_files()
+                for number in range(count):
+                    kill(one, number)
+                    if number % 10 == 0:
+                        with one.voice() as next_one:
+                            assert next_one.ask("PING") == {"type": "PONG"}
+                assert eventually(lambda: one.status["open_episodes"] <= 1 + count)
+                assert threading.active_count() <= threads
+                assert eventually(lambda: open_files() <= files)
+            assert healthy.episodes > 1
+            assert settled(one, episodes=_over_http(count))
+        assert one.results[-1]["num_env_steps_trained"] > 0
+        assert one.status["server_faults"] == 0
+    return one
+
+
+def _over_http(count: int) -> int:
+    """Return how many of the kills leave an episode open: HTTP has no connection that could be lost."""
+    left = 0
+    for number in range(-1, count):
+        at = max(number, 0)
+        states = (*STATES, half_a_frame, brought, awaiting_weights)
+        door = DOORS[at % 3 if at % 9 < 6 else 0]
+        left += door.name == "http" and states[at % len(states)] is not half_a_frame
+    return left
+
+
+def test_clients_that_are_killed_in_every_state_leave_nothing_behind_and_training_goes_on() -> None:
+    kills(KILLS)
+
+
+@pytest.mark.soak
+def test_five_hundred_clients_that_are_killed_leave_nothing_behind() -> None:
+    kills(500)
+
+
+@pytest.mark.soak
+def test_a_hundred_thousand_episodes_through_one_server_leave_nothing_behind() -> None:
+    sent = [episode([obs_of(n) for n in range(4)], [0, 1, 0], [1.0] * 3, "terminated") for _ in range(100)]
+    with served() as one, one.training(), one.voice(msgpack=True) as voice:
+        def play_some(count: int) -> None:
+            for _ in range(count // 100):
+                assert voice.ask("EPISODES_AND_GET_STATE", episodes=sent, form="weights")["type"] == "SET_STATE"
+                one.results.clear()
+            gc.collect()
+
+        play_some(20_000)
+        before = resident()
+        play_some(100_000)
+        grown = resident() - before
+        print(f"{grown / 1e6:.1f} MB over 100,000 episodes")
+        assert grown < 10_000_000

@@ -1,0 +1,160 @@
+"""A client that says messages, in either dialect and through any door, and reads what comes back."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import itertools
+import json
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tests.serving.doors import HEADERS, HTTP, Client, Door, http_wrap
+
+
+class Voice:
+    """One connection.
+
+    Args:
+        door: The way in.
+        address: Of its port.
+        msgpack: Whether bodies are msgpack instead of JSON.
+        headers: Of HTTP requests, and of the one that opens a WebSocket.
+        session: Value of `menv-session` over HTTP; None makes one up.
+    """
+
+    def __init__(
+        self,
+        door: Door,
+        address: tuple[str, int],
+        *,
+        msgpack: bool = False,
+        headers: str = HEADERS,
+        session: str | None = None,
+    ) -> None:
+        self.client = Client(door, address, headers=headers)
+        self._headers = f"{headers}menv-session: {session or secrets.token_hex(16)}\r\n"
+        self._over_http = door is HTTP
+        self._encode: Callable[[Any], bytes] = (
+            msgspec.msgpack.encode if msgpack else lambda message: json.dumps(message).encode()
+        )
+        self._decode = msgspec.msgpack.decode if msgpack else json.loads
+
+    def __enter__(self) -> Voice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Say something and wait for nothing."""
+        self.body(self._encode({"type": kind, **fields}))
+
+    def body(self, body: bytes) -> None:
+        """Send a body as it is."""
+        if self._over_http:
+            self.client.raw(http_wrap(body, self._headers))
+        else:
+            self.client.send(body)
+
+    def hear(self) -> Any:
+        """Return the next message."""
+        return self._decode(self.client.receive())
+
+    def ask(self, kind: str, **fields: Any) -> Any:
+        """Say something and return the answer."""
+        self.tell(kind, **fields)
+        return self.hear()
+
+    def refused(self, kind: str, **fields: Any) -> str:
+        """Say something wrong and return the code of the error."""
+        answer = self.ask(kind, **fields)
+        assert answer["type"] == "ERROR", answer
+        assert answer["message"]
+        return str(answer["code"])
+
+    def bring(self, *episodes: dict[str, Any], **fields: Any) -> None:
+        """Bring episodes; over HTTP that is answered."""
+        self.tell("EPISODES", episodes=list(episodes), **fields)
+        if self._over_http:
+            assert self.hear() == {"type": "OK"}
+
+    def greet(self, **fields: Any) -> Any:
+        """Ask for the extension."""
+        answer = self.ask("GET_CONFIG", extensions=["menv-1"], **fields)
+        assert answer["type"] == "SET_CONFIG", answer
+        return answer
+
+    def leave(self) -> None:
+        self.client.leave()
+
+
+class Turns:
+    """The messages of one interactive episode, numbered one after the other."""
+
+    def __init__(self, voice: Voice, episode_id: str, training_enabled: bool = True) -> None:
+        self.voice = voice
+        self.name = episode_id
+        self._numbers = itertools.count()
+        self._last: tuple[str, dict[str, Any]] = ("", {})
+        started = self.say("START_EPISODE", training_enabled=training_enabled)
+        assert started == {"type": "EPISODE", "episode_id": episode_id}, started
+
+    def say(self, kind: str, **fields: Any) -> Any:
+        """Say the next message and return its answer."""
+        self._last = kind, {"episode_id": self.name, "seq": next(self._numbers), **fields}
+        return self.again()
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Say the next message and do not wait."""
+        self._last = kind, {"episode_id": self.name, "seq": next(self._numbers), **fields}
+        self.voice.tell(kind, **self._last[1])
+
+    def taken_up(self, voice: Voice, seq: int) -> Turns:
+        """Return the same episode on another connection; the last message that was taken has the number `seq`."""
+        turns = object.__new__(Turns)
+        turns.voice, turns.name, turns._last = voice, self.name, self._last
+        turns._numbers = itertools.count(seq + 1)
+        return turns
+
+    def at(self, seq: int, kind: str, **fields: Any) -> Any:
+        """Say a message with a number of its own."""
+        return self.voice.ask(kind, episode_id=self.name, seq=seq, **fields)
+
+    def tell_again(self) -> None:
+        """Say the last message again and do not wait."""
+        self.voice.tell(self._last[0], **self._last[1])
+
+    def again(self) -> Any:
+        """Say the last message again and return its answer."""
+        return self.voice.ask(self._last[0], **self._last[1])
+
+    def act(self, obs: Any) -> Any:
+        """Ask for an action."""
+        answer = self.say("GET_ACTION", observation=obs)
+        assert answer["type"] == "ACTION", answer
+        return answer["action"]
+
+    def pay(self, reward: Any, **fields: Any) -> None:
+        answer = self.say("LOG_RETURNS", reward=reward, **fields)
+        assert answer["type"] == "OK", answer
+
+    def end(self, obs: Any, **fields: Any) -> None:
+        answer = self.say("END_EPISODE", observation=obs, **fields)
+        assert answer["type"] == "OK", answer
+
+
+def onnx_bytes(onnx_file: str) -> bytes:
+    """Return the graph in SET_STATE's `onnx_file`."""
+    return gzip.decompress(base64.b64decode(onnx_file, validate=True))
+
+
+def episode(obs: list[Any], actions: list[Any], rewards: list[float], end: str = "", **more: Any) -> Any:
+    """Return an episode or a chunk of one; `end` is "terminated", "truncated" or ""."""
+    return {
+        "obs": obs, "actions": actions, "rewards": rewards,
+        "is_terminated": end == "terminated", "is_truncated": end == "truncated", **more,
+    }  # fmt: skip
