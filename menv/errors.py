@@ -37,3 +37,19 @@ class EpisodeError(CallOrderError, ValueError):
 
 class MissingExtraError(MenvError, ImportError):
     """An optional package is not installed; the message holds the command that installs it."""
+
+
+class ServerGoneError(MenvError, ConnectionError):
+    """A server did not answer for as long as a client waits; start it again, and call again."""
+
+
+class RefusedError(MenvError):
+    """A server did not take what a client sent; the message is the server's sentence.
+
+    Attributes:
+        code: What kind of thing is wrong: one of `menv.serving.bad_message.Code`, or one of a newer server.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from menv.envs.hierarchical_maze import HierarchicalWindyMaze
     from menv.envs.independent_copies import make_multi_agent
     from menv.envs.null import NullEnv
+    from menv.envs.random_multi_agent_env import RandomMultiAgentEnv
     from menv.envs.rock_paper_scissors import RockPaperScissors
     from menv.envs.rock_paper_scissors_heuristics import AlwaysSame, BeatLastMove
     from menv.envs.three_level_maze import ThreeLevelMaze
@@ -28,6 +29,7 @@ __all__ = [
     "HierarchicalWindyMaze",
     "MultiAgentTrafficEnv",
     "NullEnv",
+    "RandomMultiAgentEnv",
     "RockPaperScissors",
     "ThreeLevelMaze",
     "TicTacToe",
@@ -43,6 +45,7 @@ _HOMES = {
     "HierarchicalWindyMaze": "hierarchical_maze",
     "MultiAgentTrafficEnv": "traffic",
     "NullEnv": "null",
+    "RandomMultiAgentEnv": "random_multi_agent_env",
     "RockPaperScissors": "rock_paper_scissors",
     "ThreeLevelMaze": "three_level_maze",
     "TicTacToe": "tictactoe",

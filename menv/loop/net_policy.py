@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -67,6 +67,24 @@ class Networks(Protocol):
 
     def graphs(self) -> ActingGraphs | None:
         """Return what builds their acting graphs, None if only torch runs them."""
+
+
+class Decided(NamedTuple):
+    """What a policy did about R observations, with all that somebody needs who writes it down.
+
+    Attributes:
+        answers: R env-ready actions.
+        actions: [R, ...] the network's own.
+        rows: [R, F] what the network was shown.
+        mask: [R, M] or None.
+        state: [R, S] of a recurrent network afterwards, else None.
+    """
+
+    answers: Any
+    actions: Any
+    rows: Any
+    mask: Any
+    state: Any
 
 
 class NetPolicy(Policy):
@@ -145,6 +163,37 @@ class NetPolicy(Policy):
         if state is None:
             return action
         return action, [] if decision.state is None else [part[0] for part in self._parts(decision.state)]
+
+    def decide(self, obs_batch: Sequence[Any], noise: Any, state: Any = None) -> Decided:
+        """Return what the policy does about R observations; whether they lie within bounds is not looked at.
+
+        Args:
+            obs_batch: R elements of the observation space.
+            noise: [R, width] draws of `networks.noise`; None takes the most likely actions.
+            state: [R, S] of a recurrent network before.
+
+        Raises:
+            OutsideSpaceError: An observation has another structure, shape or dtype than the space says.
+            ContractError: Connectors have to know whose the observations are.
+        """
+        networks, path = self.networks, self._connected()
+        assert networks.preprocess is not None
+        if path is None:
+            rows, mask = networks.preprocess(obs_batch)
+        else:
+            refuse_unknown_lives(self.policy_id, path)
+            rows, mask = path.rows(0, obs_batch)[:2]
+        decision = networks.backend.decide(rows, mask, noise, self.index, state)
+        if path is None:
+            answers = networks.output(decision.actions)
+        else:
+            answers = path.answers(0, decision.actions, rows, mask, None)
+        return Decided(answers, decision.actions, rows, mask, decision.state)
+
+    @property
+    def plain(self) -> bool:
+        """Whether connectors do no more than flatten observations and scale actions, so that weights are all."""
+        return self._connected() is None
 
     def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
         """Write the policy into a new folder; see `Policy.export_checkpoint`."""

@@ -1,0 +1,186 @@
+"""A policy that a client holds: it acts, and says of what it did how probable that was.
+
+`LocalActor` fetches one and gives it new weights. It knows no episodes and no messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv import draws
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.flat_actions import nested_actions
+from menv.errors import ContractError
+from menv.loop.net_policy import Decided, NetPolicy
+from menv.loop.packed_bundle import policy_from_bytes, unpack_weights
+from menv.spaces import OutsideSpaceError
+
+Column = npt.NDArray[Any]
+
+_AHEAD = 64
+_BYTES_BESIDE = 64
+
+
+class Dice:
+    """Draws for one agent of one episode: the same for the same seed and ids, whoever else acts in between.
+
+    Args:
+        policy: Whose noise it is.
+        seed: Of the client.
+        ids: Of episode and agent.
+    """
+
+    __slots__ = ("_at", "_block", "_draw", "_key", "_next", "_width")
+
+    def __init__(self, policy: NetPolicy, seed: int, *ids: str) -> None:
+        noise = policy.networks.noise
+        self._draw, self._width = noise.draw, noise.width
+        self._key = np.uint64(draws.key(seed, draws.ACTION, *map(draws.stable_hash, ids)))
+        self._next, self._at = 0, _AHEAD
+        self._block: Column = np.zeros((0, noise.width), np.float32)
+
+    def throw(self) -> Column:
+        """Return [1, width] fresh draws."""
+        at = self._at
+        if at == _AHEAD:
+            steps = np.arange(self._next, self._next + _AHEAD)
+            self._block = self._draw(np.full(_AHEAD, self._key), steps, self._width)
+            self._next += _AHEAD
+            at = 0
+        self._at = at + 1
+        return self._block[at : at + 1]
+
+
+class LocalPolicy:
+    """One policy and the number of its weights.
+
+    Args:
+        blob: What `pack_bundle` returned.
+        number: The sequence number of its weights.
+
+    Attributes:
+        policy: The policy.
+        number: As given, and of each set of weights that came after.
+        state_size: S, numbers in the state of a recurrent network.
+        step_bytes: About what a step takes in a message.
+
+    Raises:
+        ConfigError: The bundle is damaged, or newer than this version.
+        ContractError: The policy cannot act here.
+    """
+
+    def __init__(self, blob: bytes, number: int) -> None:
+        self.policy = policy_from_bytes(blob)
+        self.number = number
+        networks = self.policy.networks
+        self.state_size = sum(networks.state_sizes)
+        self.step_bytes = _bytes_of(networks.observation_space) + _BYTES_BESIDE
+        self._wants = "weights" if self.policy.plain else "bundle"
+
+    @property
+    def wants(self) -> str:
+        """In which form the next weights have to come: connectors that learn come with a whole bundle only."""
+        return self._wants
+
+    def take(self, weights: bytes | None, bundle: bytes | None, number: int) -> None:
+        """Go on with other weights.
+
+        Raises:
+            ConfigError: They are damaged, or of another network.
+        """
+        if bundle is not None:
+            self.policy = policy_from_bytes(bundle)
+            self._wants = "weights" if self.policy.plain else "bundle"
+        elif weights is not None:
+            self.policy.set_weights(unpack_weights(weights))
+        self.number = number
+
+    def as_element(self, obs: Any) -> Any:
+        """Return an observation that came as a list of numbers as an array of its space."""
+        space = self.policy.observation_space
+        if isinstance(obs, (list, tuple)) and isinstance(space, gym.spaces.Box):
+            return np.array(obs, space.dtype)
+        return obs
+
+    def first_state(self) -> Column | None:
+        """Return [1, S] of a recurrent network before its first step; None of any other."""
+        return np.zeros((1, self.state_size), np.float32) if self.state_size else None
+
+    def act(self, obs: Sequence[Any], noise: Column, states: Column | None, where: str) -> Decided:
+        """Return what the policy does about R observations.
+
+        Args:
+            obs: R observations.
+            noise: [R, width].
+            states: [R, S] or None.
+            where: Begins the message of an error.
+
+        Raises:
+            ContractError: An observation has another structure, shape or dtype than the space says.
+        """
+        try:
+            return self.policy.decide(obs, noise, states)
+        except OutsideSpaceError as error:
+            raise ContractError(
+                f"{where}: {error.why}; pass observations of the space that the server was configured with"
+            ) from error
+
+    def judge(
+        self, rows: Column, mask: Column | None, actions: Column, states: Column | None, where: str
+    ) -> tuple[Column | None, Column]:
+        """Return how probable N actions were, in terms of the environment's actions.
+
+        Returns:
+            [N, K] inputs of the distribution, None where these are the worth of choices; [N] log-probabilities.
+
+        Raises:
+            ContractError: A row is outside the observation space.
+        """
+        networks = self.policy.networks
+        if self.policy.plain and networks.preprocess is not None:
+            bad = networks.preprocess.why_bad_row(rows)
+            if bad is not None:
+                raise ContractError(
+                    f"{where}, observation {bad[0]} of the last {len(rows)}: {bad[1]}; pass observations of the space "
+                    "that the server was configured with"
+                )
+        found = networks.backend.evaluate(self.policy.index, rows, mask, actions, states)
+        output: ActionOutput = networks.output
+        logp = found.logp - np.float32(output.log_scale.sum())
+        if networks.backend.head.by_worth:
+            return None, logp
+        return _outer_inputs(output, found.dist_inputs), logp
+
+    def outer(self, actions: Column) -> Any:
+        """Return N network actions as those of the environment, those of a Box not clipped."""
+        output: ActionOutput = self.policy.networks.output
+        if not isinstance(output.space, gym.spaces.Box):
+            return output(actions)
+        half, centre, _, _ = output.scaling
+        scaled = (actions * half + centre).reshape(-1, *output.space.shape)
+        return scaled if output.nested is None else nested_actions(output.nested, scaled)
+
+
+def _outer_inputs(output: ActionOutput, inputs: Column) -> Column:
+    """Return the distribution inputs of the environment's actions for those of the network's."""
+    if not isinstance(output.space, gym.spaces.Box):
+        return inputs
+    half, centre, _, _ = output.scaling
+    means, log_stds = np.split(inputs, 2, 1)
+    return np.concatenate((means * half + centre, log_stds + output.log_scale), 1, dtype=np.float32)
+
+
+def _bytes_of(space: gym.Space[Any]) -> int:
+    """Return about how many bytes an element takes."""
+    if isinstance(space, gym.spaces.Dict):
+        return sum(_bytes_of(part) for part in space.spaces.values())
+    if isinstance(space, gym.spaces.Tuple):
+        return sum(_bytes_of(part) for part in space.spaces)
+    if space.shape is None or space.dtype is None:
+        return _BYTES_BESIDE
+    return int(np.prod(space.shape)) * space.dtype.itemsize + 1
