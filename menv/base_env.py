@@ -298,6 +298,9 @@ class BaseEnv(abc.ABC):
         """Return all agent ids that are known so far."""
         return set()
 
+    def rest(self) -> None:  # noqa: B027 - optional
+        """Note that nobody polls for a while; called when a fragment is complete, or broken off."""
+
     def status(self) -> dict[str, Any]:
         """Return what an external environment has to tell about those who call, for results."""
         return {}

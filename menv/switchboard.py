@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from menv.backlog import Backlog
@@ -41,10 +41,12 @@ class Switchboard:
 
     Attributes:
         weights_seq_no: The number of the weights that answer now.
+        on_news: Called whenever something was said, in its caller's thread.
     """
 
     def __init__(self, max_open: int | None = None) -> None:
         self.weights_seq_no = 0
+        self.on_news: Callable[[], None] | None = None
         self._max_open = max_open
         self._news = threading.Condition()
         self._lines: dict[str, Line] = {}
@@ -56,9 +58,8 @@ class Switchboard:
         self._fault_at = 0.0
         self._stopped = False
         self._woken = False
-        # How many open episodes are played call by call, and whether the sampler wants no wake-up for each.
+        # How many open episodes are played call by call.
         self._talking = 0
-        self._quiet = False
 
     @property
     def open_episodes(self) -> int:
@@ -69,6 +70,11 @@ class Switchboard:
     def ready(self) -> bool:
         """Whether something was said that nobody has taken."""
         return bool(self._ready)
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether that is so in all open episodes that are played call by call."""
+        return len(self._ready) >= self._talking
 
     def start(
         self,
@@ -271,12 +277,11 @@ class Switchboard:
             self._woken = True
             self._news.notify_all()
 
-    def collect(self, timeout: float | None, gather: float = 0.0) -> list[Line]:
+    def collect(self, timeout: float | None) -> list[Line]:
         """Return the episodes in which something was said, waiting for the first one.
 
         Args:
             timeout: Most seconds to wait; None for as long as it takes.
-            gather: Most seconds to wait then for the others, while not all open episodes wait for actions.
 
         Raises:
             BaseException: What `fail` was given.
@@ -289,8 +294,6 @@ class Switchboard:
                 if left is not None and left <= 0:
                     break
                 self._news.wait(left)
-            if gather and self._ready:
-                self._gather(time.monotonic() + gather)
             self._woken = False
             if self._stopped:
                 raise CallOrderError(
@@ -300,17 +303,6 @@ class Switchboard:
                 raise self._fault
             ready, self._ready = self._ready, {}
             return list(ready.values())
-
-    def _gather(self, until: float) -> None:
-        """Wait for more callers; those of one batch of answers come back nearly together."""
-        while len(self._ready) < self._talking and not self._woken:
-            left = until - time.monotonic()
-            if left <= 0:
-                break
-            # Not woken by every one of them: changing threads takes longer than taking their calls.
-            self._quiet = True
-            self._news.wait(min(left, 0.0002))
-            self._quiet = False
 
     def next_turn(self, line: Line) -> Turn | Played | None:
         """Return what is to be taken next in an episode, None while its last turn is not answered."""
@@ -377,8 +369,9 @@ class Switchboard:
     def _ring(self, line: Line) -> None:
         if not line.busy:
             self._ready[line.episode_id] = line
-            if not self._quiet or len(self._ready) >= self._talking:
-                self._news.notify_all()
+            self._news.notify_all()
+            if self.on_news is not None:
+                self.on_news()
 
     def _close(self, line: Line) -> None:
         """Take an episode's id out of use."""

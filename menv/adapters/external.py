@@ -54,8 +54,6 @@ class ExternalEnvs(BaseEnv):
 
     returns_table = True
     external = True
-    gather = 0.0
-    """Most seconds that a poll waits for more callers once there is one."""
 
     def __init__(
         self,
@@ -101,7 +99,7 @@ class ExternalEnvs(BaseEnv):
                 threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
         self._free += self._leaving
         self._leaving = []
-        for line in self.switchboard.collect(timeout, self.gather):
+        for line in self.switchboard.collect(timeout):
             self._advance(line)
         return self._deliver()
 

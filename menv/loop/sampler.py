@@ -179,7 +179,10 @@ class Sampler:
             return self._sample_frames(self._frames)
         if self._begun is None:
             self._begun = self._begin()
-        self.idle = not self._fill()
+        try:
+            self.idle = not self._fill()
+        finally:
+            self.base_env.rest()
         if self.idle:
             return MultiAgentBatch({}, 0)
         begun, self._begun = self._begun, None

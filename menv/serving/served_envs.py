@@ -71,11 +71,13 @@ class ServedEnvs(ExternalEnvs):
             dict(ioctx.action_spaces),
         )
         self.max_staleness = max_staleness
-        self.gather = batch_wait
+        self._batch_wait = batch_wait
+        self._gathering = False
+        board.on_news = self._news
         self._env_steps_per_sample, self._force_on_policy = env_steps_per_sample, force_on_policy
         self._trainer: Trainer | None = None
         limits, access = limits or Limits(), access or Access()
-        self._errands = Errands(board.wake, self._post)
+        self._errands = Errands(self._wake, self._post)
         self._reception = Reception(board, ioctx, limits, access, self._errands, return_s)
         self.server = Server(self._reception, transports, limits, access)
 
@@ -110,13 +112,20 @@ class ServedEnvs(ExternalEnvs):
         self._run_errands()
 
     def poll(self, timeout: float | None = None) -> Ready:
-        """Return what clients have said; see `ExternalEnvs.poll`."""
+        """Return what clients have said; see `ExternalEnvs.poll`.
+
+        Until `rest` the calling thread serves the clients itself while it waits for them.
+        """
         until = None if timeout is None else time.monotonic() + timeout
+        borrowed = self.server.borrow()
         while True:
             if not self.switchboard.ready and self._everybody_waits():
                 self._errands.weights_changed()
             self._run_errands()
             left = None if until is None else max(0.0, until - time.monotonic())
+            if borrowed:
+                self._serve(left)
+                left = 0.0
             ready = super().poll(left)
             if len(ready.slots) or ready.played or ready.ended or ready.episodes or ready.unclaimed:
                 return ready
@@ -125,6 +134,32 @@ class ServedEnvs(ExternalEnvs):
                 self._errands.weights_changed()
                 self._run_errands()
                 return ready
+
+    def rest(self) -> None:
+        """Let the serving thread serve the clients again; see `BaseEnv.rest`."""
+        self.server.give_back()
+
+    def _serve(self, seconds: float | None) -> None:
+        """Serve clients until one of them has said something, and a little longer for the others."""
+        board = self.switchboard
+        # Also where something is there already: what was decided last goes out in the loop.
+        self.server.run(0.0 if board.ready else seconds)
+        if board.ready and not board.all_ready:
+            self._gathering = True
+            try:
+                self.server.run(self._batch_wait)
+            finally:
+                self._gathering = False
+
+    def _news(self) -> None:
+        """Note that a client has said something, while the loop runs."""
+        if not self._gathering or self.switchboard.all_ready:
+            self.server.pause()
+
+    def _wake(self) -> None:
+        """Let a poll that waits look for errands."""
+        self.switchboard.wake()
+        self.server.pause()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer clients; see `BaseEnv.send_actions`."""

@@ -27,6 +27,8 @@ _RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE)
 class Server:
     """Transports in a thread of their own. A context manager that starts and stops it.
 
+    A thread that has nothing to do but wait for peers may borrow the loop and run it by itself.
+
     Args:
         handler: Starts a conversation for each peer.
         transports: One for each port, of any kinds.
@@ -54,6 +56,11 @@ class Server:
         self._ending: asyncio.Event | None = None
         self._lock = threading.Lock()
         self._stopped = False
+        # Who runs the loop: the serving thread while it is at home, or the thread that has borrowed it.
+        self._turns = threading.Condition()
+        self._at_home = False
+        self._lent_to: int | None = None
+        self._over = False
         self.addresses: list[tuple[str, int]] = []
         self.faults = Faults()
 
@@ -92,7 +99,7 @@ class Server:
             raise
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Have the serving thread call `callback` soon. From any thread; before `start` and after `stop` it is dropped.
+        """Have the loop call `callback` soon. From any thread; before `start` and after `stop` it is dropped.
 
         What it raises is noted in `faults`.
         """
@@ -100,11 +107,63 @@ class Server:
         if loop is None:
             return
         try:
-            loop.call_soon_threadsafe(self._call, callback)
+            if self._lent_to == threading.get_ident():
+                loop.call_soon(self._call, callback)
+            else:
+                loop.call_soon_threadsafe(self._call, callback)
         except RuntimeError:
             # The loop has ended, between two lines or long ago: there is nobody left to reply to.
             if not loop.is_closed():
                 raise
+
+    def borrow(self) -> bool:
+        """Have this thread run the loop itself, by `run`, until `give_back`; nothing waits for another thread then.
+
+        Returns:
+            False where that cannot be: the server has not been started or has ended, or this thread runs a loop of its
+            own.
+        """
+        me = threading.get_ident()
+        if self._lent_to == me:
+            return True
+        if self._loop is None or asyncio._get_running_loop() is not None:
+            return False
+        with self._turns:
+            if self._over or self._lent_to is not None:
+                return False
+            self._lent_to = me
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            while self._at_home:
+                self._turns.wait()
+        return True
+
+    def run(self, seconds: float | None) -> None:
+        """Run the borrowed loop until `pause`, or for so many seconds."""
+        loop = self._loop
+        assert loop is not None
+        if self._over:
+            return
+        alarm = None if seconds is None else loop.call_later(seconds, loop.stop)
+        try:
+            loop.run_forever()
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+
+    def pause(self) -> None:
+        """Let `run` return, once everything that came with the last look at the sockets has been handled.
+
+        Called by what the loop runs; nothing happens unless the loop is borrowed.
+        """
+        if self._lent_to is not None and self._loop is not None:
+            self._loop.stop()
+
+    def give_back(self) -> None:
+        """Let the serving thread run the loop again; nothing happens unless this thread has borrowed it."""
+        if self._lent_to == threading.get_ident():
+            with self._turns:
+                self._lent_to = None
+                self._turns.notify_all()
 
     def stop(self) -> None:
         """End all connections and the thread; ports are free when this returns. Again and from any thread.
@@ -117,6 +176,7 @@ class Server:
         with self._lock:
             self._stopped = True
             thread = self._thread
+        self.give_back()
         self.post(self._end)
         if thread is None or thread is threading.current_thread():
             return
@@ -139,10 +199,44 @@ class Server:
 
     def _run(self, started: Future[list[tuple[str, int]]]) -> None:
         # The selector's loop on every system: transports read from sockets and pipes with `add_reader`.
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            self._loop = runner.get_loop()
-            self._loop.set_exception_handler(self._note)
-            runner.run(self._serve(started))
+        loop = self._loop = asyncio.SelectorEventLoop()
+        asyncio.set_event_loop(loop)
+        loop.set_exception_handler(self._note)
+        main = loop.create_task(self._serve(started))
+        main.add_done_callback(self._leave)
+        while True:
+            with self._turns:
+                while self._lent_to is not None:
+                    self._turns.wait()
+                if self._over:
+                    break
+                self._at_home = True
+            loop.run_forever()
+            with self._turns:
+                self._at_home = False
+                self._turns.notify_all()
+        self._clear(loop)
+
+    def _leave(self, _: object) -> None:
+        """Let whoever runs the loop see that it is over."""
+        assert self._loop is not None
+        self._over = True
+        self._loop.stop()
+
+    @staticmethod
+    def _clear(loop: asyncio.AbstractEventLoop) -> None:
+        """End what is left in a loop, and the loop."""
+        try:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
 
     async def _serve(self, started: Future[list[tuple[str, int]]]) -> None:
         self._ending = asyncio.Event()
