@@ -25,7 +25,8 @@ MOST_DISCARDED = 4
 """How many bodies of the greatest length are read and forgotten meanwhile, so that closing is no reset."""
 _FLUSH_S = 0.3
 _AFTER_A_FAILED_ACCEPT_S = 0.1
-_ACCEPTED_AT_ONCE = 64
+_ACCEPTED_AT_ONCE = 4
+"""Few, so that those who have come and gone meanwhile are seen off before they take up all places."""
 _MOST_TURNED_AWAY = 32
 
 

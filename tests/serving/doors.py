@@ -56,7 +56,10 @@ class Client:
         self.file = self.socket.makefile("rb")
         if greets and door.opening(headers):
             self.raw(door.opening(headers))
-            assert read_head(self.file).startswith(b"HTTP/1.1 101 ")
+            head = read_head(self.file)
+            if not head.startswith(b"HTTP/1.1 101 "):
+                self.leave()
+                raise ConnectionError(f"the handshake was answered with {head!r}")
 
     def __enter__(self) -> Client:
         return self

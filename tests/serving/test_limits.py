@@ -166,6 +166,21 @@ def test_somebody_who_has_said_goodbye_makes_room_for_the_next() -> None:
 
 
 @every_door
+def test_those_who_have_come_and_gone_take_nobody_s_place_and_are_heard(door: Door) -> None:
+    with serving(door, limits=Limits(max_connections=40)) as (server, talks):
+        # All of them wait at the port before the first is taken in.
+        ready = threading.Event()
+        server.post(ready.wait)
+        for _ in range(150):
+            with Client(door, server.addresses[0], greets=False) as one:
+                one.raw(door.opening("Host: localhost\r\n") + door.wrap(b"{gone"))
+        threading.Timer(0.1, ready.set).start()
+        with Client(door, server.addresses[0]) as late:
+            assert late.ask(b"{in") == b"{in"
+        assert eventually(lambda: len(talks.bodies) == 151)
+
+
+@every_door
 def test_those_who_say_nothing_take_nobody_s_place(door: Door) -> None:
     with (
         serving(door, limits=Limits(max_connections=5)) as (server, _),
