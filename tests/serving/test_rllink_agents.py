@@ -125,7 +125,6 @@ def test_who_answers_is_told_before_and_kept_through_the_episode() -> None:
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
-        (member(2, 5, end="terminated"), "unknown_agent"),
         ({**together("e", {"ann": member(2, 5)}), "id": None}, "missing_field"),
         (together("e", {"carl": member(2, 5)}), "unknown_agent"),
         (together("e", {"ann": member(3, 5)}), "wrong_length"),
