@@ -43,7 +43,7 @@ def obs_of(number: float) -> list[float]:
     return [number % 10, -number % 7, 0.5]
 
 
-class _Halted(Exception):
+class _HaltError(Exception):
     """Ends a thread that samples."""
 
 
@@ -102,10 +102,10 @@ class Served:
             self._thread.join(3.0)
             if self._thread.is_alive():
                 # It waits for callers, for longer than a test may take.
-                self.envs.switchboard.fail(_Halted())
+                self.envs.switchboard.fail(_HaltError())
             self._thread.join(6 * PATIENCE_S)
             assert not self._thread.is_alive(), "the sampler hangs"
-        if self.error is not None and not isinstance(self.error, _Halted):
+        if self.error is not None and not isinstance(self.error, _HaltError):
             raise self.error
 
     @property
