@@ -71,7 +71,6 @@ class ChunkDesk:
         sizes = [len(memoryview(raw)) for raw in request.episodes]
         state.check_backlog(sum(sizes), self._limits, name)
         number = request.weights_seq_no if request.weights_seq_no is not None else state.weights_seq_no
-        state.plays = True
         for index, (episode, size) in enumerate(zip(read, sizes, strict=True)):
             self._take(state, episode, number, f"{name}.episodes[{index}]", size)
         state.forget_chunks()

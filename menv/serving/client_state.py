@@ -72,7 +72,6 @@ class ClientState:
         finished: Those that ended lately.
         chunks: Episodes that it plays by itself, by its own ids; the finished ones lately.
         loose: Those of them that have no id and go on.
-        plays: Whether it has sent any.
         weights_seq_no: The weights that it was sent last.
         connected: How many connections it has.
         lost_at: When it lost the last one.
@@ -87,7 +86,6 @@ class ClientState:
         self.finished: OrderedDict[str, Link] = OrderedDict()
         self.chunks: OrderedDict[str, Chunks] = OrderedDict()
         self.loose: list[Chunks] = []
-        self.plays = False
         self.weights_seq_no: int | None = None
         self.connected = 0
         self.lost_at = 0.0

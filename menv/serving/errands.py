@@ -56,6 +56,10 @@ class Errands:
         """How many different `who` wait for new weights."""
         return len(self._later)
 
+    def waits(self, who: object) -> bool:
+        """Return whether `who` waits for new weights."""
+        return who in self._later
+
     def weights_changed(self) -> None:
         """Let those go on who wait for new weights. In the sampler's thread."""
         for who in list(self._later):

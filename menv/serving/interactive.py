@@ -36,6 +36,8 @@ from menv.switchboard import Switchboard
 Decided = Callable[[Link, str, Any, int | None], None]
 """Takes what was decided for a link: the client's episode id, the actions or an error, and the message's number."""
 
+_MOST_REPEATED = 16
+
 
 class Interactive:
     """The interactive episodes of a server's clients.
@@ -90,6 +92,8 @@ class Interactive:
         link = self._link(state, request, answerer)
         if link is None:
             return
+        if isinstance(request, GetAction):
+            state.check_backlog(len(memoryview(request.observation)), self._limits, "GET_ACTION")
         try:
             answer = self._take(state, link, request, answerer)
         except EpisodeError as error:
@@ -113,8 +117,14 @@ class Interactive:
                 # The reply was lost, or is still to come.
                 if link.answer is not None:
                     answerer.send(link.answer)
-                else:
+                elif len(link.waiting) < _MOST_REPEATED:
                     link.waiting.append(answerer)
+                else:
+                    raise BadMessageError(
+                        Code.TOO_MANY,
+                        f"{type(request).__struct_config__.tag}.seq: {seq} has come {_MOST_REPEATED} times, expected "
+                        "fewer; wait for the answer",
+                    )
                 return None
             if seq != link.seq + 1 and link.seq >= 0:
                 raise BadMessageError(

@@ -22,6 +22,7 @@ from menv.serving.errands import Errands
 from menv.serving.limits import Limits
 from menv.serving.reception import Reception
 from menv.serving.server import Server
+from menv.serving.session import STILL_PLAYING_S
 from menv.serving.trainer import Trainer
 from menv.serving.transport import Transport
 from menv.spaces_json import space_to_json
@@ -185,9 +186,10 @@ class ServedEnvs(ExternalEnvs):
 
     def _everybody_waits(self) -> bool:
         """Return whether all who play by themselves wait for weights, so that nobody brings more steps."""
-        waiting = self._errands.waiting
-        return bool(waiting) and waiting >= sum(
-            session.state.plays for session in list(self._reception.sessions)
+        errands, since = self._errands, time.monotonic() - STILL_PLAYING_S
+        return bool(errands.waiting) and not any(
+            session.played_at > since and not errands.waits(session)
+            for session in list(self._reception.sessions)
         )
 
     def _run_errands(self) -> None:

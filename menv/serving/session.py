@@ -6,7 +6,11 @@ to `interactive` and `chunks`.
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from menv.backlog import Backlog
@@ -15,6 +19,7 @@ from menv.serving.answerer import Answerer
 from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.client_state import ClientState
 from menv.serving.dialect import Dialect, dialect_of
+from menv.serving.errands import Do, Then
 from menv.serving.messages import (
     Episodes,
     EpisodesAndGetState,
@@ -38,6 +43,9 @@ if TYPE_CHECKING:
 
 EXTENSION = "menv-1"
 """What a client asks for in GET_CONFIG that wants more than RLlink."""
+STILL_PLAYING_S = 5.0
+"""Seconds after which nobody waits any more for steps of a client that has brought some before."""
+_MOST_ERRANDS = 64
 
 
 class Session:
@@ -51,12 +59,15 @@ class Session:
     Attributes:
         peer: As given.
         state: What is remembered of the client.
+        played_at: When it last brought episodes.
     """
 
     def __init__(self, reception: Reception, peer: Peer, admitted: bool) -> None:
         self.peer = peer
         self.state = ClientState(Backlog(reception.backlog))
         self.state.connected = 1
+        self.played_at = -math.inf
+        self._errands = 0
         self._reception = reception
         self._admitted = admitted
 
@@ -102,7 +113,7 @@ class Session:
         if isinstance(request, Episodes):
             self._take_episodes(request, answerer)
         elif isinstance(request, GetState):
-            self._reception.errands.add(self._state_of(request), self._sender(answerer))
+            self._have_done(self._reception.errands.add, self._state_of(request), self._sender(answerer))
         elif isinstance(request, GetPolicies):
             self._tell_policies(request, answerer)
         elif isinstance(request, StartEpisode):
@@ -141,11 +152,37 @@ class Session:
     def _take_episodes(self, request: Episodes, answerer: Answerer) -> None:
         """Take what a client played by itself."""
         reception = self._reception
-        reception.chunks.take(self.state, request, answerer.dialect)
         if isinstance(request, EpisodesAndGetState):
-            reception.errands.add_later(self, self._state_of(request), self._sender(answerer))
+            self._check_errands()
+        reception.chunks.take(self.state, request, answerer.dialect)
+        self.played_at = time.monotonic()
+        if isinstance(request, EpisodesAndGetState):
+            later = partial(reception.errands.add_later, self)
+            self._have_done(later, self._state_of(request), self._sender(answerer))
+            # Others may have stopped playing by then.
+            asyncio.get_running_loop().call_later(STILL_PLAYING_S, reception.switchboard.wake)
         else:
             answerer.nothing()
+
+    def _check_errands(self) -> None:
+        """Refuse more requests that wait for the sampler where there are too many."""
+        if self._errands >= _MOST_ERRANDS:
+            raise BadMessageError(
+                Code.TOO_MANY,
+                f"message: {self._errands} requests for weights or policies wait for their answers, expected at most "
+                f"{_MOST_ERRANDS} on one connection; wait for these first",
+            )
+
+    def _have_done(self, add: Callable[[Do, Then], None], do: Do, then: Then) -> None:
+        """Have something done in the sampler's thread."""
+        self._check_errands()
+        self._errands += 1
+
+        def done(result: Any) -> None:
+            self._errands -= 1
+            then(result)
+
+        add(do, done)
 
     def _state_of(self, request: GetState | EpisodesAndGetState) -> Callable[[Trainer], SetState]:
         """Return what makes the answer with the weights, in the sampler's thread."""
@@ -223,7 +260,7 @@ class Session:
             chunks.policies.update(result)
             answerer.send(Policies(policy_ids={agent: chunks.policies[agent] for agent in request.agent_ids}))
 
-        self._reception.errands.add(made, send)
+        self._have_done(self._reception.errands.add, made, send)
 
 
 def _dialect_of(body: bytes) -> Dialect:

@@ -43,6 +43,10 @@ def obs_of(number: float) -> list[float]:
     return [number % 10, -number % 7, 0.5]
 
 
+class _HaltError(Exception):
+    """Ends a thread that samples."""
+
+
 class Served:
     """An algorithm with a server for all three transports.
 
@@ -95,9 +99,13 @@ class Served:
         """Let the thread end, and pass on what it raised."""
         self._stopping.set()
         if self._thread is not None:
+            self._thread.join(3.0)
+            if self._thread.is_alive():
+                # It waits for callers, for longer than a test may take.
+                self.envs.switchboard.fail(_HaltError())
             self._thread.join(6 * PATIENCE_S)
             assert not self._thread.is_alive(), "the sampler hangs"
-        if self.error is not None:
+        if self.error is not None and not isinstance(self.error, _HaltError):
             raise self.error
 
     @property

@@ -113,6 +113,37 @@ def test_open_episodes_of_a_client_are_bounded_however_they_are_begun() -> None:
         assert voice.ask("START_EPISODE")["type"] == "EPISODE"
 
 
+def test_requests_that_wait_for_the_sampler_are_bounded() -> None:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        for _ in range(50):
+            voice.tell("GET_STATE", form="weights")
+            voice.tell("GET_POLICIES", episode_id="e", agent_ids=["agent0"])
+            voice.tell("EPISODES_AND_GET_STATE", episodes=[], form="weights")
+        voice.tell("PING")
+        codes = []
+        while (answer := voice.hear())["type"] != "PONG":
+            codes.append(answer["code"])
+        assert codes == ["too_many"] * (150 - 64)
+        with one.sampling():
+            assert {voice.hear()["type"] for _ in range(64)} == {"SET_STATE", "POLICIES"}
+            assert voice.ask("GET_STATE", form="weights")["type"] == "SET_STATE"
+
+
+def test_a_message_that_comes_again_and_again_is_answered_a_few_times() -> None:
+    with served() as one, one.voice() as voice:
+        turns = Turns(voice, "e")
+        turns.tell("GET_ACTION", observation=obs_of(0))
+        for _ in range(99):
+            turns.tell_again()
+        voice.tell("PING")
+        codes = []
+        while (answer := voice.hear())["type"] != "PONG":
+            codes.append(answer["code"])
+        assert codes == ["too_many"] * (100 - 16)
+        with one.sampling():
+            assert {voice.hear()["type"] for _ in range(16)} == {"ACTION"}
+
+
 def test_agents_of_an_episode_are_bounded() -> None:
     import gymnasium as gym
 

@@ -8,8 +8,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from menv.serving import served_envs, session
 from menv.serving.rllink import RLlinkInput
-from tests.serving.doors import DOORS, Door
+from tests.serving.doors import DOORS, HTTP, TCP, Door
 from tests.serving.served import obs_of, served
 from tests.serving.voices import Voice, episode, onnx_bytes
 
@@ -114,6 +115,28 @@ def test_a_client_that_says_nothing_after_connecting_holds_nobody_up() -> None:
         ]
         assert numbers == sorted(set(numbers))
         assert silent.ask("PING") == {"type": "PONG"}
+
+
+@pytest.mark.parametrize("door", [TCP, HTTP], ids=lambda door: door.name)
+def test_a_client_that_played_and_fell_silent_holds_nobody_up(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (session, served_envs):
+        monkeypatch.setattr(module, "STILL_PLAYING_S", 0.3)
+    with (
+        served(kind=RLlinkInput, settings={"idle_timeout": 60.0}) as one,
+        one.voice(door) as silent,
+        one.voice() as voice,
+    ):
+        silent.bring(*Player(silent).play(4))
+        assert silent.ask("PING") == {"type": "PONG"}
+        player = Player(voice)
+        with one.training():
+            numbers = [
+                player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=player.play(4))) for _ in range(2)
+            ]
+            player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=player.play(40)))
+        assert numbers == [1, 1]
 
 
 def test_a_first_batch_is_taken_that_was_played_without_any_model() -> None:
