@@ -120,7 +120,11 @@ def test_agents_of_an_episode_are_bounded() -> None:
 
     one_space: dict[str, Any] = {"ann": gym.spaces.Box(-1, 1, (2,)), "bob": gym.spaces.Box(-1, 1, (3,))}
     assert set(one_space) == set(TWO["observation_space"])
-    with served(**TWO, settings={"limits": Limits(max_agents=1)}) as one, one.sampling(), one.voice() as voice:
+    with (
+        served(**TWO, settings={"limits": Limits(max_agents=1)}) as one,
+        one.sampling(),
+        one.voice() as voice,
+    ):
         turns = Turns(voice, "e")
         both = {"ann": [0, 0], "bob": [0, 0, 0]}
         assert voice.refused("GET_ACTION", episode_id="e", observation=both) == "too_many"

@@ -15,7 +15,9 @@ from tests.serving.voices import Turns, episode
 
 streams = pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
 every_change = pytest.mark.parametrize(
-    "doors", [(TCP, TCP), (WEBSOCKET, TCP), (TCP, HTTP), (HTTP, WEBSOCKET)], ids=lambda pair: "-".join(d.name for d in pair)
+    "doors",
+    [(TCP, TCP), (WEBSOCKET, TCP), (TCP, HTTP), (HTTP, WEBSOCKET)],
+    ids=lambda pair: "-".join(d.name for d in pair),
 )
 State = Callable[[Turns], float]
 """Brings an episode into some state and leaves it; returns what was paid in it."""
@@ -117,7 +119,9 @@ def test_a_client_that_never_asked_to_return_loses_its_episodes_at_once(
 
 
 @every_state
-def test_a_client_that_does_not_return_in_time_loses_its_episodes_though_nobody_else_comes(state: State) -> None:
+def test_a_client_that_does_not_return_in_time_loses_its_episodes_though_nobody_else_comes(
+    state: State,
+) -> None:
     with served(settings={"return_s": 0.2}) as one:
         with one.sampling():
             voice = one.voice()
@@ -212,7 +216,11 @@ def test_a_session_that_never_was_is_a_new_one_with_an_id_of_the_servers(session
 def test_who_asks_for_nothing_more_is_told_nothing_more() -> None:
     with served() as one, one.sampling(), one.voice() as voice:
         assert set(voice.ask("GET_CONFIG")) == {"type", "env_steps_per_sample", "force_on_policy"}
-        assert set(voice.ask("GET_CONFIG", extensions=["menv-2"])) == {"type", "env_steps_per_sample", "force_on_policy"}
+        assert set(voice.ask("GET_CONFIG", extensions=["menv-2"])) == {
+            "type",
+            "env_steps_per_sample",
+            "force_on_policy",
+        }
         greeting = voice.greet()
         assert greeting["extensions"] == ["menv-1"]
         assert greeting["multi_agent"] is False

@@ -87,7 +87,11 @@ class Damage:
             elif kind == 1:
                 body = body[:at] + body[at + draw.choice((1, 4, 40)) :]
             else:
-                body = body[:at] + draw.choice((b"null", b"[]", b"1e400", b"\xff", b"\xc1", b'"', b"-1")) + body[at:]
+                body = (
+                    body[:at]
+                    + draw.choice((b"null", b"[]", b"1e400", b"\xff", b"\xc1", b'"', b"-1"))
+                    + body[at:]
+                )
         return body
 
     def bytes_for(self, door: Door, count: int, whole: bool) -> bytes:
@@ -248,9 +252,12 @@ def test_five_hundred_clients_that_are_killed_leave_nothing_behind() -> None:
 def test_a_hundred_thousand_episodes_through_one_server_leave_nothing_behind() -> None:
     sent = [episode([obs_of(n) for n in range(4)], [0, 1, 0], [1.0] * 3, "terminated") for _ in range(100)]
     with served() as one, one.training(), one.voice(msgpack=True) as voice:
+
         def play_some(count: int) -> None:
             for _ in range(count // 100):
-                assert voice.ask("EPISODES_AND_GET_STATE", episodes=sent, form="weights")["type"] == "SET_STATE"
+                assert (
+                    voice.ask("EPISODES_AND_GET_STATE", episodes=sent, form="weights")["type"] == "SET_STATE"
+                )
                 one.results.clear()
             gc.collect()
 
