@@ -34,6 +34,8 @@ _PATIENCE = 0.5
 class Switchboard:
     """Open episodes, what their callers said, and who waits for an answer.
 
+    The `size` of a call is what it counts for in its caller's backlog, in bytes.
+
     Args:
         max_open: Most episodes that may be open at once; None for any number.
 
@@ -122,12 +124,6 @@ class Switchboard:
     def ask(self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer, size: int = 0) -> None:
         """Hand in an observation and ask for the actions of all its agents; returns at once.
 
-        Args:
-            episode_id: The episode.
-            obs: By agent.
-            answer: Takes the actions.
-            size: Bytes that it counts for in the backlog.
-
         Raises:
             EpisodeError: There is no such episode, or somebody waits for its actions already.
         """
@@ -204,12 +200,6 @@ class Switchboard:
         self, episode_id: str, obs: Mapping[AgentId, Any], *, truncated: bool = False, size: int = 0
     ) -> None:
         """End an episode with its last observations.
-
-        Args:
-            episode_id: The episode.
-            obs: By agent.
-            truncated: Whether it was cut short.
-            size: Bytes that it counts for in the backlog.
 
         Raises:
             EpisodeError: There is no such episode, or somebody waits for its actions.

@@ -51,8 +51,8 @@ class RandomMultiAgentEnv(MultiAgentEnv):
         self.possible_agents = (
             [f"agent_{number}" for number in range(agents)] if isinstance(agents, int) else list(agents)
         )
-        self.observation_spaces = self._by_agent(settings["observation_space"])
-        self.action_spaces = self._by_agent(settings["action_space"])
+        self.observation_spaces: dict[Any, gym.Space[Any]] = self._by_agent(settings["observation_space"])
+        self.action_spaces: dict[Any, gym.Space[Any]] = self._by_agent(settings["action_space"])
         self._end_prob, self._appear_prob = settings["end_prob"], settings["appear_prob"]
         self._low, self._high = settings["reward_range"]
         self._episode_length = settings["episode_length"]

@@ -58,17 +58,16 @@ class ChunkDesk:
             BadMessageError: One of them cannot be read, and none was taken; or it does not follow on what has come,
                 and those before it were taken.
         """
-        name = type(request).__struct_config__.tag
+        name = str(type(request).__struct_config__.tag)
         read = [
             read_episode(raw, self.spaces, dialect, f"{name}.episodes[{index}]")
             for index, raw in enumerate(request.episodes)
         ]
         for index, episode in enumerate(read):
-            self._check(episode, f"{name}.episodes[{index}]")
-            for agent, one in (episode.agents or {None: episode}).items():
-                self._check_columns(
-                    one, f"{name}.episodes[{index}]" + (f".agents[{agent[:60]!r}]" if agent else "")
-                )
+            where = f"{name}.episodes[{index}]"
+            self._check(episode, where)
+            for one in [episode] if episode.agents is None else episode.agents.values():
+                self._check_columns(one, where)
         sizes = [len(memoryview(raw)) for raw in request.episodes]
         state.check_backlog(sum(sizes), self._limits, name)
         number = request.weights_seq_no if request.weights_seq_no is not None else state.weights_seq_no

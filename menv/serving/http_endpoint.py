@@ -75,7 +75,17 @@ class HttpEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         connection: HttpConnection = scope["state"]["connection"]
-        headers = _headers(scope)
+        try:
+            await self._answer(connection, _headers(scope), receive, send)
+        except _Gone:
+            pass
+        except Exception as fault:
+            self._listener.faults.add(fault)
+            connection.abort()
+
+    async def _answer(
+        self, connection: HttpConnection, headers: dict[bytes, str], receive: Receive, send: Send
+    ) -> None:
         try:
             token = self._admit(headers)
             name = _session_name(headers)
@@ -83,14 +93,8 @@ class HttpEndpoint:
         except _Refusal as refusal:
             await self._refuse(refusal, connection, receive, send)
             return
-        except _Gone:
-            return
         connection.request_is_whole()
-        try:
-            await self._converse(connection, name, token, body, send)
-        except Exception as fault:
-            self._listener.faults.add(fault)
-            connection.abort()
+        await self._converse(connection, name, token, body, send)
 
     async def _converse(
         self, connection: HttpConnection, name: str | None, token: str | None, body: bytes, send: Send

@@ -74,7 +74,9 @@ class Interactive:
                 f"{self._limits.max_episodes} (Limits.max_episodes); end some first",
             )
         state.check_backlog(0, self._limits, "START_EPISODE")
-        board_id = self._board.start(f"{state.token[:12]}/{name}", request.training_enabled, state.backlog)
+        board_id = self._board.start(
+            f"{state.token[:12]}/{name}", request.training_enabled, backlog=state.backlog
+        )
         link = state.links[name] = Link(board_id, -1 if request.seq is None else request.seq)
         link.answer = EpisodeStarted(episode_id=name)
         answerer.send(link.answer)
@@ -144,7 +146,7 @@ class Interactive:
         if told:
             state.check_backlog(told, self._limits, "info")
         returns = self._returns(request, dialect)
-        if not isinstance(request, LogReturns):
+        if isinstance(request, GetAction | LogAction | EndEpisode):
             size = len(memoryview(request.observation))
         if isinstance(request, EndEpisode):
             obs = self._observations(request.observation, dialect, "END_EPISODE", final=True)

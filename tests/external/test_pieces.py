@@ -61,7 +61,8 @@ def test_whole_episodes_give_the_batch_of_the_same_steps_sampled_here(
         for batch in here:
             mine, rest = rest[: len(batch.segments.lengths)], rest[len(batch.segments.lengths) :]
             for one, actions in zip(mine, own_actions([batch], mine), strict=True):
-                env.switchboard.play(env.switchboard.start(), *one.pieces(None, **own(kind, actions)))
+                (piece,) = one.pieces(None, **own(kind, actions))
+                env.switchboard.play(env.switchboard.start(), piece)
             there.append(algo.sample()["default_policy"])
     names = names_of(here[0])
     for one, other in zip(here, there, strict=True):

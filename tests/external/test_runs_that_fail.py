@@ -153,23 +153,23 @@ def test_a_train_batch_of_several_fragments_goes_on_where_it_was_given_up() -> N
 
 def test_ends_that_come_one_by_one_are_not_taken_for_silence() -> None:
     env = Told()
-    with training(env, DQN, rollout_fragment_length=8) as algo:
-        for name in "ab":
+    with training(env, DQN, idle_timeout=1.5, rollout_fragment_length=8) as algo:
+        for name in "abcd":
             env.start_episode(name)
-            log_steps(env, name, ord(name), 4)
+            log_steps(env, name, ord(name), 2)
 
         def end() -> None:
-            for name in "ab":
-                # Nobody waits for an action now.
-                time.sleep(0.1)
+            # Nobody waits for an action now.
+            for name in "abcd":
+                time.sleep(0.25)
                 env.end_episode(env.start_episode(), obs(9, 9))
-                time.sleep(0.1)
-                env.end_episode(name, obs(ord(name), 4))
+                time.sleep(0.25)
+                env.end_episode(name, obs(ord(name), 2))
 
         with calling(end):
             batch = algo.sample()
         assert not algo._sampler.idle
-    assert steps_of([batch]) == {ord(name): [0, 1, 2, 3] for name in "ab"}
+    assert steps_of([batch]) == {ord(name): [0, 1] for name in "abcd"}
 
 
 def test_episodes_in_which_nobody_acts_do_not_keep_the_sampler_waiting_for_ever() -> None:

@@ -25,7 +25,8 @@ def handed_in(
     steps = sum(len(one.actions) for one in noted)
     with training(env, PPO, **{**CONFIG, **config, "rollout_fragment_length": steps}) as algo:
         for one, columns in zip(noted, known, strict=True):
-            env.switchboard.play(env.switchboard.start(), *one.pieces(None, **columns))
+            (piece,) = one.pieces(None, **columns)
+            env.switchboard.play(env.switchboard.start(), piece)
         pieces = algo.sample()["default_policy"].split_by_episode()
     assert len(pieces) == len(noted)
     return [
@@ -248,7 +249,8 @@ def test_an_episode_may_end_with_a_piece_without_a_step(closed: bool) -> None:
         batches = [algo.sample()["default_policy"]] if closed else []
         last = Moves(first.obs[1:], [], np.zeros(0), terminated=True)
         env.switchboard.play("x", Played({AGENT: last}, 0, terminated=True))
-        env.switchboard.play(env.switchboard.start(), *noted[0].pieces(None))
+        (piece,) = noted[0].pieces(None)
+        env.switchboard.play(env.switchboard.start(), piece)
         if closed:
             env.switchboard.play(env.switchboard.start(), noted[0].piece(0, 1))
         batches.append(algo.sample()["default_policy"])

@@ -209,9 +209,10 @@ def test_a_lost_episode_takes_its_last_rows_with_it() -> None:
             Moment("a", over="terminated"),
         ]
     ]
-    run = Run(script, [(3, {1})], "networks", 4, 1, 1)
+    run = Run(script, [(3, {1})], "networks", 100, 1, 1)
     run.check()
-    rewards = {
-        (life[2], life[1]): [row.reward for row in rows] for life, rows in trajectories(run.batches).items()
-    }
+    lives = trajectories(run.batches)
+    rewards = {(life[2], life[1]): [row.reward for row in rows] for life, rows in lives.items()}
     assert rewards == {("a", 0): [1.0, 2.0], ("b", 0): [128.0], ("a", 1): [1.0, 2.0], ("b", 1): [128.0]}
+    # All of it was in one fragment, so that every last row could be flagged.
+    assert {rows[-1].flags for rows in lives.values()} == {(False, True)}

@@ -14,7 +14,7 @@ from menv.serving.listener import Listener
 from menv.serving.tcp import TcpTransport
 from menv.serving.websocket import WebSocketTransport
 
-PATIENCE_S = 3.0
+PATIENCE_S = 10.0
 SESSION = "0123456789abcdef" * 2
 HEADERS = "Host: localhost\r\n"
 

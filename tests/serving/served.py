@@ -1,4 +1,4 @@
-"""Algorithms that learn from clients, small enough for tests, and the thread that samples or trains while clients play."""
+"""Algorithms that learn from clients, small enough for tests, and the thread that samples while clients play."""
 
 from __future__ import annotations
 

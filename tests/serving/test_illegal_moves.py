@@ -65,7 +65,7 @@ def test_nan_is_refused_in_both_dialects() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, fields",
+    ("kind", "fields"),
     [
         ("GET_ACTION", {"observation": obs_of(1)}),
         ("LOG_ACTION", {"observation": obs_of(1), "action": 0}),
@@ -143,7 +143,7 @@ def two_agents(voice: Voice) -> list[tuple[str, dict[str, Any], str]]:
         ("LOG_RETURNS", {"reward": {"ann": HUGE}}, "not_finite"),
         ("END_EPISODE", {"observation": {"carl": ann}}, "unknown_agent"),
         ("GET_POLICIES", {"agent_ids": ["ann", "carl"]}, "unknown_agent"),
-        ("EPISODES", {"episodes": [{"agents": {"carl": {}}, "id": "p", "is_terminated": True, "is_truncated": False}]}, "missing_field"),
+        ("EPISODES", {"episodes": [{"agents": {"carl": {}}, "id": "p"}]}, "missing_field"),
     ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ MASKED: dict[str, Any] = {
     ),
     "action_space": gym.spaces.Discrete(3),
 }
-LSTM = {"model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}}
+LSTM: dict[str, Any] = {"model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}}
 
 
 def play(voice: Voice, name: str, steps: int, first: int = 0) -> tuple[list[int], float]:
@@ -269,3 +269,4 @@ def test_who_waits_when_the_server_stops_is_told_so_and_the_port_is_free_at_once
             assert waiting.client.rest() in (b"", b"\x88\x02\x03\xe8", b"\x88\x02\x03\xe9")
         with socket.create_server(address):
             pass
+        assert "menv-serving" not in [thread.name for thread in threading.enumerate()]

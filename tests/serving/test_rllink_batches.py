@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import gymnasium as gym
@@ -40,7 +41,7 @@ def parts(sent: Any, *cuts: int) -> list[Any]:
             "is_truncated": sent["is_truncated"] and end == edges[-1],
             **({"id": sent["id"], "t": begin} if "id" in sent else {}),
         }
-        for begin, end in zip(edges, edges[1:], strict=False)
+        for begin, end in itertools.pairwise(edges)
     ]
 
 
@@ -84,7 +85,8 @@ def test_a_truncated_episode_bootstraps_from_its_last_observation() -> None:
 @pytest.mark.parametrize("numbered", [False, True], ids=["without ids", "with ids"])
 @pytest.mark.parametrize("msgpack", [False, True], ids=["json", "msgpack"])
 def test_chunks_of_an_episode_over_several_messages_are_one_episode(numbered: bool, msgpack: bool) -> None:
-    sent = whole(40, **({"id": "one"} if numbered else {}))
+    more: dict[str, Any] = {"id": "one"} if numbered else {}
+    sent = whole(40, **more)
     with served(kind=RLlinkInput) as one, one.voice(msgpack=msgpack) as voice:
         for part in parts(sent, 7, 8, 30):
             voice.bring(part)
@@ -261,17 +263,18 @@ def test_old_actions_are_judged_by_the_weights_that_chose_them() -> None:
 
 @pytest.mark.parametrize("told", [False, True], ids=["computed", "told by the client"])
 def test_rows_of_weights_that_are_too_old_are_counted_and_left_out(told: bool) -> None:
-    more = {"action_logp": [-0.7] * 32, "action_dist_inputs": [[0.0, 0.0]] * 32} if told else {}
+    more: dict[str, Any] = (
+        {"action_logp": [-0.7] * 32, "action_dist_inputs": [[0.0, 0.0]] * 32} if told else {}
+    )
     with served(kind=RLlinkInput, settings={"max_staleness": 1}) as one, one.voice() as voice:
         for _ in range(2):
             voice.bring(whole(32, **more))
             result = one.algo.train()
         assert result["external"]["num_stale_steps"] == result["external"]["num_agent_steps_left_out"] == 0
         trained = result["num_agent_steps_trained"]
-        voice.bring(whole(16, **more), whole(16), weights_seq_no=1) if not told else voice.bring(
-            whole(32, **more), weights_seq_no=1
-        )
+        voice.bring(whole(32, **more), weights_seq_no=1)
         voice.bring(whole(32, **more), weights_seq_no=2)
+        assert voice.ask("PING") == {"type": "PONG"}
         result = one.algo.train()
         external = result["external"]
         assert external["num_stale_steps"] == external["num_off_policy_steps"] == 32

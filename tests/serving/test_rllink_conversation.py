@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 
 from menv.serving.rllink import RLlinkInput
-from tests.serving.doors import DOORS, TCP, Door
-from tests.serving.served import OBS, obs_of, served
+from tests.serving.doors import DOORS, Door
+from tests.serving.served import obs_of, served
 from tests.serving.voices import Voice, episode, onnx_bytes
 
 both_dialects = pytest.mark.parametrize("msgpack", [False, True], ids=["json", "msgpack"])
@@ -88,18 +88,22 @@ def test_the_conversation_of_rllink_in_every_dialect_and_through_every_door(
 @both_dialects
 def test_a_handshake_in_any_order_and_a_ping_while_an_update_is_awaited(msgpack: bool) -> None:
     patient = {"idle_timeout": 1.0}
-    with served(kind=RLlinkInput, settings=patient) as one, one.voice(msgpack=msgpack) as voice:
-        with one.training():
-            assert voice.ask("GET_STATE")["type"] == "SET_STATE"
-            assert voice.ask("GET_CONFIG")["type"] == "SET_CONFIG"
-            with one.voice() as other:
-                # Another client plays and does not wait, so that the first one waits for it.
-                other.bring(*Player(other).play(1))
-                voice.tell("EPISODES_AND_GET_STATE", episodes=Player(voice).play(8))
-                assert voice.ask("PING") == {"type": "PONG"}
-                assert voice.ask("GET_CONFIG")["env_steps_per_sample"] == 32
-                other.bring(*Player(other).play(30))
-                assert voice.hear()["type"] == "SET_STATE"
+    with (
+        served(kind=RLlinkInput, settings=patient) as one,
+        one.voice(msgpack=msgpack) as voice,
+        one.training(),
+    ):
+        assert voice.ask("GET_STATE")["type"] == "SET_STATE"
+        assert voice.ask("GET_CONFIG")["type"] == "SET_CONFIG"
+        with one.voice() as other:
+            # Another client plays and does not wait, so that the first one waits for it.
+            other.bring(*Player(other).play(1))
+            assert other.ask("PING") == {"type": "PONG"}
+            voice.tell("EPISODES_AND_GET_STATE", episodes=Player(voice).play(8))
+            assert voice.ask("PING") == {"type": "PONG"}
+            assert voice.ask("GET_CONFIG")["env_steps_per_sample"] == 32
+            other.bring(*Player(other).play(30))
+            assert voice.hear()["type"] == "SET_STATE"
 
 
 def test_a_client_that_says_nothing_after_connecting_holds_nobody_up() -> None:
@@ -188,12 +192,21 @@ def test_names_that_nobody_needs_and_answers_are_refused_and_the_conversation_go
 
 
 def test_a_recurrent_policy_has_no_rllink_file_and_says_so_while_it_answers_one_by_one() -> None:
-    with served(kind=RLlinkInput, model={"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}) as one:
-        with one.sampling(), one.voice() as voice:
-            answer = voice.ask("GET_STATE")
-            assert answer["type"] == "ERROR"
-            assert "recurrent" in answer["message"] or "memory" in answer["message"], answer
-            voice.ask("START_EPISODE", episode_id="e")
-            answer = voice.ask("GET_ACTION", episode_id="e", observation=[0, 0, 0])
-            assert answer["type"] == "ACTION"
-            assert answer["action"] in (0, 1)
+    model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}
+    with served(kind=RLlinkInput, model=model) as one, one.sampling(), one.voice() as voice:
+        answer = voice.ask("GET_STATE")
+        assert answer["type"] == "ERROR"
+        assert "recurrent" in answer["message"] or "memory" in answer["message"], answer
+        voice.ask("START_EPISODE", episode_id="e")
+        answer = voice.ask("GET_ACTION", episode_id="e", observation=[0, 0, 0])
+        assert answer["type"] == "ACTION"
+        assert answer["action"] in (0, 1)
+
+
+def test_a_server_that_hears_nothing_says_so_and_who_is_connected() -> None:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        assert voice.ask("PING") == {"type": "PONG"}
+        said = one.algo.train()["external"]["idle"]
+        assert said == "no step in 0.05 s: 1 clients connected, 0 open episodes"
+        voice.bring(*Player(voice).play(40))
+        assert "idle" not in one.algo.train()["external"]

@@ -217,6 +217,17 @@ def test_a_fault_of_ours_costs_its_connection_and_is_kept(door: Door) -> None:
         assert healthy.ask(b"{still") == b"{still"
 
 
+@every_door
+def test_a_fault_in_a_refusal_is_kept_as_well(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(door, faults=1) as (server, talks):
+        monkeypatch.setattr(talks, "refused", lambda why: 1 // 0)
+        headers = "Host: evil.example\r\n"
+        with Client(door, server.addresses[0], greets=False) as one:
+            one.raw(b"no header" if door is TCP else door.opening(headers) or http_wrap(b"{body", headers))
+            one.rest()
+        assert eventually(lambda: server.connections == 0)
+
+
 def test_half_of_a_connection_may_be_closed_by_somebody_who_waits_for_the_reply() -> None:
     with serving(TCP) as (server, _), Client(TCP, server.addresses[0]) as one:
         one.send(LATE)

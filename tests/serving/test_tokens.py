@@ -1,0 +1,121 @@
+"""A server that asks for a token: what is said without it, and that it is never shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from menv.errors import ConfigError
+from menv.input_context import InputContext
+from menv.serving.access import Access
+from menv.serving.policy_server import PolicyServerInput
+from menv.serving.rllink import RLlinkInput
+from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door, http_response, http_wrap
+from tests.serving.served import ACTIONS, OBS, Served, obs_of, served
+from tests.serving.voices import Turns, episode
+
+TOKEN = "a-long-and-random-text-that-nobody-guesses"
+BEARER = f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+ASKS: dict[str, Any] = {"settings": {"token": TOKEN}}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "GET_STATE": {},
+    "EPISODES": {"episodes": [episode([obs_of(0), obs_of(1)], [0], [1.0], "terminated")]},
+    "EPISODES_AND_GET_STATE": {"episodes": []},
+    "GET_POLICIES": {"episode_id": "e", "agent_ids": ["agent0"]},
+    "START_EPISODE": {"episode_id": "e"},
+    "GET_ACTION": {"episode_id": "e", "observation": obs_of(0)},
+    "LOG_RETURNS": {"episode_id": "e", "reward": 1.0},
+}
+streams = pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
+
+
+@streams
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_nothing_but_a_greeting_is_taken_without_the_token(door: Door, kind: str) -> None:
+    with served(**ASKS) as one, one.voice(TCP) as voice:
+        # Whether somebody is there is no secret.
+        assert voice.ask("PING") == {"type": "PONG"}
+        assert voice.refused(kind, **REQUESTS[kind]) == "not_allowed"
+        assert voice.client.rest() == b""
+        assert one.status["open_episodes"] == 0
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\u00e9" * 40])
+def test_a_wrong_token_ends_the_connection(token: str | None) -> None:
+    with served(**ASKS) as one, one.voice(TCP) as voice:
+        assert voice.refused("GET_CONFIG", token=token) == "not_allowed"
+        assert voice.client.rest() == b""
+
+
+@streams
+def test_the_right_token_in_the_greeting_opens_the_door(door: Door) -> None:
+    with served(**ASKS) as one, one.sampling(), one.voice(door) as voice:
+        assert voice.greet(token=TOKEN)["session"]
+        turns = Turns(voice, "e")
+        assert turns.act(obs_of(0)) in (0, 1)
+        turns.end(obs_of(1))
+
+
+@pytest.mark.parametrize("door", [HTTP, WEBSOCKET], ids=lambda door: door.name)
+def test_the_right_token_in_a_header_opens_the_door_without_a_greeting(door: Door) -> None:
+    with served(**ASKS) as one, one.sampling(), one.voice(door, headers=BEARER) as voice:
+        assert Turns(voice, "e").act(obs_of(0)) in (0, 1)
+
+
+@pytest.mark.parametrize("headers", ["Host: localhost\r\n", BEARER.replace("Bearer a", "Bearer b")])
+def test_http_without_the_right_token_is_answered_401(headers: str) -> None:
+    with served(**ASKS) as one, Client(HTTP, one.envs.addresses[1]) as client:
+        client.raw(http_wrap(b'{"type": "PING"}', headers))
+        status, _, body = http_response(client.file)
+        assert status == 401
+        assert b'"not_allowed"' in body
+        assert TOKEN.encode() not in body
+
+
+def test_a_session_cannot_be_taken_up_without_the_token() -> None:
+    with served(**ASKS) as one, one.sampling(), one.voice(TCP) as voice, one.voice(TCP) as thief:
+        session = voice.greet(token=TOKEN)["session"]
+        answer = thief.ask("GET_CONFIG", extensions=["menv-1"], session=session)
+        assert (answer["type"], answer["code"]) == ("ERROR", "not_allowed")
+
+
+@pytest.mark.parametrize("kind", [PolicyServerInput, RLlinkInput])
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1", "lab.example"])
+def test_an_address_that_others_can_reach_needs_a_token_before_anything_is_bound(
+    kind: Any, address: str
+) -> None:
+    ioctx = InputContext(observation_space=OBS, action_space=ACTIONS)
+    with pytest.raises(ConfigError, match="without a token"):
+        kind(ioctx, address, 0)
+    assert kind(ioctx, address, 0, token=TOKEN).addresses == []
+
+
+def shown(one: Served) -> str:
+    """Return everything that people get to see of a server."""
+    envs = one.envs
+    objects = [envs, envs.server, envs._reception, envs._reception.access, *envs._reception.sessions]
+    return repr(
+        [*objects, *map(vars, envs._reception.sessions), one.status, envs.server.faults.kept, one.results]
+    )
+
+
+def test_a_token_is_in_no_repr_no_error_and_no_result() -> None:
+    answers: list[Any] = []
+    with served(**ASKS) as one:
+        with one.training():
+            for door in DOORS:
+                with one.voice(door, headers=BEARER) as voice:
+                    answers += [
+                        voice.greet(token=TOKEN),
+                        voice.ask("GET_ACTION", episode_id=TOKEN[:3], observation=0),
+                    ]
+            with one.voice(TCP) as voice:
+                answers.append(voice.ask("GET_CONFIG", token=TOKEN + "x"))
+            assert one.status["messages_refused"] >= 4
+        assert TOKEN not in shown(one)
+    assert TOKEN not in repr(answers)
+    assert TOKEN not in repr(Access(token=TOKEN))
+    with pytest.raises(ConfigError) as caught:
+        Access(address="0.0.0.0", token=TOKEN, ssl_key=TOKEN[:5])
+    assert TOKEN not in str(caught.value)
