@@ -1,0 +1,185 @@
+"""A server whose algorithm samples in a thread and keeps every batch, and a wire between it and clients that can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv.algorithms import PPO
+from menv.serving.policy_server import PolicyServerInput
+from tests.serving.talks import eventually
+
+SCHEMES = {"http": "http", "tcp": "tcp", "websocket": "ws"}
+OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+CONFIG: dict[str, Any] = {
+    "observation_space": OBSERVATIONS,
+    "action_space": gym.spaces.Discrete(2),
+    "rollout_fragment_length": 8,
+    "train_batch_size": 8,
+    "model": {"fcnet_hiddens": [8]},
+    "seed": 3,
+}
+
+
+class Course:
+    """What a server has been given.
+
+    Args:
+        config: Changes to `CONFIG`.
+        transport: Of the server.
+        kind: The algorithm.
+        trains: Whether it learns from what comes, or only keeps it.
+        settings: Of the server.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any] | None = None,
+        transport: str = "tcp",
+        kind: Any = PPO,
+        trains: bool = False,
+        port: int = 0,
+        **settings: Any,
+    ) -> None:
+        settings = {"idle_timeout": 0.1, **settings}
+        self.batches: list[Any] = []
+        self.fault: BaseException | None = None
+        self.scheme = SCHEMES[transport]
+        self._trains = trains
+        self._over = threading.Event()
+        self.algo = kind(
+            config={
+                **CONFIG,
+                "input": lambda ioctx: PolicyServerInput(
+                    ioctx, "127.0.0.1", port, transport=transport, **settings
+                ),
+                **(config or {}),
+            }
+        )
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Course:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(20)
+        self.algo.stop()
+        assert self.fault is None, self.fault
+
+    @property
+    def port(self) -> int:
+        port: int = self.algo.input_address[1]
+        return port
+
+    @property
+    def address(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    def column(self, name: str, policy: str = "default_policy") -> Any:
+        """Return a column of all that came."""
+        found = [batch[policy][name] for batch in list(self.batches) if policy in batch]
+        return np.concatenate(found) if found else np.zeros(0)
+
+    def has_rewards(self, paid: list[float], policy: str = "default_policy") -> bool:
+        """Wait for rewards; return whether exactly these came."""
+        eventually(lambda: len(self.column("rewards", policy)) >= len(paid))
+        return sorted(self.column("rewards", policy).tolist()) == sorted(paid)
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                if self._trains:
+                    self.algo.train()
+                else:
+                    self.batches.append(dict(self.algo.sample().policy_batches))
+        except BaseException as fault:
+            self.fault = fault
+
+
+class Wire:
+    """A port that passes bytes on to another one, and cuts its connections after a few bytes.
+
+    Args:
+        port: Where bytes go.
+        seed: Of the places where it cuts.
+        cuts: How many times; afterwards everything gets through.
+        most: Bytes after which it has cut.
+    """
+
+    def __init__(self, port: int, seed: int, cuts: int, most: int) -> None:
+        self.cuts = 0
+        self._to, self._random, self._left, self._most = port, random.Random(seed), cuts, most
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._to))
+            budget = [self._random.randrange(self._most)] if self._left > 0 else None
+            self._left -= 1
+            for ends in ((client, server), (server, client)):
+                self._threads.append(threading.Thread(target=self._pass, args=(*ends, budget)))
+                self._threads[-1].start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, budget: list[int] | None) -> None:
+        try:
+            while data := source.recv(65536):
+                if budget is not None:
+                    data, budget[0] = data[: max(0, budget[0])], budget[0] - len(data)
+                sink.sendall(data)
+                if budget is not None and budget[0] <= 0:
+                    self.cuts += 1
+                    break
+        except OSError:
+            pass
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+@contextlib.contextmanager
+def cut_wire(course: Course, seed: int, cuts: int, most: int) -> Iterator[Wire]:
+    wire = Wire(course.port, seed, cuts, most)
+    try:
+        yield wire
+    finally:
+        wire.close()
+
+
+def observation(number: float) -> Any:
+    """Return an observation that can be told from others."""
+    return np.array([0.0, 0.5, number / 1000.0], np.float32)
+
+
+def play(client: Any, rewards: list[float], episode: str | None = None, truncated: bool = False) -> list[Any]:
+    """Play an episode with these rewards and return its actions."""
+    name = client.start_episode(episode)
+    actions = []
+    for number, reward in enumerate(rewards):
+        actions.append(client.get_action(name, observation(number)))
+        client.log_returns(name, reward)
+    client.end_episode(name, observation(len(rewards)), truncated)
+    return actions
