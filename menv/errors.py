@@ -37,3 +37,7 @@ class EpisodeError(CallOrderError, ValueError):
 
 class MissingExtraError(MenvError, ImportError):
     """An optional package is not installed; the message holds the command that installs it."""
+
+
+class EnvFaultWarning(UserWarning):
+    """A sub-environment raised, which cost its episode; mend it. Once for each cause."""
