@@ -203,7 +203,8 @@ class GymEnvs(LocalEnvs):
     def _lose(self, index: int, error: Exception) -> None:
         """End the episode of a copy that raised in a step, and begin the next one in a new copy."""
         if not self._forget_untold(index):
-            length = int(self._env_steps[index]) - self._episode_start[index]
+            # The step that raised is none of the episode's.
+            length = int(self._env_steps[index]) - 1 - self._episode_start[index]
             lost = End(index, index, SINGLE_AGENT, 0.0, False, True, None, {}, withdrawn=True)
             self._report.ended.append(lost)
             self._report.episodes.append(EpisodeEnd(index, False, True, length, index, faulty=True))

@@ -132,6 +132,17 @@ def test_after_a_crash_a_reset_has_a_seed_that_none_before_it_had(adapter: Adapt
 
 
 @both_kinds
+def test_the_length_of_an_episode_that_is_lost_is_that_of_the_steps_that_returned(solo: bool) -> None:
+    base_env = together([World(SOLO if solo else TOGETHER, steps=[3])], solo=solo)
+    ends = []
+    for _ in range(4):
+        ready = base_env.poll()
+        ends += ready.episodes
+        answer_as_dicts(base_env, ready)
+    assert [(end.env_steps, end.faulty) for end in ends] == [(2, True)]
+
+
+@both_kinds
 def test_a_poll_after_a_crash_has_nothing_more_to_deliver(solo: bool) -> None:
     base_env = together([World(SOLO if solo else TOGETHER, steps=[2])], solo=solo)
     run(base_env, 3)
