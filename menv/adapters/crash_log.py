@@ -6,6 +6,7 @@ series, which is what the error that ends the run is raised from.
 
 from __future__ import annotations
 
+import traceback
 from typing import NamedTuple
 
 from menv.errors import EnvCrashError
@@ -14,6 +15,8 @@ MOST = 3
 """So many crashes of one sub-environment without a finished episode, or failed replacements in a row, end the run."""
 PAUSES = (0.0, 0.05, 0.25)
 """Seconds to wait before each attempt to make a replacement."""
+# Causes whose tracebacks are kept as they are; those of more sub-environments at once become text.
+_LIVE = 8
 
 
 class _Series(NamedTuple):
@@ -51,6 +54,8 @@ class CrashLog:
         """
         before = self._series.get(index)
         series = _Series(text, error, 1) if before is None else before._replace(times=before.times + 1)
+        if before is None and len(self._series) >= _LIVE:
+            _write_down(error)
         self._series[index] = series
         if not self._restarts:
             raise self.error(index, "")
@@ -81,3 +86,9 @@ class CrashLog:
         error = EnvCrashError(f"{series.text}{more}; the environment's own traceback is above{hint}")
         error.__cause__ = series.error
         return error
+
+
+def _write_down(error: Exception) -> None:
+    """Turn an error's traceback into a note, because its frames keep alive what their callers hold, whole batches."""
+    error.add_note("".join(traceback.format_exception(error)))
+    error.__traceback__ = error.__cause__ = error.__context__ = None

@@ -225,8 +225,10 @@ class GymEnvs(LocalEnvs):
         self._env_steps[slice(None) if order is self._order else list(order)] += 1
         for index in finished:
             self._begin(index, *self._next_episode(index))
-        for index, error in broken:
-            self._lose(index, error)
+        # Taken out, for what these hold in turn is this call: nothing would be let go of without the collector.
+        error = None
+        while broken:
+            self._lose(*broken.pop(0))
         return rewards
 
     def _step_until_one_raises(

@@ -245,7 +245,7 @@ class LocalEnvs(BaseEnv):
             EnvCrashError: It has raised too often, or no replacement could be made and reset.
         """
         self._crashes.note(index, self._told(index, where, error), error)
-        self._report.faults.append(Fault(index, index, where, error))
+        self._report.faults.append(Fault.of(index, index, where, error))
         # A reset that raised counts as an env step, as a step does that raised: the next one has another seed.
         self._env_steps[index] += where == "reset"
         last = error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from menv.base_env import BaseEnv
 from menv.draws import reset_seed
 from menv.errors import ContractError, EnvCrashError
+from menv.fault import Fault
 from menv.loop.convert import to_base_env
 from tests.contract.adapters import (
     LOCAL_ADAPTERS,
@@ -24,7 +27,7 @@ from tests.contract.adapters import (
     run,
 )
 from tests.contract.crashing import CrashError, World, every_letter, together
-from tests.contract.scripted import SOLO, TOGETHER, SoloGym
+from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SoloGym
 
 every_adapter = pytest.mark.parametrize("adapter", LOCAL_ADAPTERS, ids=name_of)
 both_kinds = pytest.mark.parametrize("solo", [True, False], ids=["gym", "agents"])
@@ -90,7 +93,7 @@ def test_a_crash_is_told_once_and_the_next_episode_begins_in_the_same_poll(adapt
         before = [len(world.crashes) for world in worlds]
         ready = base_env.poll()
         mine = [(fault.env_id, fault.where) for fault in ready.faults]
-        assert all(isinstance(fault.error, CrashError) for fault in ready.faults)
+        assert all(fault.line.startswith("CrashError: number ") for fault in ready.faults)
         lost = [end.env_id for end in ready.episodes if end.faulty]
         assert sorted(lost) == sorted(env_id for env_id, where in mine if where == "step")
         for number, world in enumerate(worlds):
@@ -335,9 +338,56 @@ def test_the_line_of_a_fault_says_what_where_and_in_which_file() -> None:
     answer_as_dicts(base_env, base_env.poll())
     (fault,) = base_env.poll().faults
     assert fault.line.startswith("CrashError: number 1 in step of env 1 (crashing.py:")
-    assert "\n" not in fault.line
-    assert (
-        fault._replace(error=ValueError("x\n" * 999)).line
-        == f"ValueError: {('x ' * 100).strip()} in step of env 1"
-    )
-    assert fault._replace(error=ValueError()).line == "ValueError in step of env 1"
+    assert fault.origin[0] == "CrashError"
+    long, empty = (Fault.of("x", 3, "reset", error) for error in (ValueError("x\n" * 999), ValueError()))
+    assert long.line == f"ValueError: {('x ' * 100).strip()} in reset of env x"
+    assert empty.line == "ValueError in reset of env x"
+
+
+@both_kinds
+def test_what_crashed_is_let_go_of_once_its_successor_has_finished_an_episode(solo: bool) -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    class Team(ScriptedEnv):
+        def step(self, action_dict: Any) -> Any:
+            if len(alive) == 1:
+                raise CrashError
+            return super().step(action_dict)
+
+    class Alone(SoloGym):
+        def step(self, action: Any) -> Any:
+            if len(alive) == 1:
+                raise CrashError
+            return super().step(action)
+
+    def make(index: int) -> Any:
+        env = Alone(SOLO) if solo else Team(TOGETHER)
+        alive.append(weakref.ref(env))
+        return env
+
+    base_env = to_base_env(make(0), make, 1)
+    gc.disable()
+    try:
+        watch = run(base_env, 20)
+        assert watch.episodes > 2
+        assert [env() is not None for env in alive] == [False, True]
+    finally:
+        gc.enable()
+
+
+@both_kinds
+def test_of_many_that_crash_at_once_the_first_ones_keep_their_tracebacks_and_the_others_the_text(
+    solo: bool,
+) -> None:
+    script = SOLO if solo else TOGETHER
+    late = World(script, 0, steps=range(9, 99), most=99)
+    worlds = [late, *[World(script, number, steps=[1]) for number in range(1, 12)]]
+    for world in worlds[1:]:
+        world.script = [[script[0][0]] * 99]
+    late.script = [[script[0][0]] * 99]
+    with pytest.raises(EnvCrashError) as caught:
+        run(together(worlds, solo=solo), POLLS)
+    cause = caught.value.__cause__
+    assert isinstance(cause, CrashError)
+    assert cause.__traceback__ is None
+    assert "in step" in cause.__notes__[0]
