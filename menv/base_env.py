@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from menv.fault import Fault
+
 EnvId: TypeAlias = Hashable
 AgentId: TypeAlias = Hashable
 MultiEnvDict: TypeAlias = dict[EnvId, dict[AgentId, Any]]
@@ -89,6 +91,7 @@ class EpisodeEnd(NamedTuple):
         env_steps: Length of the episode in env steps.
         env_index: Position of the sub-environment in `Ready.env_steps`.
         unclaimed: Entries of `Ready.unclaimed` that came before the end; later ones belong to later episodes.
+        faulty: Whether a fault of the sub-environment broke the episode off; it is in no mean then.
     """
 
     env_id: EnvId
@@ -97,6 +100,7 @@ class EpisodeEnd(NamedTuple):
     env_steps: int
     env_index: int
     unclaimed: int = 0
+    faulty: bool = False
 
 
 class Unclaimed(NamedTuple):
@@ -165,6 +169,7 @@ class Ready:
         infos: R info dicts, or None; a list that is not changed after, because batches refer to it.
         taken: Actions that an external client chose itself, by slot.
         played: Pieces of episodes that external clients played by themselves; to be taken in last.
+        faults: Sub-environments that raised and were replaced; each cost an episode, or one that could not begin.
         seats: `seats[slot]` is `(env_id, agent_id)` of every row.
     """
 
@@ -180,6 +185,7 @@ class Ready:
     taken: Mapping[int, Any] = field(default_factory=dict)
     seats: Sequence[tuple[EnvId, AgentId]] = ()
     played: Sequence[Piece] = ()
+    faults: Sequence[Fault] = ()
 
     def __iter__(self) -> Iterator[MultiEnvDict]:
         """Yield obs, rewards, terminateds, truncateds, infos and off-policy actions."""
@@ -257,7 +263,8 @@ class BaseEnv(abc.ABC):
 
         Raises:
             ContractError: A sub-environment broke its interface.
-            EnvCrashError: A sub-environment raised; its exception is the cause.
+            EnvCrashError: A sub-environment raised and cannot be replaced, or did so again and again; its first
+                exception is the cause.
         """
 
     @abc.abstractmethod
@@ -322,7 +329,7 @@ class BaseEnv(abc.ABC):
         num_envs: int = 1,
         remote_envs: bool = False,
         remote_env_batch_wait_ms: int = 0,
-        restart_failed_sub_environments: bool = False,
+        restart_failed_sub_environments: bool = True,
     ) -> BaseEnv:
         """Return this environment in table form (itself, unless it returns six dicts)."""
         from menv.loop.convert import to_base_env

@@ -23,6 +23,9 @@ class DefaultCallbacks:
     which its episode ended: at `on_episode_end` it stands in the next one, so read what you need of the
     last step from `episode.last_info_for(agent_id)`.
 
+    An episode that is broken off because its environment raised has no `on_episode_end`, and is in no mean: it is
+    counted in `num_faulty_episodes`. The next thing heard of that `env_index` is `on_sub_environment_created`.
+
     What is put into `episode.custom_metrics` and `episode.hist_data` up to the end of `on_episode_end` is in
     the results.
     """
@@ -36,7 +39,7 @@ class DefaultCallbacks:
     def on_sub_environment_created(
         self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int, **kwargs: Any
     ) -> None:
-        """Called once for each sub-environment; `env_context.vector_index` is its number."""
+        """Called for each sub-environment, also one in another's place; `env_context.vector_index` is its number."""
 
     def on_episode_created(
         self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int, **kwargs: Any

@@ -53,3 +53,7 @@ class RefusedError(MenvError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class EnvFaultWarning(UserWarning):
+    """A sub-environment raised, which cost its episode; mend it. Once for each cause."""

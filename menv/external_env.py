@@ -94,7 +94,7 @@ class _External(abc.ABC):
         num_envs: int = 1,
         remote_envs: bool = False,
         remote_env_batch_wait_ms: int = 0,
-        restart_failed_sub_environments: bool = False,
+        restart_failed_sub_environments: bool = True,
     ) -> BaseEnv:
         """Return this environment, and `num_envs - 1` more from `make_env`, as one `BaseEnv`."""
         from menv.loop.convert import to_base_env

@@ -64,6 +64,8 @@ class Metrics:
         )
         self._new_count = 0
         self._new_faulty = 0
+        self._faulty_total = 0
+        self._first_fault: str | None = None
         # What episodes of this iteration left to look at; it may be large, so it is let go of with the summary.
         self._media: deque[Mapping[str, Any]] = deque(maxlen=_MOST_NEW)
         self.unclaimed_rewards = 0.0
@@ -95,9 +97,15 @@ class Metrics:
         self._new_count += len(returns)
         self.episodes_total += len(returns)
 
-    def record_faulty(self) -> None:
-        """Count an episode that a fault of its environment broke off; it is in no mean."""
+    def record_faulty(self, line: str) -> None:
+        """Count an episode that a fault of its environment broke off; it is in no mean.
+
+        Args:
+            line: What happened; the first of a run is kept.
+        """
         self._new_faulty += 1
+        self._faulty_total += 1
+        self._first_fault = self._first_fault or line
 
     def summary(self) -> dict[str, Any]:
         """Return the classic result keys and begin a new iteration."""
@@ -129,6 +137,8 @@ class Metrics:
             "agent_rewards_omitted": omitted,
             "unclaimed_rewards": self.unclaimed_rewards,
             "num_faulty_episodes": faulty,
+            "faulty_episodes_total": self._faulty_total,
+            "first_fault": self._first_fault,
             "num_episodes_not_resumed": self.episodes_not_resumed,
             "custom_metrics": _custom(episodes),
             "episode_media": _media(media),
@@ -147,6 +157,8 @@ class Metrics:
             "new": [_as_plain(record) for record in [*self._new, *self._solos()]],
             "new_count": self._new_count,
             "new_faulty": self._new_faulty,
+            "faulty_total": self._faulty_total,
+            "first_fault": self._first_fault,
             "unclaimed_rewards": float(self.unclaimed_rewards),
             "episodes_total": self.episodes_total,
             "episodes_not_resumed": self.episodes_not_resumed,
@@ -160,6 +172,8 @@ class Metrics:
         self._solo.clear()
         self._media.clear()
         self._new_count, self._new_faulty = state["new_count"], state["new_faulty"]
+        # Older checkpoints know of none.
+        self._faulty_total, self._first_fault = state.get("faulty_total", 0), state.get("first_fault")
         self.unclaimed_rewards, self.episodes_total = state["unclaimed_rewards"], state["episodes_total"]
         self.episodes_not_resumed = state["episodes_not_resumed"]
 

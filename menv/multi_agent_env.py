@@ -186,7 +186,7 @@ class MultiAgentEnv:
         num_envs: int = 1,
         remote_envs: bool = False,
         remote_env_batch_wait_ms: int = 0,
-        restart_failed_sub_environments: bool = False,
+        restart_failed_sub_environments: bool = True,
     ) -> BaseEnv:
         """Return this environment and `num_envs - 1` more of its kind as one `BaseEnv`.
 
@@ -195,7 +195,8 @@ class MultiAgentEnv:
             num_envs: Sub-environments in all.
             remote_envs: True is refused in this version.
             remote_env_batch_wait_ms: Anything but 0 is refused in this version.
-            restart_failed_sub_environments: True is refused in this version.
+            restart_failed_sub_environments: Whether one that raises is closed and made anew by `make_env`, at the cost
+                of its episode; False ends the run.
         """
         from menv.loop.convert import to_base_env
 

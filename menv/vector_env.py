@@ -130,7 +130,7 @@ class VectorEnv:
         num_envs: int = 1,
         remote_envs: bool = False,
         remote_env_batch_wait_ms: int = 0,
-        restart_failed_sub_environments: bool = False,
+        restart_failed_sub_environments: bool = True,
     ) -> BaseEnv:
         """Return the sub-environments as a `BaseEnv`; `num_envs`, if given, must be their number."""
         from menv.loop.convert import to_base_env
@@ -290,7 +290,8 @@ def check_number(num_envs: Any) -> None:
 def _crash(index: int, method: str, error: Exception) -> EnvCrashError:
     """Return the error for an exception that a sub-environment raised."""
     return EnvCrashError(
-        f"env {index} {method}: raised {type(error).__name__}: {error}; the environment's own traceback is above"
+        f"env {index} {method}: raised {type(error).__name__}: {error}; the environment's own traceback is above "
+        "(sub-environments of a VectorEnv are not made anew one by one)"
     )
 
 

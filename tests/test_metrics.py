@@ -167,15 +167,20 @@ def test_media_reach_one_result_and_are_let_go() -> None:
 def test_faulty_episodes_are_counted_in_their_iteration_and_in_no_mean() -> None:
     metrics = Metrics()
     metrics.record(episode({("a", "p"): 2.0}))
-    metrics.record_faulty()
-    metrics.record_faulty()
+    metrics.record_faulty("the first")
+    metrics.record_faulty("the second")
     summary = metrics.summary()
     assert (
         summary["num_faulty_episodes"],
         summary["episodes_this_iter"],
         summary["episode_reward_mean"],
     ) == (2, 1, 2.0)
-    assert metrics.summary()["num_faulty_episodes"] == 0
+    assert (summary["faulty_episodes_total"], summary["first_fault"]) == (2, "the first")
+    other = Metrics()
+    other.set_state(metrics.state())
+    for later in (metrics.summary(), other.summary()):
+        assert later["num_faulty_episodes"] == 0
+        assert (later["faulty_episodes_total"], later["first_fault"]) == (2, "the first")
 
 
 def test_an_episode_tells_who_answers_for_whom() -> None:

@@ -1,19 +1,16 @@
-"""The agents of an external episode: like a `Roster`, but the episode may be lost, or played elsewhere.
+"""The agents of an external episode, which may be lost, or played elsewhere.
 
 `menv.adapters.external` keeps one for each open episode, and uses it again for the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from menv.adapters.breakable_roster import BreakableRoster
 from menv.adapters.report import Report
-from menv.adapters.roster import Roster
-from menv.base_env import AgentId, End, EnvId, EpisodeEnd, Join, Unclaimed
+from menv.base_env import AgentId, EnvId, EpisodeEnd, Join
 
 
-class ExternalRoster(Roster):
+class ExternalRoster(BreakableRoster):
     """A `Roster` that can stand for one episode after the other."""
 
     def reopen(self, env_id: EnvId) -> None:
@@ -22,28 +19,6 @@ class ExternalRoster(Roster):
         self.episode_steps = 0
         for agent, slot in self._slots.items():
             self._pool.seats[slot] = env_id, agent
-
-    def lose(self, rewards: Mapping[AgentId, Any], report: Report) -> None:
-        """Break the episode off where nobody knows what the last actions led to.
-
-        Args:
-            rewards: What was paid since; no action can own it.
-            report: Told of the ends.
-        """
-        owed = dict(self._held)
-        for agent, reward in rewards.items():
-            owed[agent] = owed.get(agent, 0.0) + self._number(agent, reward)
-        report.unclaimed += [
-            Unclaimed(self.env_id, agent, reward, self.env_index) for agent, reward in owed.items() if reward
-        ]
-        report.ended += [
-            End(self._slots[agent], self.env_id, agent, 0.0, False, True, None, {}, withdrawn=True)
-            for agent in self.living()
-        ]
-        self._dead |= self._alive
-        self._alive.clear()
-        self._lives += 1
-        self._close_episode((False, True), report)
 
     def enter(self, agent: AgentId) -> tuple[int, Join | None]:
         """Return an agent's slot, and its join if a life begins, for those whose rows come from elsewhere."""

@@ -7,7 +7,7 @@ The adapter resets a finished copy itself and delivers its new first row in the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,10 @@ class GymEnvs(LocalEnvs):
         *,
         seed: int | None = None,
         first_index: int = 0,
+        restarts: bool = True,
     ) -> None:
         """Create the missing copies; arguments as in `LocalEnvs`."""
-        super().__init__(make_env, num_envs, existing, seed=seed, first_index=first_index)
+        super().__init__(make_env, num_envs, existing, seed=seed, first_index=first_index, restarts=restarts)
         # An environment that is built in its first reset may not have them yet.
         self.observation_space = getattr(self._envs[0], "observation_space", None)
         self.action_space = getattr(self._envs[0], "action_space", None)
@@ -51,7 +52,6 @@ class GymEnvs(LocalEnvs):
         self._waiting: frozenset[int] = frozenset()
         self._everybody = frozenset(self._order)
         self._answers: tuple[Sequence[int], Sequence[Any]] = ((), ())
-        self._report = Report()
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Step the copies that were answered and return their rows; never waits."""
@@ -76,6 +76,7 @@ class GymEnvs(LocalEnvs):
         return Ready(
             slots, obs, self._as_numbers(rewards, order), self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed, infos, {}, self._seats,
+            (), report.faults,
         )  # fmt: skip
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -110,7 +111,7 @@ class GymEnvs(LocalEnvs):
         """Create one copy or all anew; their next rows are the first of a new episode."""
         for index in range(len(self._envs)) if env_id is None else [self._index(env_id)]:
             self._replace_env(index)
-            self._steps[index] = self._envs[index].step
+            self._tell_created(index)
             if self._started:
                 self._abandon(index, None, None)
 
@@ -143,7 +144,7 @@ class GymEnvs(LocalEnvs):
     def _play(self, index: int, recorded: Recorded) -> bool:
         """Play an episode again; see `LocalEnvs.take_up`."""
         self._env_steps[index] = self._episode_start[index] = recorded.start
-        self._obs[index], self._infos[index] = self._reset_env(index, recorded.seed)
+        self._obs[index], self._infos[index] = self._reset_once(index, recorded.seed)
         self._fresh[index] = recorded.stop == recorded.start
         for _ in range(recorded.start, recorded.stop):
             action = next(recorded.actions[SINGLE_AGENT])
@@ -174,31 +175,73 @@ class GymEnvs(LocalEnvs):
         self._fresh[index] = True
         self._report.joined.append(Join(index, index, SINGLE_AGENT, index))
 
+    def _replace_env(self, index: int) -> None:
+        """Close a copy and create it anew."""
+        super()._replace_env(index)
+        self._steps[index] = self._envs[index].step
+
     def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         """End the running episode as truncated and reset."""
         order, actions = self._answers
         if index in order:
             kept = [(i, action) for i, action in zip(order, actions, strict=True) if i != index]
             self._answers = ([i for i, _ in kept], [action for _, action in kept])
-        joined = [join for join in self._report.joined if join.slot != index]
-        if len(joined) < len(self._report.joined):
-            # Nobody was told of this episode: it never was.
-            self._report.joined = joined
-        else:
+        if not self._forget_untold(index):
             length = int(self._env_steps[index]) - self._episode_start[index]
             self._end(index, self._obs[index], 0.0, (False, True), self._infos[index], length)
         self._begin(index, *self._reset_env(index, seed, options))
         self._due |= {index}
         self._waiting = self._waiting.difference((index,))
 
+    def _forget_untold(self, index: int) -> bool:
+        """Take back the join of an episode that nobody was told of, which never was; False if it was told."""
+        joined = [join for join in self._report.joined if join.slot != index]
+        untold = len(joined) < len(self._report.joined)
+        self._report.joined = joined
+        return untold
+
+    def _lose(self, index: int, error: Exception) -> None:
+        """End the episode of a copy that raised in a step, and begin the next one in a new copy."""
+        if not self._forget_untold(index):
+            # The step that raised is none of the episode's.
+            length = int(self._env_steps[index]) - 1 - self._episode_start[index]
+            lost = End(index, index, SINGLE_AGENT, 0.0, False, True, None, {}, withdrawn=True)
+            self._report.ended.append(lost)
+            self._report.episodes.append(EpisodeEnd(index, False, True, length, index, faulty=True))
+        self._begin(index, *self._made_anew(index, "step", error))
+
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
-        """Step the copies in `order`, reset those that finish, return their rewards."""
+        """Step the copies in `order`, reset those that finish, replace those that raise, return their rewards."""
         steps = self._steps if order is self._order else [self._steps[index] for index in order]
-        all_obs, all_infos, fresh = self._obs, self._infos, self._fresh
+        todo = zip(order, steps, actions, strict=True)
         rewards: list[Any] = []
         finished: list[int] = []
+        broken: list[tuple[int, Exception]] = []
+        while len(rewards) < len(order):
+            error = self._step_until_one_raises(todo, rewards, finished)
+            if error is not None:
+                broken.append((order[len(rewards)], error))
+                rewards.append(0.0)
+        self._env_steps[slice(None) if order is self._order else list(order)] += 1
+        for index in finished:
+            self._begin(index, *self._next_episode(index))
+        # Taken out, for what these hold in turn is this call: nothing would be let go of without the collector.
+        error = None
+        while broken:
+            self._lose(*broken.pop(0))
+        return rewards
+
+    def _step_until_one_raises(
+        self,
+        todo: Iterator[tuple[int, Callable[..., Any], Any]],
+        rewards: list[Any],
+        finished: list[int],
+    ) -> Exception | None:
+        """Step the next copies and note their rewards; return what one raised, None if all were stepped."""
+        all_obs, all_infos, fresh = self._obs, self._infos, self._fresh
+        index = 0
         try:
-            for index, step, action in zip(order, steps, actions, strict=True):
+            for index, step, action in todo:
                 obs, reward, terminated, truncated, info = step(action)
                 if type(info) is not dict:
                     check_info(info, f"env {index} step")
@@ -212,11 +255,9 @@ class GymEnvs(LocalEnvs):
         except MenvError:
             raise
         except Exception as error:
-            raise self._step_error(order[len(rewards)], error) from error
-        self._env_steps[slice(None) if order is self._order else list(order)] += 1
-        for index in finished:
-            self._begin(index, *self._reset_env(index))
-        return rewards
+            check_unpacking(index, error)
+            return error
+        return None
 
     def _end(
         self,
@@ -274,13 +315,21 @@ class GymEnvs(LocalEnvs):
         ]
         return np.array(checked, np.float64)
 
-    def _step_error(self, index: int, error: Exception) -> MenvError:
-        """Tell a wrong number of return values from a crash inside the environment."""
-        here = error.__traceback__
-        if isinstance(error, ValueError | TypeError) and here is not None and here.tb_next is None:
-            return ContractError(
-                f"env {index} step: could not unpack what step returned ({error}), expected "
-                "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "
-                "wrap the environment in menv.wrappers.LegacyGym"
-            )
-        return self.crash(index, "step", error)
+
+def check_unpacking(index: int, error: Exception) -> None:
+    """Tell a wrong number of return values from a crash inside an environment.
+
+    Args:
+        index: The environment.
+        error: Raised while its step was called and what this returned was taken apart, as it was caught there.
+
+    Raises:
+        ContractError: It is the former.
+    """
+    here = error.__traceback__
+    if isinstance(error, ValueError | TypeError) and here is not None and here.tb_next is None:
+        raise ContractError(
+            f"env {index} step: could not unpack what step returned ({error}), expected "
+            "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "
+            "wrap the environment in menv.wrappers.LegacyGym"
+        ) from error

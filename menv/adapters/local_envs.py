@@ -1,11 +1,12 @@
 """Sub-environments that live in this process: creating, seeding, restarting, rendering, closing.
 
 `gym` and `multi_agent` build on it; both step their sub-environments one after another inside
-`poll`. It knows nothing about agents or rows.
+`poll`. One that raises is closed and made anew, and costs its episode only. It knows nothing about agents or rows.
 """
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,14 +15,21 @@ from typing import Any
 import numpy as np
 
 from menv import draws
+from menv.adapters.crash_log import PAUSES, CrashLog
 from menv.adapters.recorded import Recorded
+from menv.adapters.report import Report
 from menv.base_env import BaseEnv, EnvId, IntArray
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
+from menv.fault import Fault
 from menv.plain_data import digest
 
 
 class LocalEnvs(BaseEnv):
-    """A list of sub-environments with their index as env id."""
+    """A list of sub-environments with their index as env id.
+
+    Attributes:
+        on_created: Told the index and the sub-environment where one is created in another's place.
+    """
 
     returns_table = True
 
@@ -33,6 +41,7 @@ class LocalEnvs(BaseEnv):
         *,
         seed: int | None = None,
         first_index: int = 0,
+        restarts: bool = True,
     ) -> None:
         """Create the sub-environments that are missing.
 
@@ -42,6 +51,7 @@ class LocalEnvs(BaseEnv):
             existing: The first of them, if they exist already.
             seed: Gives every reset its own seed; None leaves the environments alone.
             first_index: Index of the first sub-environment among all workers' sub-environments.
+            restarts: Whether one that raises after its first reset is made anew by `make_env`.
         """
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ConfigError(
@@ -68,6 +78,10 @@ class LocalEnvs(BaseEnv):
         self._env_steps = np.zeros(num_envs, np.int64)
         self._started = False
         self._stopped = False
+        self.on_created: Callable[[int, Any], None] | None = None
+        self._report = Report()
+        self._crashes = CrashLog(restarts=restarts, creator=make_env is not None)
+        self._was_reset = [False] * num_envs
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
         """Return the sub-environments as a list, or as a dict by index."""
@@ -169,10 +183,32 @@ class LocalEnvs(BaseEnv):
             )
         return int(env_id)
 
+    def _next_episode(self, index: int) -> tuple[Any, Any]:
+        """Reset a sub-environment that has finished an episode and return `(obs, info)`."""
+        self._crashes.finished(index)
+        return self._reset_env(index)
+
     def _reset_env(
         self, index: int, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
-        """Reset one sub-environment with a seed of its own and return `(obs, info)`."""
+        """Reset one sub-environment, or another in its place if it raises, and return `(obs, info)`.
+
+        Raises:
+            EnvCrashError: It raised in its first reset, or has raised too often.
+        """
+        try:
+            return self._reset_once(index, seed, options)
+        except MenvError:
+            raise
+        except Exception as error:
+            if not self._was_reset[index]:
+                raise self.crash(index, "reset", error) from error
+            return self._made_anew(index, "reset", error, seed, options)
+
+    def _reset_once(
+        self, index: int, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Any]:
+        """Reset one sub-environment with a seed of its own and return `(obs, info)`; it may raise anything."""
         if seed is None and self._seed is not None:
             seed = draws.reset_seed(self._seed, self._first_index + index, int(self._env_steps[index]))
         try:
@@ -186,17 +222,69 @@ class LocalEnvs(BaseEnv):
                     f"env {index} reset: {error}, expected reset(self, *, seed=None, options=None); "
                     "declare both parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
                 ) from error
-            raise self.crash(index, "reset", error) from error
-        except MenvError:
             raise
-        except Exception as error:
-            raise self.crash(index, "reset", error) from error
         if not isinstance(result, tuple) or len(result) != 2:
             raise ContractError(
                 f"env {index} reset: returned {_count(result)}, expected (obs, info); "
                 "return both from reset, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
             )
+        self._was_reset[index] = True
         return result
+
+    def _made_anew(
+        self,
+        index: int,
+        where: str,
+        error: Exception,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """Put a new sub-environment in the place of one that raised, and return `(obs, info)` of its reset.
+
+        Raises:
+            EnvCrashError: It has raised too often, or no replacement could be made and reset.
+        """
+        self._crashes.note(index, self._told(index, where, error), error)
+        self._report.faults.append(Fault.of(index, index, where, error))
+        # A reset that raised counts as an env step, as a step does that raised: the next one has another seed.
+        self._env_steps[index] += where == "reset"
+        last = error
+        for pause in PAUSES:
+            time.sleep(pause)
+            begun = self._tried_anew(index, seed, options)
+            if not isinstance(begun, Exception):
+                return begun
+            last = begun
+        raise self._crashes.no_other(index, last)
+
+    def _tried_anew(
+        self, index: int, seed: int | None, options: dict[str, Any] | None
+    ) -> tuple[Any, Any] | Exception:
+        """Create and reset a sub-environment, and return `(obs, info)` or what was raised."""
+        before = self._envs[index]
+        try:
+            self._replace_env(index)
+        except (ContractError, ConfigError):
+            raise
+        except Exception as error:
+            return error
+        if self._envs[index] is before:
+            raise self._crashes.error(
+                index, ", and make_env returned the same object again, expected a new environment"
+            )
+        self._tell_created(index)
+        try:
+            return self._reset_once(index, seed, options)
+        except MenvError:
+            raise
+        except Exception as error:
+            self._env_steps[index] += 1
+            return error
+
+    def _tell_created(self, index: int) -> None:
+        """Tell of a sub-environment that took another's place."""
+        if self.on_created is not None:
+            self.on_created(index, self._envs[index])
 
     def _replace_env(self, index: int) -> None:
         """Close a sub-environment and create it anew."""
@@ -211,10 +299,11 @@ class LocalEnvs(BaseEnv):
 
     def crash(self, index: int, where: str, error: Exception) -> EnvCrashError:
         """Return the error for an exception that a sub-environment raised."""
-        return EnvCrashError(
-            f"env {index} {where}, env step {int(self._env_steps[index])}: raised {type(error).__name__}: {error}; "
-            "the environment's own traceback is above"
-        )
+        return EnvCrashError(f"{self._told(index, where, error)}; the environment's own traceback is above")
+
+    def _told(self, index: int, where: str, error: Exception) -> str:
+        """Return where a sub-environment stood and what it raised, for messages."""
+        return f"env {index} {where}, env step {int(self._env_steps[index])}: raised {type(error).__name__}: {error}"
 
 
 def _count(result: Any) -> str:

@@ -381,7 +381,7 @@ class LockstepEnvs(BaseEnv):
         """Return the error for an exception that the environment raised."""
         return EnvCrashError(
             f"{where}, env step {int(self._env_steps.max())}: raised {type(error).__name__}: {error}; "
-            "the environment's own traceback is above"
+            "the environment's own traceback is above (its sub-environments cannot be made anew one by one)"
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.answers import nested_answers
+from menv.adapters.breakable_roster import BreakableRoster
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report, finite
@@ -38,21 +39,22 @@ class MultiAgentEnvs(LocalEnvs):
         *,
         seed: int | None = None,
         first_index: int = 0,
+        restarts: bool = True,
     ) -> None:
         """Create the missing copies; arguments as in `LocalEnvs`."""
-        super().__init__(make_env, num_envs, existing, seed=seed, first_index=first_index)
+        super().__init__(make_env, num_envs, existing, seed=seed, first_index=first_index, restarts=restarts)
         self.observation_space = getattr(self._envs[0], "observation_space", None)
         self.action_space = getattr(self._envs[0], "action_space", None)
         self._pool = SlotPool()
         self._rosters = [
-            Roster(index, index, self._pool, possible_agents(env)) for index, env in enumerate(self._envs)
+            BreakableRoster(index, index, self._pool, possible_agents(env))
+            for index, env in enumerate(self._envs)
         ]
         self._everybody = list(range(num_envs))
         self._answers: list[dict[AgentId, Any] | None] = [None] * num_envs
         # Copies whose rows no poll has delivered yet, and copies whose rows nobody has answered yet.
         self._due: set[int] = set()
         self._waiting: set[int] = set()
-        self._report = Report()
         self._delivered: tuple[list[Layout], list[int], IntArray] = ([], [], np.zeros(0, np.int64))
 
     def poll(self, timeout: float | None = None) -> Ready:
@@ -76,7 +78,7 @@ class MultiAgentEnvs(LocalEnvs):
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
             list(chain.from_iterable([roster.infos for roster in rosters])),
-            {}, self._pool.seats,
+            {}, self._pool.seats, (), report.faults,
         )  # fmt: skip
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -144,6 +146,7 @@ class MultiAgentEnvs(LocalEnvs):
         """Create one copy or all anew; their next rows are the first of a new episode."""
         for index in range(len(self._envs)) if env_id is None else [self._index(env_id)]:
             self._replace_env(index)
+            self._tell_created(index)
             if self._started:
                 self._abandon(index, None, None)
 
@@ -192,7 +195,7 @@ class MultiAgentEnvs(LocalEnvs):
     ) -> None:
         """Replace rosters by such as know nothing but the slots of some agents."""
         for index in indices:
-            roster = Roster(index, index, self._pool, possible_agents(self._envs[index]))
+            roster = BreakableRoster(index, index, self._pool, possible_agents(self._envs[index]))
             roster.slots.update(slots)
             self._rosters[index] = roster
 
@@ -202,7 +205,7 @@ class MultiAgentEnvs(LocalEnvs):
         roster, step, report = self._rosters[index], self._envs[index].step, Report()
         self._env_steps[index] = recorded.start
         with self._pool.untouched():
-            roster.begin(*self._reset_env(index, recorded.seed), report)
+            roster.begin(*self._reset_once(index, recorded.seed), report)
             while self._env_steps[index] < recorded.stop:
                 answers = {agent: next(recorded.actions[agent]) for agent in roster.waiting.agents}
                 roster.answered |= bool(answers)
@@ -242,9 +245,10 @@ class MultiAgentEnvs(LocalEnvs):
             except MenvError:
                 raise
             except Exception as error:
-                raise self.crash(index, "step", error) from error
-            if roster.step(result, report):
-                roster.begin(*self._reset_env(index), report)
+                self._lose(index, error)
+            else:
+                if roster.step(result, report):
+                    roster.begin(*self._next_episode(index), report)
             if not roster.waiting.agents:
                 self._settle(index)
         self._due.update(stepped)
@@ -266,15 +270,21 @@ class MultiAgentEnvs(LocalEnvs):
 
     def _step_once(self, index: int) -> None:
         """Take one env step in which nobody acts, and reset the copy if its episode ended."""
+        self._env_steps[index] += 1
         try:
             result = self._envs[index].step({})
         except MenvError:
             raise
         except Exception as error:
-            raise self.crash(index, "step", error) from error
-        self._env_steps[index] += 1
+            self._lose(index, error)
+            return
         if self._rosters[index].step(result, self._report):
-            self._rosters[index].begin(*self._reset_env(index), self._report)
+            self._rosters[index].begin(*self._next_episode(index), self._report)
+
+    def _lose(self, index: int, error: Exception) -> None:
+        """End the episode of a copy that raised in a step, and begin the next one in a new copy."""
+        self._rosters[index].lose({}, self._report, faulty=True)
+        self._rosters[index].begin(*self._made_anew(index, "step", error), self._report)
 
     def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         """End the running episode as truncated and reset."""
@@ -307,7 +317,7 @@ class MultiAgentEnvs(LocalEnvs):
         self._delivered = (layouts, indices, slots)
         return slots
 
-    def _rewards_of(self, rosters: list[Roster]) -> FloatArray:
+    def _rewards_of(self, rosters: Sequence[Roster]) -> FloatArray:
         """Return the rows' rewards."""
         values = list(chain.from_iterable([roster.rewards for roster in rosters]))
         try:

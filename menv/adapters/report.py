@@ -10,6 +10,7 @@ import numpy as np
 
 from menv.base_env import End, EpisodeEnd, FloatArray, Join, Unclaimed
 from menv.errors import ContractError
+from menv.fault import Fault
 
 
 @dataclass(slots=True)
@@ -20,6 +21,7 @@ class Report:
     unclaimed: list[Unclaimed] = field(default_factory=list)
     episodes: list[EpisodeEnd] = field(default_factory=list)
     joined: list[Join] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
 
 
 def own_copy(element: Any) -> Any:

@@ -145,15 +145,17 @@ class Roster:
 
     def abandon(self, report: Report) -> None:
         """End the running episode as truncated, for a reset from outside."""
-        told = [join for join in report.joined if join.env_index != self.env_index]
+        self._forget_untold(report)
+        self._finish({}, {}, {ALL: False}, {ALL: True}, {}, report)
+
+    def _forget_untold(self, report: Report) -> None:
+        """Take back joins that nobody was told of: these lives never were."""
         for join in report.joined:
-            # Nobody was told of these lives: they never were.
             if join.env_index == self.env_index and join.agent_id in self._alive:
                 self._alive.remove(join.agent_id)
                 self._lives += 1
                 self._dead.add(join.agent_id)
-        report.joined = told
-        self._finish({}, {}, {ALL: False}, {ALL: True}, {}, report)
+        report.joined = [join for join in report.joined if join.env_index != self.env_index]
 
     def living(self) -> list[AgentId]:
         """Return the agents whose trajectories go on, in the order of their slots' first use."""

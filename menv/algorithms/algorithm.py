@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from menv.adapters.local_envs import LocalEnvs
 from menv.algorithms.checkpoints import Checkpoints
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
@@ -98,15 +99,20 @@ class Algorithm(Checkpoints, Exports, Outside):
 
     def _tell_created(self) -> None:
         """Tell the callbacks what has been created."""
-        callbacks = self._callbacks
         for index, env in enumerate(self._base_env.get_sub_environments()):
-            callbacks.on_sub_environment_created(
-                worker=self._sampler,
-                sub_environment=env,
-                env_context=env_context(self.config, index),
-                env_index=index,
-            )
-        callbacks.on_algorithm_init(algorithm=self)
+            self._tell_env_created(index, env)
+        if isinstance(self._base_env, LocalEnvs):
+            self._base_env.on_created = self._tell_env_created
+        self._callbacks.on_algorithm_init(algorithm=self)
+
+    def _tell_env_created(self, index: int, env: Any) -> None:
+        """Tell the callbacks of a sub-environment, also of one that takes another's place."""
+        self._callbacks.on_sub_environment_created(
+            worker=self._sampler,
+            sub_environment=env,
+            env_context=env_context(self.config, index),
+            env_index=index,
+        )
 
     def _build_sampler(self) -> Sampler:
         """Create the sampler."""
@@ -157,7 +163,8 @@ class Algorithm(Checkpoints, Exports, Outside):
               `hist_stats`, `custom_metrics`. Of more than 1,000 agents those are shown that lived in most episodes;
               `agent_rewards_omitted` counts the others' returns.
             - Of this iteration's: `episodes_this_iter`, `num_faulty_episodes` (broken off by a fault of
-              their environment), `episode_media` (a list for each name in `episode.media`).
+              their environment, or could not begin), `episode_media` (a list for each name in `episode.media`).
+            - Since the start: `faulty_episodes_total`, and `first_fault`, what broke off the first of them, in a line.
             - `num_episodes_not_resumed`: since the start, those that ran at a `save` and could not be taken up.
             - `sampler_results`: all of these again, and `sampler_perf`.
             - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`.

@@ -22,7 +22,10 @@ Shares = npt.NDArray[np.int64]
 
 
 class EpisodeQuota(Quota):
-    """A number of whole episodes of each sub-environment, so that short ones are not preferred."""
+    """A number of whole episodes of each sub-environment, so that short ones are not preferred.
+
+    One that a fault of its environment breaks off does not count: another is played.
+    """
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -32,7 +35,7 @@ class EpisodeQuota(Quota):
     def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
         """Count episodes that ended."""
         for end in ends:
-            self.shares[end.env_index] -= 1
+            self.shares[end.env_index] -= not end.faulty
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True where a sub-environment has played its episodes."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ def make_experience(config: AlgorithmConfig) -> tuple[Any, BaseEnv]:
     if config.input is None:
         make = partial(_make_env, config)
         first = make(0)
-        return first, to_base_env(first, make, config.num_envs_per_worker, seed=config.seed)
+        return first, _in_table_form(config, first, make, config.seed)
     if not callable(config.input):
         raise ConfigError(
             f"input: {type(config.input).__name__}, expected a function of an InputContext; write lambda ioctx: "
@@ -76,7 +76,17 @@ def make_evaluation_envs(config: AlgorithmConfig, training_env: Any) -> BaseEnv:
             "in the function"
         )
     seed = None if config.seed is None else config.seed + 10_000
-    return to_base_env(env, make, config.num_envs_per_worker, seed=seed)
+    return _in_table_form(config, env, make, seed)
+
+
+def _in_table_form(
+    config: AlgorithmConfig, first: Any, make: Callable[[int], Any], seed: int | None
+) -> BaseEnv:
+    """Return environments as one `BaseEnv`."""
+    return to_base_env(
+        first, make, config.num_envs_per_worker, seed=seed,
+        restart_failed_sub_environments=config.restart_failed_sub_environments,
+    )  # fmt: skip
 
 
 def make_quota(config: AlgorithmConfig, base_env: BaseEnv, num_envs: int) -> Quota:

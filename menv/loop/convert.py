@@ -30,7 +30,7 @@ def to_base_env(
     *,
     remote_envs: bool = False,
     remote_env_batch_wait_ms: int = 0,
-    restart_failed_sub_environments: bool = False,
+    restart_failed_sub_environments: bool = True,
     seed: int | None = None,
     first_index: int = 0,
 ) -> BaseEnv:
@@ -43,7 +43,8 @@ def to_base_env(
         num_envs: How many sub-environments there shall be.
         remote_envs: True would put each into a process of its own; not in this version.
         remote_env_batch_wait_ms: How long to wait for more of them; not in this version.
-        restart_failed_sub_environments: True would replace those that raise; not in this version.
+        restart_failed_sub_environments: Whether one that raises is closed and made anew by `make_env`, at the cost of
+            its episode; False ends the run. Sub-environments that `env` brings along are never made anew.
         seed: Gives every reset its own seed; None leaves the environments alone.
         first_index: Index of sub-environment 0 among those of all workers.
 
@@ -54,7 +55,6 @@ def to_base_env(
     _refuse_what_is_not_there(
         remote_envs=remote_envs,
         remote_env_batch_wait_ms=remote_env_batch_wait_ms,
-        restart_failed_sub_environments=restart_failed_sub_environments,
     )
     if isinstance(env, BaseEnv):
         if num_envs != 1 and num_envs != env.num_envs:
@@ -70,11 +70,14 @@ def to_base_env(
         if isinstance(env, VectorEnv):
             return VectorEnvs(env, seed=seed, first_index=first_index)
         return GymVectorEnvs(env, seed=seed, first_index=first_index)
+    local: dict[str, Any] = {
+        "seed": seed, "first_index": first_index, "restarts": restart_failed_sub_environments,
+    }  # fmt: skip
     # A class may be both; its agents are lost if it is taken for a single-agent one.
     if isinstance(env, MultiAgentEnv):
-        return MultiAgentEnvs(make_env, num_envs, [env], seed=seed, first_index=first_index)
+        return MultiAgentEnvs(make_env, num_envs, [env], **local)
     if isinstance(env, gym.Env):
-        return GymEnvs(make_env, num_envs, [env], seed=seed, first_index=first_index)
+        return GymEnvs(make_env, num_envs, [env], **local)
     raise ConfigError(
         f"to_base_env: cannot use {type(env).__name__} as an environment, expected a gymnasium.Env, a "
         "gymnasium.vector.VectorEnv, a menv.MultiAgentEnv, VectorEnv, ExternalEnv or BaseEnv; subclass one of them, "

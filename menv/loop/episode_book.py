@@ -78,6 +78,8 @@ class EpisodeBook:
     def take(self, ready: Ready) -> None:
         """Take in a poll's ends, episodes and joins, in this order."""
         self.widen(len(ready.env_steps))
+        if ready.faults:
+            self._hooks.note_faults(ready.faults)
         if ready.ended or ready.unclaimed or ready.episodes:
             self._take_ends(ready)
         for join in ready.joined:
@@ -145,7 +147,7 @@ class EpisodeBook:
         episode.length = finished.env_steps
         for cohort in self._cohorts:
             cohort.end_episode(finished.env_id)
-        self._hooks.end(episode, finished.env_index)
+        self._hooks.end(episode, finished.env_index, finished.faulty)
 
     def _book(self, unclaimed: Sequence[Unclaimed]) -> None:
         """Book rewards that no action can own to the running episodes."""

@@ -6,7 +6,8 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,16 @@ import numpy as np
 from menv.base_env import Ready
 from menv.callbacks import DefaultCallbacks, overrides
 from menv.episode import Episode
+from menv.errors import EnvFaultWarning
+from menv.fault import Fault
 from menv.loop.pieces import Piece, pieces_of
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
 
+# Causes of faults that are warned of; what comes after them is only counted.
+_MOST_CAUSES = 64
 _OF_EPISODES = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 
 
@@ -43,7 +48,10 @@ class Hooks:
         self._begun: list[tuple[Episode, int]] = []
         # By id: the episodes of this fragment. And those that are over, to be told when it closes.
         self._by_id: dict[int, Episode] = {}
-        self._over: list[tuple[Episode, int]] = []
+        self._over: list[tuple[Episode, int, bool]] = []
+        # Causes of faults that have been noted, and those of them that nobody has been warned of yet.
+        self._causes: set[tuple[str, str, int]] = set()
+        self._untold: list[str] = []
         self._env_steps: Column = np.zeros(0, np.int64)
 
     @property
@@ -63,20 +71,50 @@ class Hooks:
         if self.keeps:
             self._by_id[episode.episode_id] = episode
 
-    def end(self, episode: Episode, env_index: int) -> None:
-        """Record an episode that is over and tell so, now or when its pieces have been told."""
+    def end(self, episode: Episode, env_index: int, faulty: bool = False) -> None:
+        """Record an episode that is over and tell so, now or when its pieces have been told.
+
+        One that a fault of its environment broke off is neither told nor recorded.
+        """
         for begun in [one for one in self._begun if one[0] is episode]:
             # It began in the same poll.
             self._begun.remove(begun)
-            self._tell_begun(*begun)
-        if self._steps:
+            if not faulty:
+                self._tell_begun(*begun)
+        if self._steps and not faulty:
             self._tell("on_episode_step", episode, env_index)
         if self.keeps:
-            self._over.append((episode, env_index))
+            self._over.append((episode, env_index, faulty))
         else:
-            if self.active:
-                self._tell("on_episode_end", episode, env_index)
-            self._metrics.record(episode)
+            self._close_episode(episode, env_index, faulty)
+
+    def _close_episode(self, episode: Episode, env_index: int, faulty: bool) -> None:
+        """Tell and record the end of an episode whose pieces have been told."""
+        if faulty:
+            self._metrics.unclaimed_rewards += episode.unclaimed_rewards
+            return
+        if self.active:
+            self._tell("on_episode_end", episode, env_index)
+        self._metrics.record(episode)
+
+    def note_faults(self, faults: Sequence[Fault]) -> None:
+        """Count faults of sub-environments, and note those whose cause is new."""
+        for fault in faults:
+            self._metrics.record_faulty(fault.line)
+            if fault.origin not in self._causes and len(self._causes) < _MOST_CAUSES:
+                self._causes.add(fault.origin)
+                self._untold.append(fault.line)
+
+    def warn(self) -> None:
+        """Warn of causes of faults that are new since the last time."""
+        untold, self._untold = self._untold, []
+        for line in untold:
+            warnings.warn(
+                f"{line}: its episode is lost and the environment was made anew, expected none to raise; mend it, or "
+                "set restart_failed_sub_environments=False to stop there",
+                EnvFaultWarning,
+                stacklevel=2,
+            )
 
     def polled(self, ready: Ready, running: Any) -> None:
         """Tell what began and what moved, once a poll's ends and joins are booked."""
@@ -121,9 +159,8 @@ class Hooks:
                     [piece.batch for piece in pieces]
                 )
         over, self._over = self._over, []
-        for episode, env_index in over:
-            self._tell("on_episode_end", episode, env_index)
-            self._metrics.record(episode)
+        for episode, env_index, faulty in over:
+            self._close_episode(episode, env_index, faulty)
             self._by_id.pop(episode.episode_id, None)
 
     def _tell_piece(self, piece: Piece, policies: Any) -> None:

@@ -75,7 +75,9 @@ class Quota:
         """Note that episodes ended; their sub-environments stand at a boundary until answered."""
         if self._complete:
             for end in ends:
-                self._boundary[end.env_index] = True
+                # An episode may end in the very first poll, before any fragment has begun.
+                if end.env_index < len(self._boundary):
+                    self._boundary[end.env_index] = True
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True where a sub-environment's share is full, None if there is none."""

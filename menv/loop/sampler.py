@@ -167,7 +167,7 @@ class Sampler:
 
         Raises:
             ContractError: The environment or a policy broke its interface.
-            EnvCrashError: The environment raised.
+            EnvCrashError: The environment raised, and cannot be replaced or did so again and again.
         """
         hooks = self._hooks
         self._connect()
@@ -253,6 +253,7 @@ class Sampler:
         """Tell the callbacks about a fragment that has been completed."""
         self._hooks.closed(batch, self.policies)
         self._hooks.callbacks.on_sample_end(worker=self, samples=batch)
+        self._hooks.warn()
 
     def held_rewards(self) -> float:
         """Return what was paid and still waits for its row, or for its row's action."""

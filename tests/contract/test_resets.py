@@ -338,7 +338,7 @@ def test_steps_without_a_waiting_agent_end_in_an_error_after_a_thousand() -> Non
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("remote_envs", True), ("remote_env_batch_wait_ms", 10), ("restart_failed_sub_environments", True)],
+    [("remote_envs", True), ("remote_env_batch_wait_ms", 10)],
 )
 def test_what_this_version_does_not_have_is_refused(setting: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"to_base_env: {setting}={value}, expected .* in this version"):

@@ -19,7 +19,10 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "inference": ("auto", "onnx", "torch"),
     "observation_filter": ("NoFilter", "MeanStdFilter"),
 }
-_FLAGS = ("always_attach_evaluation_results", "explore", "clip_actions", "normalize_actions")
+_FLAGS = (
+    "always_attach_evaluation_results", "explore", "clip_actions", "normalize_actions",
+    "restart_failed_sub_environments",
+)  # fmt: skip
 _AT_LEAST_ONE = ("num_envs_per_worker", "train_batch_size", "metrics_num_episodes_for_smoothing")
 
 
@@ -41,6 +44,8 @@ class AlgorithmConfig:
     """Processes that sample; 0 samples in this one, the only choice in this version."""
     num_envs_per_worker: int = 1
     """Sub-environments that are stepped together."""
+    restart_failed_sub_environments: bool = True
+    """Whether one that raises is made anew and costs its episode only; again and again, or with False, the run ends."""
     rollout_fragment_length: int | Literal["auto"] = "auto"
     """Steps of each sub-environment in a fragment; "auto" makes one fragment a train batch."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"

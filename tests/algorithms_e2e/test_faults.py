@@ -1,0 +1,243 @@
+"""Training goes on where an environment raises now and then, and says so."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import DefaultCallbacks, MultiAgentEnv
+from menv.algorithms import PPO
+from menv.base_env import ALL
+from menv.errors import EnvCrashError, EnvFaultWarning
+from tests.algorithms_e2e.test_callbacks import spying
+from tests.checkpoints.runs import SMALL, trained, weights_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
+LENGTH = 6
+OBS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+
+
+class Rickety(gym.Env[Any, Any]):
+    """Raises in some steps and some resets; its seed decides in which, but for the first reset."""
+
+    observation_space = OBS
+    action_space = gym.spaces.Discrete(2)
+    in_steps, in_resets = 0.02, 0.1
+
+    def __init__(self, context: Any = None) -> None:
+        self.at, self.resets = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.at, self.resets = 0, self.resets + 1
+        if self.np_random.random() < self.in_resets and self.resets > 1:
+            raise OSError("the simulator does not answer")
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        if self.np_random.random() < self.in_steps:
+            raise ZeroDivisionError("no wheels")
+        return self.observe(), 1.0, self.at == LENGTH, False, {}
+
+    def observe(self) -> Any:
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+
+class RicketyTeam(MultiAgentEnv):
+    """The same for two agents that take turns; both are paid in every step."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["ann", "bob"]
+        self.observation_space: Any = OBS
+        self.action_space: Any = Rickety.action_space
+        self.inner = Rickety()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"ann": self.inner.reset(seed=seed)[0]}, {}
+
+    def step(self, action_dict: Any) -> Any:
+        obs, _, over, _, _ = self.inner.step(None)
+        turn = self.possible_agents[self.inner.at % 2]
+        return {turn: obs}, {"ann": 0.5, "bob": 0.5}, {ALL: over}, {ALL: False}, {}
+
+
+both_kinds = pytest.mark.parametrize("kind", [Rickety, RicketyTeam])
+
+
+@both_kinds
+def test_lost_episodes_are_counted_told_and_in_no_mean(kind: Any) -> None:
+    with PPO(env=kind, config=SMALL) as algo:
+        results = [algo.train() for _ in range(4)]
+    counts = [result["num_faulty_episodes"] for result in results]
+    assert sum(counts) > 3
+    assert [result["faulty_episodes_total"] for result in results] == np.cumsum(counts).tolist()
+    last = results[-1]
+    assert last["first_fault"] in [
+        f"{text} of env {index} (test_faults.py:{line})"
+        for index in range(3)
+        for line in range(30, 50)
+        for text in (
+            "ZeroDivisionError: no wheels in step",
+            "OSError: the simulator does not answer in reset",
+        )
+    ]
+    assert last["sampler_results"]["first_fault"] == last["first_fault"]
+    assert {result["episode_len_mean"] for result in results} == {LENGTH}
+    assert {result["episode_reward_min"] for result in results} == {LENGTH}
+    assert sum(result["episodes_this_iter"] for result in results) > 40
+
+
+def test_each_cause_is_warned_of_once() -> None:
+    with PPO(env=Rickety, config=SMALL) as algo, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = trained(algo, 4)
+    told = [str(one.message) for one in caught if one.category is EnvFaultWarning]
+    assert result["faulty_episodes_total"] > 3
+    assert sorted(text.split(":")[0] for text in told) == ["OSError", "ZeroDivisionError"]
+    assert all("restart_failed_sub_environments=False" in text and "\n" not in text for text in told)
+
+
+def test_a_warning_that_is_an_error_costs_a_fragment_and_not_the_run() -> None:
+    with PPO(env=Rickety, config=SMALL) as algo:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", EnvFaultWarning)
+            with pytest.raises(EnvFaultWarning):
+                trained(algo, 4)
+        assert trained(algo, 3)["episode_len_mean"] == LENGTH
+
+
+@both_kinds
+@pytest.mark.parametrize("pieces", [False, True])
+def test_callbacks_hear_of_the_new_environment_and_not_of_the_end_of_the_lost_episode(
+    kind: Any, pieces: bool
+) -> None:
+    hooks = ["on_sub_environment_created", "on_episode_start", "on_episode_end"]
+    spy, calls = spying(*hooks, *(["on_postprocess_trajectory"] if pieces else []))
+    with PPO(env=kind, config={**SMALL, "callbacks": spy, "env_config": {"a": 1}}) as algo:
+        results = [algo.train() for _ in range(4)]
+        envs = algo._base_env.get_sub_environments()
+    crashes = results[-1]["faulty_episodes_total"]
+    created = [call for hook, call in calls if hook == hooks[0]]
+    assert len(created) >= 3 + crashes > 6
+    for call in created:
+        assert call["env_context"].vector_index == call["env_index"]
+        assert call["env_context"]["a"] == 1
+    assert all(any(call["sub_environment"] is env for call in created) for env in envs)
+    ended = [call["episode"] for hook, call in calls if hook == hooks[2]]
+    assert {episode.length for episode in ended} == {LENGTH}
+    assert len(ended) == sum(result["episodes_this_iter"] for result in results)
+    started = [call["episode"] for hook, call in calls if hook == hooks[1]]
+    assert len(set(map(id, started))) == len(started) > len(ended) + 3
+    lost_in_steps = len(started) - len(ended) - 3
+    assert lost_in_steps <= crashes
+
+
+def test_the_unclaimed_rewards_of_lost_episodes_are_in_the_result() -> None:
+    class Paid(RicketyTeam):
+        paid = 0.0
+
+        def step(self, action_dict: Any) -> Any:
+            result = super().step(action_dict)
+            Paid.paid += sum(result[1].values())
+            return result
+
+    with PPO(env=Paid, config=SMALL) as algo:
+        batches = [algo.sample() for _ in range(4)]
+        running = sum(episode.unclaimed_rewards for episode in algo._sampler._book.running.values())
+        unclaimed = algo._metrics.summary()["unclaimed_rewards"]
+        got = sum(float(batch["default_policy"]["rewards"].sum()) for batch in batches)
+        assert unclaimed > 0
+        assert got + algo._sampler.held_rewards() + unclaimed + running == Paid.paid
+
+
+@both_kinds
+@pytest.mark.parametrize("unit", ["episodes", "timesteps"])
+def test_an_evaluation_plays_another_episode_for_one_that_was_lost(kind: Any, unit: str) -> None:
+    settings = {
+        "evaluation_duration": 30 * (1 if unit == "episodes" else LENGTH),
+        "evaluation_duration_unit": unit,
+    }
+    lost = 0
+    with PPO(env=kind, config={**SMALL, **settings}) as algo:
+        for _ in range(3):
+            result = algo.evaluate()["evaluation"]
+            lost += result["num_faulty_episodes"]
+            assert result["episode_len_mean"] == LENGTH
+            if unit == "episodes":
+                assert result["episodes_this_iter"] == 30
+    assert lost > 3
+
+
+@both_kinds
+def test_the_run_ends_at_the_first_one_where_that_is_asked_for(kind: Any) -> None:
+    config = {**SMALL, "restart_failed_sub_environments": False}
+    with PPO(env=kind, config=config) as algo, pytest.raises(EnvCrashError) as caught:
+        trained(algo, 4)
+    assert isinstance(caught.value.__cause__, OSError | ZeroDivisionError)
+    config = {
+        **SMALL,
+        "evaluation_config": {"restart_failed_sub_environments": False},
+        "evaluation_duration": 90,
+    }
+    with PPO(env=kind, config=config) as algo:
+        assert trained(algo, 4)["faulty_episodes_total"] > 3
+        with pytest.raises(EnvCrashError):
+            algo.evaluate()
+
+
+@both_kinds
+def test_a_plain_bug_ends_the_run_at_its_first_cause(kind: Any) -> None:
+    class Bug(kind):  # type: ignore[misc]
+        def step(self, action: Any) -> Any:
+            raise KeyError("wheel")
+
+    with PPO(env=Bug, config=SMALL) as algo, pytest.raises(EnvCrashError) as caught:
+        algo.train()
+    assert "raised KeyError: 'wheel', the first of 3 times" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@both_kinds
+def test_a_run_in_which_environments_crash_is_the_same_again_and_goes_on_from_a_checkpoint(
+    kind: Any, tmp_path: Path
+) -> None:
+    given = {"env": kind}
+    with PPO(env=kind, config=SMALL) as algo, PPO(env=kind, config=SMALL) as twin:
+        assert trained(algo, 3)["faulty_episodes_total"] > 3
+        algo.save(tmp_path)
+        result = trained(algo, 3)
+        trained(twin, 6)
+        assert weights_of(twin) == weights_of(algo)
+        with PPO.from_checkpoint(tmp_path, given) as again:
+            resumed = trained(again, 3)
+            assert weights_of(again) == weights_of(algo)
+    assert resumed["num_episodes_not_resumed"] == 0
+    for key in (
+        "faulty_episodes_total",
+        "first_fault",
+        "num_faulty_episodes",
+        "episodes_total",
+        "timesteps_total",
+    ):
+        assert resumed[key] == result[key]
+
+
+def test_a_callback_of_ones_own_that_raises_is_no_crash_of_the_environment() -> None:
+    class Raises(DefaultCallbacks):
+        created = 0
+
+        def on_sub_environment_created(self, **kwargs: Any) -> None:
+            Raises.created += 1
+            if Raises.created > 3:
+                raise LookupError("no licence left")
+
+    with PPO(env=Rickety, config={**SMALL, "callbacks": Raises}) as algo, pytest.raises(LookupError):
+        trained(algo, 4)
+    assert Raises.created == 4

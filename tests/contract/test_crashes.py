@@ -1,0 +1,393 @@
+"""A sub-environment that crashes costs the episode that runs there, and nothing else."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+import weakref
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from menv.base_env import BaseEnv
+from menv.draws import reset_seed
+from menv.errors import ContractError, EnvCrashError
+from menv.fault import Fault
+from menv.loop.convert import to_base_env
+from tests.contract.adapters import (
+    LOCAL_ADAPTERS,
+    Adapter,
+    Watch,
+    answer_as_dicts,
+    held,
+    name_of,
+    nested,
+    rotated,
+    run,
+)
+from tests.contract.crashing import CrashError, World, every_letter, together
+from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SoloGym
+
+every_adapter = pytest.mark.parametrize("adapter", LOCAL_ADAPTERS, ids=name_of)
+both_kinds = pytest.mark.parametrize("solo", [True, False], ids=["gym", "agents"])
+STEPS, RESETS = (1, 3, 9, 16, 17, 30), (3, 5, 6, 8, 10, 13)
+POLLS = 60
+
+
+def worlds_of(adapter: Adapter) -> list[World]:
+    return [
+        World(rotated(adapter.script, number), number, steps=steps, resets=resets)
+        for number, (steps, resets) in enumerate([(STEPS, RESETS), ((), ()), ((2, 5, 6, 20), ())])
+    ]
+
+
+def build(adapter: Adapter, **settings: Any) -> tuple[BaseEnv, list[World]]:
+    worlds = worlds_of(adapter)
+    return together(worlds, solo=adapter.solo, **settings), worlds
+
+
+@every_adapter
+def test_each_row_is_delivered_once_and_nobody_is_asked_twice_or_not_at_all(adapter: Adapter) -> None:
+    base_env, worlds = build(adapter)
+    watch = run(base_env, POLLS)
+    assert set(worlds[0].crashes) == {"step", "reset", "replacement"}
+    assert [world.complaints for world in worlds] == [[], [], []]
+    assert Counter(watch.rows) == Counter(row for world in worlds for row in world.shown)
+    assert set(Counter(watch.rows).values()) == {1}
+
+
+@every_adapter
+def test_what_was_paid_is_in_rows_and_ends_or_held_or_unclaimed_after_crashes_too(adapter: Adapter) -> None:
+    base_env, worlds = build(adapter)
+    watch = run(base_env, POLLS)
+    paid, got = Counter[str](), Counter[str]()
+    for world in worlds:
+        paid.update(world.paid)
+    for part in (watch.income, held(base_env), watch.unclaimed):
+        got.update(part)
+    assert every_letter(got) == every_letter(paid)
+
+
+@every_adapter
+def test_the_lives_of_an_episode_that_is_lost_end_withdrawn_and_truncated(adapter: Adapter) -> None:
+    base_env, worlds = build(adapter)
+    watch, withdrawn = Watch(), []
+    for _ in range(POLLS):
+        ready = base_env.poll()
+        withdrawn += [watch.lives[end.slot][:4] for end in ready.ended if end.withdrawn]
+        watch.take(ready)
+        answer_as_dicts(base_env, ready)
+    lives = {row[:4] for row in watch.rows}
+    lost = [end for world in worlds for end in world.lost]
+    meant = [end for world in worlds for end in world.ended if end[:4] in lives]
+    assert Counter(watch.ended) == Counter(meant + lost)
+    assert Counter(withdrawn) == Counter(end[:4] for end in lost)
+
+
+@every_adapter
+def test_a_crash_is_told_once_and_the_next_episode_begins_in_the_same_poll(adapter: Adapter) -> None:
+    base_env, worlds = build(adapter)
+    told: list[tuple[Any, str]] = []
+    for _ in range(POLLS):
+        before = [len(world.crashes) for world in worlds]
+        ready = base_env.poll()
+        mine = [(fault.env_id, fault.where) for fault in ready.faults]
+        assert all(fault.line.startswith("CrashError: number ") for fault in ready.faults)
+        lost = [end.env_id for end in ready.episodes if end.faulty]
+        assert sorted(lost) == sorted(env_id for env_id, where in mine if where == "step")
+        for number, world in enumerate(worlds):
+            if len(world.crashes) > before[number]:
+                assert any(ready.seats[slot][0] == number for slot in ready.slots.tolist())
+                assert any(join.env_id == number for join in ready.joined)
+        told += mine
+        base_env.send_actions(ready.slots, [1] * len(ready.slots))
+    assert [[where for env_id, where in told if env_id == number] for number in range(3)] == [
+        [where for where in world.crashes if where != "replacement"] for world in worlds
+    ]
+
+
+@every_adapter
+def test_one_that_crashed_is_closed_and_made_anew_and_no_other(adapter: Adapter) -> None:
+    base_env, worlds = build(adapter)
+    created: list[int] = []
+    base_env.on_created = lambda index, env: created.append(index)  # type: ignore[attr-defined]
+    run(base_env, POLLS)
+    for number, world in enumerate(worlds):
+        assert len(world.games) == 1 + len(world.crashes)
+        assert [game.closed for game in world.games] == [1] * len(world.crashes) + [0]
+        assert created.count(number) == len(world.crashes)
+    base_env.stop()
+    assert all(game.closed == 1 for world in worlds for game in world.games)
+
+
+@every_adapter
+def test_after_a_crash_a_reset_has_a_seed_that_none_before_it_had(adapter: Adapter) -> None:
+    base_env, worlds = build(adapter, seed=3, first_index=5)
+    run(base_env, POLLS)
+    for number, world in enumerate(worlds):
+        seeds = [reset["seed"] for reset in world.resets]
+        assert len(set(seeds)) == len(seeds) > 2
+        steps = int(base_env.env_steps[number])  # type: ignore[attr-defined]
+        assert set(seeds) <= {reset_seed(3, 5 + number, step) for step in range(steps + 1)}
+        # A step or a reset that raises counts as an env step.
+        assert steps == world.calls["step"] + len(world.crashes) - world.crashes.count("step")
+
+
+@both_kinds
+def test_the_length_of_an_episode_that_is_lost_is_that_of_the_steps_that_returned(solo: bool) -> None:
+    base_env = together([World(SOLO if solo else TOGETHER, steps=[3])], solo=solo)
+    ends = []
+    for _ in range(4):
+        ready = base_env.poll()
+        ends += ready.episodes
+        answer_as_dicts(base_env, ready)
+    assert [(end.env_steps, end.faulty) for end in ends] == [(2, True)]
+
+
+@both_kinds
+def test_a_poll_after_a_crash_has_nothing_more_to_deliver(solo: bool) -> None:
+    base_env = together([World(SOLO if solo else TOGETHER, steps=[2])], solo=solo)
+    run(base_env, 3)
+    again = base_env.poll()
+    assert [*again.slots, *again.joined, *again.ended, *again.episodes, *again.faults] == []
+
+
+@both_kinds
+def test_the_six_dicts_show_a_lost_episode_as_truncated_and_not_as_terminated(solo: bool) -> None:
+    base_env = together([World(SOLO if solo else TOGETHER, steps=[2])], solo=solo)
+    for _ in range(2):
+        base_env.send_actions(nested(base_env.poll()))
+    _, _, terminateds, truncateds, _, _ = base_env.poll()
+    assert set(terminateds[0].values()) == {False}
+    assert set(truncateds[0].values()) == {True}
+
+
+@both_kinds
+def test_a_crash_right_after_a_reset_from_outside_loses_an_episode_that_nobody_was_told_of(
+    solo: bool,
+) -> None:
+    """A classic loop answers what `try_reset` returned before a poll has delivered it."""
+    world = World(SOLO if solo else TOGETHER, steps=[2])
+    base_env = together([world], solo=solo)
+    watch = Watch()
+    ready = base_env.poll()
+    watch.take(ready)
+    base_env.send_actions(nested(ready))
+    ready = base_env.poll()
+    watch.take(ready)
+    base_env.send_actions(nested(ready))
+    obs, _ = base_env.try_reset(0)
+    base_env.send_actions({0: dict.fromkeys(obs[0], 1)})
+    ready = base_env.poll()
+    assert len(ready.faults) == 1
+    watch.take(ready)
+    assert {row[:4] for row in world.shown} - {row[:4] for row in watch.rows} == {
+        end[:4] for end in world.lost
+    }
+    assert len(ready.slots) == len(ready.joined) == len(obs[0])
+
+
+@both_kinds
+def test_a_crash_in_a_reset_from_outside_is_made_good(solo: bool) -> None:
+    world = World(SOLO if solo else TOGETHER, resets=[2])
+    base_env = together([world], solo=solo)
+    run(base_env, 2)
+    obs, _ = base_env.try_reset(0, seed=8, options={"hard": True})
+    assert obs[0]
+    assert world.crashes == ["reset"]
+    assert world.resets[-1] == {"seed": 8, "options": {"hard": True}}
+    assert len(base_env.poll().slots)
+
+
+@both_kinds
+def test_a_crash_in_the_first_reset_is_an_error_at_once(solo: bool) -> None:
+    worlds = [World(SOLO if solo else TOGETHER, 0), World(SOLO if solo else TOGETHER, 1, resets=[1])]
+    with pytest.raises(
+        EnvCrashError, match="env 1 reset, env step 0: raised CrashError: number 1; "
+    ) as caught:
+        together(worlds, solo=solo).poll()
+    assert isinstance(caught.value.__cause__, CrashError)
+    assert len(worlds[1].games) == 1
+
+
+@both_kinds
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_a_crash_ends_the_run_where_that_is_asked_for(solo: bool, where: str) -> None:
+    world = World(SOLO if solo else TOGETHER, **{f"{where}s": [2]})  # type: ignore[arg-type]
+    with pytest.raises(EnvCrashError, match=f"env 0 {where}, env step .*: raised CrashError: number 1; "):
+        run(together([world], solo=solo, restart_failed_sub_environments=False), POLLS)
+    assert len(world.games) == 1
+
+
+@both_kinds
+def test_a_crash_without_make_env_ends_the_run(solo: bool) -> None:
+    world = World(SOLO if solo else TOGETHER, steps=[2])
+    env = world.make_solo() if solo else world.make()
+    with pytest.raises(EnvCrashError, match=r"without make_env no other can be made"):
+        run(to_base_env(env), POLLS)
+
+
+@both_kinds
+def test_a_creator_that_returns_the_broken_environment_again_ends_the_run(solo: bool) -> None:
+    world = World(SOLO if solo else TOGETHER, steps=[2])
+    env: Any = world.make_solo() if solo else world.make()
+    with pytest.raises(EnvCrashError, match="make_env returned the same object again, expected a new"):
+        run(to_base_env(env, lambda index: env, 1), POLLS)
+
+
+@both_kinds
+def test_the_third_crash_without_a_finished_episode_ends_the_run_with_the_first_as_its_cause(
+    solo: bool,
+) -> None:
+    world = World(SOLO if solo else TOGETHER, steps=range(2, 99), most=99)
+    with pytest.raises(EnvCrashError) as caught:
+        run(together([world], solo=solo), POLLS)
+    assert str(caught.value) == (
+        "env 0 step, env step 2: raised CrashError: number 1, the first of 3 times without a finished episode in "
+        "between, expected fewer than 3; the environment's own traceback is above"
+    )
+    assert str(caught.value.__cause__) == "number 1"
+    assert "in step" in "".join(traceback.format_exception(caught.value.__cause__))
+    assert world.calls["step"] == 4
+
+
+@both_kinds
+def test_a_finished_episode_makes_up_for_the_crashes_before_it(solo: bool) -> None:
+    world = World(SOLO if solo else TOGETHER, steps=range(1, 999, 2), most=2)
+    run(together([world], solo=solo), 200)
+    assert len(world.crashes) > 20
+    assert len(world.finished) > 10
+
+
+class Unmakeable:
+    """A creator that fails for a while."""
+
+    def __init__(self, world: World, failures: int, solo: bool) -> None:
+        self.world, self.failures, self.solo, self.calls = world, failures, solo, 0
+
+    def __call__(self, index: int) -> Any:
+        self.calls += 1
+        if 1 < self.calls <= 1 + self.failures:
+            raise OSError("port taken")
+        return self.world.make_solo() if self.solo else self.world.make()
+
+
+@both_kinds
+def test_a_replacement_that_cannot_be_made_is_tried_again_and_not_for_ever(solo: bool) -> None:
+    script = SOLO if solo else TOGETHER
+    world = World(script, steps=[2], agents="a" if solo else "abcd")
+    make = Unmakeable(world, 2, solo)
+    run(to_base_env(make(0), make, 1), POLLS)
+    assert make.calls == 4
+    world = World(script, steps=[2], agents="a" if solo else "abcd")
+    make = Unmakeable(world, 3, solo)
+    with pytest.raises(EnvCrashError) as caught:
+        run(to_base_env(make(0), make, 1), POLLS)
+    assert "raised CrashError: number 1, and 3 replacements could not be made or reset" in str(caught.value)
+    assert "the last because of OSError: port taken" in str(caught.value)
+    assert isinstance(caught.value.__cause__, CrashError)
+    assert make.calls == 4
+
+
+@both_kinds
+def test_a_replacement_that_raises_in_its_reset_is_replaced_too(solo: bool) -> None:
+    world = World(SOLO if solo else TOGETHER, steps=[2], resets=[2, 3], most=3)
+    base_env = together([world], solo=solo, seed=1)
+    watch = Watch()
+    faults = 0
+    for _ in range(POLLS):
+        ready = base_env.poll()
+        faults += len(ready.faults)
+        watch.take(ready)
+        answer_as_dicts(base_env, ready)
+    assert (faults, world.crashes, len(world.games)) == (
+        1, ["step", "replacement", "replacement"], 4,
+    )  # fmt: skip
+
+
+def test_what_breaks_the_contract_is_an_error_at_once() -> None:
+    class Old(SoloGym):
+        def step(self, action: Any) -> Any:
+            return super().step(action)[:4]
+
+    made: list[Any] = []
+
+    def make(index: int) -> Any:
+        made.append(Old(SOLO))
+        return made[-1]
+
+    base_env = to_base_env(make(0), make, 1)
+    with pytest.raises(ContractError, match="could not unpack what step returned"):
+        run(base_env, 3)
+    assert len(made) == 1
+
+
+def test_a_keyboard_interrupt_is_no_fault() -> None:
+    class Interrupted(SoloGym):
+        def step(self, action: Any) -> Any:
+            raise KeyboardInterrupt
+
+    base_env = to_base_env(Interrupted(SOLO), lambda index: Interrupted(SOLO), 1)
+    with pytest.raises(KeyboardInterrupt):
+        run(base_env, 3)
+
+
+def test_the_line_of_a_fault_says_what_where_and_in_which_file() -> None:
+    base_env = together([World(TOGETHER, 0), World(TOGETHER, 1, steps=[1])])
+    answer_as_dicts(base_env, base_env.poll())
+    (fault,) = base_env.poll().faults
+    assert fault.line.startswith("CrashError: number 1 in step of env 1 (crashing.py:")
+    assert fault.origin[0] == "CrashError"
+    long, empty = (Fault.of("x", 3, "reset", error) for error in (ValueError("x\n" * 999), ValueError()))
+    assert long.line == f"ValueError: {('x ' * 100).strip()} in reset of env x"
+    assert empty.line == "ValueError in reset of env x"
+
+
+@both_kinds
+def test_what_crashed_is_let_go_of_once_its_successor_has_finished_an_episode(solo: bool) -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    class Team(ScriptedEnv):
+        def step(self, action_dict: Any) -> Any:
+            if len(alive) == 1:
+                raise CrashError
+            return super().step(action_dict)
+
+    class Alone(SoloGym):
+        def step(self, action: Any) -> Any:
+            if len(alive) == 1:
+                raise CrashError
+            return super().step(action)
+
+    def make(index: int) -> Any:
+        env = Alone(SOLO) if solo else Team(TOGETHER)
+        alive.append(weakref.ref(env))
+        return env
+
+    base_env = to_base_env(make(0), make, 1)
+    gc.disable()
+    try:
+        watch = run(base_env, 20)
+        assert watch.episodes > 2
+        assert [env() is not None for env in alive] == [False, True]
+    finally:
+        gc.enable()
+
+
+@both_kinds
+def test_of_many_that_crash_at_once_the_first_ones_keep_their_tracebacks_and_the_others_the_text(
+    solo: bool,
+) -> None:
+    script = SOLO if solo else TOGETHER
+    late = World(script, 0, steps=range(9, 99), most=99)
+    worlds = [late, *[World(script, number, steps=[1]) for number in range(1, 12)]]
+    for world in worlds[1:]:
+        world.script = [[script[0][0]] * 99]
+    late.script = [[script[0][0]] * 99]
+    with pytest.raises(EnvCrashError) as caught:
+        run(together(worlds, solo=solo), POLLS)
+    cause = caught.value.__cause__
+    assert isinstance(cause, CrashError)
+    assert cause.__traceback__ is None
+    assert "in step" in cause.__notes__[0]
