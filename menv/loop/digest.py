@@ -33,7 +33,9 @@ _COLUMNS = (
     SampleBatch.TRUNCATEDS,
     SampleBatch.T,
 )
-_MANY = 512
+_CHANGEABLE = 7
+"""Of the fields of `Rows`: those that are columns of a batch, which callbacks may write into."""
+_MANY = 2048
 """Rows that are hashed at once; fewer wait for others, unless their observations take more than `_WIDE` bytes."""
 _WIDE = 1 << 16
 _BLOCK = 1 << 15
@@ -133,7 +135,9 @@ class Digest:
         if count >= _MANY or rows.obs.nbytes >= _WIDE:
             self._sum(rows)
             return
-        self._waiting.setdefault(rows.form, []).append(Rows(*[column.copy() for column in rows]))
+        # What lies around the pieces nobody changes.
+        own = [column.copy() for column in rows[:_CHANGEABLE]]
+        self._waiting.setdefault(rows.form, []).append(Rows(*own, *rows[_CHANGEABLE:]))
         self._count += count
         if self._count >= _MANY:
             self._sum_waiting()
