@@ -32,12 +32,14 @@ class Backend:
         kinds: Which kinds of environments it can host.
         play: Plays the whole task.
         suspects: What to look for in an environment that is another one here.
+        repeats: Whether it is the first one once more; what differs then says nothing about the others.
     """
 
     name: str
     kinds: tuple[str, ...]
     play: Callable[[Task], Record]
     suspects: str = ""
+    repeats: bool = False
 
 
 def copies(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
@@ -97,7 +99,7 @@ BACKENDS: tuple[Backend, ...] = (
     Backend(
         "copies once more", (*_COPIES, WHOLE), play_here,
         "what the seed of a reset does not decide: the time, the global generators (random, numpy.random), what an "
-        "earlier environment left in a class or a module",
+        "earlier environment left in a class or a module", repeats=True,
     ),
     Backend("2 samplers", _COPIES, partial(play_here, samplers=2), _NOT_ALONE),
     Backend("a sampler each", _COPIES, partial(play_here, samplers=1 << 30), _NOT_ALONE),

@@ -121,8 +121,9 @@ def _same(one: Any, other: Any) -> bool:
     """Return whether two values are the same to the last bit."""
     if one is None or other is None:
         return one is other
-    one, other = np.asarray(one), np.asarray(other)
-    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    first, second = np.asarray(one), np.asarray(other)
+    alike = first.shape == second.shape and first.dtype == second.dtype
+    return alike and first.tobytes() == second.tobytes()
 
 
 def _value(name: str, one: Any, other: Any) -> tuple[str, tuple[str, str]]:

@@ -67,8 +67,9 @@ def _name_of(env: Any) -> str:
     if isinstance(creator, partial) and isinstance(env, str):
         # A gymnasium id; one that was registered by code is not known there, which that process says.
         return env
-    with suppress(AttributeError):
-        if module != "__main__" and reduce(getattr, name.split("."), sys.modules[str(module)]) is creator:
+    with suppress(AttributeError, KeyError):
+        found: Any = sys.modules[str(module)]
+        if module != "__main__" and reduce(getattr, name.split("."), found) is creator:
             return f"{module}:{name}"
     raise NotHostedError(
         f"another process: no name leads to {describe_env(env)}, expected a class or a function at the top of a module "

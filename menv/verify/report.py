@@ -18,7 +18,7 @@ class Finding:
     Attributes:
         backend: Its name.
         first: The first row that differs; the first of its two values is that of the first back-end.
-        suspects: What to look for.
+        suspects: What to look for; "" where what an earlier back-end showed says it all.
     """
 
     backend: str
@@ -38,6 +38,8 @@ class Report:
         digests: By back-end, in the order in which they were played; all are compared with the first.
         differences: Back-ends whose digests differ from the first one's.
         left_out: Why some back-ends were not played, by name.
+        generators: The process's generators that were drawn from or seeded meanwhile, "" for none; nothing of menv
+            does so.
     """
 
     env: str
@@ -47,6 +49,7 @@ class Report:
     digests: Mapping[str, str]
     differences: tuple[Finding, ...]
     left_out: Mapping[str, str]
+    generators: str = ""
 
     @property
     def same(self) -> bool:
@@ -65,7 +68,9 @@ class Report:
             lines.append(f"  {name}: {'differs' if name in found else self.digests[name]}")
             if name in found:
                 lines.append(f"    first at {found[name].first} there")
-                lines.append(f"    look for {found[name].suspects}")
+                lines += [f"    look for {text}" for text in [found[name].suspects] if text]
+        if self.generators:
+            lines.append(f"  it draws from {self.generators}, or seeds it")
         lines += [f"  left out, {why}" for why in self.left_out.values()]
         return lines
 

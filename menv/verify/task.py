@@ -93,10 +93,12 @@ class Task:
     def sampler(self, base_env: BaseEnv, first_index: int) -> Sampler:
         """Return a sampler of its own for some of the sub-environments; all of them have the same policies."""
         quota = Quota(self.env_steps, lockstep=base_env.lockstep)
-        return Sampler(
+        sampler = Sampler(
             base_env, self._policy_map, [cohort.twin() for cohort in self._cohorts], quota, seed=self.seed,
             first_index=first_index, observation_fn=self._config.multiagent.observation_fn,
         )  # fmt: skip
+        sampler.explore = self._config.explore
+        return sampler
 
     def _policies(self, first: Any, base_env: BaseEnv) -> tuple[PolicyMap, list[Cohort]]:
         """Return who answers for whom, and the policies with their first weights."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from menv.checking.global_draws import state_of_generators, used_since
 from menv.errors import ConfigError
 from menv.verify.backends import BACKENDS, Backend
 from menv.verify.difference import first_difference
@@ -33,7 +34,8 @@ def verify_backends(
     """Play an environment with fixed policies in every back-end that can host it, and compare.
 
     One seed and as many environments in all give the same trajectories, however they are batched and spread, unless the
-    environment itself stands in the way. The policies have the first weights of stock networks and explore.
+    environment itself stands in the way. The policies have the first weights of stock networks and
+    explore, unless the config says otherwise.
 
     Args:
         env: A registered name, a gymnasium id, "package.module:Class", a class, or a creator that takes an
@@ -57,7 +59,8 @@ def verify_backends(
     task = Task(env, config, num_envs, env_steps, seed)
     reference: Record | None = None
     digests, left_out = {}, {}
-    differences = []
+    differences: list[Finding] = []
+    repeats, before = True, state_of_generators()
     for backend in [one for one in backends if task.kind in one.kinds]:
         try:
             record = backend.play(task)
@@ -69,9 +72,14 @@ def verify_backends(
         digests[backend.name] = record.digest.hex()
         if record.digest != reference.digest:
             first = first_difference(reference, record)
-            differences.append(Finding(backend.name, first, backend.suspects))
+            known = [finding.suspects for finding in differences]
+            suspects = backend.suspects if repeats and backend.suspects not in known else ""
+            differences.append(Finding(backend.name, first, suspects))
+            repeats = repeats and not backend.repeats
     played = task.num_envs * task.env_steps
-    return Report(task.name, task.num_envs, played, seed, digests, tuple(differences), left_out)
+    return Report(
+        task.name, task.num_envs, played, seed, digests, tuple(differences), left_out, used_since(before) or ""
+    )  # fmt: skip
 
 
 def _check_counts(**counts: tuple[int, int]) -> None:

@@ -126,16 +126,18 @@ class Numbered(Walk):
 class Pair(MultiAgentEnv):
     """Two agents walk; "b" draws from numpy's global generator in step 3, and "a" sees what it got."""
 
-    possible_agents = ("a", "b")
     observation_space = Walk.observation_space
     action_space = Walk.action_space
 
     def __init__(self, config: Any = None) -> None:
         super().__init__()
+        self.possible_agents = ["a", "b"]
         self.steps = 0
         self.drawn = 0.0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Seen], dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[dict[str, Seen], dict[str, Any]]:
         self.steps, self.drawn = 0, 0.0
         return self.seen(), {}
 
