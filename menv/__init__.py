@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from menv.registry import register_env as register_env
     from menv.sample_batch import SampleBatch as SampleBatch
     from menv.vector_env import VectorEnv as VectorEnv
+    from menv.verify.verify import verify_backends as verify_backends
 
 __version__ = "0.1.0"
 
@@ -62,6 +63,7 @@ _HOMES = {
     "RandomPolicy": "random_policy",
     "register_env": "registry",
     "VectorEnv": "vector_env",
+    "verify_backends": "verify.verify",
 }
 __all__ = sorted(_HOMES)
 

@@ -44,6 +44,7 @@ class Episode:
     __slots__ = (
         "_extras",
         "_last",
+        "_lives",
         "_policies",
         "_rng",
         "agent_rewards",
@@ -63,6 +64,7 @@ class Episode:
         # Most episodes have none of these: they are made when they are asked for.
         self._extras: dict[str, Any] | None = None
         self._last: dict[AgentId, tuple[Any, Any]] | None = None
+        self._lives: dict[AgentId, int] | None = None
         self._rng: np.random.Generator | None = None
         # The policy of each agent, and its number in order of appearance.
         self._policies: dict[AgentId, tuple[str, int]] = {}
@@ -146,6 +148,13 @@ class Episode:
         seat = self._policies[agent_id] = (policy_id, len(self._policies))
         return seat
 
+    def come_again(self, agent_id: AgentId) -> int:
+        """Note that an agent that was here before begins another life; return how many it has had."""
+        if self._lives is None:
+            self._lives = {}
+        self._lives[agent_id] = self._lives.get(agent_id, 0) + 1
+        return self._lives[agent_id]
+
     def state(self) -> dict[str, Any]:
         """Return everything that is known of the episode, as a tree; plain if what users put into it is."""
         return {
@@ -156,6 +165,7 @@ class Episode:
             "policies": dict(self._policies),
             "extras": self._extras,
             "last": self._last,
+            "lives": self._lives,
             "rng": None if self._rng is None else dict(self._rng.bit_generator.state),
         }
 
@@ -166,6 +176,7 @@ class Episode:
         episode.length = state["length"]
         episode.agent_rewards, episode.unclaimed_rewards = state["agent_rewards"], state["unclaimed_rewards"]
         episode._policies, episode._extras, episode._last = state["policies"], state["extras"], state["last"]
+        episode._lives = state.get("lives")
         if state["rng"] is not None:
             episode.rng.bit_generator.state = state["rng"]
         return episode

@@ -56,6 +56,7 @@ class FrameLedger(Ledger):
         policy: Index of the policy that answers for everybody.
         num_envs: E.
         new_ids: Gives each of the sub-environments [K] the id of its next episode.
+        lives: [E] keys of their agents' lives.
 
     Attributes:
         finished: The episodes that the last `close` found to have ended.
@@ -73,6 +74,7 @@ class FrameLedger(Ledger):
         policy: int,
         num_envs: int,
         new_ids: NewIds,
+        lives: Column,
     ) -> None:
         super().__init__(obs_size, mask_width, action_shape, action_dtype, inputs_width, obs_dtype)
         for name in _FLAGS:
@@ -81,6 +83,7 @@ class FrameLedger(Ledger):
         self._policy = policy
         self._everybody = np.arange(num_envs)
         self._new_ids = new_ids
+        self._lives = lives
         self._living = self._begun_at(self._everybody, 0)
         self._begun = self._begun_at(self._everybody[:0], 0)
         # [E] what the running episodes have earned with rows that have left.
@@ -163,10 +166,11 @@ class FrameLedger(Ledger):
     def _begun_at(self, slots: Column, released: int) -> Trajectories:
         """Return trajectories that begin, in this order."""
         count = len(slots)
-        starts = np.zeros((count, 5), np.int64)
+        starts = np.zeros((count, 6), np.int64)
         starts[:, 0] = starts[:, 4] = slots
         starts[:, 1] = self._policy
         starts[:, 2] = self._new_ids(slots)
+        starts[:, 5] = self._lives[slots]
         begun = Trajectories.begun(starts, [SINGLE_AGENT] * count, self._columns["actions"])
         begun.released[:] = released
         return begun

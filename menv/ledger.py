@@ -97,7 +97,7 @@ class Ledger:
         """N, the number of rows written."""
         return self._n
 
-    def start(self, start: tuple[int, int, int, int, int], agent_id: Any) -> None:
+    def start(self, start: tuple[int, ...], agent_id: Any) -> None:
         """Begin a trajectory, with the fields of a `Start`; its first row must follow in the same poll."""
         self._starts.extend(start)
         self._agent_ids.append(agent_id)
@@ -327,7 +327,7 @@ class Ledger:
         lengths = cut_rows.lengths - cut_rows.incomplete - (owners.released < 0)
         return Segments(
             lengths, next_obs, next_mask, missing, np.maximum(owners.released, 0), owners.eps_id,
-            owners.agent_index, owners.env_index, unrolls, owners.prev_action, owners.prev_reward,
+            owners.agent_index, owners.env_index, unrolls, owners.prev_action, owners.prev_reward, owners.life,
         )  # fmt: skip
 
     def _dates(self, cut_rows: Cut) -> dict[str, Column]:

@@ -58,7 +58,7 @@ class RecurrentLedger(Ledger):
         self._released = (*self._released, *self._parts)
         self._states: States = np.zeros((64, bounds[-1]), np.float32)
 
-    def start(self, start: tuple[int, int, int, int, int], agent_id: Any) -> None:
+    def start(self, start: tuple[int, ...], agent_id: Any) -> None:
         """Begin a trajectory, with nothing to remember."""
         super().start(start, agent_id)
         slot = start[0]

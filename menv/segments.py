@@ -33,6 +33,7 @@ class Segments:
         unroll_id: [S] a number that no other piece of the run has; parts of one piece share it.
         prev_action: [S, ...] the action before the first row, zeros at a trajectory's start.
         prev_reward: [S] its reward.
+        life: [S] a key of whose it is and which of its lives in the episode; see `Start`.
     """
 
     lengths: Column
@@ -46,6 +47,7 @@ class Segments:
     unroll_id: Column
     prev_action: Column
     prev_reward: Column
+    life: Column
 
     def take(self, which: Column) -> Segments:
         """Return the pieces selected by a mask or by indices."""

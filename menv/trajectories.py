@@ -25,6 +25,7 @@ class Start(NamedTuple):
         eps_id: Its episode.
         agent_index: The agent's number within the episode.
         env_index: The sub-environment's index.
+        life: A key, 63 bits, of the env index among all, the agent, and which of its lives in the episode it is.
     """
 
     slot: int
@@ -32,6 +33,7 @@ class Start(NamedTuple):
     eps_id: int
     agent_index: int
     env_index: int
+    life: int = 0
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class Trajectories:
         released: [S] rows that have left the ledger.
         prev_action: [S, ...] the last action that has left, zeros if none has.
         prev_reward: [S] its reward.
+        life: [S].
     """
 
     slot: Column
@@ -59,6 +62,7 @@ class Trajectories:
     released: Column
     prev_action: Column
     prev_reward: Column
+    life: Column
 
     @classmethod
     def begun(cls, starts: Sequence[int] | Column, agent_ids: Sequence[Any], actions: Column) -> Trajectories:
@@ -70,7 +74,7 @@ class Trajectories:
             actions: Shows shape and dtype of an action.
         """
         count = len(agent_ids)
-        slot, policy, eps_id, agent_index, env_index = np.array(starts, np.int64).reshape(count, 5).T
+        slot, policy, eps_id, agent_index, env_index, life = np.array(starts, np.int64).reshape(count, 6).T
         return cls(
             slot,
             policy,
@@ -81,6 +85,7 @@ class Trajectories:
             np.zeros(count, np.int64),
             np.zeros((count, *actions.shape[1:]), actions.dtype),
             np.zeros(count, np.float64),
+            life,
         )
 
     def take(self, which: Column | slice) -> Trajectories:

@@ -22,6 +22,7 @@ def batch(lengths: list[int], first: int = 0) -> SampleBatch:
         final_missing=np.arange(pieces) % 2 == 1, first_t=np.zeros(pieces, np.int64), eps_id=np.arange(pieces) + first,
         agent_index=np.arange(pieces) * 2, env_id=np.arange(pieces) * 3, unroll_id=np.arange(pieces) + 50 + first,
         prev_action=np.arange(pieces) + 70, prev_reward=np.arange(pieces, dtype=np.float32) + 0.5,
+        life=np.arange(pieces) + 90,
     )  # fmt: skip
     starts = np.repeat(segments.starts, segments.lengths)
     columns: dict[str, Any] = {

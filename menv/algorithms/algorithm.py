@@ -169,6 +169,7 @@ class Algorithm(Checkpoints, Exports, Outside):
             - `sampler_results`: all of these again, and `sampler_perf`.
             - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`.
             - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.
+            - `digest`: of all rows sampled since the start; equal where two runs experienced the same.
             - `external`, where others call: `open_episodes`, rows that not every algorithm can learn from
               (`num_off_policy_steps`, of which `num_stale_steps` for their old weights) and that were left out
               (`num_agent_steps_left_out`), and `idle`, a sentence, if nobody has called for a while.
@@ -206,6 +207,7 @@ class Algorithm(Checkpoints, Exports, Outside):
             "num_env_steps_trained": self._population.learners.env_steps_trained,
             "num_agent_steps_trained": self._population.learners.agent_steps_trained,
             "timesteps_total": self._sampler.env_steps,
+            "digest": self._sampler.digest.hex(),
             "inference": self.inference,
             "time_this_iter_s": learned - began,
             "time_total_s": learned - self._started,

@@ -70,7 +70,7 @@ class Cohort(ABC):
         """Return what turns observations into rows."""
         return ObsPreprocessor(space)
 
-    def start(self, start: tuple[int, int, int, int, int], agent_id: Any) -> None:
+    def start(self, start: tuple[int, ...], agent_id: Any) -> None:
         """Begin a trajectory; see `Ledger.start`."""
         if self.path is not None:
             self.path.begin(start[0], max(start[1], ~start[1]))

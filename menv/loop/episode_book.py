@@ -160,6 +160,7 @@ class EpisodeBook:
         slot, env_id, agent_id, env_index, trained, told = join
         episode = self.running.get(env_id) or self._begin(env_id, env_index)
         seat = episode.seat_of(agent_id)
+        again = 0 if seat is None else episode.come_again(agent_id)
         if seat is None:
             policy_map = self._maps[env_id]
             policy_id = told or policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
@@ -169,7 +170,9 @@ class EpisodeBook:
         self._table.sit(slot, number, index, env_index, key)
         # The complement of the index: a policy that acts and does not learn from it.
         owner = index if trained else ~index
-        self._cohorts[number].start((slot, owner, episode.episode_id, seat[1], env_index), agent_id)
+        life = key >> 1 if not again else draws.key(key, again) >> 1
+        start = (slot, owner, episode.episode_id, seat[1], env_index, life)
+        self._cohorts[number].start(start, agent_id)
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
         """Begin an episode of a sub-environment."""

@@ -43,12 +43,14 @@ class FrameLoop:
         self._cohort = cohort
         self._policy = policy
         self._table = table
-        self._ledger = cohort.take_frames(policy, env.num_envs, book.new_ids)
+        keys = [book.agent_key(index, SINGLE_AGENT) for index in range(env.num_envs)]
+        lives = np.array(keys, np.uint64) >> np.uint64(1)
+        self._ledger = cohort.take_frames(policy, lives.astype(np.int64), book.new_ids)
         self._rows = slice(0, 0)
         # Frames since draws were made ahead.
         self._since = AHEAD
-        for index in range(env.num_envs):
-            table.sit(index, 0, policy, index, book.agent_key(index, SINGLE_AGENT))
+        for index, key in enumerate(keys):
+            table.sit(index, 0, policy, index, key)
 
     @property
     def fits(self) -> bool:

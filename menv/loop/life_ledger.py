@@ -55,7 +55,7 @@ class LifeLedger(Ledger):
         self.lives: dict[int, Life] = {}
         self._waiting: list[Life] = []
 
-    def start(self, start: tuple[int, int, int, int, int], agent_id: Any) -> None:
+    def start(self, start: tuple[int, ...], agent_id: Any) -> None:
         """Begin a trajectory, which remembers nothing; see `Ledger.start`."""
         super().start(start, agent_id)
         self.lives[start[0]] = Life()

@@ -129,9 +129,9 @@ class NetCohort(Cohort):
         mine = [own.for_evaluation() for own in self.connectors] if self._evaluates else self.connectors
         self.path = ConnectorPath(mine, self.action_space, self.row_width, learning=not self._evaluates)
 
-    def take_frames(self, policy: int, num_envs: int, new_ids: NewIds) -> FrameLedger:
+    def take_frames(self, policy: int, lives: Column, new_ids: NewIds) -> FrameLedger:
         """Write frames down from now on; see `FrameLedger`. There must be no rows yet."""
-        frames = FrameLedger(*self._columns, policy=policy, num_envs=num_envs, new_ids=new_ids)
+        frames = FrameLedger(*self._columns, policy=policy, num_envs=len(lives), new_ids=new_ids, lives=lives)
         self.ledger = frames
         return frames
 

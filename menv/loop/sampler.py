@@ -20,6 +20,7 @@ from menv.episode import Episode
 from menv.loop.action_log import ActionLog
 from menv.loop.block import Block, set_aside, split
 from menv.loop.cohort import Answers, Cohort, outside, refused
+from menv.loop.digest import Digest
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
 from menv.loop.hooks import Hooks
@@ -52,6 +53,7 @@ class Sampler:
         explore: False acts greedily.
         whole_frames: False goes the long way round always, which records episodes one by one.
         policies: The policy objects by id, for an `observation_fn`.
+        digest: Of all rows that have been released.
         action_log: What the running episodes have done, to be played again.
         played: What external clients played by themselves.
         idle: Whether the last fragment was given up for the time being, because nobody called.
@@ -95,6 +97,7 @@ class Sampler:
         self.explore = True
         self.whole_frames = True
         self.policies: Mapping[str, Policy] = {}
+        self.digest = Digest()
         self.action_log = ActionLog()
         self.env_steps = 0
         self.agent_steps = 0
@@ -382,6 +385,7 @@ class Sampler:
         if self.action_log.full:
             self.action_log.keep({episode.episode_id for episode in self._book.running.values()})
         for batch in batches.values():
+            self.digest.take(batch)
             pieces = len(batch.segments.lengths)
             batch.segments.unroll_id = np.arange(self._unrolls, self._unrolls + pieces)
             self._unrolls += pieces

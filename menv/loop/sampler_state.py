@@ -22,6 +22,7 @@ from menv.episode import Episode
 from menv.errors import CallOrderError
 from menv.loop.block import Block
 from menv.loop.cohort import Cohort
+from menv.loop.digest import Digest
 from menv.loop.life_ledger import Life, LifeLedger
 from menv.loop.sampler import Sampler
 from menv.plain_data import is_plain
@@ -54,6 +55,7 @@ def sampler_state(sampler: Sampler) -> Tree:
         "env_steps": sampler.env_steps,
         "agent_steps": sampler.agent_steps,
         "pieces": sampler._unrolls,
+        "digest": sampler.digest.state(),
         "steps": steps.copy(),
         "begun": sampler._book._begun.copy(),
         "running": env.num_envs if sampler._frames is not None else len(running),
@@ -85,6 +87,7 @@ def resume(sampler: Sampler, tree: Mapping[str, Any]) -> int:
     env, steps = sampler.base_env, tree["steps"]
     sampler.env_steps, sampler.agent_steps = tree["env_steps"], tree["agent_steps"]
     sampler._unrolls = tree["pieces"]
+    sampler.digest = Digest(*tree.get("digest", ()))
     same = not env.num_envs or env.num_envs == len(steps)
     if not same:
         # Other sub-environments: none is where it was, and none may draw the same numbers again.
@@ -240,6 +243,8 @@ def _write(sampler: Sampler, number: int, indices: Column, part: Tree) -> Iterat
     """Write rows into a cohort's ledger; yield those that were not answered."""
     cohort, slots = sampler._cohorts[number], part["slot"]
     ledger = cohort.ledger
+    # Earlier versions wrote no lives.
+    part = {"life": np.zeros(len(slots), np.int64), **part}
     fields = {name: part[name] for name in _OF_A_TRAJECTORY}
     agent_ids = np.fromiter(part["agent_id"], object, len(slots))
     first = ledger.rows

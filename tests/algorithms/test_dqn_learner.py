@@ -44,7 +44,7 @@ def one_step_pieces(
         lengths=np.ones(count, np.int64), next_obs=np.asarray(next_obs, np.float32), next_mask=next_mask,
         final_missing=zeros > 0,
         first_t=zeros, eps_id=np.arange(count), agent_index=zeros, env_id=zeros, unroll_id=np.arange(count),
-        prev_action=zeros, prev_reward=np.zeros(count, np.float32),
+        prev_action=zeros, prev_reward=np.zeros(count, np.float32), life=zeros,
     )  # fmt: skip
     terminateds = np.broadcast_to(terminated, count).copy()
     columns: dict[str, Any] = {

@@ -68,6 +68,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(name: str, tmp_pat
         "num_agent_steps_trained",
         "timesteps_total",
         "hist_stats",
+        "digest",
     ):
         assert resumed[key] == result[key]
     assert resumed["info"] == result["info"]

@@ -1,0 +1,74 @@
+"""`python -m menv.verify ENV`: whether an environment lives the same lives wherever it is put.
+
+For shells and continuous integration: exit status 0 if all back-ends agree, 1 if one differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from menv.errors import ConfigError
+from menv.verify.backends import play_here
+from menv.verify.other_process import ROWS
+from menv.verify.task import Task
+from menv.verify.verify import ENV_STEPS, NUM_ENVS, verify_backends
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare the back-ends for the environment that the arguments name.
+
+    Args:
+        arguments: Those of the command line by default.
+
+    Returns:
+        0 if all are the same, 1 if one differs.
+
+    Raises:
+        SystemExit: With status 2, if the arguments are wrong.
+    """
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        if given.rows is not None:
+            play_here(Task(given.env, given.config, given.envs, given.steps, given.seed)).save(given.rows)
+            return 0
+        report = verify_backends(
+            given.env, given.config, num_envs=given.envs, env_steps=given.steps, seed=given.seed
+        )
+    except ConfigError as error:
+        parser.error(str(error))
+    sys.stdout.write(f"{report}\n")
+    return int(not report.same)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m menv.verify", description="Compare an environment in all back-ends that can host it."
+    )
+    parser.add_argument("env", help="a built-in name, a gymnasium id, or package.module:Class")
+    parser.add_argument(
+        "--config", type=_settings, default={}, help="settings of an algorithm, a JSON object"
+    )
+    parser.add_argument("--envs", type=int, default=NUM_ENVS, help="environments in all (%(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=ENV_STEPS, help="env steps of all together (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of resets, draws and weights (%(default)s)")
+    parser.add_argument(ROWS, type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _settings(text: str) -> dict[str, Any]:
+    settings = json.loads(text)
+    if not isinstance(settings, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return settings
+
+
+if __name__ == "__main__":
+    sys.exit(main())

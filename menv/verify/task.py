@@ -1,0 +1,154 @@
+"""What is played in every back-end: an environment, a fixed policy for each agent, how many steps, which seed.
+
+`menv.verify.backends` asks it for environments and samplers, and puts them where they are to live. It knows no
+back-end, and nothing here learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+
+from menv.algorithms.cohorts import build_cohorts
+from menv.algorithms.config.classic_keys import override, read_config
+from menv.algorithms.config.ppo_config import PPOConfig
+from menv.algorithms.ppo import PPORecipe
+from menv.base_env import AgentId, BaseEnv
+from menv.env_context import EnvContext
+from menv.errors import ConfigError
+from menv.loop.agent_spaces import AgentSpaces
+from menv.loop.cohort import Cohort
+from menv.loop.convert import to_base_env
+from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
+from menv.loop.quota import Quota
+from menv.loop.sampler import Sampler
+from menv.multi_agent_env import MultiAgentEnv
+from menv.policy_map import PolicyMap
+from menv.registry import describe_env, make_env
+
+SINGLE, MULTI, WHOLE = "single-agent", "multi-agent", "whole"
+"""Kinds of environments: copies of one agent, copies of many, and those that bring their sub-environments along."""
+
+
+class Task:
+    """A game that any number of samplers can share.
+
+    Attributes:
+        env: What the registry creates environments from.
+        settings: The config as it was given.
+        num_envs: E.
+        env_steps: Of each sub-environment.
+        seed: Of everything.
+        kind: `SINGLE`, `MULTI` or `WHOLE`.
+    """
+
+    def __init__(
+        self, env: Any, settings: Mapping[str, Any] | None, num_envs: int, env_steps: int, seed: int
+    ) -> None:
+        """Look at one environment, and make the policies.
+
+        Raises:
+            ConfigError: A setting is wrong, or the environment is one that calls by itself.
+            EnvCrashError: The environment could not be created.
+        """
+        self.env = env
+        self.settings = dict(settings or {})
+        self.seed = seed
+        config = read_config(PPOConfig, self.settings, env)
+        self._config = _acting_by_onnx(replace(config, seed=seed))
+        first = self.make_env(0)
+        base_env = to_base_env(first)
+        try:
+            if base_env.external:
+                raise ConfigError(
+                    f"verify_backends: {type(first).__name__} calls by itself, expected an environment that is "
+                    "stepped; compare digests of results instead"
+                )
+            self.kind = _kind_of(first)
+            self.num_envs = num_envs if self.kind != WHOLE else base_env.num_envs or 1
+            self.env_steps = max(1, env_steps // self.num_envs)
+            self._policy_map, self._cohorts = self._policies(first, base_env)
+        finally:
+            base_env.stop()
+
+    @property
+    def name(self) -> str:
+        """What a person calls the environment."""
+        return describe_env(self.env)
+
+    def make_env(self, index: int, worker_index: int = 0, num_workers: int = 0) -> Any:
+        """Create sub-environment number `index` of a worker, 0 for the driver."""
+        context = EnvContext(
+            dict(self._config.env_config),
+            worker_index=worker_index,
+            vector_index=index,
+            num_workers=num_workers,
+        )
+        return make_env(self.env, context)
+
+    def sampler(self, base_env: BaseEnv, first_index: int) -> Sampler:
+        """Return a sampler of its own for some of the sub-environments; all of them have the same policies."""
+        quota = Quota(self.env_steps, lockstep=base_env.lockstep)
+        sampler = Sampler(
+            base_env, self._policy_map, [cohort.twin() for cohort in self._cohorts], quota, seed=self.seed,
+            first_index=first_index, observation_fn=self._config.multiagent.observation_fn,
+        )  # fmt: skip
+        sampler.explore = self._config.explore
+        return sampler
+
+    def _policies(self, first: Any, base_env: BaseEnv) -> tuple[PolicyMap, list[Cohort]]:
+        """Return who answers for whom, and the policies with their first weights."""
+        config, multi = self._config, self._config.multiagent
+        given = GivenSpaces(
+            config.observation_space, config.action_space, reshaped=multi.observation_fn is not None
+        )
+        policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn)
+        if multi.policies is None and self.kind == MULTI:
+            policy_map = _by_spaces(resolve_agents(policy_map, base_env, first), first, given) or policy_map
+        specs = resolve_specs(policy_map, base_env, first, given)
+        configs = {
+            name: override(config, spec.config, name)
+            for name, spec in specs.items()
+            if not spec.answers_itself
+        }
+        recipes = {name: PPORecipe() for name in configs}
+        cohorts, _ = build_cohorts(specs, configs, recipes, self.seed)
+        return policy_map, cohorts
+
+
+def _acting_by_onnx(config: PPOConfig) -> PPOConfig:
+    """Return settings without the comparison with torch, whose import takes longer than all games."""
+    stock = config.model.custom_model is None and config.inference == "auto"
+    return replace(config, inference="onnx") if stock else config
+
+
+def _kind_of(env: Any) -> str:
+    """Return which kind of environment this is."""
+    if isinstance(env, MultiAgentEnv):
+        return MULTI
+    return SINGLE if isinstance(env, gym.Env) else WHOLE
+
+
+def _by_spaces(agents: Mapping[AgentId, str], env: Any, given: GivenSpaces) -> PolicyMap | None:
+    """Return a policy for all agents that have the same spaces; None if they all have."""
+    kinds: list[tuple[Any, Any]] = []
+    owners: dict[AgentId, str] = {}
+    observations = AgentSpaces(env, "observation", given.observation, reshaped=given.reshaped)
+    actions = AgentSpaces(env, "action", given.action)
+    for agent in agents:
+        found = observations.of_policy("any", None, [agent]), actions.of_policy("any", None, [agent])
+        if found not in kinds:
+            kinds.append(found)
+        owners[agent] = f"policy_{kinds.index(found)}"
+    if len(kinds) < 2:
+        return None
+    return PolicyMap(sorted(set(owners.values())), partial(_owner, owners))
+
+
+def _owner(owners: Mapping[AgentId, str], agent_id: AgentId) -> str:
+    """Return who answers for an agent."""
+    return owners[agent_id]

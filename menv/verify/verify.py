@@ -1,0 +1,91 @@
+"""`verify_backends`: play an environment in every back-end that can host it, and say where they part.
+
+Users and tests call it, `python -m menv.verify` prints what it returns. It knows the table of back-ends and nothing of
+what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from menv.checking.global_draws import state_of_generators, used_since
+from menv.errors import ConfigError
+from menv.verify.backends import BACKENDS, Backend
+from menv.verify.difference import first_difference
+from menv.verify.other_process import NotHostedError
+from menv.verify.record import Record
+from menv.verify.report import Finding, Report
+from menv.verify.task import Task
+
+NUM_ENVS = 8
+ENV_STEPS = 2_000
+
+
+def verify_backends(
+    env: Any,
+    config: Mapping[str, Any] | None = None,
+    *,
+    num_envs: int = NUM_ENVS,
+    env_steps: int = ENV_STEPS,
+    seed: int = 0,
+    backends: Sequence[Backend] = BACKENDS,
+) -> Report:
+    """Play an environment with fixed policies in every back-end that can host it, and compare.
+
+    One seed and as many environments in all give the same trajectories, however they are batched and spread, unless the
+    environment itself stands in the way. The policies have the first weights of stock networks and
+    explore, unless the config says otherwise.
+
+    Args:
+        env: A registered name, a gymnasium id, "package.module:Class", a class, or a creator that takes an
+            `EnvContext`.
+        config: Settings as for an algorithm, such as `env_config`, `model` and `multiagent`. Without policies all
+            agents with the same spaces share one.
+        num_envs: Environments in all; one that brings its sub-environments along has its own number.
+        env_steps: Of all of them together.
+        seed: Of resets, draws and weights.
+        backends: Which ones to play; all are compared with the first.
+
+    Returns:
+        A report; nothing is printed. `report.same` says whether all agree.
+
+    Raises:
+        ConfigError: `env` is no environment that can be created anew, or a setting is wrong.
+        ContractError: The environment broke its interface.
+        EnvCrashError: It raised.
+    """
+    _check_counts(num_envs=(num_envs, 1), env_steps=(env_steps, 1), seed=(seed, 0))
+    task = Task(env, config, num_envs, env_steps, seed)
+    reference: Record | None = None
+    digests, left_out = {}, {}
+    differences: list[Finding] = []
+    repeats, before = True, state_of_generators()
+    for backend in [one for one in backends if task.kind in one.kinds]:
+        try:
+            record = backend.play(task)
+        except NotHostedError as error:
+            left_out[backend.name] = str(error)
+            continue
+        # Of the others only the digest is kept: rows may be large.
+        reference = reference or record
+        digests[backend.name] = record.digest.hex()
+        if record.digest != reference.digest:
+            first = first_difference(reference, record)
+            known = [finding.suspects for finding in differences]
+            suspects = backend.suspects if repeats and backend.suspects not in known else ""
+            differences.append(Finding(backend.name, first, suspects))
+            repeats = repeats and not backend.repeats
+    played = task.num_envs * task.env_steps
+    return Report(
+        task.name, task.num_envs, played, seed, digests, tuple(differences), left_out, used_since(before) or ""
+    )  # fmt: skip
+
+
+def _check_counts(**counts: tuple[int, int]) -> None:
+    """Refuse numbers that are below what each has to be at least."""
+    for name, (value, least) in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(
+                f"verify_backends: {name} is {value!r}, expected an integer of at least {least}; correct it"
+            )

@@ -1,0 +1,260 @@
+"""Two digests are equal where the same happened, and differ where anything else did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.algorithms import PPO
+from menv.loop.convert import to_base_env
+from menv.loop.digest import Digest
+from menv.loop.quota import Quota
+from menv.multi_agent_batch import MultiAgentBatch
+from menv.sample_batch import SampleBatch
+from tests.contract.scripted import IRREGULAR, SOLO, TOGETHER, TURNS, Moment, Script, ScriptedEnv, SoloGym
+from tests.properties.schedules import sampler
+from tests.verify.unsteady import Walk
+
+STEPS = 60
+# "a" dies and comes back.
+LIVES: Script = [
+    [Moment("ab"), Moment("ab", {"a": 1}), Moment("b", terminated="a", final="a"), Moment("ab", {"b": 1}),
+     Moment("ab", {"a": 1}), Moment("b", {"a": 2}, truncated="a"), Moment("ab"), Moment("ab", over="truncated")],
+]  # fmt: skip
+
+
+def make(script: Script, world: int) -> Any:
+    return (SoloGym if script is SOLO else ScriptedEnv)(script, world, salt=True)
+
+
+def played(
+    script: Script, splits: list[list[int]], length: int, kind: str = "networks", seed: int = 5
+) -> Digest:
+    """Return the digest of worlds that are shared out to several samplers."""
+    whole = Digest()
+    for worlds in splits:
+        base_env = to_base_env(
+            make(script, worlds[0]), lambda index, own=worlds: make(script, own[index]), len(worlds), seed=seed,
+            first_index=worlds[0],
+        )  # fmt: skip
+        loop = sampler(base_env, kind, Quota(length), seed=seed, first_index=worlds[0])
+        for _ in range(STEPS // length):
+            loop.sample()
+        whole.add(loop.digest)
+    return whole
+
+
+EIGHT = list(range(8))
+SPLITS = {
+    "one sampler": [EIGHT],
+    "two of four": [EIGHT[:4], EIGHT[4:]],
+    "four of two": [EIGHT[start : start + 2] for start in range(0, 8, 2)],
+    "the last first": [[index] for index in reversed(EIGHT)],
+    "three and five": [EIGHT[:3], EIGHT[3:]],
+}
+
+
+@pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
+@pytest.mark.parametrize("script", [SOLO, TURNS, TOGETHER, LIVES], ids=["solo", "turns", "together", "lives"])
+def test_neither_samplers_nor_cuts_change_a_digest(script: Script, kind: str) -> None:
+    digests = {played(script, splits, 10, kind) for splits in SPLITS.values()}
+    digests |= {played(script, SPLITS["two of four"], length, kind) for length in (1, 4, 60)}
+    (only,) = digests
+    assert only.rows > 8 * STEPS // 2
+
+
+@pytest.mark.parametrize("splits", SPLITS.values(), ids=SPLITS)
+def test_steps_without_a_waiting_agent_are_the_same_in_every_sampler(splits: list[list[int]]) -> None:
+    assert played(IRREGULAR, splits, 60) == played(IRREGULAR, SPLITS["one sampler"], 60)
+
+
+def test_another_seed_gives_another_digest() -> None:
+    digests = {played(TOGETHER, SPLITS["one sampler"], 10, seed=seed).hex() for seed in range(5)}
+    assert len(digests) == 5
+
+
+def test_the_place_among_all_sub_environments_counts() -> None:
+    """Without a seed these environments are the same in every place; their rows are not."""
+    digests = set()
+    for first in (0, 2):
+        loop = sampler(to_base_env(ScriptedEnv(TURNS)), "networks", Quota(20), first_index=first)
+        loop.sample()
+        digests.add(loop.digest.hex())
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("length", [10, 30])
+def test_where_episodes_are_as_long_as_fragments_the_batch_mode_does_not_matter(
+    mode: str, length: int
+) -> None:
+    def digest(mode: str, length: int) -> Any:
+        config = {"seed": 2, "num_envs_per_worker": 3, "rollout_fragment_length": length, "batch_mode": mode}
+        with PPO(env=Walk, config=config) as algo:
+            for _ in range(STEPS // length):
+                algo.sample()
+            return algo._sampler.digest
+
+    assert digest(mode, length) == digest("truncate_episodes", 60)
+
+
+def test_a_result_holds_the_digest_of_the_run_so_far() -> None:
+    def digests(seed: int) -> list[str]:
+        config = {"seed": seed, "train_batch_size": 64, "sgd_minibatch_size": 32, "num_sgd_iter": 1}
+        with PPO(env="CartPole-v1", config=config) as algo:
+            return [algo.train()["digest"] for _ in range(3)]
+
+    one, again, other = digests(1), digests(1), digests(2)
+    assert one == again
+    assert len({*one, *other}) == 6
+    assert all(len(text) == 32 and int(text, 16) for text in one)
+
+
+def sampled(script: Script = TOGETHER, world: int = 0) -> MultiAgentBatch:
+    base_env = to_base_env(make(script, world), lambda index: make(script, world + index), 3, seed=1)
+    return sampler(base_env, "networks", Quota(42)).sample()
+
+
+def digest_of(*batches: SampleBatch) -> Digest:
+    digest = Digest()
+    for batch in batches:
+        digest.take(batch)
+    digest.hex()  # Rows that wait until there are more of them share what lies around the pieces.
+    return digest
+
+
+@pytest.fixture
+def batch() -> SampleBatch:
+    return sampled()["even"].copy()
+
+
+def flip_a_bit(column: Any, row: int) -> None:
+    """Change the last bit of the last number of a row."""
+    part = column[row : row + 1].view(np.uint8).reshape(-1)
+    part[-column.dtype.itemsize] ^= 1
+
+
+@pytest.mark.parametrize("name", ["obs", "actions", "rewards", "terminateds", "truncateds", "t"])
+@pytest.mark.parametrize("row", [0, 17, -1])
+def test_one_bit_in_one_row_changes_the_digest(name: str, row: int, batch: SampleBatch) -> None:
+    before = digest_of(batch)
+    flip_a_bit(batch[name], row % batch.count)
+    assert digest_of(batch).hex() != before.hex()
+    flip_a_bit(batch[name], row % batch.count)
+    assert digest_of(batch) == before
+
+
+def test_the_last_observation_counts_where_a_trajectory_ended_and_nowhere_else(batch: SampleBatch) -> None:
+    before = digest_of(batch)
+    over = (batch["terminateds"] | batch["truncateds"])[batch.segments.ends - 1]
+    assert over.any()
+    assert not over.all()
+    batch.segments.next_obs[~over] += 1
+    assert digest_of(batch) == before
+    flip_a_bit(batch.segments.next_obs, int(np.flatnonzero(over)[0]))
+    assert digest_of(batch) != before
+
+
+def test_a_last_observation_that_is_missing_is_not_one_that_is_the_same(batch: SampleBatch) -> None:
+    before = digest_of(batch)
+    batch.segments.final_missing[0] ^= True
+    assert digest_of(batch) != before
+
+
+@pytest.mark.parametrize("name", ["life", "eps_id"])
+def test_lives_that_change_places_change_the_digest(name: str, batch: SampleBatch) -> None:
+    before = digest_of(batch)
+    column = getattr(batch.segments, name)
+    first, other = 0, int(np.flatnonzero(column != column[0])[0])
+    column[[first, other]] = column[[other, first]]
+    assert digest_of(batch) != before
+
+
+def test_rewards_that_change_places_change_the_digest(batch: SampleBatch) -> None:
+    before, rewards = digest_of(batch), batch["rewards"]
+    first, other = 0, int(np.flatnonzero(rewards != rewards[0])[0])
+    rewards[[first, other]] = rewards[[other, first]]
+    assert digest_of(batch) != before
+
+
+def test_two_signs_that_are_turned_do_not_make_up_for_each_other(batch: SampleBatch) -> None:
+    """Both changes are one in the highest bit of a word, where a sum of products forgets them."""
+    obs = batch["obs"].astype(np.float64) + 1
+    digests = set()
+    for signs in ([1, 1], [-1, 1], [1, -1], [-1, -1]):
+        turned = obs.copy()
+        turned[3, :2] *= signs
+        batch["obs"] = turned
+        digests.add(digest_of(batch).hex())
+    assert len(digests) == 4
+
+
+def test_zero_and_minus_zero_differ(batch: SampleBatch) -> None:
+    batch["rewards"][:] = 0.0
+    before = digest_of(batch)
+    batch["rewards"][4] = -0.0
+    assert digest_of(batch) != before
+
+
+def test_rows_count_once_each_in_any_order_and_any_pieces(batch: SampleBatch) -> None:
+    whole = digest_of(batch)
+    rng = np.random.default_rng(0)
+    assert digest_of(batch.take(rng.permutation(batch.count))) == whole
+    assert digest_of(*batch.timeslices(size=7)) == whole
+    assert digest_of(*reversed(batch.split_by_episode())) == whole
+    assert digest_of(batch, batch.slice(0, 1)) != whole
+    assert digest_of(batch.slice(1, batch.count)) != whole
+
+
+def test_a_mask_counts() -> None:
+    with PPO(env="tictactoe", config={"seed": 1, "rollout_fragment_length": 30}) as algo:
+        batch = algo.sample()["default_policy"].copy()
+    before = digest_of(batch)
+    batch["action_mask"][5, 3] ^= True
+    assert digest_of(batch) != before
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 5000])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_observations_of_every_width_count_in_every_place(width: int, dtype: Any, batch: SampleBatch) -> None:
+    batch = batch.slice(0, 3)
+    batch["obs"] = np.zeros((3, width), dtype)
+    batch.segments.next_obs = np.zeros((len(batch.segments.lengths), width), dtype)
+    digests = {digest_of(batch).hex()}
+    for place in {0, width // 2, width - 1}:
+        batch["obs"] = np.zeros((3, width), dtype)
+        batch["obs"][1, place] = 1
+        digests.add(digest_of(batch).hex())
+    assert len(digests) == 1 + len({0, width // 2, width - 1})
+
+
+def test_actions_that_are_no_arrays_count(batch: SampleBatch) -> None:
+    digests = set()
+    for aim in (0.5, 0.25):
+        column = np.empty(batch.count, object)
+        column[:] = [
+            {"move": 1, "aim": np.array([0.5, aim if row == 9 else 0.5])} for row in range(batch.count)
+        ]
+        batch["actions"] = column
+        digests.add(digest_of(batch).hex())
+    assert len(digests) == 2
+
+
+def test_what_is_written_into_a_batch_later_does_not_count(batch: SampleBatch) -> None:
+    expected, digest = digest_of(batch).hex(), Digest()
+    digest.take(batch)
+    batch["rewards"][:] = 7.0
+    batch["obs"][:] = 7.0
+    assert digest.hex() == expected
+
+
+def test_a_digest_goes_on_from_its_state() -> None:
+    batches = [sampled(script)[policy] for script in (TOGETHER, TURNS) for policy in ("even", "odd")]
+    whole, first = digest_of(*batches), digest_of(*batches[:2])
+    again = Digest(*first.state())
+    again.take(batches[2])
+    again.add(digest_of(batches[3]))
+    assert again == whole
+    assert again.rows == sum(one.count for one in batches)

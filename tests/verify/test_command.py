@@ -1,0 +1,62 @@
+"""`python -m menv.verify`: what it prints and how it exits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from menv.verify.__main__ import main
+from tests.house.sources import ROOT
+
+SHORT = ["--envs", "2", "--steps", "60"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "menv.verify", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+
+
+def test_an_environment_that_is_the_same_everywhere_exits_0() -> None:
+    done = run("CartPole-v1", *SHORT)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *others = done.stdout.splitlines()
+    assert first == "'CartPole-v1': the same everywhere (2 environments, 60 env steps, seed 0)"
+    assert len({line.rpartition(": ")[2] for line in others}) == 1
+
+
+def test_an_environment_that_is_not_exits_1_and_says_where() -> None:
+    done = run("tests.verify.unsteady:Hashed", *SHORT)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "another process: differs\n    first at env 0, agent 'agent0', episode 0, step 0" in done.stdout
+
+
+def test_seeds_and_settings_are_those_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for more in ([], ["--seed", "3"], ["--config", '{"explore": false}']):
+        assert main(["tests.verify.unsteady:Walk", *SHORT, *more]) == 0
+        printed.append(capsys.readouterr().out.splitlines()[1])
+    assert len(set(printed)) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["no_such_env"],
+        ["tictactoe", "--config", "[1]"],
+        ["tictactoe", "--config", "{"],
+        ["tictactoe", "--steps", "0"],
+    ],
+    ids=str,
+)
+def test_a_wrong_call_exits_2_with_a_line_on_stderr(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "python -m menv.verify: error:" in printed.err

@@ -1,0 +1,252 @@
+"""`verify_backends`: what is the same everywhere is called so, and what is not is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from menv import ConfigError, register_env, verify_backends
+from menv.verify.backends import BACKENDS, Backend, play_here
+from menv.verify.record import Record
+from menv.verify.report import Report
+from menv.verify.task import Task
+from tests.verify import hosted, unsteady
+
+# The games of PettingZoo that are tested here are made as its documentation says for its versions up to now.
+pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+
+ALL = [backend.name for backend in BACKENDS]
+MULTI = [name for name in ALL if name != "VectorEnv"]
+WHOLE = ["copies", "copies once more", "another process"]
+HERE = [backend for backend in BACKENDS if backend.name != "another process"]
+
+
+def by_seat(agent_id: Any, *args: Any, **kwargs: Any) -> str:
+    return "ab"[int(str(agent_id)[-1]) % 2]
+
+
+@pytest.mark.parametrize(
+    ("env", "names"),
+    [
+        ("CartPole-v1", ALL),
+        ("Pendulum-v1", ALL),
+        ("tictactoe", MULTI),
+        ("traffic", MULTI),
+        (hosted.spread_in_turns, MULTI),
+        (hosted.tag_together, MULTI),
+        (hosted.connect_four, MULTI),
+        (hosted.irregular, MULTI),
+        (hosted.vectorised, WHOLE),
+        (hosted.of_gymnasium, WHOLE),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)) if not isinstance(value, list) else "",
+)
+def test_back_ends_agree(env: Any, names: list[str]) -> None:
+    report = verify_backends(env, env_steps=800)
+    assert list(report.digests) == names
+    assert report.same, str(report)
+    assert report.left_out == {}
+    assert len(set(report.digests.values())) == 1
+    assert report.generators == ""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"multiagent": {"policies": ["a", "b"], "policy_mapping_fn": by_seat}},
+        {"model": {"use_lstm": True, "lstm_cell_size": 8}},
+        {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 2})]},
+    ],
+    ids=["policies", "memory", "connectors"],
+)
+def test_policies_of_every_kind_are_the_same_everywhere(config: dict[str, Any]) -> None:
+    report = verify_backends("tictactoe", config, num_envs=3, env_steps=300, seed=4, backends=HERE)
+    assert report.same, str(report)
+    assert report.num_envs == 3
+
+
+def first_of(report: Report, backend: str) -> Any:
+    (finding,) = [one for one in report.differences if one.backend == backend]
+    return finding.first
+
+
+ALONE = ["2 samplers", "a sampler each"]
+
+
+@pytest.mark.parametrize(
+    ("env", "differing", "word"),
+    [
+        (unsteady.Global, ALL[1:], "global generators"),
+        (unsteady.GlobalNumpy, ALONE, "global generators"),
+        (unsteady.Crowd, ALONE, "attributes of a class"),
+        (unsteady.Placed, ALONE, "vector_index"),
+        (unsteady.Hashed, ["another process"], "hash() of strings"),
+        (unsteady.Ordered, ["another process"], "order of a set"),
+        (unsteady.Timed, ALL[1:], "the time"),
+    ],
+)
+def test_what_depends_on_where_it_is_put_is_found(env: Any, differing: list[str], word: str) -> None:
+    report = verify_backends(env, num_envs=4, env_steps=200)
+    assert not report.same
+    assert [finding.backend for finding in report.differences] == differing
+    assert word in report.differences[0].suspects
+    assert [finding.suspects for finding in report.differences[1:]] == [""] * (len(differing) - 1)
+    for finding in report.differences:
+        assert finding.first.agent == "'agent0'"
+        assert finding.first.column == "obs[2]"
+        assert finding.first.values[0] != finding.first.values[1]
+    reference = report.digests["copies"]
+    assert {name for name, digest in report.digests.items() if digest != reference} == {*differing}
+
+
+def test_what_environments_leave_in_their_class_is_found() -> None:
+    report = verify_backends(unsteady.Numbered, num_envs=4, env_steps=200)
+    first = first_of(report, "copies once more")
+    assert (first.env_index, first.episode, first.step, first.column) == (0, 0, 0, "rewards")
+    assert "earlier environment" in report.differences[0].suspects
+
+
+def test_the_generators_that_were_drawn_from_are_named() -> None:
+    found = {
+        env: verify_backends(env, num_envs=2, env_steps=60, backends=HERE).generators
+        for env in (unsteady.Walk, unsteady.Global, unsteady.GlobalNumpy)
+    }
+    assert list(found.values()) == ["", "random", "numpy.random"]
+
+
+def test_the_first_step_that_differs_is_the_one_that_is_named() -> None:
+    report = verify_backends(unsteady.Global, num_envs=4, env_steps=200, backends=HERE)
+    for finding in report.differences:
+        first = finding.first
+        assert (first.env_index, first.episode, first.step, first.env_step) == (0, 0, 4, 4)
+
+
+def test_the_agent_that_differs_is_the_one_that_is_named() -> None:
+    report = verify_backends(unsteady.Pair, num_envs=4, env_steps=200, backends=HERE)
+    assert [finding.backend for finding in report.differences] == ["copies once more", *ALONE]
+    for finding in report.differences:
+        first = finding.first
+        assert (first.env_index, first.agent, first.step, first.column) == (0, "'a'", 3, "obs[2]")
+
+
+class Late(unsteady.Walk):
+    """Its third environment ends its second episode early, every time but the first."""
+
+    made = 0
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        Late.made += 1
+        # The one that is looked at first is the first.
+        self.early = Late.made > 1 + 4 and (Late.made - 2) % 4 == 2
+        self.episodes = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.episodes += 1
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        seen, reward, over, cut, infos = super().step(action)
+        return seen, reward, over, cut or (self.early and self.episodes == 2 and self.steps == 6), infos
+
+
+def test_an_end_in_one_back_end_alone_is_named_with_its_episode() -> None:
+    two = [backend for backend in BACKENDS if backend.name in ("copies", "copies once more")]
+    first = first_of(verify_backends(Late, num_envs=4, env_steps=160, backends=two), "copies once more")
+    assert (first.env_index, first.episode, first.step, first.env_step) == (2, 1, 5, 15)
+    assert (first.column, first.values) == ("truncateds", ("False", "True"))
+    assert str(first) == (
+        "env 2, agent 'agent0', episode 1, step 5 (env step 15): truncateds is False and True"
+    )
+
+
+def test_the_lines_say_what_differs_where_and_what_to_look_for() -> None:
+    lines = verify_backends(unsteady.Crowd, num_envs=4, env_steps=80, backends=HERE).lines
+    assert lines[0] == "Crowd: not the same everywhere (4 environments, 80 env steps, seed 0)"
+    assert lines[1].startswith("  copies: ")
+    place = lines.index("  2 samplers: differs")
+    assert lines[place + 1] == (
+        "    first at env 0, agent 'agent0', episode 0, step 0 (env step 0): obs[2] is 4.0 and 2.0 there"
+    )
+    assert lines[place + 2].startswith("    look for sub-environments that are not alone")
+    assert all(len(line) < 300 for line in lines)
+
+
+def test_what_no_name_leads_to_is_left_out_of_another_process_and_said_so() -> None:
+    report = verify_backends(lambda context: unsteady.Walk(context), num_envs=2, env_steps=40)
+    assert report.same
+    assert list(report.digests) == ALL[:-1]
+    assert "no name leads to" in report.left_out["another process"]
+    assert report.lines[-1].startswith("  left out, another process: no name leads to ")
+
+
+def test_settings_that_are_no_json_are_left_out_of_another_process() -> None:
+    config = {"multiagent": {"policies": ["a", "b"], "policy_mapping_fn": by_seat}}
+    report = verify_backends("tictactoe", config, num_envs=2, env_steps=40)
+    assert report.same
+    assert "JSON cannot hold these settings" in report.left_out["another process"]
+
+
+def test_what_another_process_does_not_know_is_said_in_its_own_words() -> None:
+    import gymnasium as gym
+
+    gym.register("OnlyHere-v0", entry_point=unsteady.Walk)
+    report = verify_backends("OnlyHere-v0", num_envs=2, env_steps=40)
+    assert report.same
+    assert "'OnlyHere-v0'" in report.left_out["another process"]
+
+
+def test_a_registered_name_is_found_in_another_process_by_what_it_stands_for() -> None:
+    register_env("a walk", unsteady.Walk)
+    report = verify_backends("a walk", num_envs=2, env_steps=40)
+    assert list(report.digests) == ALL
+    assert report.same
+
+
+def test_settings_reach_the_environments_everywhere() -> None:
+    one, other = (
+        verify_backends(hosted.irregular, {"env_config": {"world": world}}, num_envs=2, env_steps=80)
+        for world in (0, 3)
+    )
+    assert one.same
+    assert other.same
+    assert one.digests["copies"] != other.digests["copies"]
+    assert list(one.digests) == list(other.digests) == MULTI
+
+
+def test_a_back_end_of_ones_own_is_a_line_in_the_table() -> None:
+    def forgetful(task: Task) -> Record:
+        record = play_here(task)
+        record.parts[0]["rewards"][7] += 1
+        record.parts[0]["hash"][7] += 1
+        record.digest._low += 1
+        return record
+
+    own = Backend("forgetful", ("single-agent",), forgetful, "whoever lost a reward")
+    report = verify_backends(unsteady.Walk, num_envs=2, env_steps=40, backends=[BACKENDS[0], own])
+    assert [finding.backend for finding in report.differences] == ["forgetful"]
+    assert report.differences[0].first.column == "rewards"
+    assert report.differences[0].suspects == "whoever lost a reward"
+
+
+def test_the_environments_of_a_back_end_are_closed_before_the_next_one_plays() -> None:
+    verify_backends(unsteady.Crowd, num_envs=4, env_steps=40, backends=HERE)
+    assert unsteady.Crowd.open_ones == 0
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "words"),
+    [
+        (unsteady.Walk(), {}, "got an instance of Walk"),
+        (hosted.external, {}, "calls by itself"),
+        (unsteady.Walk, {"num_envs": 0}, "num_envs is 0, expected an integer of at least 1"),
+        (unsteady.Walk, {"env_steps": 1.5}, "env_steps is 1.5"),
+        (unsteady.Walk, {"seed": -1}, "seed is -1"),
+        (unsteady.Walk, {"config": {"gama": 1}}, "did you mean 'gamma'"),
+        ("no_such_env", {}, "no_such_env"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(env: Any, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        verify_backends(env, **settings)
