@@ -139,7 +139,10 @@ class ServedEnvs(ExternalEnvs):
         """Tell clients that nobody samples any more, and free ports and threads."""
         super().stop()
         self._reception.flush(self._post)
-        self.server.stop()
+        try:
+            self.server.stop()
+        finally:
+            self._reception.translation.stop()
 
     def _everybody_waits(self) -> bool:
         """Return whether all who play by themselves wait for weights, so that nobody brings more steps."""

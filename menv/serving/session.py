@@ -6,6 +6,7 @@ to `interactive` and `chunks`.
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from menv.errors import CallOrderError, MenvError
 from menv.serving.answerer import Answerer
 from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.client_state import ClientState
-from menv.serving.dialect import Dialect, dialect_of
+from menv.serving.intake import Intake
 from menv.serving.messages import (
     Episodes,
     EpisodesAndGetState,
@@ -27,7 +28,7 @@ from menv.serving.messages import (
     SetConfig,
     SetState,
     StartEpisode,
-    decode,
+    Turn,
 )
 from menv.serving.trainer import Trainer
 from menv.serving.transport import Peer, Reply
@@ -49,6 +50,7 @@ class Session:
 
     Attributes:
         peer: As given.
+        admitted: Whether a token is not needed, or was shown.
         state: What is remembered of the client.
     """
 
@@ -57,31 +59,48 @@ class Session:
         self.state = ClientState()
         self.state.connected = 1
         self._reception = reception
-        self._admitted = admitted
+        self.admitted = admitted
+        limits, over_http = reception.limits, peer.transport == "http"
+        self._intake = Intake(self, reception.translation, reception.slices, limits.max_depth, over_http)
 
-    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> None:
+    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> Future[None] | None:
         """Take one body; see `Conversation.received`."""
-        over_http = self.peer.transport == "http"
+        return self._intake.received(body, reply, close)
+
+    def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
+        """Do what a request says; see `menv.serving.intake`."""
         try:
-            request, dialect = decode(body, self._reception.limits.max_depth)
-        except BadMessageError as error:
-            self._reception.refusals += 1
-            Answerer(reply, _dialect_of(body), close).refuse(error)
-            return
-        answerer = Answerer(reply, dialect, close, always=over_http)
-        try:
-            self._handle(request, answerer)
-        except BadMessageError as error:
-            self._reception.refusals += 1
-            answerer.refuse(error, getattr(request, "seq", None))
-            if error.code == Code.NOT_ALLOWED:
-                close()
-        except CallOrderError as error:
-            answerer.refuse(BadMessageError(Code.STOPPING, str(error)), getattr(request, "seq", None))
+            if self.admitted and isinstance(request, Episodes):
+                self._take_episodes(request, answerer, translated)
+            else:
+                self._handle(request, answerer)
+        except (BadMessageError, CallOrderError) as error:
+            self._fail(error, answerer, request)
+
+    def refuse(self, error: BadMessageError, answerer: Answerer) -> None:
+        """Answer a body that holds no request."""
+        self._reception.refusals += 1
+        answerer.refuse(error)
+        if error.code in (Code.NOT_ALLOWED, Code.INTERNAL):
+            answerer.close()
 
     def lost(self) -> None:
         """The connection is gone; see `Conversation.lost`."""
+        self._intake.lost()
         self._reception.lost(self)
+
+    def _fail(self, error: Exception | None, answerer: Answerer, request: Request) -> None:
+        """Answer a request that cannot be taken."""
+        seq = getattr(request, "seq", None)
+        if isinstance(error, BadMessageError):
+            self._reception.refusals += 1
+            answerer.refuse(error, seq)
+            if error.code == Code.NOT_ALLOWED:
+                answerer.close()
+        elif isinstance(error, CallOrderError):
+            answerer.refuse(BadMessageError(Code.STOPPING, str(error)), seq)
+        elif error is not None:
+            raise error
 
     def _handle(self, request: Request, answerer: Answerer) -> None:
         """Answer a request, now or later."""
@@ -91,27 +110,25 @@ class Session:
         if isinstance(request, GetConfig):
             self._greet(request, answerer)
             return
-        if not self._admitted:
+        if not self.admitted:
             raise BadMessageError(
                 Code.NOT_ALLOWED, "GET_CONFIG.token: is missing, expected the server's token first"
             )
-        if isinstance(request, Episodes):
-            self._take_episodes(request, answerer)
-        elif isinstance(request, GetState):
+        if isinstance(request, GetState):
             self._reception.errands.add(self._state_of(request), self._sender(answerer))
         elif isinstance(request, GetPolicies):
             self._tell_policies(request, answerer)
         elif isinstance(request, StartEpisode):
             self._reception.interactive.start(self.state, request, answerer)
-        else:
+        elif isinstance(request, Turn):
             self._reception.interactive.turn(self.state, request, answerer)
 
     def _greet(self, request: GetConfig, answerer: Answerer) -> None:
         """Tell a client what it needs to know, and take it up again if it was here before."""
         reception = self._reception
-        if not self._admitted and not reception.access.admits(request.token):
+        if not self.admitted and not reception.access.admits(request.token):
             raise BadMessageError(Code.NOT_ALLOWED, "GET_CONFIG.token: is not the server's, expected that")
-        self._admitted = True
+        self.admitted = True
         facts = reception.facts
         plain = {name: facts[name] for name in ("env_steps_per_sample", "force_on_policy")}
         if EXTENSION not in (request.extensions or ()):
@@ -134,14 +151,20 @@ class Session:
         }
         answerer.send(SetConfig(**plain, **more, **reception.spaces()))
 
-    def _take_episodes(self, request: Episodes, answerer: Answerer) -> None:
+    def _take_episodes(self, request: Episodes, answerer: Answerer, translated: bool) -> None:
         """Take what a client played by itself."""
         reception = self._reception
-        reception.chunks.take(self.state, request, answerer.dialect)
-        if isinstance(request, EpisodesAndGetState):
-            reception.errands.add_later(self, self._state_of(request), self._sender(answerer))
-        else:
-            answerer.nothing()
+
+        def then(error: Exception | None) -> None:
+            if error is not None:
+                self._fail(error, answerer, request)
+            elif isinstance(request, EpisodesAndGetState):
+                reception.errands.add_later(self, self._state_of(request), self._sender(answerer))
+            else:
+                answerer.nothing()
+
+        work = reception.chunks.take(self.state, request, answerer.dialect, translated=translated)
+        self._intake.run(work, then, answerer.close)
 
     def _state_of(self, request: GetState | EpisodesAndGetState) -> Callable[[Trainer], SetState]:
         """Return what makes the answer with the weights, in the sampler's thread."""
@@ -210,11 +233,3 @@ class Session:
             answerer.send(Policies(policy_ids={agent: chunks.policies[agent] for agent in request.agent_ids}))
 
         self._reception.errands.add(made, send)
-
-
-def _dialect_of(body: bytes) -> Dialect:
-    """Return how to answer a body that could not be read."""
-    try:
-        return dialect_of(body)
-    except BadMessageError:
-        return Dialect.JSON
