@@ -7,6 +7,7 @@ without an id are recognised by the observation that they begin with.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,7 +70,8 @@ class ChunkDesk:
                 and those before it were taken.
         """
         name = type(request).__struct_config__.tag
-        read: list[WireEpisode] = []
+        # Let go of one by one: tens of thousands at once would take long.
+        read: deque[WireEpisode] = deque()
         for index, raw in enumerate(request.episodes):
             if not translated:
                 read.append(read_episode(raw, self._spaces_of, dialect, f"{name}.episodes[{index}]"))
@@ -84,8 +86,8 @@ class ChunkDesk:
             yield
         number = request.weights_seq_no if request.weights_seq_no is not None else state.weights_seq_no
         state.plays = True
-        for index, episode in enumerate(read):
-            self._take(state, episode, number, f"{name}.episodes[{index}]")
+        for index in range(len(read)):
+            self._take(state, read.popleft(), number, f"{name}.episodes[{index}]")
             yield
         state.forget_chunks()
 

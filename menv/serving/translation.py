@@ -31,6 +31,9 @@ Outcome = tuple[Kind, bytes] | BadMessageError | None
 """What became of a body: what the process wrote, why it cannot be read, or None if it has to be read here."""
 Then = Callable[[Outcome], None]
 
+MEMORY_FACTOR = 64
+"""Bytes of memory for a byte of the longest body; small whole numbers in JSON take sixteen."""
+_MEMORY_BASE = 128_000_000
 _MOST_TRIES = 2
 _PATIENT_DEATHS = 4
 """Processes that may die one after the other before the next one is started more slowly."""
@@ -246,7 +249,8 @@ def _setup(ioctx: InputContext, limits: Limits) -> bytes | None:
         told = {
             name: getattr(limits, name) for name in ("max_body", "max_depth", "max_agents", "inline_body")
         }
-        return msgspec.json.encode({"context": context_to_json(ioctx), "limits": told})
+        memory = _MEMORY_BASE + MEMORY_FACTOR * limits.max_body
+        return msgspec.json.encode({"context": context_to_json(ioctx), "limits": told, "memory": memory})
     return None
 
 

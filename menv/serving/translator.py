@@ -42,8 +42,6 @@ from menv.serving.packed import to_raw
 from menv.serving.pipe_frames import Kind, read_frame, write_frame
 from menv.serving.turn_values import TurnValues
 
-_MEMORY_FACTOR = 64
-_MEMORY_BASE = 256_000_000
 _NOTHING = Raw(b"\xc0")
 
 
@@ -157,15 +155,15 @@ def _tag(request: Message) -> str:
     return str(request.__struct_config__.tag)
 
 
-def bound_memory(max_body: int) -> None:
-    """Have allocations fail that go far beyond what a body of that size can need, where the system can do that."""
+def bound_memory(most_bytes: int) -> None:
+    """Have allocations fail beyond what there is now and so many bytes, where the system can do that."""
     try:
         import resource
     except ImportError:
         return
     with contextlib.suppress(OSError, ValueError, IndexError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + _MEMORY_BASE + _MEMORY_FACTOR * max_body
+        most = pages * resource.getpagesize() + most_bytes
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
@@ -179,7 +177,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     settings = msgspec.json.decode(setup[1])
     limits = Limits(**settings["limits"])
     translator = Translator(context_from_json(settings["context"]), limits)
-    bound_memory(limits.max_body)
+    bound_memory(settings["memory"])
     write_frame(sink, Kind.READY, b"")
     while (frame := read_frame(source)) is not None:
         write_frame(sink, *translator.translated(frame[1]))
