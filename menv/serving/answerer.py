@@ -19,21 +19,28 @@ class Answerer:
         dialect: Of the request.
         close: Ends the connection after what was replied.
         always: Whether the transport needs a reply to every body.
+        answers_in: The dialect of answers, where the request was translated from it.
     """
 
-    __slots__ = ("_reply", "always", "close", "dialect")
+    __slots__ = ("_answers_in", "_reply", "always", "close", "dialect")
 
     def __init__(
-        self, reply: Reply, dialect: Dialect, close: Callable[[], None], always: bool = False
+        self,
+        reply: Reply,
+        dialect: Dialect,
+        close: Callable[[], None],
+        always: bool = False,
+        answers_in: Dialect | None = None,
     ) -> None:
         self._reply = reply
+        self._answers_in = answers_in or dialect
         self.dialect = dialect
         self.close = close
         self.always = always
 
     def send(self, message: Answer) -> None:
         """Answer."""
-        self._reply(encode(message, self.dialect))
+        self._reply(encode(message, self._answers_in))
 
     def refuse(self, error: BadMessageError, seq: int | None = None) -> None:
         """Answer that the request cannot be taken."""

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from menv.base_env import ALL, SINGLE_AGENT, AgentId
+from menv.base_env import SINGLE_AGENT, AgentId
 from menv.errors import EpisodeError
 from menv.input_context import InputContext
 from menv.played import Moves, Played
+from menv.serving.agent_spaces import AgentSpaces
 from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.client_state import Chunks, ClientState
 from menv.serving.columns import LARGEST_REWARD
 from menv.serving.dialect import Dialect
 from menv.serving.episodes import WireEpisode, read_episode
+from menv.serving.flat_episodes import read_flat
 from menv.serving.limits import Limits
 from menv.serving.messages import Episodes
 from menv.switchboard import Switchboard
@@ -50,29 +53,51 @@ class ChunkDesk:
         self._board = switchboard
         self._ioctx = ioctx
         self._limits = limits
+        self.spaces_of = AgentSpaces(ioctx).of
 
-    def take(self, state: ClientState, request: Episodes, dialect: Dialect) -> None:
-        """Take the episodes of a message.
+    def take(
+        self, state: ClientState, request: Episodes, dialect: Dialect, *, translated: bool = False
+    ) -> Iterator[None]:
+        """Take the episodes of a message, in small steps.
+
+        Args:
+            state: Whose they are.
+            request: The message.
+            dialect: Of the message.
+            translated: Whether the translator has read them before.
+
+        Yields:
+            Nothing, after each step.
 
         Raises:
             BadMessageError: One of them cannot be read, and none was taken; or it does not follow on what has come,
                 and those before it were taken.
         """
         name = str(type(request).__struct_config__.tag)
-        read = [
-            read_episode(raw, self.spaces, dialect, f"{name}.episodes[{index}]")
-            for index, raw in enumerate(request.episodes)
-        ]
+        # Let go of one by one: tens of thousands at once would take long.
+        read: deque[WireEpisode] = deque()
+        for index, raw in enumerate(request.episodes):
+            if not translated:
+                read.append(read_episode(raw, self.spaces_of, dialect, f"{name}.episodes[{index}]"))
+                yield
+                continue
+            for episode in read_flat(raw, self.spaces_of):
+                if episode is not None:
+                    read.append(episode)
+                yield
         for index, episode in enumerate(read):
             where = f"{name}.episodes[{index}]"
             self._check(episode, where)
             for one in [episode] if episode.agents is None else episode.agents.values():
                 self._check_columns(one, where)
-        sizes = [len(memoryview(raw)) for raw in request.episodes]
-        state.check_backlog(sum(sizes), self._limits, name)
+            yield
+        total = sum(len(memoryview(raw)) for raw in request.episodes)
+        state.check_backlog(total, self._limits, name)
         number = request.weights_seq_no if request.weights_seq_no is not None else state.weights_seq_no
-        for index, (episode, size) in enumerate(zip(read, sizes, strict=True)):
-            self._take(state, episode, number, f"{name}.episodes[{index}]", size)
+        size = total // max(1, len(read))
+        for index in range(len(read)):
+            self._take(state, read.popleft(), number, f"{name}.episodes[{index}]", size)
+            yield
         state.forget_chunks()
 
     def _check(self, episode: WireEpisode, where: str) -> None:
@@ -124,6 +149,7 @@ class ChunkDesk:
             if part is not None:
                 moves[SINGLE_AGENT if agent is None else agent] = part
         chunks.over = episode.terminated or episode.truncated
+        state.chunks_over += chunks.over and episode.id is not None
         if moves or chunks.over:
             env_steps = max((len(one.rewards) for one in moves.values()), default=0)
             told = [
@@ -226,15 +252,6 @@ class ChunkDesk:
             one.obs[skip:], one.actions[skip:], one.rewards[skip:],
             one.terminated and agent is not None, one.truncated and agent is not None, logp, inputs, states,
         )  # fmt: skip
-
-    def spaces(self, agent: str | None) -> tuple[Any, Any] | None:
-        """Return an agent's spaces; see `menv.serving.episodes.SpacesOf`."""
-        name: AgentId = SINGLE_AGENT if agent is None else agent
-        observation, action = self._ioctx.spaces_of(name)
-        known = self._ioctx.possible_agents
-        if observation is None or action is None or name == ALL or (known and name not in known):
-            return None
-        return observation, action
 
 
 def _same(left: Any, right: Any) -> bool:

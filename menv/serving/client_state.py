@@ -71,6 +71,7 @@ class ClientState:
         links: Its open episodes, by its own ids.
         finished: Those that ended lately.
         chunks: Episodes that it plays by itself, by its own ids; the finished ones lately.
+        chunks_over: How many of `chunks` are finished; counting them for every episode would take too long.
         loose: Those of them that have no id and go on.
         weights_seq_no: The weights that it was sent last.
         connected: How many connections it has.
@@ -85,6 +86,7 @@ class ClientState:
         self.links: dict[str, Link] = {}
         self.finished: OrderedDict[str, Link] = OrderedDict()
         self.chunks: OrderedDict[str, Chunks] = OrderedDict()
+        self.chunks_over = 0
         self.loose: list[Chunks] = []
         self.weights_seq_no: int | None = None
         self.connected = 0
@@ -93,7 +95,7 @@ class ClientState:
     @property
     def open_episodes(self) -> int:
         """How many episodes are open."""
-        return len(self.links) + len(self.loose) + sum(not one.over for one in self.chunks.values())
+        return len(self.links) + len(self.loose) + len(self.chunks) - self.chunks_over
 
     def check_backlog(self, size: int, limits: Limits, where: str) -> None:
         """Refuse to take more where too much waits.
@@ -122,6 +124,7 @@ class ClientState:
         over = [name for name, one in self.chunks.items() if one.over]
         for name in over[:-_KEPT_FINISHED]:
             del self.chunks[name]
+            self.chunks_over -= 1
 
     def board_ids(self) -> list[str]:
         """Return the switchboard's ids of all open episodes."""

@@ -6,19 +6,19 @@ A session hands it these requests. A message that comes again is recognised by i
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from menv.base_env import ALL, SINGLE_AGENT, AgentId
+from menv.base_env import ALL, SINGLE_AGENT
 from menv.errors import EpisodeError
 from menv.input_context import InputContext
 from menv.serving import columns
 from menv.serving.answerer import Answerer
 from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.client_state import ClientState, Link
-from menv.serving.dialect import Dialect, fields
+from menv.serving.dialect import Dialect
 from menv.serving.limits import Limits
 from menv.serving.messages import (
     Answer,
@@ -31,6 +31,7 @@ from menv.serving.messages import (
     StartEpisode,
     Turn,
 )
+from menv.serving.turn_values import TurnValues
 from menv.switchboard import Switchboard
 
 Decided = Callable[[Link, str, Any, int | None], None]
@@ -55,6 +56,7 @@ class Interactive:
         self._board = switchboard
         self._ioctx = ioctx
         self._limits = limits
+        self._values = TurnValues(ioctx, limits.max_agents)
         self._decided = decided
 
     def start(self, state: ClientState, request: StartEpisode, answerer: Answerer) -> None:
@@ -159,17 +161,17 @@ class Interactive:
         if isinstance(request, GetAction | LogAction | EndEpisode):
             size = len(memoryview(request.observation))
         if isinstance(request, EndEpisode):
-            obs = self._observations(request.observation, dialect, "END_EPISODE", final=True)
+            obs = self._values.observations(request.observation, dialect, "END_EPISODE", final=True)
             self._pay(link, returns, told)
             board.end(link.board_id, obs, truncated=request.truncated, size=size)
         elif isinstance(request, LogAction):
             state.check_backlog(size, self._limits, "LOG_ACTION")
-            obs = self._observations(request.observation, dialect, "LOG_ACTION")
-            actions = self._actions(request, obs, dialect)
+            obs = self._values.observations(request.observation, dialect, "LOG_ACTION")
+            actions = self._values.actions(request.action, obs, dialect)
             self._pay(link, returns, told)
             board.log(link.board_id, obs, actions, wait=False, size=size)
         elif isinstance(request, GetAction):
-            obs = self._observations(request.observation, dialect, "GET_ACTION")
+            obs = self._values.observations(request.observation, dialect, "GET_ACTION")
             self._pay(link, returns, told)
             name, decided = request.episode_id, self._decided
             board.ask(link.board_id, obs, lambda actions: decided(link, name, actions, seq), size)
@@ -182,51 +184,6 @@ class Interactive:
         """Pay what came with a message."""
         if returns is not None:
             self._board.pay(link.board_id, *returns, size)
-
-    def _observations(
-        self, raw: msgspec.Raw, dialect: Dialect, what: str, final: bool = False
-    ) -> dict[AgentId, Any]:
-        """Return observations by agent."""
-        where = f"{what}.observation"
-        if not self._ioctx.multi_agent:
-            return {
-                SINGLE_AGENT: columns.observation(
-                    raw, self._spaces(SINGLE_AGENT, where)[0], dialect, where, final
-                )
-            }
-        return {
-            agent: columns.observation(
-                value, self._spaces(agent, where)[0], dialect, f"{where}[{agent[:40]!r}]", final
-            )
-            for agent, value in self._by_agent(raw, dialect, where).items()
-        }
-
-    def _actions(
-        self, request: LogAction, obs: Mapping[AgentId, Any], dialect: Dialect
-    ) -> dict[AgentId, Any]:
-        """Return the actions that a client took, for the agents that observe."""
-        where = "LOG_ACTION.action"
-        if not self._ioctx.multi_agent:
-            return {
-                SINGLE_AGENT: self._action(SINGLE_AGENT, request.action, obs[SINGLE_AGENT], dialect, where)
-            }
-        given = self._by_agent(request.action, dialect, where)
-        if given.keys() != obs.keys():
-            raise BadMessageError(
-                Code.WRONG_LENGTH,
-                f"{where}: actions of {len(given)} agents and observations of {len(obs)}, expected the same agents",
-            )
-        return {
-            agent: self._action(agent, value, obs[agent], dialect, f"{where}[{agent[:40]!r}]")
-            for agent, value in given.items()
-        }
-
-    def _action(self, agent: AgentId, raw: msgspec.Raw, obs: Any, dialect: Dialect, where: str) -> Any:
-        """Return an action that the mask of its observation allows."""
-        spaces = self._spaces(agent, where)
-        action = columns.action(raw, spaces[1], dialect, where)
-        columns.check_mask(spaces, obs, action, where)
-        return action
 
     def _returns(self, request: Turn, dialect: Dialect) -> tuple[Any, Any, Any] | None:
         """Return rewards, infos and done flags by agent, None if the message has none."""
@@ -243,31 +200,10 @@ class Interactive:
         if not isinstance(paid, dict):
             return {SINGLE_AGENT: paid}, {SINGLE_AGENT: info} if info else None, None
         for agent in (*paid, *info, *(agent for agent in request.done or () if agent != ALL)):
-            self._spaces(agent, "reward")
+            self._values.spaces(agent, "reward")
         if not all(isinstance(own, dict) for own in info.values()):
             raise BadMessageError(Code.WRONG_TYPE, "info: expected an object of objects by agent")
         return paid, info or None, request.done
-
-    def _by_agent(self, raw: msgspec.Raw, dialect: Dialect, where: str) -> dict[str, msgspec.Raw]:
-        """Return the entries of an object keyed by agent."""
-        found = fields(raw, dialect, where)
-        if len(found) > self._limits.max_agents:
-            raise BadMessageError(
-                Code.TOO_MANY,
-                f"{where}: {len(found)} agents, expected at most {self._limits.max_agents} (Limits.max_agents)",
-            )
-        return found
-
-    def _spaces(self, agent: AgentId, where: str) -> tuple[Any, Any]:
-        """Return the spaces of an agent that there may be."""
-        observation, action = self._ioctx.spaces_of(agent)
-        known = self._ioctx.possible_agents
-        if observation is None or action is None or agent == ALL or (known and agent not in known):
-            raise BadMessageError(
-                Code.UNKNOWN_AGENT,
-                f"{where}: no agent {str(agent)[:40]!r}, expected one of the environment's",
-            )
-        return observation, action
 
 
 def _plain(raw: msgspec.Raw, dialect: Dialect) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from menv.serving.interactive import Interactive
 from menv.serving.limits import Limits
 from menv.serving.messages import Action, Error, encode
 from menv.serving.session import Session
+from menv.serving.slices import Slices
+from menv.serving.translation import Translation
 from menv.serving.transport import Peer
 from menv.spaces_json import space_to_json
 from menv.switchboard import Switchboard
@@ -47,6 +49,8 @@ class Reception:
     Attributes:
         interactive: Episodes whose actions are asked for.
         chunks: Episodes that clients play by themselves.
+        slices: Work that takes long.
+        translation: Large bodies, which are read elsewhere.
         facts: What SET_CONFIG tells, once somebody samples.
         states: The clients, by token.
         sessions: Connections.
@@ -71,6 +75,8 @@ class Reception:
         self.return_s = return_s
         self.interactive = Interactive(switchboard, ioctx, limits, self.decided)
         self.chunks = ChunkDesk(switchboard, ioctx, limits)
+        self.slices = Slices()
+        self.translation = Translation(ioctx, limits)
         self.facts: dict[str, Any] = {"env_steps_per_sample": 1, "force_on_policy": True}
         self.states: dict[str, ClientState] = {}
         self.sessions: set[Session] = set()

@@ -182,7 +182,10 @@ class ServedEnvs(ExternalEnvs):
         super().stop()
         self._errands.fail(BadMessageError(Code.STOPPING, str(stopped())))
         self._reception.flush(self._post)
-        self.server.stop()
+        try:
+            self.server.stop()
+        finally:
+            self._reception.translation.stop()
 
     def _everybody_waits(self) -> bool:
         """Return whether all who play by themselves wait for weights, so that nobody brings more steps."""

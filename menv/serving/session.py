@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from asyncio import Future
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,8 @@ from menv.errors import CallOrderError, EpisodeError, MenvError
 from menv.serving.answerer import Answerer
 from menv.serving.bad_message import BadMessageError, Code
 from menv.serving.client_state import ClientState
-from menv.serving.dialect import Dialect, dialect_of
 from menv.serving.errands import Do, Then
+from menv.serving.intake import Intake
 from menv.serving.messages import (
     Episodes,
     EpisodesAndGetState,
@@ -33,7 +34,7 @@ from menv.serving.messages import (
     SetConfig,
     SetState,
     StartEpisode,
-    decode,
+    Turn,
 )
 from menv.serving.trainer import Trainer
 from menv.serving.transport import Peer, Reply
@@ -58,6 +59,7 @@ class Session:
 
     Attributes:
         peer: As given.
+        admitted: Whether a token is not needed, or was shown.
         state: What is remembered of the client.
         played_at: When it last brought episodes.
     """
@@ -69,34 +71,51 @@ class Session:
         self.played_at = -math.inf
         self._errands = 0
         self._reception = reception
-        self._admitted = admitted
+        self.admitted = admitted
+        limits, over_http = reception.limits, peer.transport == "http"
+        self._intake = Intake(self, reception.translation, reception.slices, limits.max_depth, over_http)
 
-    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> None:
+    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> Future[None] | None:
         """Take one body; see `Conversation.received`."""
-        over_http = self.peer.transport == "http"
+        return self._intake.received(body, reply, close)
+
+    def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
+        """Do what a request says; see `menv.serving.intake`."""
         try:
-            request, dialect = decode(body, self._reception.limits.max_depth)
-        except BadMessageError as error:
-            self._reception.refusals += 1
-            Answerer(reply, _dialect_of(body), close).refuse(error)
-            return
-        answerer = Answerer(reply, dialect, close, always=over_http)
-        try:
-            self._handle(request, answerer)
-        except BadMessageError as error:
-            self._reception.refusals += 1
-            answerer.refuse(error, getattr(request, "seq", None))
-            if error.code == Code.NOT_ALLOWED:
-                close()
-        except EpisodeError as error:
-            self._reception.refusals += 1
-            answerer.refuse(BadMessageError(Code.WRONG_ORDER, str(error)), getattr(request, "seq", None))
-        except CallOrderError as error:
-            answerer.refuse(BadMessageError(Code.STOPPING, str(error)), getattr(request, "seq", None))
+            if self.admitted and isinstance(request, Episodes):
+                self._take_episodes(request, answerer, translated)
+            else:
+                self._handle(request, answerer)
+        except (BadMessageError, CallOrderError) as error:
+            self._fail(error, answerer, request)
+
+    def refuse(self, error: BadMessageError, answerer: Answerer) -> None:
+        """Answer a body that holds no request."""
+        self._reception.refusals += 1
+        answerer.refuse(error)
+        if error.code in (Code.NOT_ALLOWED, Code.INTERNAL):
+            answerer.close()
 
     def lost(self) -> None:
         """The connection is gone; see `Conversation.lost`."""
+        self._intake.lost()
         self._reception.lost(self)
+
+    def _fail(self, error: Exception | None, answerer: Answerer, request: Request) -> None:
+        """Answer a request that cannot be taken."""
+        seq = getattr(request, "seq", None)
+        if isinstance(error, BadMessageError):
+            self._reception.refusals += 1
+            answerer.refuse(error, seq)
+            if error.code == Code.NOT_ALLOWED:
+                answerer.close()
+        elif isinstance(error, EpisodeError):
+            self._reception.refusals += 1
+            answerer.refuse(BadMessageError(Code.WRONG_ORDER, str(error)), seq)
+        elif isinstance(error, CallOrderError):
+            answerer.refuse(BadMessageError(Code.STOPPING, str(error)), seq)
+        elif error is not None:
+            raise error
 
     def _handle(self, request: Request, answerer: Answerer) -> None:
         """Answer a request, now or later."""
@@ -106,27 +125,25 @@ class Session:
         if isinstance(request, GetConfig):
             self._greet(request, answerer)
             return
-        if not self._admitted:
+        if not self.admitted:
             raise BadMessageError(
                 Code.NOT_ALLOWED, "GET_CONFIG.token: is missing, expected the server's token first"
             )
-        if isinstance(request, Episodes):
-            self._take_episodes(request, answerer)
-        elif isinstance(request, GetState):
+        if isinstance(request, GetState):
             self._have_done(self._reception.errands.add, self._state_of(request), self._sender(answerer))
         elif isinstance(request, GetPolicies):
             self._tell_policies(request, answerer)
         elif isinstance(request, StartEpisode):
             self._reception.interactive.start(self.state, request, answerer)
-        else:
+        elif isinstance(request, Turn):
             self._reception.interactive.turn(self.state, request, answerer)
 
     def _greet(self, request: GetConfig, answerer: Answerer) -> None:
         """Tell a client what it needs to know, and take it up again if it was here before."""
         reception = self._reception
-        if not self._admitted and not reception.access.admits(request.token):
+        if not self.admitted and not reception.access.admits(request.token):
             raise BadMessageError(Code.NOT_ALLOWED, "GET_CONFIG.token: is not the server's, expected that")
-        self._admitted = True
+        self.admitted = True
         facts = reception.facts
         plain = {name: facts[name] for name in ("env_steps_per_sample", "force_on_policy")}
         if EXTENSION not in (request.extensions or ()):
@@ -149,20 +166,27 @@ class Session:
         }
         answerer.send(SetConfig(**plain, **more, **reception.spaces()))
 
-    def _take_episodes(self, request: Episodes, answerer: Answerer) -> None:
+    def _take_episodes(self, request: Episodes, answerer: Answerer, translated: bool) -> None:
         """Take what a client played by itself."""
         reception = self._reception
         if isinstance(request, EpisodesAndGetState):
             self._check_errands()
-        reception.chunks.take(self.state, request, answerer.dialect)
-        self.played_at = time.monotonic()
-        if isinstance(request, EpisodesAndGetState):
+
+        def then(error: Exception | None) -> None:
+            if error is not None:
+                self._fail(error, answerer, request)
+                return
+            self.played_at = time.monotonic()
+            if not isinstance(request, EpisodesAndGetState):
+                answerer.nothing()
+                return
             later = partial(reception.errands.add_later, self)
             self._have_done(later, self._state_of(request), self._sender(answerer))
             # Others may have stopped playing by then.
             asyncio.get_running_loop().call_later(STILL_PLAYING_S, reception.switchboard.wake)
-        else:
-            answerer.nothing()
+
+        work = reception.chunks.take(self.state, request, answerer.dialect, translated=translated)
+        self._intake.run(work, then, answerer.close)
 
     def _check_errands(self) -> None:
         """Refuse more requests that wait for the sampler where there are too many."""
@@ -237,7 +261,7 @@ class Session:
                 Code.TOO_MANY, f"GET_POLICIES.agent_ids: {len(request.agent_ids)} agents are too many"
             )
         for agent in request.agent_ids:
-            if self._reception.ioctx.multi_agent and self._reception.chunks.spaces(agent) is None:
+            if self._reception.ioctx.multi_agent and self._reception.chunks.spaces_of(agent) is None:
                 raise BadMessageError(
                     Code.UNKNOWN_AGENT,
                     f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
@@ -261,11 +285,3 @@ class Session:
             answerer.send(Policies(policy_ids={agent: chunks.policies[agent] for agent in request.agent_ids}))
 
         self._have_done(self._reception.errands.add, made, send)
-
-
-def _dialect_of(body: bytes) -> Dialect:
-    """Return how to answer a body that could not be read."""
-    try:
-        return dialect_of(body)
-    except BadMessageError:
-        return Dialect.JSON

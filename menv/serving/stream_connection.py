@@ -51,6 +51,8 @@ class StreamConnection(asyncio.Protocol):
         # Why the connection ends once everything received is handled; "" if that need not be said.
         self._farewell: str | None = None
         self._throttled = self._scheduled = self._paused = self._reading_paused = False
+        # Whether the conversation still has to do with a body.
+        self._held = False
         # The loop's clock, without the way through the loop.
         self._heard = self._paused_since = monotonic()
         # Set from the start, because a first body is awaited.
@@ -111,11 +113,11 @@ class StreamConnection(asyncio.Protocol):
             return
         bodies = self._take_apart(data)
         # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
-        if len(bodies) == 1 and not (self._paused or self._throttled or self._is_too_fast()):
+        if len(bodies) == 1 and not (self._paused or self._throttled or self._held or self._is_too_fast()):
             self._hand_over(bodies[0])
         elif bodies:
             self._bodies.extend(bodies)
-        if self._bodies or self._ending or self._paused or self._farewell is not None:
+        if self._bodies or self._held or self._ending or self._paused or self._farewell is not None:
             self._take_turn()
 
     def eof_received(self) -> bool:
@@ -142,7 +144,7 @@ class StreamConnection(asyncio.Protocol):
 
     def look(self, now: float) -> None:
         """End the connection if the peer has taken too long."""
-        if self._ending:
+        if self._ending or self._held:
             return
         if self._paused:
             if now - self._paused_since > self._limits.idle_s:
@@ -178,7 +180,7 @@ class StreamConnection(asyncio.Protocol):
             self.abort()
 
     def _reads(self) -> bool:
-        return not (self._throttled or self._paused or self._scheduled)
+        return not (self._throttled or self._paused or self._held or self._scheduled)
 
     def _is_owed(self) -> bool:
         return bool(self._owed or self._bodies or self._unfed)
@@ -187,13 +189,15 @@ class StreamConnection(asyncio.Protocol):
         """Handle what is there, until the turn is over or the peer has to be waited for."""
         self._scheduled = False
         self._handle_some()
-        if self._ending or not (self._bodies or self._unfed):
+        if self._ending or not (self._bodies or self._unfed or self._held):
             self._come_to_an_end()
         self._settle_reading()
 
     def _handle_some(self) -> None:
         budget = _TURN
-        while (self._bodies or self._unfed) and not (self._ending or self._paused or self._throttled):
+        while (self._bodies or self._unfed) and not (
+            self._ending or self._paused or self._throttled or self._held
+        ):
             if budget <= 0:
                 self._scheduled = True
                 asyncio.get_running_loop().call_soon(self._take_turn)
@@ -265,10 +269,18 @@ class StreamConnection(asyncio.Protocol):
             return
         self._owed += 1
         try:
-            conversation.received(body, self._reply, self._close)
+            held = conversation.received(body, self._reply, self._close)
+            if held is not None:
+                self._held = True
+                held.add_done_callback(self._end_hold)
         except Exception as fault:
             self._listener.faults.add(fault)
             self.abort()
+
+    def _end_hold(self, _: asyncio.Future[None]) -> None:
+        self._held = False
+        self._heard = monotonic()
+        self._go_on()
 
     def _end_throttle(self) -> None:
         self._throttled = False

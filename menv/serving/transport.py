@@ -7,6 +7,7 @@ transports; sessions are conversations. Nothing here knows sockets, frames or me
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from asyncio import Future
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,7 +44,7 @@ class Peer:
 class Conversation(Protocol):
     """One peer's side of the talk. Every method is called in the loop's thread, and none may block."""
 
-    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> None:
+    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> Future[None] | None:
         """Take one whole body, without any frame around it.
 
         Bad input is answered, never raised: what this raises is a fault of ours and costs the connection. Over
@@ -54,6 +55,10 @@ class Conversation(Protocol):
             body: What came.
             reply: For this body.
             close: Ends the connection once everything that was replied has been sent.
+
+        Returns:
+            None, mostly. Where a body takes longer, a future that is done when the next one can be taken; one that is
+            handed over before waits, and a transport that reads no more until then keeps memory bounded.
         """
 
     def lost(self) -> None:

@@ -1,0 +1,165 @@
+"""Intake: the bodies of one connection, read one after the other, here or by the translator.
+
+A session hands its bodies in and gets requests. What takes long is waited for: the next body of this connection comes
+after it, those of others meanwhile. It knows no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from menv.serving.answerer import Answerer
+from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.dialect import Dialect, dialect_of
+from menv.serving.messages import Request, decode
+from menv.serving.slices import Slices, Then, Work
+from menv.serving.translation import Job, Outcome, Translation, translated
+from menv.serving.transport import Reply
+
+Close = Callable[[], None]
+
+
+class Listener(Protocol):
+    """Whose bodies they are."""
+
+    admitted: bool
+    """Whether large bodies are read at all."""
+
+    def answer(self, request: Request, answerer: Answerer, *, translated: bool) -> None:
+        """Do what a request says; `translated` is that of `ChunkDesk.take`."""
+
+    def refuse(self, error: BadMessageError, answerer: Answerer) -> None:
+        """Answer a body that holds no request."""
+
+
+class Intake:
+    """Reads the bodies of a connection.
+
+    Args:
+        listener: Gets the requests.
+        translation: For large bodies.
+        slices: For long work.
+        max_depth: `Limits.max_depth`.
+        always: Whether every body needs a reply.
+    """
+
+    def __init__(
+        self, listener: Listener, translation: Translation, slices: Slices, max_depth: int, always: bool
+    ) -> None:
+        self._listener = listener
+        self._translation = translation
+        self._slices = slices
+        self._max_depth = max_depth
+        self._always = always
+        # What goes on with the last body; until it is done, others wait, and `_hold` is what transports wait for.
+        self._job: Job | None = None
+        self._work: Work | None = None
+        self._hold: Future[None] | None = None
+        self._waiting: deque[tuple[bytes, Reply, Close]] = deque()
+
+    def received(self, body: bytes, reply: Reply, close: Close) -> Future[None] | None:
+        """Take one body; see `Conversation.received`."""
+        if self._hold is not None:
+            self._waiting.append((body, reply, close))
+        else:
+            self._take(body, reply, close)
+        return self._hold
+
+    def run(self, work: Work, then: Then, close: Close) -> None:
+        """Do work that the last body asks for, at once if it is short; what comes next waits.
+
+        Args:
+            work: In small steps.
+            then: Called when it is done, with what it raised.
+            close: Ends the connection, if `then` raises.
+        """
+
+        def done(error: Exception | None) -> None:
+            self._work = None
+            self._go_on(lambda: then(error), close)
+
+        self._work = work
+        self._slices.run(work, done)
+        self._wait()
+
+    def lost(self) -> None:
+        """Forget what has not been read or done."""
+        self._waiting.clear()
+        if self._job is not None:
+            self._translation.drop(self._job)
+        if self._work is not None:
+            self._slices.drop(self._work)
+
+    def _take(self, body: bytes, reply: Reply, close: Close) -> None:
+        """Read a body here, or have it read."""
+        try:
+            if self._translation.takes(body):
+                self._have_read(body, reply, close)
+                return
+            request, dialect = decode(body, self._max_depth)
+        except BadMessageError as error:
+            self._listener.refuse(error, Answerer(reply, _dialect_of(body), close))
+            return
+        self._listener.answer(request, Answerer(reply, dialect, close, self._always), translated=False)
+
+    def _have_read(self, body: bytes, reply: Reply, close: Close) -> None:
+        """Have a large body read elsewhere; what comes next waits.
+
+        Raises:
+            BadMessageError: It will not be.
+        """
+        dialect = dialect_of(body)
+        if not self._listener.admitted:
+            raise BadMessageError(
+                Code.NOT_ALLOWED, "GET_CONFIG.token: is missing, expected the server's token first"
+            )
+
+        def then(outcome: Outcome) -> None:
+            self._job = None
+            self._go_on(lambda: self._was_read(outcome, body, reply, dialect, close), close)
+
+        self._job = self._translation.add(body, then)
+        self._wait()
+
+    def _was_read(self, outcome: Outcome, body: bytes, reply: Reply, dialect: Dialect, close: Close) -> None:
+        """Go on with a body that was read elsewhere."""
+        try:
+            request, flat, read_as = translated(outcome, body, self._max_depth)
+        except BadMessageError as error:
+            self._listener.refuse(error, Answerer(reply, dialect, close))
+            return
+        answerer = Answerer(reply, read_as, close, self._always, answers_in=dialect)
+        self._listener.answer(request, answerer, translated=flat)
+
+    def _wait(self) -> None:
+        """Have others wait, if something goes on."""
+        if self._hold is None and (self._job is not None or self._work is not None):
+            self._hold = asyncio.get_running_loop().create_future()
+
+    def _go_on(self, first: Callable[[], None], close: Close) -> None:
+        """Do what something was waited for, then take what has waited, unless there is something to wait for again."""
+        try:
+            first()
+            if self._job is not None or self._work is not None or self._hold is None:
+                return
+            hold, self._hold = self._hold, None
+            while self._waiting and self._hold is None:
+                body, reply, close = self._waiting.popleft()
+                self._take(body, reply, close)
+            hold.set_result(None)
+        except Exception:
+            # A fault of ours costs the connection, as it does where a transport has called.
+            close()
+            raise
+
+
+def _dialect_of(body: bytes) -> Dialect:
+    """Return how to answer a body that could not be read."""
+    try:
+        return dialect_of(body)
+    except BadMessageError:
+        return Dialect.JSON

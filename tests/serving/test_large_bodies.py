@@ -1,0 +1,291 @@
+"""Bodies that are read by a process beside the server: what comes of them, in which order, and who waits for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from menv.input_context import InputContext
+from menv.serving.access import Access
+from menv.serving.dialect import Dialect
+from menv.serving.episodes import read_episode
+from menv.serving.flat_episodes import read_flat, write_flat
+from menv.serving.packed import to_raw
+from tests.serving import corpus
+from tests.serving.corpus import EPISODE, MALFORMED, RICH, several_agents
+from tests.serving.doors import HTTP, TCP, WEBSOCKET, Client, Door
+from tests.serving.receiving import ALONE, INLINE, TOGETHER, ask, large, padded, receiving, wait_for
+from tests.serving.spaces import same, spaces
+
+S = corpus.S
+PING = b'{"type": "PING"}'
+EVERYWHERE = 10**9
+
+
+def an_episode(steps: int, seed: int = 0, **more: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {
+        "obs": rng.uniform(-10, 10, (steps + 1, 4)).tolist(), "actions": rng.integers(0, 2, steps).tolist(),
+        "rewards": rng.normal(size=steps).tolist(), "is_terminated": True, "is_truncated": False, **more,
+    }  # fmt: skip
+
+
+def moves_of(pieces: list[Any]) -> list[Any]:
+    """Return everything in pieces of episodes, for `same`."""
+    return [
+        [
+            [piece.env_steps, piece.terminated, piece.truncated, piece.weights_seq_no or -1],
+            {
+                str(agent): {
+                    field.name: value
+                    for field in dataclasses.fields(moves)
+                    if (value := getattr(moves, field.name)) is not None
+                }
+                for agent, moves in piece.agents.items()
+            },
+        ]
+        for piece in pieces
+    ]
+
+
+def brought(ioctx: InputContext, body: bytes, inline_body: int) -> Any:
+    """Return what comes in of a body, and how many were read elsewhere."""
+    with receiving(ioctx, inline_body=inline_body) as one, one.client() as client:
+        client.send(body)
+        assert client.ask(PING) == b'{"type":"PONG"}'
+        return moves_of(one.played()), one.translation.translated
+
+
+MANY = {
+    "short ones": (
+        ALONE,
+        {"type": "EPISODES", "episodes": [an_episode(n % 4, n, id=str(n)) for n in range(300)]},
+    ),
+    "a long one": (ALONE, {"type": "EPISODES", "episodes": [an_episode(5_000)]}),
+    "all columns": (
+        ALONE,
+        {
+            "type": "EPISODES",
+            "weights_seq_no": 4,
+            "episodes": [{**RICH, "id": str(n), "t": 0} for n in range(50)],
+        },
+    ),
+    "several agents": (
+        TOGETHER,
+        {"type": "EPISODES", "episodes": [{**corpus.TOGETHER, "id": str(n)} for n in range(50)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("encode", [msgspec.json.encode, msgspec.msgpack.encode], ids=["json", "msgpack"])
+def test_the_same_comes_in_whoever_reads_it(name: str, encode: Any) -> None:
+    ioctx, message = MANY[name]
+    body = encode(message)
+    assert len(body) > INLINE
+    here, none = brought(ioctx, body, EVERYWHERE)
+    elsewhere, one = brought(ioctx, body, INLINE)
+    assert (none, one) == (0, 1)
+    assert len(here) == len(message["episodes"])
+    assert same(here, elsewhere)
+
+
+@given(data=st.data(), dialect=st.sampled_from(Dialect))
+@settings(deadline=None, max_examples=60)
+def test_episodes_in_any_spaces_are_the_same_after_their_way_between_processes(
+    data: Any, dialect: Dialect
+) -> None:
+    observation, action, steps = data.draw(spaces), data.draw(spaces), data.draw(st.integers(0, 40))
+    both = (observation, action)
+    fields = {
+        "obs": [observation.sample() for _ in range(steps + 1)], "actions": [action.sample() for _ in range(steps)],
+        "rewards": [0.5] * steps, "is_terminated": True, "is_truncated": False,
+    }  # fmt: skip
+    read = read_episode(to_raw(fields, dialect), lambda _: both, dialect)
+    *pauses, again = read_flat(write_flat(read), lambda _: both)
+    assert again is not None
+    assert set(pauses) <= {None}
+    for name in ("obs", "actions", "rewards"):
+        assert same(getattr(read, name), getattr(again, name))
+
+
+def test_a_long_column_of_composite_observations_is_read_in_many_small_steps() -> None:
+    obs = [{**corpus.SEEN, "word": "ab"}] * 4_001
+    fields = {**EPISODE, "obs": obs, "actions": [0] * 4_000, "rewards": [0] * 4_000}
+    both = several_agents("masked")
+    read = read_episode(to_raw(fields, Dialect.JSON), lambda _: both, Dialect.JSON)
+    *pauses, again = read_flat(write_flat(read), lambda _: both)
+    assert len(pauses) > 10
+    assert again is not None
+    assert same(read.obs, again.obs)
+
+
+def answers(ioctx: InputContext, inline_body: int) -> dict[str, bytes]:
+    """Return what is answered to each malformed body in JSON, made long."""
+    found = {}
+    with receiving(ioctx, inline_body=inline_body, max_body=50_000_000) as one:
+        for name, (body, _) in MALFORMED.items():
+            if body.startswith(b"{"):
+                with one.client() as client:
+                    ask(client, "START_EPISODE", episode_id="e")
+                    found[name] = client.ask(padded(body))
+    return found
+
+
+@pytest.mark.parametrize("ioctx", [ALONE, TOGETHER], ids=["one agent", "several agents"])
+def test_the_same_is_wrong_with_a_message_whoever_reads_it(ioctx: InputContext) -> None:
+    here, elsewhere = answers(ioctx, EVERYWHERE), answers(ioctx, INLINE)
+    assert len(here) > 20
+    assert here == elsewhere
+    assert all(json.loads(answer)["type"] == "ERROR" for answer in here.values())
+
+
+def test_a_message_that_was_read_elsewhere_is_answered_in_its_own_dialect_with_its_number() -> None:
+    image = InputContext(observation_space=S.Box(0, 255, (64, 64), np.uint8), action_space=corpus.ACTIONS)
+    obs = np.arange(64 * 64).reshape(64, 64) % 256
+    with receiving(image) as one, one.client() as client:
+        for name, encode, decode in (
+            ("j", msgspec.json.encode, msgspec.json.decode),
+            ("m", msgspec.msgpack.encode, msgspec.msgpack.decode),
+        ):
+            assert ask(client, "START_EPISODE", episode_id=name, seq=0)["type"] == "EPISODE"
+            turn = {"episode_id": name, "observation": obs.tolist(), "info": {"a": [1, None]}, "reward": 0.5}
+            taken = client.ask(encode({"type": "LOG_ACTION", "action": 1, "seq": 1, **turn}))
+            assert decode(taken) == {"type": "OK", "seq": 1}
+            wrong = {**turn, "observation": [*turn["observation"][:-1], [256] * 64]}
+            refused = decode(client.ask(encode({"type": "GET_ACTION", "seq": 2, **wrong})))
+            assert (refused["code"], refused["seq"]) == ("out_of_range", 2)
+            ended = client.ask(encode({"type": "END_EPISODE", "seq": 2, **turn}))
+            assert decode(ended) == {"type": "OK", "seq": 2}
+        assert one.translation.translated == 6
+        for line in one.board.collect(0.0):
+            turn, last = line.turns
+            assert same(turn.obs["agent0"], obs.astype(np.uint8))
+            assert same(last.obs["agent0"], obs.astype(np.uint8))
+
+
+@pytest.mark.parametrize("door", [TCP, HTTP, WEBSOCKET], ids=lambda door: door.name)
+def test_messages_of_a_connection_are_taken_in_their_order_and_others_do_not_wait(door: Door) -> None:
+    with (
+        receiving(ALONE, door) as one,
+        one.client(door) as client,
+        Client(door, one.server.addresses[0]) as other,
+    ):
+        client.send(large({"type": "EPISODES", "episodes": [an_episode(1, id="before")]}))
+        wait_for(lambda: one.translation.translated)
+        assert door is not HTTP or json.loads(client.receive()) == {"type": "OK"}
+        pid = one.pid()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            client.send(large({"type": "EPISODES", "episodes": [an_episode(2, id="first")]}))
+            client.send(json.dumps({"type": "EPISODES", "episodes": [an_episode(3, id="second")]}).encode())
+            client.send(PING)
+            # HTTP connections of one name are one conversation.
+            for _ in range(50 * (door is not HTTP)):
+                assert other.ask(PING) == b'{"type":"PONG"}'
+            assert len(one.played()) == 1
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        answered = [json.loads(client.receive())["type"] for _ in range(3 if door is HTTP else 1)]
+        assert answered == (["OK", "OK", "PONG"] if door is HTTP else ["PONG"])
+        assert [piece.env_steps for piece in one.played()] == [2, 3]
+
+
+def test_no_more_is_read_from_a_peer_whose_large_body_is_under_way() -> None:
+    with receiving() as one, one.client() as client:
+        client.send(large({"type": "EPISODES", "episodes": []}))
+        wait_for(lambda: one.translation.translated)
+        os.kill(one.pid(), signal.SIGSTOP)
+        body = large({"type": "EPISODES", "episodes": [an_episode(100)]})
+        ended = threading.Event()
+
+        def send() -> None:
+            for _ in range(3_000):
+                client.send(body)
+            ended.set()
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        assert not ended.wait(1.0)
+        assert one.translation._waiting <= 2 * len(body)
+        os.kill(one.pid(), signal.SIGCONT)
+        sending.join()
+        assert client.ask(PING) == b'{"type":"PONG"}'
+        assert sum(piece.env_steps for piece in one.played()) == 300_000
+
+
+def test_more_than_may_wait_is_refused() -> None:
+    body = large({"type": "EPISODES", "episodes": [an_episode(5)]})
+    with receiving(max_large=len(body) + 10) as one, one.client() as first, one.client() as second:
+        first.send(large({"type": "EPISODES", "episodes": []}))
+        wait_for(lambda: one.translation.translated)
+        os.kill(one.pid(), signal.SIGSTOP)
+        first.send(body)
+        wait_for(lambda: one.translation._waiting)
+        assert json.loads(second.ask(body))["code"] == "too_many"
+        os.kill(one.pid(), signal.SIGCONT)
+        assert first.ask(PING) == b'{"type":"PONG"}'
+        assert len(one.played()) == 1
+
+
+def test_who_has_shown_no_token_has_nothing_read() -> None:
+    with receiving(access=Access(token="a token")) as one:
+        with one.client() as stranger:
+            refused = json.loads(stranger.ask(large({"type": "EPISODES", "episodes": [an_episode(5)]})))
+            assert refused["code"] == "not_allowed"
+            assert stranger.rest() == b""
+        with one.client() as friend:
+            assert ask(friend, "GET_CONFIG", token="a token")["type"] == "SET_CONFIG"
+            assert one.translation._process is None
+            friend.send(large({"type": "EPISODES", "episodes": [an_episode(5)]}))
+            assert friend.ask(PING) == b'{"type":"PONG"}'
+            assert len(one.played()) == 1
+
+
+def hostile_bodies(size: int) -> list[bytes]:
+    """Return bodies that take long to read and are wrong at their end."""
+    rows = size // 14
+    ints = {"obs": [[0, 0, 0, 0]] * rows, "actions": [0] * rows, "rewards": [0] * rows}
+    tiny = {"obs": [[0, 0, 0, 0]], "actions": [], "rewards": [], "is_terminated": True, "is_truncated": False}
+    broken = {**tiny, "rewards": [""]}
+    keys = {format(n, "x"): 0 for n in range(size // 10)}
+    return [
+        msgspec.json.encode(message)
+        for message in (
+            {"type": "EPISODES", "episodes": [{**EPISODE, **ints}]},
+            {"type": "EPISODES", "episodes": [*[tiny] * (size // 90), broken]},
+            {"type": "EPISODES", "episodes": [broken], **keys},
+            {"type": "GET_POLICIES", "episode_id": "e", "agent_ids": ["a"] * (size // 4 - 20)},
+        )
+    ]
+
+
+def test_a_healthy_peer_is_answered_beside_eight_that_send_the_worst_bodies() -> None:
+    bodies = hostile_bodies(2_000_000)
+    with receiving(inline_body=64_000) as one, one.client() as healthy:
+        bad = [one.client() for _ in range(8)]
+        for number, client in enumerate(bad):
+            client.socket.setblocking(True)
+            threading.Thread(target=client.send, args=(bodies[number % 4],), daemon=True).start()
+        refused = [threading.Thread(target=lambda client=client: client.receive()) for client in bad]
+        for thread in refused:
+            thread.start()
+        trips = 0
+        while any(thread.is_alive() for thread in refused):
+            assert healthy.ask(PING) == b'{"type":"PONG"}'
+            trips += 1
+        # Read in the serving thread, each body would let one or two of them through.
+        assert trips > 100
+        assert one.translation.deaths == 0
+        for client in bad:
+            client.leave()

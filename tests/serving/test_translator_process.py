@@ -1,0 +1,202 @@
+"""The process that reads large bodies: killed, too slow, short of memory, and never left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.house.sources import ROOT
+from tests.serving.receiving import Receiving, ask, large, receiving, wait_for
+from tests.serving.test_large_bodies import PING, an_episode
+
+BODY = large({"type": "EPISODES", "episodes": [an_episode(5)]})
+
+
+def is_there(pid: int) -> bool:
+    """Return whether a process runs, or waits for somebody to ask how it ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def stopped_one(one: Receiving, client: Any) -> int:
+    """Return the process that reads large bodies, standing still."""
+    client.send(BODY)
+    assert client.ask(PING) == b'{"type":"PONG"}'
+    one.played()
+    pid = one.pid()
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def under_way(one: Receiving) -> bool:
+    job = one.translation._current
+    return job is not None and job.since is not None
+
+
+def test_a_body_whose_process_is_killed_is_read_by_the_next_one() -> None:
+    with receiving() as one, one.client() as client:
+        pid = stopped_one(one, client)
+        client.send(BODY)
+        wait_for(lambda: under_way(one))
+        os.kill(pid, signal.SIGKILL)
+        assert client.ask(PING) == b'{"type":"PONG"}'
+        assert len(one.played()) == 1
+        assert one.translation.deaths == 1
+        assert one.pid() != pid
+        assert not is_there(pid)
+
+
+def test_who_kills_two_processes_with_a_body_loses_the_connection_and_others_are_read() -> None:
+    with receiving() as one, one.client() as bad, one.client() as good:
+        pid = stopped_one(one, bad)
+        bad.send(BODY)
+        wait_for(lambda: under_way(one))
+        good.send(BODY)
+        job = one.translation._current
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: job.tries == 2 or job.then is None)
+        # The second process has to be caught while it reads: it is killed wherever it is.
+        killed: Any = None
+        while killed is None and one.translation._current is job:
+            killed = one.translation._process
+            killed.kill()
+        answer = json.loads(bad.receive())
+        assert answer["code"] == "internal"
+        assert bad.rest() == b""
+        assert good.ask(PING) == b'{"type":"PONG"}'
+        assert len(one.played()) == 1
+
+
+def test_a_body_that_takes_too_long_is_refused_and_the_next_one_is_read() -> None:
+    with receiving(handshake_s=0.5) as one, one.client() as slow, one.client() as other:
+        pid = stopped_one(one, slow)
+        slow.send(BODY)
+        wait_for(lambda: under_way(one))
+        other.send(BODY)
+        assert json.loads(slow.receive())["code"] == "too_slow"
+        assert other.ask(PING) == b'{"type":"PONG"}'
+        assert slow.ask(PING) == b'{"type":"PONG"}'
+        assert len(one.played()) == 1
+        assert not is_there(pid)
+
+
+def test_a_client_that_leaves_takes_its_body_with_it() -> None:
+    with receiving() as one, one.client() as other:
+        pid = stopped_one(one, other)
+        for _ in range(3):
+            with one.client() as client:
+                client.send(BODY)
+        wait_for(lambda: one.translation._waiting == 3 * len(BODY))
+        os.kill(pid, signal.SIGCONT)
+        # What was sent before is taken all the same, as everywhere.
+        wait_for(lambda: one.server.connections == 1 and len(one.reception.sessions) == 1)
+        assert other.ask(PING) == b'{"type":"PONG"}'
+        assert one.translation._waiting == 0
+
+
+def test_nothing_is_left_when_a_server_stops_with_bodies_under_way() -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    with receiving() as one, one.client() as client:
+        stopped_one(one, client)
+        one.translation.stop()
+    before = open_files()
+    for _ in range(3):
+        with receiving() as one, one.client() as client, one.client() as other:
+            pid = stopped_one(one, client)
+            client.send(BODY)
+            other.send(BODY)
+            wait_for(lambda one=one: under_way(one) and one.translation._waiting == 2 * len(BODY))
+            one.server.stop()
+            one.translation.stop()
+            assert not is_there(pid)
+    assert "menv-translation" not in {thread.name for thread in threading.enumerate()}
+    assert open_files() <= before
+
+
+def test_stopping_twice_and_without_a_body_is_fine() -> None:
+    with receiving() as one:
+        one.translation.stop()
+        one.translation.stop()
+
+
+SERVER = """
+import sys, time
+from tests.serving.receiving import receiving
+with receiving() as one, one.client() as client:
+    client.send(b" " * 4000 + b'{"type": "EPISODES", "episodes": []}')
+    while not one.translation.translated:
+        time.sleep(0.01)
+    print(one.pid(), flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
+def test_the_process_ends_when_its_server_is_killed(how: signal.Signals) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        assert is_there(pid)
+        server.send_signal(how)
+        server.wait()
+        wait_for(lambda: not is_there(pid) or _is_a_zombie(pid))
+
+
+def _is_a_zombie(pid: int) -> bool:
+    """Return whether a process has ended and nobody has asked how, which is up to whoever adopts it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_an_interrupt_from_the_keyboard_is_the_servers() -> None:
+    with receiving() as one, one.client() as client:
+        client.send(BODY)
+        assert client.ask(PING) == b'{"type":"PONG"}'
+        os.kill(one.pid(), signal.SIGINT)
+        time.sleep(0.1)
+        client.send(BODY)
+        assert client.ask(PING) == b'{"type":"PONG"}'
+        assert (len(one.played()), one.translation.deaths) == (2, 0)
+
+
+def test_a_body_that_needs_more_memory_than_there_is_for_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("menv.serving.translation.MEMORY_FACTOR", 0)
+    with receiving(max_body=40_000_000) as one, one.client() as client:
+        rows = b",".join([b"[0,0,0,0]"] * 2_000_000)
+        episode = b'{"is_terminated": true, "is_truncated": true, "obs": [%b]}' % rows
+        answer = json.loads(client.ask(b'{"type": "EPISODES", "episodes": [%b]}' % episode))
+        assert answer["code"] == "too_large"
+        assert ask(client, "PING") == {"type": "PONG"}
+        assert one.translation.deaths == 0
+
+
+def test_bodies_are_read_here_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    for executable in ("/no/such/file", "/bin/false"):
+        monkeypatch.setattr(sys, "executable", executable)
+        with receiving() as one, one.client() as client:
+            for _ in range(2):
+                client.send(BODY)
+                assert client.ask(PING) == b'{"type":"PONG"}'
+            assert len(one.played()) == 2
+            assert (one.translation.usable, one.translation.translated) == (False, 0)
