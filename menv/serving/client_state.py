@@ -126,6 +126,11 @@ class ClientState:
             del self.chunks[name]
             self.chunks_over -= 1
 
+    def clear(self) -> None:
+        """Forget all episodes."""
+        for kept in (self.links, self.finished, self.chunks, self.loose):
+            kept.clear()
+
     def board_ids(self) -> list[str]:
         """Return the switchboard's ids of all open episodes."""
         chunks = [one.board_id for one in self.chunks.values() if one.board_id and not one.over]

@@ -56,6 +56,10 @@ class Errands:
         """How many different `who` wait for new weights."""
         return len(self._later)
 
+    def look_again(self) -> None:
+        """Have the sampler's thread see who waits, though nothing new has come."""
+        self._wake()
+
     def waits(self, who: object) -> bool:
         """Return whether `who` waits for new weights."""
         return who in self._later

@@ -33,6 +33,8 @@ from menv.switchboard import Switchboard
 
 _OF_TRANSPORTS = {"timeout": Code.TOO_SLOW, "too_many_connections": Code.TOO_MANY}
 """What transports say that have words of their own."""
+_MOST_AWAY = 1_000
+"""Clients without a connection that are remembered; others that leave take the place of who left first."""
 
 
 class Reception:
@@ -137,6 +139,7 @@ class Reception:
         if state.connected <= 0:
             state.lost_at = time.monotonic()
             if state.extended:
+                self._make_room()
                 asyncio.get_running_loop().call_later(self.return_s, self._give_up_if_away, state)
             else:
                 self.give_up(state)
@@ -146,6 +149,13 @@ class Reception:
         self.states.pop(state.token, None)
         for board_id in state.board_ids():
             self.switchboard.lose(board_id)
+        state.clear()
+
+    def _make_room(self) -> None:
+        """Give up who has been away the longest, if too many are."""
+        away = [state for state in self.states.values() if state.connected <= 0]
+        if len(away) > _MOST_AWAY:
+            self.give_up(min(away, key=lambda state: state.lost_at))
 
     def _give_up_if_away(self, state: ClientState) -> None:
         """Give a client up that has not returned since it lost a connection long enough ago."""

@@ -183,7 +183,7 @@ class Session:
             later = partial(reception.errands.add_later, self)
             self._have_done(later, self._state_of(request), self._sender(answerer))
             # Others may have stopped playing by then.
-            asyncio.get_running_loop().call_later(STILL_PLAYING_S, reception.switchboard.wake)
+            asyncio.get_running_loop().call_later(STILL_PLAYING_S, reception.errands.look_again)
 
         work = reception.chunks.take(self.state, request, answerer.dialect, translated=translated)
         self._intake.run(work, then, answerer.close)

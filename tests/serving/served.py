@@ -103,6 +103,7 @@ class Served:
             if self._thread.is_alive():
                 # It waits for callers, for longer than a test may take.
                 self.envs.switchboard.fail(_HaltError())
+                self.envs._errands.look_again()
             self._thread.join(6 * PATIENCE_S)
             assert not self._thread.is_alive(), "the sampler hangs"
         if self.error is not None and not isinstance(self.error, _HaltError):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN
-from tests.serving.doors import DOORS, HTTP, Door
+from tests.serving.doors import DOORS, Door
 from tests.serving.served import PLACES, Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice
@@ -150,43 +150,49 @@ def alone(steps: int, first: int) -> list[int]:
         return play(voice, "e", steps, first)[0]
 
 
+def act_at_once(episodes: list[Turns], obs: list[Any]) -> list[int]:
+    """Ask for actions of several episodes, each on a connection of its own, so that they are decided together."""
+    for turns, own in zip(episodes, obs, strict=True):
+        turns.tell("GET_ACTION", observation=own)
+    return [turns.voice.hear()["action"] for turns in episodes]
+
+
 def test_a_recurrent_policy_remembers_each_episode_by_itself() -> None:
     firsts = (0, 3, 6)
-    with served(**LSTM, explore=False) as one, one.sampling(), one.voice() as voice, one.voice(HTTP) as other:
-        episodes = [Turns((voice, other)[n % 2], f"e{n}") for n in range(len(firsts))]
-        together: list[list[int]] = [[] for _ in firsts]
-        for step in range(12):
-            for turns, first, actions in zip(episodes, firsts, together, strict=True):
-                actions.append(turns.act(obs_of(first + step)))
-        states = [batch for batch in one.batches if "default_policy" in batch]
-    assert states
-    assert together == [alone(12, first) for first in firsts]
+    with served(**LSTM, explore=False, settings={"batch_wait": 0.1}) as one, one.sampling():
+        voices = [one.voice(door) for door in DOORS]
+        episodes = [Turns(voice, f"e{number}") for number, voice in enumerate(voices)]
+        together = [act_at_once(episodes, [obs_of(first + step) for first in firsts]) for step in range(12)]
+        for voice in voices:
+            voice.leave()
+    assert [list(actions) for actions in zip(*together, strict=True)] == [
+        alone(12, first) for first in firsts
+    ]
+
+
+def states(interleaved: bool) -> Any:
+    """Return the recurrent state of each row of an episode, while another one runs or by itself."""
+    config = {**LSTM, "explore": False, "rollout_fragment_length": 16, "train_batch_size": 16}
+    with served(**config, settings={"batch_wait": 0.1 * interleaved}) as one:
+        with one.sampling(), one.voice() as voice, one.voice() as second:
+            turns = Turns(voice, "e")
+            others = [Turns(second, "f")] if interleaved else []
+            for step in range(16):
+                act_at_once([turns, *others], [obs_of(step), obs_of(-step - 1)][: 1 + interleaved])
+            for one_of_them in (turns, *others):
+                one_of_them.end(obs_of(16))
+            if not interleaved:
+                play(voice, "g", 16, first=20)
+            assert settled(one)
+        one.paid()
+        obs, state = one.column("obs"), one.column("state_in_0")
+        wanted = [
+            np.flatnonzero((obs == np.array(obs_of(step), np.float32)).all(axis=1))[0] for step in range(16)
+        ]
+        return state[wanted]
 
 
 def test_a_recurrent_state_is_written_down_per_episode() -> None:
-    """The state of each row is what the same episode, played alone, has at that row."""
-
-    def states(interleaved: bool) -> Any:
-        with served(**LSTM, explore=False, rollout_fragment_length=16, train_batch_size=16) as one:
-            with one.sampling(), one.voice() as voice:
-                turns = Turns(voice, "e")
-                other = Turns(voice, "f") if interleaved else None
-                for step in range(16):
-                    turns.act(obs_of(step))
-                    if other:
-                        other.act(obs_of(-step))
-                turns.end(obs_of(16))
-                if other:
-                    other.end(obs_of(16))
-                else:
-                    play(voice, "g", 16)
-                assert settled(one)
-            obs, state = one.column("obs"), one.column("state_in_0")
-            wanted = [
-                np.flatnonzero((obs == np.array(obs_of(s), np.float32)).all(axis=1))[0] for s in range(16)
-            ]
-            return state[wanted]
-
     both = states(True)
     assert np.abs(both[1:]).max() > 0
     np.testing.assert_array_equal(both, states(False))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from menv.serving import reception
 from menv.serving.rllink import RLlinkInput
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Client, Door
 from tests.serving.served import Served, obs_of, served, settled
@@ -19,6 +21,7 @@ every_change = pytest.mark.parametrize(
     [(TCP, TCP), (WEBSOCKET, TCP), (TCP, HTTP), (HTTP, WEBSOCKET)],
     ids=lambda pair: "-".join(d.name for d in pair),
 )
+AWAY_S = 1.0
 State = Callable[[Turns], float]
 """Brings an episode into some state and leaves it; returns what was paid in it."""
 
@@ -57,6 +60,14 @@ def logged(turns: Turns) -> float:
 
 STATES: tuple[State, ...] = (only_begun, paid_before_anything, asked, answered, paid, logged)
 every_state = pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+
+
+def stays_open(one: Served) -> None:
+    """Watch an episode for as long as it takes to give a client up that is away."""
+    end = time.monotonic() + 1.5 * AWAY_S
+    while time.monotonic() < end:
+        assert one.status["open_episodes"] == 1
+        time.sleep(0.01)
 
 
 def returned(one: Served, door: Door, session: str, before: Turns) -> Turns:
@@ -139,26 +150,26 @@ def test_a_client_that_does_not_return_in_time_loses_its_episodes_though_nobody_
 
 
 def test_a_client_that_has_returned_in_time_keeps_its_episodes() -> None:
-    with served(settings={"return_s": 0.5}) as one, one.sampling():
+    with served(settings={"return_s": AWAY_S}) as one, one.sampling():
         voice = one.voice()
         session = voice.greet()["session"]
         turns = Turns(voice, "e")
         voice.leave()
         again = returned(one, TCP, session, turns)
         with again.voice:
-            assert not eventually(lambda: one.status["open_episodes"] == 0)
+            stays_open(one)
             assert again.act(obs_of(0)) in (0, 1)
 
 
 def test_a_client_may_return_before_its_old_connection_is_known_to_be_lost() -> None:
-    with served(settings={"return_s": 0.2}) as one, one.sampling():
+    with served(settings={"return_s": AWAY_S}) as one, one.sampling():
         with one.voice() as old:
             session = old.greet()["session"]
             turns = Turns(old, "e")
             again = returned(one, WEBSOCKET, session, turns)
         with again.voice:
             assert eventually(lambda: one.status["clients_connected"] == 1)
-            assert not eventually(lambda: one.status["open_episodes"] == 0)
+            stays_open(one)
             assert again.act(obs_of(0)) in (0, 1)
 
 
@@ -227,3 +238,22 @@ def test_who_asks_for_nothing_more_is_told_nothing_more() -> None:
         assert greeting["observation_space"]["shape"] == [3]
         assert greeting["action_space"]
         assert set(greeting["policies"]) == {"default_policy"}
+
+
+def test_of_clients_that_come_and_go_only_the_last_ones_may_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception, "_MOST_AWAY", 3)
+    with served() as one:
+        with one.sampling():
+            gone = []
+            for number in range(6):
+                with one.voice() as voice:
+                    gone.append(voice.greet()["session"])
+                    turns = Turns(voice, "e")
+                    turns.act(obs_of(number))
+                    turns.pay(2.0**number)
+                assert eventually(lambda: one.status["clients_connected"] == 0)
+            assert settled(one, 3)
+            with one.voice() as voice:
+                returned = [voice.greet(session=session)["resume"] for session in gone]
+        assert returned == [{}] * 3 + [{"e": {"seq": 2}}] * 3
+        assert one.paid() == 63.0
