@@ -150,11 +150,11 @@ class HttpClientConnection:
     def receive(self) -> bytes:
         """Return the body of the response; see `ClientConnection`."""
         try:
-            response = self._http.getresponse()
-            # Where headers break off the rest would pass for an empty body.
-            if response.getheader("Content-Length") is None:
-                raise ConnectionResetError("the response broke off, or is none of a server of menv")
-            return response.read()
+            with contextlib.closing(self._http.getresponse()) as response:
+                # Where headers break off the rest would pass for an empty body.
+                if not response.length:
+                    raise ConnectionResetError("the response broke off, or is none of a server of menv")
+                return response.read()
         except (OSError, http.client.HTTPException) as error:
             raise _lost(error) from error
 

@@ -1,4 +1,4 @@
-"""A server whose algorithm samples in a thread and keeps every batch, and a wire between it and clients that can be cut."""
+"""A server whose algorithm samples in a thread and keeps every batch, and a wire to it that can be cut."""
 
 from __future__ import annotations
 
