@@ -52,7 +52,7 @@ def main() -> None:
             result = algo.train()
             steps, mean = result["num_env_steps_sampled"], result["episode_reward_mean"]
             print(f"{steps:>9,} env steps  mean return {mean}", flush=True)
-            if (mean is not None and mean >= args.stop_reward) or (steps and "idle" in result["external"]):
+            if mean is not None and (mean >= args.stop_reward or "idle" in result["external"]):
                 break
 
 

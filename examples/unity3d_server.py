@@ -52,7 +52,7 @@ def main() -> None:
             result = algo.train()
             steps, means = result["num_env_steps_sampled"], result["policy_reward_mean"]
             print(f"{steps:>9,} env steps  {means}", flush=True)
-            if steps and "idle" in result["external"]:
+            if means and "idle" in result["external"]:
                 break
 
 

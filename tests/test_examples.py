@@ -224,4 +224,6 @@ def test_every_example_is_tested_here() -> None:
         "two_step_game",
         "pistonball",
     }
-    assert names == tested | critics | others
+    # `tests/serving/test_serving_examples.py` starts these in pairs.
+    pairs = {f"{name}_{end}" for name in ("cartpole", "rllink", "unity3d") for end in ("server", "client")}
+    assert names == tested | critics | others | pairs

@@ -13,13 +13,14 @@ import socket
 import ssl
 from typing import Any, Protocol
 
-from menv.errors import MissingExtraError
+from menv.errors import ConfigError, MissingExtraError
 from menv.serving.bad_message import BadMessageError
 from menv.serving.client_address import ClientAddress
 from menv.serving.framing import MOST_BODY_BYTES, Frames, frame
 
 _CHUNK = 1 << 18
 _CLOSE_S = 1.0
+_UNWELCOME = (401, 403)
 _MSGPACK = "application/msgpack"
 
 
@@ -66,6 +67,7 @@ def connect(address: ClientAddress, token: str | None, timeout: float, name: str
 
     Raises:
         ConnectionError: Nobody answers there.
+        ConfigError: The server lets nobody in with this token.
         MissingExtraError: WebSocket needs a package that is not installed.
     """
     kinds: dict[str, Any] = {"http": HttpClientConnection, "ws": WebSocketClientConnection}
@@ -148,7 +150,11 @@ class HttpClientConnection:
     def receive(self) -> bytes:
         """Return the body of the response; see `ClientConnection`."""
         try:
-            return self._http.getresponse().read()
+            with contextlib.closing(self._http.getresponse()) as response:
+                # Where headers break off the rest would pass for an empty body.
+                if not response.length:
+                    raise ConnectionResetError("the response broke off, or is none of a server of menv")
+                return response.read()
         except (OSError, http.client.HTTPException) as error:
             raise _lost(error) from error
 
@@ -176,7 +182,8 @@ class WebSocketClientConnection:
         self._timeout = timeout
         self._errors = (OSError, EOFError, WebSocketException)
         try:
-            self._websocket = open_websocket(
+            # As a context manager, because newer versions connect no earlier.
+            self._opened = open_websocket(
                 f"ws{'s' * address.tls}://{address.authority}{address.path}",
                 additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
                 compression=None,
@@ -185,7 +192,12 @@ class WebSocketClientConnection:
                 max_size=None,
                 ssl=_context() if address.tls else None,
             )
+            self._websocket = self._opened.__enter__()
         except InvalidHandshake as error:
+            if getattr(getattr(error, "response", None), "status_code", None) in _UNWELCOME:
+                raise ConfigError(
+                    f"PolicyClient: {address} refuses ({error}), expected to be let in; check token and address"
+                ) from error
             raise ConnectionRefusedError(f"the server lets no WebSocket in ({error})") from error
 
     def send(self, body: bytes) -> None:
@@ -205,7 +217,7 @@ class WebSocketClientConnection:
 
     def close(self) -> None:
         """End the connection."""
-        self._websocket.close()
+        self._opened.__exit__(None, None, None)
 
 
 def _end(connected: socket.socket) -> None:

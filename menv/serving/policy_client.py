@@ -6,13 +6,14 @@ is sent again is known to `client_link`, how to act without asking to `local_act
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from menv.errors import ConfigError, EpisodeError
+from menv.errors import ConfigError, ContractError, EpisodeError
 from menv.serving.client_address import read_address
 from menv.serving.client_link import ClientLink
 from menv.serving.client_spaces import ClientSpaces
@@ -29,9 +30,9 @@ _KEPT_IDS = 10_000
 class PolicyClient:
     """Plays episodes with the policies of a server, which learn from them. A context manager that closes itself.
 
-    With "remote" inference every call is a message, and the server chooses the actions. With "local" inference the
-    client fetches the policies, acts by itself (it draws actions, as when training), and sends what happened in
-    chunks of as many env steps as the server wants. Then infos are not sent, an episode that starts with
+    With "remote" inference the server is asked for each action, and rewards go with the next question. With "local"
+    inference the client fetches the policies, acts by itself (it draws actions, as when training), and sends what
+    happened in chunks of as many env steps as the server wants. Then infos are not sent, an episode that starts with
     `training_enabled=False` is not sent at all, and an episode that begins with `log_action` is played remotely as a
     whole. A policy whose connectors keep something of each life, such as stacked frames, plays remotely only.
 
@@ -73,10 +74,12 @@ class PolicyClient:
         _check(inference_mode, session, timeout)
         self._address, self._token, self._name, self._timeout = read_address(address), token, client, timeout
         self._lock = threading.Lock()
+        self._is_closed = False
         self._links: list[tuple[threading.Thread, ClientLink]] = []
         self._own = threading.local()
         self._first = self._own.link = self._new_link(session)
         self._spaces = ClientSpaces(self._first.config)
+        self._multi_agent = self._spaces.multi_agent
         self._episodes: dict[str, RemoteEpisode | LocalEpisode] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._actor: LocalActor | None = None
@@ -91,8 +94,12 @@ class PolicyClient:
     def __enter__(self) -> PolicyClient:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            # What went wrong is to be seen, not what could not be sent because of it.
+            self._disconnect()
 
     @property
     def session(self) -> str | None:
@@ -168,11 +175,11 @@ class PolicyClient:
     def log_returns(
         self,
         episode_id: str,
-        reward: float | Mapping[str, float],
+        reward: float | dict[str, float],
         info: Mapping[str, Any] | None = None,
         multiagent_done_dict: Mapping[str, bool] | None = None,
     ) -> None:
-        """Pay a reward for the last action; rewards add up until the next observation.
+        """Pay a reward for the last action; rewards add up until the next observation, and are sent with it.
 
         Args:
             episode_id: The episode.
@@ -182,14 +189,18 @@ class PolicyClient:
                 of such an agent is its last one.
 
         Raises:
-            EpisodeError: There is no such episode, or the server has forgotten it.
-            RefusedError: The server does not take it.
-            ServerGoneError: The server does not answer.
+            EpisodeError: There is no such episode.
+            ContractError: The reward is of another kind.
         """
         try:
             episode = self._episodes[episode_id]
         except KeyError:
             raise self._unknown("log_returns", episode_id) from None
+        if isinstance(reward, dict) is not self._multi_agent:
+            kind = "a dict of numbers by agent" if self._multi_agent else "a number"
+            raise ContractError(
+                f"log_returns: got a {type(reward).__name__}, expected {kind}; look at the server's config"
+            )
         episode.pay(reward, info, multiagent_done_dict)
 
     def end_episode(self, episode_id: str, observation: Any, truncated: bool = False) -> None:
@@ -224,12 +235,22 @@ class PolicyClient:
 
     def close(self) -> None:
         """Send what is complete, and end the connections; open episodes are lost unless another client goes on."""
+        if self._is_closed:
+            return
         try:
             if self._actor is not None:
                 self._actor.flush()
+            for episode in list(self._episodes.values()):
+                if isinstance(episode, RemoteEpisode):
+                    with contextlib.suppress(EpisodeError):
+                        episode.tell()
         finally:
-            for _, link in self._links:
-                link.close()
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        self._is_closed = True
+        for _, link in self._links:
+            link.close()
 
     def _episode(self, call: str, episode_id: str) -> RemoteEpisode | LocalEpisode:
         try:

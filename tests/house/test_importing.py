@@ -26,9 +26,9 @@ def python(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     )
 
 
-def heavy_modules_after(code: str) -> list[str]:
+def heavy_modules_after(code: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
     """Return which of the heavy packages are imported once `code` has run."""
-    done = python(f"{code}\nimport sys\nprint(*(name for name in {HEAVY} if name in sys.modules))")
+    done = python(f"{code}\nimport sys\nprint(*(name for name in {heavy} if name in sys.modules))")
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -51,6 +51,13 @@ def test_reading_what_clients_send_imports_nothing_heavy() -> None:
         f"{code}\nimport sys\nprint(*({{'starlette', 'uvicorn', 'websockets', 'scipy'}} & {{*sys.modules}}))"
     )
     assert other.stdout.split() == []
+
+
+def test_a_client_needs_neither_torch_nor_a_server() -> None:
+    servers = ("torch", "onnx", "ray", "starlette", "uvicorn", "websockets", "asyncio")
+    code = "from menv.serving.policy_client import PolicyClient"
+    assert heavy_modules_after(code, (*servers, "onnxruntime", "safetensors")) == []
+    assert heavy_modules_after(f"{code}\nimport menv.serving.local_actor", servers) == []
 
 
 def test_import_menv_takes_little_more_than_numpy_and_gymnasium() -> None:

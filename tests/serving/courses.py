@@ -1,4 +1,4 @@
-"""A server whose algorithm samples in a thread and keeps every batch, and a wire between it and clients that can be cut."""
+"""A server whose algorithm samples in a thread and keeps every batch, and a wire to it that can be cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.algorithms import PPO
-from menv.serving.policy_server import PolicyServerInput
+from menv.serving.policy_server import Carrier, PolicyServerInput
 from tests.serving.talks import eventually
 
 SCHEMES = {"http": "http", "tcp": "tcp", "websocket": "ws"}
@@ -21,7 +21,7 @@ OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 CONFIG: dict[str, Any] = {
     "observation_space": OBSERVATIONS,
     "action_space": gym.spaces.Discrete(2),
-    "rollout_fragment_length": 8,
+    "rollout_fragment_length": 1,
     "train_batch_size": 8,
     "model": {"fcnet_hiddens": [8]},
     "seed": 3,
@@ -42,13 +42,13 @@ class Course:
     def __init__(
         self,
         config: dict[str, Any] | None = None,
-        transport: str = "tcp",
+        transport: Carrier = "tcp",
         kind: Any = PPO,
         trains: bool = False,
         port: int = 0,
         **settings: Any,
     ) -> None:
-        settings = {"idle_timeout": 0.1, **settings}
+        settings = {"idle_timeout": 0.1, "env_steps_per_sample": 8, **settings}
         self.batches: list[Any] = []
         self.fault: BaseException | None = None
         self.scheme = SCHEMES[transport]

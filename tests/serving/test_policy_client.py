@@ -11,6 +11,7 @@ import pytest
 from menv.algorithms import DQN
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError, RefusedError
 from menv.serving.policy_client import PolicyClient
+from menv.serving.policy_server import Carrier
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
 
@@ -19,7 +20,7 @@ MODES = ("local", "remote")
 
 @pytest.mark.parametrize("transport", ["http", "tcp", "websocket"])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_reward_arrives_once_over_every_transport(mode: str, transport: str) -> None:
+def test_every_reward_arrives_once_over_every_transport(mode: str, transport: Carrier) -> None:
     paid = [float(number) for number in range(1, 31)]
     with Course(transport=transport) as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
         actions = [*play(client, paid[:7]), *play(client, paid[7:9], truncated=True), *play(client, paid[9:])]
@@ -157,7 +158,7 @@ def test_a_refusal_is_the_servers_sentence() -> None:
             client.get_action(name, np.zeros(5, np.float32))
         assert caught.value.code == "wrong_length"
         with pytest.raises(ContractError, match="get_action: got something that has no form on the wire"):
-            client.get_action(name, {1, 2})
+            client.get_action(name, object())
         client.get_action(name, observation(0))
         client.log_returns(name, 4.0)
         client.end_episode(name, observation(1))
@@ -248,7 +249,7 @@ def test_wrong_arguments_are_explained(arguments: dict[str, object], text: str) 
 
 
 @pytest.mark.parametrize("transport", ["http", "tcp", "websocket"])
-def test_only_the_right_token_gets_in(transport: str) -> None:
+def test_only_the_right_token_gets_in(transport: Carrier) -> None:
     with Course(transport=transport, token="open sesame") as course:
         for wrong in (None, "open barley"):
             with pytest.raises(ConfigError, match="check token and address") as caught:
@@ -257,6 +258,14 @@ def test_only_the_right_token_gets_in(transport: str) -> None:
         with PolicyClient(course.address, "remote", token="open sesame") as client:
             play(client, [1.0])
         assert course.has_rewards([1.0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reward_of_another_kind_is_refused(mode: str) -> None:
+    with Course() as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
+        name = client.start_episode()
+        with pytest.raises(ContractError, match="log_returns: got a dict, expected a number"):
+            client.log_returns(name, {"agent": 1.0})
 
 
 def test_another_client_goes_on_with_the_session_of_one_that_is_gone() -> None:

@@ -1,0 +1,118 @@
+"""Policy clients and servers that lose each other: nothing is lost with a connection, and nothing arrives twice."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from menv.errors import EpisodeError, ServerGoneError
+from menv.serving.policy_client import PolicyClient
+from tests.serving.courses import Course, cut_wire, observation, play
+
+MODES = ("local", "remote")
+ROUNDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 30))]
+"""Seeds of a test in which connections are cut; each cuts several of them at other places."""
+
+
+@pytest.mark.parametrize("seed", ROUNDS)
+@pytest.mark.parametrize(
+    ("mode", "transport", "most"), [("local", "tcp", 6000), ("remote", "tcp", 2500), ("remote", "http", 6000)]
+)
+def test_connections_may_be_cut_anywhere(mode: str, transport: str, most: int, seed: int) -> None:
+    paid = [float(number) for number in range(90)]
+    with Course(transport=transport) as course, cut_wire(course, seed, 8, most) as wire:  # type: ignore[arg-type]
+        address = f"{course.scheme}://127.0.0.1:{wire.port}"
+        with PolicyClient(address, mode, update_interval=0.01, timeout=20) as client:  # type: ignore[arg-type]
+            for first in range(0, 90, 30):
+                names = [client.start_episode() for _ in range(2)]
+                for step in range(15):
+                    for number, name in enumerate(names):
+                        client.get_action(name, observation(step))
+                        client.log_returns(name, paid[first + 15 * number + step])
+                for name in names:
+                    client.end_episode(name, observation(15))
+        assert course.has_rewards(paid)
+        assert wire.cuts >= 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_server_that_is_gone_is_one_clear_error(mode: str) -> None:
+    with Course() as course:
+        client = PolicyClient(course.address, mode, update_interval=None, timeout=0.5)  # type: ignore[arg-type]
+        play(client, [1.0] * 3)
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+
+    for _ in range(2):
+        begun = time.monotonic()
+        with pytest.raises(ServerGoneError, match=r"does not answer .*expected a server there within 0\.5 s"):
+            go_on(client, name)
+        assert time.monotonic() - begun < 10
+    with pytest.raises(ServerGoneError):
+        PolicyClient(course.address, mode, timeout=0.2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_client_waits_for_a_server_that_comes_back(mode: str) -> None:
+    with Course() as first:
+        port = first.port
+        client = PolicyClient(first.address, mode, update_interval=None, timeout=20)  # type: ignore[arg-type]
+        name = client.start_episode()
+        for number in range(10):
+            client.get_action(name, observation(number))
+            client.log_returns(name, 1.0)
+    with Course(port=port) as second:
+        with pytest.raises(EpisodeError, match=r"forgotten"):
+            go_on(client, name)
+        play(client, [7.0] * 3)
+        client.close()
+        assert second.has_rewards([7.0] * 3)
+
+
+def go_on(client: PolicyClient, name: str) -> None:
+    for number in range(20):
+        client.log_returns(name, 1.0)
+        client.get_action(name, observation(number))
+
+
+def test_a_client_that_is_early_waits_for_the_server() -> None:
+    with Course() as course:
+        port = course.port
+    found: list[float] = []
+
+    def early() -> None:
+        with PolicyClient(f"tcp://127.0.0.1:{port}", "remote", timeout=20) as client:
+            play(client, [3.0])
+            found.append(3.0)
+
+    thread = threading.Thread(target=early)
+    thread.start()
+    time.sleep(0.1)
+    with Course(port=port) as course:
+        thread.join(20)
+        assert course.has_rewards([3.0])
+    assert found == [3.0]
+
+
+def test_closing_wakes_a_thread_that_waits_for_an_answer() -> None:
+    with Course() as course:
+        client = PolicyClient(course.address, "remote", timeout=60)
+        name = client.start_episode()
+        course.algo._base_env.send_actions = lambda *_: None
+        failed: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                client.get_action(name, observation(0))
+            except ServerGoneError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        time.sleep(0.2)
+        client.close()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert len(failed) == 1

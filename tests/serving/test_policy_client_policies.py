@@ -1,0 +1,139 @@
+"""Policy clients with every kind of policy: memory, masks, continuous actions, several agents and policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.envs import RandomMultiAgentEnv
+from menv.errors import ContractError
+from menv.serving.policy_client import PolicyClient
+from tests.serving.courses import Course, observation, play
+
+MODES = ("local", "remote")
+BOX = gym.spaces.Box(np.array([-3.0, 10.0], np.float32), np.array([5.0, 12.0], np.float32))
+MASKED = gym.spaces.Dict(
+    {"action_mask": gym.spaces.MultiBinary(3), "seen": gym.spaces.Box(-1.0, 1.0, (2,), np.float32)}
+)
+TEAMS: dict[str, Any] = {
+    "env": RandomMultiAgentEnv,
+    "env_config": {"num_agents": ["red_0", "red_1", "blue_0"], "end_prob": 0.1, "appear_prob": 0.4},
+    "observation_space": None,
+    "action_space": None,
+    "multiagent": {
+        "policies": ["red", "blue"],
+        "policy_mapping_fn": lambda agent_id, **kwargs: agent_id.partition("_")[0],
+    },
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_continuous_actions_arrive_within_the_bounds_and_are_learned_from_as_they_were_drawn(
+    mode: str,
+) -> None:
+    with (
+        Course({"action_space": BOX}) as course,
+        PolicyClient(course.address, mode, update_interval=None) as client,  # type: ignore[arg-type]
+    ):
+        played = play(client, [float(number) for number in range(40)])
+        client.close()
+        assert course.has_rewards([float(number) for number in range(40)])
+        assert all(BOX.contains(action) for action in played)
+        order = np.argsort(course.column("rewards"))
+        policy = course.algo.get_policy()
+        expected = policy.networks.output(course.column("actions")[order])
+        assert np.allclose(played, expected, atol=1e-5)
+        logp = course.algo.get_policy().networks.backend.evaluate(
+            0, course.column("obs")[order], None, course.column("actions")[order]
+        )
+        assert np.allclose(course.column("action_logp")[order], logp.logp, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_masks_hold_wherever_actions_are_chosen(mode: str) -> None:
+    with (
+        Course({"observation_space": MASKED, "action_space": gym.spaces.Discrete(3)}) as course,
+        PolicyClient(course.address, mode) as client,  # type: ignore[arg-type]
+    ):
+        name, allowed = client.start_episode(), 0
+        for number in range(30):
+            allowed = number % 3
+            mask = np.zeros(3, np.int8)
+            mask[allowed] = 1
+            action = client.get_action(name, {"action_mask": mask, "seen": np.zeros(2, np.float32)})
+            assert action == allowed
+            client.log_returns(name, float(number))
+        client.end_episode(name, {"action_mask": np.zeros(3, np.int8), "seen": np.zeros(2, np.float32)})
+        client.close()
+        assert course.has_rewards([float(number) for number in range(30)])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_memory_belongs_to_an_episode(mode: str) -> None:
+    model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 5}
+    with (
+        Course({"model": model, "rollout_fragment_length": 5, "train_batch_size": 10}) as course,
+        PolicyClient(course.address, mode) as client,  # type: ignore[arg-type]
+    ):
+        names = [client.start_episode() for _ in range(2)]
+        for number in range(15):
+            for name in names:
+                client.get_action(name, observation(number))
+                client.log_returns(name, float(number))
+        for name in names:
+            client.end_episode(name, observation(15))
+        client.close()
+        assert course.has_rewards([float(number) for number in range(15)] * 2)
+        rewards, states = course.column("rewards"), course.column("state_in_0")
+        for number in range(15):
+            both = states[rewards == number]
+            assert np.allclose(both[0], both[1], atol=1e-5)
+            assert both.any() == (number > 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_agents_come_and_go_under_two_policies(mode: str) -> None:
+    env = RandomMultiAgentEnv(TEAMS["env_config"])
+    paid: dict[str, list[float]] = {"red": [], "blue": []}
+    number = 0
+    with Course(TEAMS) as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
+        for seed in range(4):
+            obs, _ = env.reset(seed=seed)
+            name, over = client.start_episode(), False
+            while not over:
+                actions = client.get_action(name, obs)
+                assert actions.keys() == set(env.agents)
+                obs, _, terminateds, truncateds, _ = env.step(actions)
+                rewards = {}
+                for agent in actions:
+                    number += 1
+                    rewards[agent] = float(number)
+                    paid[agent.partition("_")[0]].append(float(number))
+                over = terminateds.pop("__all__") or truncateds.pop("__all__")
+                client.log_returns(name, rewards, multiagent_done_dict=terminateds)
+            client.end_episode(name, obs, truncated=bool(env.agents))
+        client.close()
+        for policy, rewards_of in paid.items():
+            assert course.has_rewards(rewards_of, policy)
+        assert course.column("terminateds", "red").sum() > 4
+
+
+def test_agents_are_named_by_texts() -> None:
+    with Course(TEAMS) as course, PolicyClient(course.address) as client:
+        name = client.start_episode()
+        with pytest.raises(ContractError, match="agent 0, expected a str"):
+            client.get_action(name, {0: np.zeros(10, np.float32)})
+
+
+def test_a_list_of_numbers_is_an_observation_too() -> None:
+    with Course() as course, PolicyClient(course.address) as client:
+        name = client.start_episode()
+        for number in range(9):
+            client.get_action(name, [0.0, 0.5, number / 1000])
+            client.log_returns(name, float(number))
+        client.end_episode(name, [0.0, 0.5, 0.5])
+        client.close()
+        assert course.has_rewards([float(number) for number in range(9)])
