@@ -1,4 +1,4 @@
-"""Every error that menv raises on purpose, one class per thing a caller can do next.
+"""Every error that menv raises on purpose, one class per thing a caller can do next, and its one kind of warning.
 
 A message reads `<where>: <what was wrong, with values>, expected <rule>; <what to do next>`
 and never holds a whole observation, batch or set of weights.

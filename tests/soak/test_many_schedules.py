@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from menv.adapters import local_envs
 from menv.algorithms import PPO
 from menv.envs import MultiAgentTrafficEnv
 from tests.contract.scripted import Script
+from tests.properties import test_crashes as crashes
 from tests.properties.schedules import check_memory, scripts
 from tests.properties.test_schedules import FRAGMENTS, Run
 
@@ -37,6 +39,24 @@ def test_no_reward_is_lost_and_no_lives_are_mixed(
     assert [game.complaints for game in run.games] == [[]] * num_envs
     run.check_rewards()
     run.check_trajectories()
+    if kind == "recurrent":
+        check_memory(run.batches)
+
+
+@many
+@given(
+    scripts,
+    st.sampled_from(FRAGMENTS),
+    st.lists(crashes.dues, min_size=1, max_size=3),
+    st.sampled_from(["networks", "recurrent", "own"]),
+)
+def test_the_same_holds_where_environments_crash(
+    script: Script, length: int, due: list[crashes.Due], kind: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_envs, "PAUSES", (0.0, 0.0, 0.0))
+        run = crashes.Run(script, kind, length, due)
+    run.check()
     if kind == "recurrent":
         check_memory(run.batches)
 
