@@ -35,10 +35,8 @@ def played(
     """Return the digest of worlds that are shared out to several samplers."""
     whole = Digest()
     for worlds in splits:
-        base_env = to_base_env(
-            make(script, worlds[0]), lambda index, own=worlds: make(script, own[index]), len(worlds), seed=seed,
-            first_index=worlds[0],
-        )  # fmt: skip
+        envs = [make(script, world) for world in worlds]
+        base_env = to_base_env(envs[0], envs.__getitem__, len(envs), seed=seed, first_index=worlds[0])
         loop = sampler(base_env, kind, Quota(length), seed=seed, first_index=worlds[0])
         for _ in range(STEPS // length):
             loop.sample()
@@ -191,6 +189,17 @@ def test_two_signs_that_are_turned_do_not_make_up_for_each_other(batch: SampleBa
     assert len(digests) == 4
 
 
+def test_a_reward_and_an_action_that_are_turned_do_not_make_up_for_each_other(batch: SampleBatch) -> None:
+    """A mirrored game looks like that; each is one word, and differs in its highest bit."""
+    digests = set()
+    for signs in ([1, 1], [-1, 1], [1, -1], [-1, -1]):
+        actions, rewards = np.full((2, batch.count), 0.5)
+        actions[3], rewards[3] = signs
+        batch["actions"], batch["rewards"] = actions, rewards
+        digests.add(digest_of(batch).hex())
+    assert len(digests) == 4
+
+
 def test_zero_and_minus_zero_differ(batch: SampleBatch) -> None:
     batch["rewards"][:] = 0.0
     before = digest_of(batch)
@@ -258,3 +267,16 @@ def test_a_digest_goes_on_from_its_state() -> None:
     again.add(digest_of(batches[3]))
     assert again == whole
     assert again.rows == sum(one.count for one in batches)
+
+
+def test_each_life_of_an_agent_has_a_key_of_its_own_that_is_the_same_in_every_episode() -> None:
+    base_env = to_base_env(make(LIVES, 0))
+    batch = sampler(base_env, "networks", Quota(21)).sample()["even"]
+    pieces = batch.segments
+    lives: dict[int, list[int]] = {}
+    for episode, life in zip(pieces.eps_id.tolist(), pieces.life.tolist(), strict=True):
+        lives.setdefault(episode, []).append(life)
+    first, *others = lives.values()
+    assert len(set(first)) == len(first) == 3
+    assert all(sorted(other) == sorted(first) for other in others)
+    assert len(others) == 2

@@ -191,7 +191,7 @@ def test_settings_that_are_no_json_are_left_out_of_another_process() -> None:
 def test_what_another_process_does_not_know_is_said_in_its_own_words() -> None:
     import gymnasium as gym
 
-    gym.register("OnlyHere-v0", entry_point=unsteady.Walk)
+    gym.register("OnlyHere-v0", entry_point="tests.verify.unsteady:Walk")
     report = verify_backends("OnlyHere-v0", num_envs=2, env_steps=40)
     assert report.same
     assert "'OnlyHere-v0'" in report.left_out["another process"]
