@@ -39,7 +39,7 @@ _LARGE = 160_000
 """Bytes that are hashed at once, 2,000 rows of a small environment; fewer wait for others."""
 _BESIDE = 64
 """Of which a row takes about so many beside its observation."""
-_BLOCK = 1 << 15
+_BLOCK = 1 << 14
 """Words that are hashed at once: what fits into a processor's cache takes half the time."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from menv import ConfigError, register_env, verify_backends
+from menv import ConfigError, EnvCrashError, register_env, verify_backends
 from menv.verify.backends import BACKENDS, Backend, play_here
 from menv.verify.record import Record
 from menv.verify.report import Report
@@ -233,6 +233,22 @@ def test_a_back_end_of_ones_own_is_a_line_in_the_table() -> None:
 def test_the_environments_of_a_back_end_are_closed_before_the_next_one_plays() -> None:
     verify_backends(unsteady.Crowd, num_envs=4, env_steps=40, backends=HERE)
     assert unsteady.Crowd.open_ones == 0
+
+
+def test_where_an_environment_fails_is_told_with_its_error() -> None:
+    class NeverSecond(unsteady.Walk):
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            self.fails = context.worker_index == 2
+
+        def disturbance(self) -> float:
+            if self.fails and self.steps == 3:
+                raise RuntimeError("no second worker")
+            return 0.0
+
+    with pytest.raises(EnvCrashError, match="no second worker") as caught:
+        verify_backends(NeverSecond, num_envs=4, env_steps=80)
+    assert caught.value.__notes__ == ["while verify_backends played in the back-end '2 samplers'"]
 
 
 @pytest.mark.parametrize(
