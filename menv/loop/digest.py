@@ -120,8 +120,8 @@ class Digest:
         """Return whether two sums, and the numbers of rows, are equal."""
         return isinstance(other, Digest) and self.state() == other.state()
 
-    def __hash__(self) -> int:
-        return hash(tuple(self.state()))
+    # It changes with every fragment.
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Digest({self.hex()}, {self.rows} rows)"
