@@ -35,10 +35,11 @@ _COLUMNS = (
 )
 _CHANGEABLE = 7
 """Of the fields of `Rows`: those that are columns of a batch, which callbacks may write into."""
-_MANY = 2048
-"""Rows that are hashed at once; fewer wait for others, unless their observations take more than `_WIDE` bytes."""
-_WIDE = 1 << 16
-_BLOCK = 1 << 15
+_LARGE = 160_000
+"""Bytes that are hashed at once, 2,000 rows of a small environment; fewer wait for others."""
+_BESIDE = 64
+"""Of which a row takes about so many beside its observation."""
+_BLOCK = 1 << 14
 """Words that are hashed at once: what fits into a processor's cache takes half the time."""
 
 
@@ -111,16 +112,16 @@ class Digest:
         self._low = low
         self._high = high
         self.rows = rows
-        # Copies of the rows of short fragments, by form, and how many they are: to hash 4 takes as long as 400.
+        # Copies of the rows of short fragments, by form, and their size: to hash 4 takes as long as 400.
         self._waiting: dict[tuple[Any, ...], list[Rows]] = {}
-        self._count = 0
+        self._size = 0
 
     def __eq__(self, other: object) -> bool:
         """Return whether two sums, and the numbers of rows, are equal."""
         return isinstance(other, Digest) and self.state() == other.state()
 
-    def __hash__(self) -> int:
-        return hash(tuple(self.state()))
+    # It changes with every fragment.
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Digest({self.hex()}, {self.rows} rows)"
@@ -132,14 +133,15 @@ class Digest:
             return
         self.rows += count
         rows = Rows.of(batch)
-        if count >= _MANY or rows.obs.nbytes >= _WIDE:
+        size = rows.obs.nbytes + _BESIDE * count
+        if size >= _LARGE:
             self._sum(rows)
             return
         # What lies around the pieces nobody changes.
         own = [column.copy() for column in rows[:_CHANGEABLE]]
         self._waiting.setdefault(rows.form, []).append(Rows(*own, *rows[_CHANGEABLE:]))
-        self._count += count
-        if self._count >= _MANY:
+        self._size += size
+        if self._size >= _LARGE:
             self._sum_waiting()
 
     def add(self, other: Digest) -> None:
@@ -162,7 +164,7 @@ class Digest:
         """Add the rows of short fragments."""
         for waiting in self._waiting.values():
             self._sum(Rows(*(np.concatenate(columns) for columns in zip(*waiting, strict=True))))
-        self._waiting, self._count = {}, 0
+        self._waiting, self._size = {}, 0
 
     def _sum(self, rows: Rows) -> None:
         """Add rows."""

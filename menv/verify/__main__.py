@@ -1,6 +1,7 @@
 """`python -m menv.verify ENV`: whether an environment lives the same lives wherever it is put.
 
-For shells and continuous integration: exit status 0 if all back-ends agree, 1 if one differs.
+For shells and continuous integration: exit status 0 if all back-ends agree, 1 if one differs or the environment
+fails in one.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from menv.checking.global_draws import state_of_generators, used_since
-from menv.errors import ConfigError
+from menv.errors import ConfigError, MenvError
 from menv.verify.backends import BACKENDS, Backend
 from menv.verify.difference import first_difference
 from menv.verify.other_process import NotHostedError
@@ -53,7 +53,7 @@ def verify_backends(
     Raises:
         ConfigError: `env` is no environment that can be created anew, or a setting is wrong.
         ContractError: The environment broke its interface.
-        EnvCrashError: It raised.
+        EnvCrashError: It raised; a note says in which back-end.
     """
     _check_counts(num_envs=(num_envs, 1), env_steps=(env_steps, 1), seed=(seed, 0))
     task = Task(env, config, num_envs, env_steps, seed)
@@ -67,6 +67,9 @@ def verify_backends(
         except NotHostedError as error:
             left_out[backend.name] = str(error)
             continue
+        except MenvError as error:
+            error.add_note(f"while verify_backends played in the back-end {backend.name!r}")
+            raise
         # Of the others only the digest is kept: rows may be large.
         reference = reference or record
         digests[backend.name] = record.digest.hex()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from menv import ConfigError, register_env, verify_backends
+from menv import ConfigError, EnvCrashError, register_env, verify_backends
 from menv.verify.backends import BACKENDS, Backend, play_here
 from menv.verify.record import Record
 from menv.verify.report import Report
@@ -191,7 +191,7 @@ def test_settings_that_are_no_json_are_left_out_of_another_process() -> None:
 def test_what_another_process_does_not_know_is_said_in_its_own_words() -> None:
     import gymnasium as gym
 
-    gym.register("OnlyHere-v0", entry_point=unsteady.Walk)
+    gym.register("OnlyHere-v0", entry_point="tests.verify.unsteady:Walk")
     report = verify_backends("OnlyHere-v0", num_envs=2, env_steps=40)
     assert report.same
     assert "'OnlyHere-v0'" in report.left_out["another process"]
@@ -233,6 +233,22 @@ def test_a_back_end_of_ones_own_is_a_line_in_the_table() -> None:
 def test_the_environments_of_a_back_end_are_closed_before_the_next_one_plays() -> None:
     verify_backends(unsteady.Crowd, num_envs=4, env_steps=40, backends=HERE)
     assert unsteady.Crowd.open_ones == 0
+
+
+def test_where_an_environment_fails_is_told_with_its_error() -> None:
+    class NeverSecond(unsteady.Walk):
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            self.fails = context.worker_index == 2
+
+        def disturbance(self) -> float:
+            if self.fails and self.steps == 3:
+                raise RuntimeError("no second worker")
+            return 0.0
+
+    with pytest.raises(EnvCrashError, match="no second worker") as caught:
+        verify_backends(NeverSecond, num_envs=4, env_steps=80)
+    assert caught.value.__notes__ == ["while verify_backends played in the back-end '2 samplers'"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,25 @@
+"""The page about runs that can be compared says what is so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from menv.verify.backends import BACKENDS
+from tests.doc_blocks import blocks, run_python
+from tests.house.sources import ROOT
+
+
+def test_the_blocks_of_the_page_print_what_it_says(tmp_path: Path) -> None:
+    digests, careless = blocks("docs/verifying.md", "python")
+    assert run_python(tmp_path / "digests.py", digests) == ["equal digests: True"]
+    assert run_python(tmp_path / "careless.py", careless) == [
+        "same: False",
+        "first: 0 'agent0' 0 5 obs[1]",
+        "draws from: random",
+    ]
+
+
+def test_every_back_end_is_in_the_table() -> None:
+    text = (ROOT / "docs/verifying.md").read_text("utf-8")
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    assert ", ".join(rows[1:]).split(", ") == [backend.name for backend in BACKENDS]
