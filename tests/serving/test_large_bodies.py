@@ -293,6 +293,32 @@ def test_messages_of_one_conversation_over_several_connections_are_taken_in_thei
         assert [piece.env_steps for piece in one.played()] == [2, 3]
 
 
+def test_bodies_of_middle_length_of_many_peers_are_not_all_read_before_others_have_their_turn() -> None:
+    with receiving(inline_body=100_000) as one:
+        crowd = [one.client() for _ in range(9)]
+        for client in crowd:
+            assert client.ask(PING) == b'{"type":"PONG"}'
+        bodies = [
+            json.dumps({"type": "EPISODES", "episodes": [an_episode(800, n)]}).encode() for n in range(8)
+        ]
+        # The thread is held up until everything lies there, the short one last.
+        ready = threading.Event()
+        one.server.post(ready.wait)
+        for client, body in zip(crowd, bodies, strict=False):
+            client.send(body)
+            time.sleep(0.01)
+        crowd[8].send(json.dumps({"type": "EPISODES", "episodes": [an_episode(1)]}).encode())
+        time.sleep(0.1)
+        ready.set()
+        for client in crowd:
+            assert client.ask(PING) == b'{"type":"PONG"}'
+            client.leave()
+        assert one.translation.translated == 0
+        steps = [piece.env_steps for piece in one.played()]
+        assert sorted(steps) == [1, *[800] * 8]
+        assert steps.index(1) < 4
+
+
 def hostile_bodies(size: int) -> list[bytes]:
     """Return bodies that take long to read, and are refused at their end."""
     rows = size // 14
