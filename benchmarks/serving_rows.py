@@ -6,6 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -64,6 +65,30 @@ def many_actions(kind: str) -> Callable[[Effort], Finding]:
 
 
 @contextmanager
+def heavy_peers(place: Place) -> Iterator[None]:
+    """Have eight peers send the bodies that take longest to read."""
+    command = [sys.executable, "-m", "benchmarks.heavy_peers", *map(str, place)]
+    with subprocess.Popen(command, cwd=ROOT) as crowd:
+        try:
+            # The process that reads large bodies starts with the first one.
+            time.sleep(1.0)
+            yield
+        finally:
+            crowd.kill()
+
+
+def beside_heavy_bodies(effort: Effort) -> Finding:
+    """Return how much longer the 99th of 100 actions takes that one client asks for."""
+    with serving("benchmarks.policy_servers", "tcp") as place:
+        alone = [load("tcp", place, effort, play=True)["p99_ms"] for _ in range(effort.repeats)]
+        with heavy_peers(place):
+            beside = [load("tcp", place, effort, play=True) for _ in range(effort.repeats)]
+    added = [one["p99_ms"] - statistics.median(alone) for one in beside]
+    worst = max(one["longest_ms"] for one in beside)
+    return Finding(value=statistics.median(added), rates=added, note=f"longest {worst:.1f} ms")
+
+
+@contextmanager
 def counting(*command: str) -> Iterator[tuple[Place, dict[str, int]]]:
     """Run a server like `serving`; yield where it listens, and a dict that is filled when it has ended."""
     with subprocess.Popen(
@@ -81,27 +106,38 @@ def counting(*command: str) -> Iterator[tuple[Place, dict[str, int]]]:
             process.wait()
 
 
-ROWS = tuple(
-    row
-    for kind in ("tcp", "http")
-    for row in (
-        Row(
-            name=f"{kind}_actions",
-            text=f"{kind}, one client asks for actions, p50 above the bare echo's",
-            unit="ms",
-            reach=0.30,
-            aim=0.12,
-            measure=actions_above_echo(kind),
-            peer=2.5,
-            at_most=True,
-        ),
-        Row(
-            name=f"{kind}_64_players",
-            text=f"{kind}, 64 clients ask for actions, a second",
-            unit="x bare echo",
-            reach=0.5,
-            aim=0.7,
-            measure=many_actions(kind),
-        ),
-    )
+ROWS = (
+    *(
+        row
+        for kind in ("tcp", "http")
+        for row in (
+            Row(
+                name=f"{kind}_actions",
+                text=f"{kind}, one client asks for actions, p50 above the bare echo's",
+                unit="ms",
+                reach=0.30,
+                aim=0.12,
+                measure=actions_above_echo(kind),
+                peer=2.5,
+                at_most=True,
+            ),
+            Row(
+                name=f"{kind}_64_players",
+                text=f"{kind}, 64 clients ask for actions, a second",
+                unit="x bare echo",
+                reach=0.5,
+                aim=0.7,
+                measure=many_actions(kind),
+            ),
+        )
+    ),
+    Row(
+        name="beside_heavy_bodies",
+        text="tcp, added by 8 peers with the worst bodies, 99th of 100 actions",
+        unit="ms",
+        reach=50.0,
+        aim=20.0,
+        measure=beside_heavy_bodies,
+        at_most=True,
+    ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from menv.serving.answerer import Answerer
@@ -21,6 +21,9 @@ from menv.serving.translation import Job, Outcome, Translation, translated
 from menv.serving.transport import Reply
 
 Close = Callable[[], None]
+
+_SHORT = 2_000
+"""Bytes that are read in no time, whatever they are."""
 
 
 class Listener(Protocol):
@@ -95,16 +98,40 @@ class Intake:
             self._slices.drop(self._work)
 
     def _take(self, body: bytes, reply: Reply, close: Close) -> None:
-        """Read a body here, or have it read."""
+        """Read a body here, soon, or have it read."""
         try:
             if self._translation.takes(body):
                 self._have_read(body, reply, close)
+                return
+            if len(body) > _SHORT:
+                self._read_in_turn(body, reply, close)
                 return
             request, dialect = decode(body, self._max_depth)
         except BadMessageError as error:
             self._listener.refuse(error, Answerer(reply, _dialect_of(body), close))
             return
         self._listener.answer(request, Answerer(reply, dialect, close, self._always), translated=False)
+
+    def _read_in_turn(self, body: bytes, reply: Reply, close: Close) -> None:
+        """Read a body here that may take some milliseconds: those of several peers are not read in one go."""
+        read: list[tuple[Request, Dialect]] = []
+
+        def work() -> Iterator[None]:
+            read.append(decode(body, self._max_depth))
+            yield
+
+        def then(error: Exception | None) -> None:
+            if isinstance(error, BadMessageError):
+                self._listener.refuse(error, Answerer(reply, _dialect_of(body), close))
+            elif error is not None:
+                raise error
+            else:
+                request, dialect = read[0]
+                self._listener.answer(
+                    request, Answerer(reply, dialect, close, self._always), translated=False
+                )
+
+        self.run(work(), then, close)
 
     def _have_read(self, body: bytes, reply: Reply, close: Close) -> None:
         """Have a large body read elsewhere; what comes next waits.

@@ -21,7 +21,7 @@ class Limits:
 
     max_body: int = 4_000_000
     """Bytes of one body. A longer one is refused before it is read."""
-    inline_body: int = 64_000
+    inline_body: int = 32_000
     """Bytes of a body that is read in the serving thread. A longer one is read by a process beside it, and others are
     answered meanwhile; what is neither episode nor observation nor action in it may not be longer than this."""
     max_large: int = 256_000_000

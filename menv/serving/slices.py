@@ -15,6 +15,8 @@ Then = Callable[[Exception | None], None]
 
 SLICE_S = 0.003
 """Seconds of work before others have their turn."""
+_SHORT_S = 0.0005
+"""Work that takes less is not counted."""
 
 
 class Slices:
@@ -22,19 +24,20 @@ class Slices:
 
     def __init__(self) -> None:
         self._works: deque[tuple[Work, Then]] = deque()
+        # Whether this round of the loop has had its slice.
+        self._tired = False
 
     def run(self, work: Work, then: Then) -> None:
-        """Do work: at once, as far as it goes in a slice and nobody else waits, and the rest later.
+        """Do work: at once, as far as it goes in a slice, unless this round has had its slice; the rest later.
 
         Args:
             work: Each step of it should be short.
             then: Called when it is done, with what it raised; perhaps before this returns.
         """
-        if self._works:
+        if self._tired:
             self._works.append((work, then))
-        elif not self._advance(work, then):
-            self._works.append((work, then))
-            asyncio.get_running_loop().call_soon(self._turn)
+        else:
+            self._go_on(work, then)
 
     def drop(self, work: Work) -> None:
         """Do no more of some work; nobody is told."""
@@ -42,26 +45,27 @@ class Slices:
 
     def _turn(self) -> None:
         """Go on with what waits longest; once a round of the loop."""
-        if not self._works:
-            return
-        work, then = self._works.popleft()
-        try:
-            if not self._advance(work, then):
-                self._works.append((work, then))
-        finally:
-            if self._works:
-                asyncio.get_running_loop().call_soon(self._turn)
+        self._tired = False
+        if self._works:
+            self._go_on(*self._works.popleft())
 
-    @staticmethod
-    def _advance(work: Work, then: Then) -> bool:
-        """Do a slice of some work; return whether it is done."""
-        end = perf_counter() + SLICE_S
+    def _go_on(self, work: Work, then: Then) -> None:
+        """Do a slice of some work."""
+        start = perf_counter()
+        raised: Exception | None = None
+        done = False
         try:
             for _ in work:
-                if perf_counter() > end:
-                    return False
+                if perf_counter() - start > SLICE_S:
+                    break
+            else:
+                done = True
         except Exception as error:
-            then(error)
-            return True
-        then(None)
-        return True
+            raised, done = error, True
+        if not done:
+            self._works.append((work, then))
+        if self._works or perf_counter() - start > _SHORT_S:
+            self._tired = True
+            asyncio.get_running_loop().call_soon(self._turn)
+        if done:
+            then(raised)

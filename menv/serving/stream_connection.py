@@ -19,6 +19,8 @@ from menv.serving.transport import Conversation, Peer
 
 _TURN = 32
 """Bodies handled before others have their turn."""
+_WEIGHT = 500
+"""Bytes of a body that count for one more."""
 _SLICE = 8
 """How many bodies taking bytes apart counts for."""
 
@@ -206,8 +208,9 @@ class StreamConnection(asyncio.Protocol):
                 budget -= _SLICE
                 self._bodies.extend(self._take_apart(self._next_slice()))
             elif not self._is_too_fast():
-                budget -= 1
-                self._hand_over(self._bodies.popleft())
+                body = self._bodies.popleft()
+                budget -= 1 + len(body) // _WEIGHT
+                self._hand_over(body)
 
     def _come_to_an_end(self) -> None:
         """Do what had to wait until everything received was handled."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from queue import SimpleQueue
+from itertools import count
+from queue import PriorityQueue
 from typing import Any
 
 import msgspec
@@ -35,6 +37,8 @@ MEMORY_FACTOR = 64
 """Bytes of memory for a byte of the longest body; small whole numbers in JSON take sixteen."""
 _MEMORY_BASE = 128_000_000
 _MOST_TRIES = 2
+_BYTES_A_SECOND = 1e6
+"""How long a body may fairly wait for others that came after it."""
 _PATIENT_DEATHS = 4
 """Processes that may die one after the other before the next one is started more slowly."""
 _LONGEST_PAUSE_S = 10.0
@@ -83,7 +87,9 @@ class Translation:
         self._limits = limits
         self._setup = _setup(ioctx, limits)
         self.usable = self._setup is not None
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        # By when they should be done: short ones overtake long ones, but none for ever.
+        self._jobs: PriorityQueue[tuple[float, int, Job | None]] = PriorityQueue()
+        self._numbers = count()
         self._waiting = 0
         self._pending = 0
         self._deaths_in_a_row = 0
@@ -126,7 +132,7 @@ class Translation:
         self._pending += 1
         if not self._watching:
             self._watch()
-        self._jobs.put(job)
+        self._jobs.put((time.monotonic() + len(body) / _BYTES_A_SECOND, next(self._numbers), job))
         return job
 
     def drop(self, job: Job) -> None:
@@ -139,7 +145,7 @@ class Translation:
             self._stopping.set()
             if self._process is not None:
                 self._process.kill()
-        self._jobs.put(None)
+        self._jobs.put((-math.inf, next(self._numbers), None))
         if self._thread is not None:
             self._thread.join(_JOIN_S)
 
@@ -169,7 +175,7 @@ class Translation:
     # In the thread that waits for the process.
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None and not self._stopping.is_set():
+        while (job := self._jobs.get()[2]) is not None and not self._stopping.is_set():
             outcome = self._outcome(job) if job.then is not None else None
             assert self._loop is not None
             try:
