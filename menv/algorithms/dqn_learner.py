@@ -93,6 +93,7 @@ class DQNLearner:
             **means,
             "epsilon": self._epsilon,
             "cur_lr": self._adam.lr,
+            **({"skipped_updates": self._adam.skipped} if self._adam.skipped else {}),
             "replay_rows": float(self.replay.rows),
             "updates": float(steps),
         }

@@ -33,6 +33,7 @@ class FlatAdam:
         params: Leaf tensors by name, views of one flat tensor; their gradients are views too.
         lr: May be set between steps.
         steps: Updates so far.
+        skipped: Gradients that were dropped, because they were not finite.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class FlatAdam:
     ) -> None:
         self.lr = lr
         self.steps = 0
+        self.skipped = 0
         self._grad_clip = grad_clip
         self._betas = betas
         self._eps = eps
@@ -68,12 +70,19 @@ class FlatAdam:
     def step(self) -> Tensor:
         """Update all parameters from the gradients that `backward` added up, and clear those.
 
+        A gradient that is not finite, as of a reward of 1e38, would spoil the parameters for good: it is dropped and
+        counted in `skipped`.
+
         Returns:
             The gradient's norm before clipping, a scalar tensor.
         """
-        self.steps += 1
         grad = self._grad
         norm: Tensor = torch.linalg.vector_norm(grad)
+        if not math.isfinite(norm.item()):
+            self.skipped += 1
+            grad.zero_()
+            return norm
+        self.steps += 1
         if self._grad_clip is not None:
             grad.mul_((self._grad_clip / (norm + 1e-6)).clamp_(max=1.0))
         beta1, beta2 = self._betas

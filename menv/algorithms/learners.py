@@ -27,7 +27,7 @@ from menv.sample_batch import SampleBatch
 
 _OWN = "weights."
 """Before the names of weights that a learner has other than the policy that acts."""
-_LATEST = ("epsilon", "cur_lr", "replay_rows", "cur_kl_coeff", "entropy_coeff")
+_LATEST = ("epsilon", "cur_lr", "replay_rows", "cur_kl_coeff", "entropy_coeff", "skipped_updates")
 
 
 class Learners:

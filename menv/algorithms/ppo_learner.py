@@ -103,6 +103,8 @@ class PPOLearner:
         stats = self._epochs(rows, weights)
         stats["vf_explained_var"] = explained_variance(columns["value_targets"], columns["advantages"])
         stats["cur_lr"] = self._adam.lr
+        if self._adam.skipped:
+            stats["skipped_updates"] = self._adam.skipped
         stats["cur_kl_coeff"] = self._kl_coeff
         stats["entropy_coeff"] = weights.entropy_coeff
         if "kl" in stats:

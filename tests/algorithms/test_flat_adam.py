@@ -36,6 +36,21 @@ def test_twenty_updates_equal_those_of_torch(grad_clip: float | None) -> None:
         np.testing.assert_allclose(value, theirs[name].detach().numpy(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(bad: float) -> None:
+    flat, beside = FlatAdam(WEIGHTS, 1e-2, grad_clip=0.5), FlatAdam(WEIGHTS, 1e-2, grad_clip=0.5)
+    for step in range(4):
+        if step == 2:
+            torch.autograd.backward((flat.params["a"] * bad).sum() * 4.0)
+            flat.step()
+        for adam in (flat, beside):
+            torch.autograd.backward(loss_of(adam.params, step))
+            adam.step()
+    assert (flat.skipped, beside.skipped, flat.steps) == (1, 0, 4)
+    for name, value in flat.weights().items():
+        np.testing.assert_array_equal(value, beside.weights()[name])
+
+
 def test_a_new_learning_rate_counts_from_the_next_step() -> None:
     adam = FlatAdam({"a": np.zeros(1, np.float32)}, 0.1, eps=0.0)
     for lr, wanted in ((0.1, -0.1), (0.0, -0.1), (0.4, -0.5)):
