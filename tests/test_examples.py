@@ -223,6 +223,7 @@ def test_every_example_is_tested_here() -> None:
         "shared_layers",
         "two_step_game",
         "pistonball",
+        "offline_logs",
     }
     # `tests/serving/test_serving_examples.py` starts these in pairs.
     pairs = {f"{name}_{end}" for name in ("cartpole", "rllink", "unity3d") for end in ("server", "client")}

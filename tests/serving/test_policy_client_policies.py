@@ -10,6 +10,8 @@ import pytest
 
 from menv.envs import RandomMultiAgentEnv
 from menv.errors import ContractError
+from menv.loop.packed_bundle import pack_bundle, pack_weights, policy_from_bytes
+from menv.serving.messages import SetState
 from menv.serving.policy_client import PolicyClient
 from tests.serving.courses import Course, observation, play
 
@@ -137,3 +139,28 @@ def test_a_list_of_numbers_is_an_observation_too() -> None:
         client.end_episode(name, [0.0, 0.5, 0.5])
         client.close()
         assert course.has_rewards([float(number) for number in range(9)])
+
+
+def test_actions_are_as_probable_as_they_were_under_the_weights_that_chose_them() -> None:
+    with Course() as course, PolicyClient(course.address, update_interval=None) as client:
+        name = client.start_episode()
+        for number in range(4):
+            client.get_action(name, observation(number))
+            client.log_returns(name, float(number))
+        other = policy_from_bytes(pack_bundle(course.algo.get_policy()))
+        other.set_weights({key: value + 1.0 for key, value in other.get_weights().items()})
+        assert client._actor is not None
+        client._actor._take(SetState(weights_seq_no=99, weights={"default_policy": pack_weights(other)}))
+        client.end_episode(name, observation(4))
+        client.close()
+        assert course.has_rewards([0.0, 1.0, 2.0, 3.0])
+        obs, actions = course.column("obs"), course.column("actions")
+        told, at_first, afterwards = (
+            course.column("action_logp"),
+            *(
+                policy.networks.backend.evaluate(0, obs, None, actions).logp
+                for policy in (course.algo.get_policy(), other)
+            ),
+        )
+        assert np.allclose(told, at_first, atol=1e-5)
+        assert not np.allclose(told, afterwards, atol=1e-5)
