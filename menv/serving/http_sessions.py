@@ -60,7 +60,7 @@ class HttpSessions:
 
     Args:
         handler: Starts conversations.
-        limits: `idle_s` and `max_connections` of it.
+        limits: `handshake_s`, `idle_s` and `max_connections` of it.
         faults: For what conversations raise at their end.
     """
 
@@ -106,11 +106,12 @@ class HttpSessions:
             self._faults.add(fault)
 
     def sweep(self, now: float) -> None:
-        """End those of which nothing was heard for too long."""
+        """End those of which nothing was heard for too long; that is sooner where no connection is left either."""
         for session in list(self._all.values()):
-            if now - session.heard <= self._limits.idle_s:
+            silent = now - session.heard
+            if silent <= min(self._limits.handshake_s, self._limits.idle_s):
                 return
-            if not session.busy:
+            if not session.busy and (not session.users or silent > self._limits.idle_s):
                 self.end(session)
 
     def end_all(self) -> None:

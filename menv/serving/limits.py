@@ -35,7 +35,8 @@ class Limits:
     """Bodies a second of one connection, with a second's worth at once. A faster peer is slowed down; nothing of
     what it sends is lost."""
     handshake_s: float = 30.0
-    """Seconds until a new connection has sent its first body, and from the first byte of any body to its last."""
+    """Seconds until a new connection has sent its first body, and from the first byte of any body to its last; over
+    HTTP also from the last request of a client all of whose connections are gone."""
     idle_s: float = 600.0
     """Seconds in which nothing comes and nothing goes; also how long a peer may leave its replies unread."""
     max_unsent: int = 64_000_000
