@@ -245,6 +245,15 @@ def test_a_peer_that_falls_silent_is_let_go(door: Door) -> None:
         assert eventually(lambda: server.connections == 0)
 
 
+def test_a_client_over_http_whose_connections_are_gone_is_given_up_before_one_that_is_silent() -> None:
+    with serving(HTTP, limits=Limits(handshake_s=0.3, idle_s=100.0)) as (server, talks):
+        with Client(HTTP, server.addresses[0]) as one:
+            assert one.ask(b"{here") == b"{here"
+            time.sleep(1.0)
+            assert talks.losses == [0]
+        assert eventually(lambda: talks.losses == [1])
+
+
 def test_a_request_over_http_may_wait_for_its_reply_as_long_as_it_takes() -> None:
     with (
         serving(HTTP, limits=Limits(idle_s=0.2, handshake_s=0.2)) as (server, talks),
