@@ -338,7 +338,7 @@ def seconds_to_read(body: bytes) -> float:
 
 
 def test_a_healthy_peer_is_answered_beside_eight_that_send_the_worst_bodies() -> None:
-    bodies = hostile_bodies(3_000_000)
+    bodies = hostile_bodies(2_000_000)
     with receiving(inline_body=64_000) as one, one.client() as healthy:
         bad = [one.client() for _ in range(8)]
         crowd = [
@@ -354,6 +354,7 @@ def test_a_healthy_peer_is_answered_beside_eight_that_send_the_worst_bodies() ->
             start = time.perf_counter()
             assert healthy.ask(PING) == b'{"type":"PONG"}'
             trips.append(time.perf_counter() - start)
+            time.sleep(0.002)
         assert one.translation.translated == 8
         for client in bad:
             client.leave()
