@@ -60,7 +60,7 @@ MEANINGS: Mapping[Code, str] = MappingProxyType(
         Code.WRONG_ORDER: "The message cannot come now, such as a second START_EPISODE for an open episode.",
         Code.NOT_ALLOWED: "The token, the Origin or the Host is missing or wrong.",
         Code.TOO_MANY: "There are too many connections, episodes, agents or bodies in a second.",
-        Code.TOO_SLOW: "Nothing, or only a part of a body, came for too long.",
+        Code.TOO_SLOW: "Nothing, or only a part of a body, came for too long, or a body took too long to read.",
         Code.STOPPING: "The server is about to stop.",
         Code.INTERNAL: "The fault is the server's; its report says more.",
     }

@@ -165,21 +165,29 @@ class Translation:
                     self._process.kill()
         self._loop.call_later(min(1.0, most / 4), self._watch)
 
-    def _done(self, job: Job, outcome: Outcome) -> None:
+    def _done(self, job: Job, outcome: Outcome, fault: Exception | None) -> None:
         self._waiting -= len(job.body)
         self._pending -= 1
         self.translated += isinstance(outcome, tuple)
         if job.then is not None:
             job.then(outcome)
+        if fault is not None:
+            # The loop notes it.
+            raise fault
 
     # In the thread that waits for the process.
 
     def _run(self) -> None:
         while (job := self._jobs.get()[2]) is not None and not self._stopping.is_set():
-            outcome = self._outcome(job) if job.then is not None else None
+            outcome: Outcome = None
+            fault: Exception | None = None
+            try:
+                outcome = self._outcome(job) if job.then is not None else None
+            except Exception as error:
+                outcome, fault = BadMessageError(Code.INTERNAL, _NO_ANSWER), error
             assert self._loop is not None
             try:
-                self._loop.call_soon_threadsafe(self._done, job, outcome)
+                self._loop.call_soon_threadsafe(self._done, job, outcome, fault)
             except RuntimeError:
                 # The server has ended, and its clients are gone.
                 break

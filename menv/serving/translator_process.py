@@ -30,6 +30,8 @@ class TranslatorProcess:
     """
 
     def __init__(self) -> None:
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise OSError("no interpreter that could be started, only a program that has one inside")
         self._process = subprocess.Popen(
             # -P leaves the working directory out, where anybody may have left modules.
             [sys.executable, "-P", "-m", _MODULE],

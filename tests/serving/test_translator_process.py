@@ -198,6 +198,22 @@ def test_a_body_that_needs_more_memory_than_there_is_for_one_is_refused(
         assert one.translation.deaths == 0
 
 
+def test_a_fault_on_the_way_to_the_process_is_noted_and_costs_one_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with receiving(faults=1) as one, one.client() as client, one.client() as other:
+        with monkeypatch.context() as patched:
+            patched.setattr(one.translation, "_outcome", fails)
+            assert json.loads(client.ask(BODY))["code"] == "internal"
+            assert client.rest() == b""
+        other.send(BODY)
+        assert other.ask(PING) == b'{"type":"PONG"}'
+        assert len(one.played()) == 1
+
+
 def test_bodies_are_read_here_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     for executable in ("/no/such/file", "/bin/false"):
         monkeypatch.setattr(sys, "executable", executable)
