@@ -115,10 +115,10 @@ class _Talks:
 
 
 def ours(kind: str) -> None:
-    from menv.serving.http import HttpTransport
-    from menv.serving.server import Server
-    from menv.serving.tcp import TcpTransport
-    from menv.serving.websocket import WebSocketTransport
+    from menv.serving.carriers.http import HttpTransport
+    from menv.serving.carriers.server import Server
+    from menv.serving.carriers.tcp import TcpTransport
+    from menv.serving.carriers.websocket import WebSocketTransport
 
     transports: dict[str, Any] = {"tcp": TcpTransport, "http": HttpTransport, "websocket": WebSocketTransport}
     with Server(_Talks(), [transports[kind]()]) as server:

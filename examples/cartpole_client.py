@@ -10,7 +10,7 @@ from collections import deque
 
 import gymnasium as gym
 
-from menv.serving.policy_client import PolicyClient
+from menv.serving.client.policy_client import PolicyClient
 
 EPISODES = 20
 """So many returns make a mean."""

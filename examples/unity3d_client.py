@@ -10,7 +10,7 @@ import argparse
 
 import numpy as np
 
-from menv.serving.policy_client import PolicyClient
+from menv.serving.client.policy_client import PolicyClient
 
 PLAYERS = [f"{team}_{number}" for team in ("blue", "purple") for number in range(2)]
 LENGTH = 50

@@ -47,7 +47,7 @@ class RefusedError(MenvError):
     """A server did not take what a client sent; the message is the server's sentence.
 
     Attributes:
-        code: What kind of thing is wrong: one of `menv.serving.bad_message.Code`, or one of a newer server.
+        code: What kind of thing is wrong: one of `menv.serving.wire.bad_message.Code`, or one of a newer server.
     """
 
     def __init__(self, message: str, code: str) -> None:

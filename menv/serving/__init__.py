@@ -4,20 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from menv.serving.access import Access as Access
-    from menv.serving.limits import Limits as Limits
-    from menv.serving.policy_client import PolicyClient as PolicyClient
+    from menv.serving.carriers.access import Access as Access
+    from menv.serving.carriers.limits import Limits as Limits
+    from menv.serving.carriers.transport import Transport as Transport
+    from menv.serving.client.policy_client import PolicyClient as PolicyClient
     from menv.serving.policy_server import PolicyServerInput as PolicyServerInput
     from menv.serving.rllink import RLlinkInput as RLlinkInput
-    from menv.serving.transport import Transport as Transport
 
 _HOMES = {
-    "Access": "access",
-    "Limits": "limits",
-    "PolicyClient": "policy_client",
+    "Access": "carriers.access",
+    "Limits": "carriers.limits",
+    "PolicyClient": "client.policy_client",
     "PolicyServerInput": "policy_server",
     "RLlinkInput": "rllink",
-    "Transport": "transport",
+    "Transport": "carriers.transport",
 }
 __all__ = sorted(_HOMES)
 

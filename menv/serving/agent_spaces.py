@@ -10,7 +10,7 @@ from typing import Any
 
 from menv.base_env import ALL, SINGLE_AGENT
 from menv.input_context import InputContext
-from menv.serving.space_readers import Space
+from menv.serving.wire.space_readers import Space
 from menv.spaces_json import space_from_json, space_to_json
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from menv.errors import MenvError
-from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.dialect import Dialect
-from menv.serving.messages import Answer, Error, Ok, encode, error_reply
-from menv.serving.transport import Reply
+from menv.serving.carriers.transport import Reply
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.messages import Answer, Error, Ok, encode, error_reply
 
 
 class Answerer:

@@ -19,14 +19,14 @@ from menv.errors import EpisodeError
 from menv.input_context import InputContext
 from menv.played import Moves, Played
 from menv.serving.agent_spaces import AgentSpaces
-from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.carriers.limits import Limits
 from menv.serving.client_state import Chunks, ClientState
-from menv.serving.columns import LARGEST_REWARD
-from menv.serving.dialect import Dialect
-from menv.serving.episodes import WireEpisode, read_episode
-from menv.serving.flat_episodes import read_flat
-from menv.serving.limits import Limits
-from menv.serving.messages import Episodes
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.columns import LARGEST_REWARD
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.episodes import WireEpisode, read_episode
+from menv.serving.wire.flat_episodes import read_flat
+from menv.serving.wire.messages import Episodes
 from menv.switchboard import Switchboard
 
 _MOST_LOOSE = 64

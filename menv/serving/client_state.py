@@ -12,9 +12,9 @@ from typing import Any
 
 from menv.backlog import Backlog
 from menv.serving.answerer import Answerer
-from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.limits import Limits
-from menv.serving.messages import Answer
+from menv.serving.carriers.limits import Limits
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.messages import Answer
 
 _KEPT_FINISHED = 1_000
 _CLIENTS = 4

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from menv.serving.answerer import Answerer
-from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.dialect import Dialect, dialect_of
-from menv.serving.messages import Request, decode
+from menv.serving.carriers.transport import Reply
 from menv.serving.slices import Slices, Then, Work
 from menv.serving.translation import Job, Outcome, Translation, translated
-from menv.serving.transport import Reply
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.dialect import Dialect, dialect_of
+from menv.serving.wire.messages import Request, decode
 
 Close = Callable[[], None]
 

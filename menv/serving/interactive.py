@@ -14,13 +14,14 @@ import msgspec
 from menv.base_env import ALL, SINGLE_AGENT
 from menv.errors import EpisodeError
 from menv.input_context import InputContext
-from menv.serving import columns
 from menv.serving.answerer import Answerer
-from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.carriers.limits import Limits
 from menv.serving.client_state import ClientState, Link
-from menv.serving.dialect import Dialect
-from menv.serving.limits import Limits
-from menv.serving.messages import (
+from menv.serving.turn_values import TurnValues
+from menv.serving.wire import columns
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.messages import (
     Answer,
     EndEpisode,
     EpisodeStarted,
@@ -31,7 +32,6 @@ from menv.serving.messages import (
     StartEpisode,
     Turn,
 )
-from menv.serving.turn_values import TurnValues
 from menv.switchboard import Switchboard
 
 Decided = Callable[[Link, str, Any, int | None], None]

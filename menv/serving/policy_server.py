@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from menv.errors import ConfigError
 from menv.input_context import InputContext
-from menv.serving.access import Access
-from menv.serving.limits import Limits
+from menv.serving.carriers.access import Access
+from menv.serving.carriers.limits import Limits
+from menv.serving.carriers.transport import Transport
 from menv.serving.served_envs import ServedEnvs
-from menv.serving.transport import Transport
 
 Carrier = Literal["http", "tcp", "websocket"]
 
@@ -65,15 +65,15 @@ def _carrier(transport: str | Transport, port: int) -> Transport:
     if isinstance(transport, Transport):
         return transport
     if transport == "http":
-        from menv.serving.http import HttpTransport
+        from menv.serving.carriers.http import HttpTransport
 
         return HttpTransport(port)
     if transport == "tcp":
-        from menv.serving.tcp import TcpTransport
+        from menv.serving.carriers.tcp import TcpTransport
 
         return TcpTransport(port)
     if transport == "websocket":
-        from menv.serving.websocket import WebSocketTransport
+        from menv.serving.carriers.websocket import WebSocketTransport
 
         return WebSocketTransport(port)
     raise ConfigError(

@@ -15,19 +15,19 @@ from typing import Any
 from menv.backlog import Backlog
 from menv.base_env import SINGLE_AGENT
 from menv.input_context import InputContext
-from menv.serving.access import Access
-from menv.serving.bad_message import Code
+from menv.serving.carriers.access import Access
+from menv.serving.carriers.limits import Limits
+from menv.serving.carriers.transport import Peer
 from menv.serving.chunks import ChunkDesk
 from menv.serving.client_state import ClientState, Link
-from menv.serving.dialect import Dialect
 from menv.serving.errands import Errands
 from menv.serving.interactive import Interactive
-from menv.serving.limits import Limits
-from menv.serving.messages import Action, Error, encode
 from menv.serving.session import Session
 from menv.serving.slices import Slices
 from menv.serving.translation import Translation
-from menv.serving.transport import Peer
+from menv.serving.wire.bad_message import Code
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.messages import Action, Error, encode
 from menv.spaces_json import space_to_json
 from menv.switchboard import Switchboard
 

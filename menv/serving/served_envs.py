@@ -16,15 +16,15 @@ from menv.call_errors import stopped
 from menv.errors import CallOrderError
 from menv.input_context import InputContext
 from menv.loop.net_policy import NetPolicy
-from menv.serving.access import Access
-from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.carriers.access import Access
+from menv.serving.carriers.limits import Limits
+from menv.serving.carriers.server import Server
+from menv.serving.carriers.transport import Transport
 from menv.serving.errands import Errands
-from menv.serving.limits import Limits
 from menv.serving.reception import Reception
-from menv.serving.server import Server
 from menv.serving.session import STILL_PLAYING_S
 from menv.serving.trainer import Trainer
-from menv.serving.transport import Transport
+from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.spaces_json import space_to_json
 from menv.switchboard import Switchboard
 

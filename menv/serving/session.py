@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 from menv.backlog import Backlog
 from menv.errors import CallOrderError, EpisodeError, MenvError
 from menv.serving.answerer import Answerer
-from menv.serving.bad_message import BadMessageError, Code
+from menv.serving.carriers.transport import Peer, Reply
 from menv.serving.client_state import ClientState
 from menv.serving.errands import Do, Then
 from menv.serving.intake import Intake
-from menv.serving.messages import (
+from menv.serving.trainer import Trainer
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.messages import (
     Episodes,
     EpisodesAndGetState,
     GetConfig,
@@ -36,8 +38,6 @@ from menv.serving.messages import (
     StartEpisode,
     Turn,
 )
-from menv.serving.trainer import Trainer
-from menv.serving.transport import Peer, Reply
 
 if TYPE_CHECKING:
     from menv.serving.reception import Reception

@@ -21,13 +21,13 @@ import msgspec
 from menv.errors import ConfigError
 from menv.input_context import InputContext
 from menv.serving.agent_spaces import context_to_json
-from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.dialect import Dialect
-from menv.serving.flat_episodes import Translated
-from menv.serving.limits import Limits
-from menv.serving.messages import Request, decode
+from menv.serving.carriers.limits import Limits
 from menv.serving.pipe_frames import Kind
 from menv.serving.translator_process import TranslatorProcess
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.flat_episodes import Translated
+from menv.serving.wire.messages import Request, decode
 
 Outcome = tuple[Kind, bytes] | BadMessageError | None
 """What became of a body: what the process wrote, why it cannot be read, or None if it has to be read here."""

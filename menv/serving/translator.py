@@ -21,13 +21,15 @@ from msgspec import Raw
 from menv.base_env import SINGLE_AGENT
 from menv.input_context import InputContext
 from menv.serving.agent_spaces import AgentSpaces, context_from_json
-from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.columns import reward
-from menv.serving.dialect import Dialect, explained
-from menv.serving.episodes import read_episode
-from menv.serving.flat_episodes import Translated, write_flat
-from menv.serving.limits import Limits
-from menv.serving.messages import (
+from menv.serving.carriers.limits import Limits
+from menv.serving.pipe_frames import Kind, read_frame, write_frame
+from menv.serving.turn_values import TurnValues
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.columns import reward
+from menv.serving.wire.dialect import Dialect, explained
+from menv.serving.wire.episodes import read_episode
+from menv.serving.wire.flat_episodes import Translated, write_flat
+from menv.serving.wire.messages import (
     EndEpisode,
     Episodes,
     LogAction,
@@ -38,9 +40,7 @@ from menv.serving.messages import (
     decode,
     encode,
 )
-from menv.serving.packed import to_raw
-from menv.serving.pipe_frames import Kind, read_frame, write_frame
-from menv.serving.turn_values import TurnValues
+from menv.serving.wire.packed import to_raw
 
 _NOTHING = Raw(b"\xc0")
 

@@ -12,11 +12,11 @@ from msgspec import Raw
 
 from menv.base_env import SINGLE_AGENT, AgentId
 from menv.input_context import InputContext
-from menv.serving import columns
 from menv.serving.agent_spaces import AgentSpaces
-from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.dialect import Dialect, fields
-from menv.serving.space_readers import Space
+from menv.serving.wire import columns
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.dialect import Dialect, fields
+from menv.serving.wire.space_readers import Space
 
 
 class TurnValues:

@@ -45,7 +45,7 @@ def test_no_noun_imports_anything_heavy() -> None:
 def test_reading_what_clients_send_imports_nothing_heavy() -> None:
     """Clients do it too, and they have neither torch nor the transports of the server."""
     names = ["columns", "dialect", "episodes", "framing", "messages", "packed"]
-    code = f"import {', '.join(f'menv.serving.{name}' for name in names)}"
+    code = f"import {', '.join(f'menv.serving.wire.{name}' for name in names)}"
     assert heavy_modules_after(code) == []
     other = python(
         f"{code}\nimport sys\nprint(*({{'starlette', 'uvicorn', 'websockets', 'scipy'}} & {{*sys.modules}}))"
@@ -55,9 +55,9 @@ def test_reading_what_clients_send_imports_nothing_heavy() -> None:
 
 def test_a_client_needs_neither_torch_nor_a_server() -> None:
     servers = ("torch", "onnx", "ray", "starlette", "uvicorn", "websockets", "asyncio")
-    code = "from menv.serving.policy_client import PolicyClient"
+    code = "from menv.serving.client.policy_client import PolicyClient"
     assert heavy_modules_after(code, (*servers, "onnxruntime", "safetensors")) == []
-    assert heavy_modules_after(f"{code}\nimport menv.serving.local_actor", servers) == []
+    assert heavy_modules_after(f"{code}\nimport menv.serving.client.local_actor", servers) == []
 
 
 def test_import_menv_takes_little_more_than_numpy_and_gymnasium() -> None:

@@ -9,10 +9,10 @@ import gymnasium as gym
 import msgspec
 import numpy as np
 
-from menv.serving.bad_message import Code
-from menv.serving.columns import action, observation, reward
-from menv.serving.episodes import read_episode
-from menv.serving.messages import (
+from menv.serving.wire.bad_message import Code
+from menv.serving.wire.columns import action, observation, reward
+from menv.serving.wire.episodes import read_episode
+from menv.serving.wire.messages import (
     EndEpisode,
     Episodes,
     GetAction,

@@ -10,11 +10,11 @@ from typing import Any
 
 from menv.input_context import InputContext
 from menv.played import Played
-from menv.serving.access import Access
+from menv.serving.carriers.access import Access
+from menv.serving.carriers.limits import Limits
+from menv.serving.carriers.server import Server
 from menv.serving.errands import Errands
-from menv.serving.limits import Limits
 from menv.serving.reception import Reception
-from menv.serving.server import Server
 from menv.switchboard import Switchboard
 from tests.serving.corpus import ACTIONS, MASKED, OBS
 from tests.serving.doors import PATIENCE_S, TCP, Client, Door

@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from menv.serving.access import Access
-from menv.serving.limits import Limits
-from menv.serving.server import Server
-from menv.serving.transport import Peer, Reply
+from menv.serving.carriers.access import Access
+from menv.serving.carriers.limits import Limits
+from menv.serving.carriers.server import Server
+from menv.serving.carriers.transport import Peer, Reply
 from tests.serving.doors import PATIENCE_S, Door
 
 CLOSE, RAISE, HOLD, LATE, FLOOD = b"{close", b"{raise", b"{hold", b"{late", b"{flood"

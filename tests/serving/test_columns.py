@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from menv.errors import ConfigError
-from menv.serving import columns
-from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.columns import action, column, element, observation, reader_of, reward
-from menv.serving.dialect import Dialect
-from menv.serving.packed import to_raw
+from menv.serving.wire import columns
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.columns import action, column, element, observation, reader_of, reward
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.packed import to_raw
 from menv.spaces import why_outside
 from tests.serving.spaces import numbers, same, spaces
 

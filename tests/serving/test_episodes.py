@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.columns import reader_of
-from menv.serving.dialect import Dialect
-from menv.serving.episodes import WireEpisode, read_episode
-from menv.serving.packed import to_raw
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.columns import reader_of
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.episodes import WireEpisode, read_episode
+from menv.serving.wire.packed import to_raw
 from tests.serving.corpus import EPISODE, RICH, TOGETHER, one_agent, several_agents
 from tests.serving.spaces import same, spaces
 

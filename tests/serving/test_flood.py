@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from menv.serving.limits import Limits
+from menv.serving.carriers.limits import Limits
 from menv.serving.rllink import RLlinkInput
 from tests.serving.doors import TCP
 from tests.serving.served import Served, obs_of, served, settled

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.framing import MOST_BODY_BYTES, Frames, frame
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.framing import MOST_BODY_BYTES, Frames, frame
 
 D1_FRAMES = {
     "PING": b'00000016{"type": "PING"}',

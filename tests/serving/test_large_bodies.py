@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from menv.input_context import InputContext
 from menv.line import Turn
-from menv.serving.access import Access
-from menv.serving.bad_message import BadMessageError
-from menv.serving.dialect import Dialect
-from menv.serving.episodes import read_episode
-from menv.serving.flat_episodes import read_flat, write_flat
-from menv.serving.packed import to_raw
+from menv.serving.carriers.access import Access
+from menv.serving.wire.bad_message import BadMessageError
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.episodes import read_episode
+from menv.serving.wire.flat_episodes import read_flat, write_flat
+from menv.serving.wire.packed import to_raw
 from tests.serving import corpus
 from tests.serving.corpus import EPISODE, MALFORMED, RICH, several_agents
 from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door

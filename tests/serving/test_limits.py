@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from menv.errors import ConfigError
-from menv.serving.bucket import Bucket
-from menv.serving.limits import Limits
+from menv.serving.carriers.bucket import Bucket
+from menv.serving.carriers.limits import Limits
 from tests.serving.doors import (
     DOORS,
     HTTP,

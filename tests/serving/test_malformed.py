@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from menv.serving.bad_message import MEANINGS, BadMessageError, Code
+from menv.serving.wire.bad_message import MEANINGS, BadMessageError, Code
 from tests.serving.corpus import MALFORMED, bodies, take
 
 

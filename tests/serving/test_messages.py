@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from menv.serving.bad_message import BadMessageError, Code
-from menv.serving.dialect import Dialect
-from menv.serving.messages import (
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.messages import (
     OLD_NAMES,
     Action,
     Answer,
@@ -39,7 +39,7 @@ from menv.serving.messages import (
     encode,
     error_reply,
 )
-from menv.serving.packed import to_raw
+from menv.serving.wire.packed import to_raw
 from tests.serving.corpus import EPISODE, WELL_MADE
 
 

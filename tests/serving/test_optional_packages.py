@@ -9,12 +9,12 @@ import pytest
 
 from tests.house.sources import ROOT
 
-OURS = "import menv.serving.server, menv.serving.tcp, menv.serving.http, menv.serving.websocket"
+OURS = "from menv.serving.carriers import server, tcp, http, websocket"
 START = """
-from menv.serving.server import Server
-from menv.serving.http import HttpTransport
-from menv.serving.tcp import TcpTransport
-from menv.serving.websocket import WebSocketTransport
+from menv.serving.carriers.server import Server
+from menv.serving.carriers.http import HttpTransport
+from menv.serving.carriers.tcp import TcpTransport
+from menv.serving.carriers.websocket import WebSocketTransport
 server = Server(None, [TcpTransport(), {transport}()])
 server.start()
 server.stop()

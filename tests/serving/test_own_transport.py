@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import queue
 
-from menv.serving.access import Access
-from menv.serving.limits import Limits
-from menv.serving.server import Server
-from menv.serving.transport import Conversation, Handler, Peer, Transport
+from menv.serving.carriers.access import Access
+from menv.serving.carriers.limits import Limits
+from menv.serving.carriers.server import Server
+from menv.serving.carriers.transport import Conversation, Handler, Peer, Transport
 from tests.serving.talks import CLOSE, RAISE, Talks, eventually
 
 

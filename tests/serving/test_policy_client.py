@@ -10,7 +10,7 @@ import pytest
 
 from menv.algorithms import DQN
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError, RefusedError
-from menv.serving.policy_client import PolicyClient
+from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import Carrier
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from menv.errors import EpisodeError, ServerGoneError
-from menv.serving.policy_client import PolicyClient
+from menv.serving.client.policy_client import PolicyClient
 from tests.serving.courses import Course, cut_wire, observation, play
 
 MODES = ("local", "remote")

@@ -11,8 +11,8 @@ import pytest
 from menv.envs import RandomMultiAgentEnv
 from menv.errors import ContractError
 from menv.loop.packed_bundle import pack_bundle, pack_weights, policy_from_bytes
-from menv.serving.messages import SetState
-from menv.serving.policy_client import PolicyClient
+from menv.serving.client.policy_client import PolicyClient
+from menv.serving.wire.messages import SetState
 from tests.serving.courses import Course, observation, play
 
 MODES = ("local", "remote")

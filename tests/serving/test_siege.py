@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from menv.callbacks import DefaultCallbacks
-from menv.serving.framing import frame
+from menv.serving.wire.framing import frame
 from tests.serving.corpus import ACTIONS, MALFORMED, OBS, WELL_MADE, bodies
 from tests.serving.doors import DOORS, TCP, Client, Door
 from tests.serving.served import Served, obs_of, served, settled

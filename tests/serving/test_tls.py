@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from menv.errors import ConfigError
-from menv.serving.access import Access
-from menv.serving.limits import Limits
-from menv.serving.server import Server
+from menv.serving.carriers.access import Access
+from menv.serving.carriers.limits import Limits
+from menv.serving.carriers.server import Server
 from tests.serving.doors import DOORS, Client, Door
 from tests.serving.talks import CLOSE, LATE, Talks, eventually, serving
 from tests.serving.test_ends import the_serving_threads

@@ -8,7 +8,7 @@ import pytest
 
 from menv.errors import ConfigError
 from menv.input_context import InputContext
-from menv.serving.access import Access
+from menv.serving.carriers.access import Access
 from menv.serving.policy_server import PolicyServerInput
 from menv.serving.rllink import RLlinkInput
 from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door, http_response, http_wrap

@@ -1,0 +1,1 @@
+"""What carries bodies between peers and conversations: TCP, HTTP, WebSocket, their loop, and who is let in."""

@@ -1,0 +1,301 @@
+"""A transport that listens on a port: binds, takes connections in, watches them, and lets go of all of it.
+
+TCP, HTTP and WebSocket are three kinds of it. It accepts by itself, so that connections are counted, bounded and
+ended from their first byte on, those in the middle of a TLS handshake too. It knows no protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from abc import abstractmethod
+from collections.abc import Coroutine
+from typing import Any, Protocol, cast
+
+from menv.errors import ConfigError
+from menv.serving.carriers.access import Access
+from menv.serving.carriers.binding import bind
+from menv.serving.carriers.limits import Limits
+from menv.serving.carriers.transport import Handler, Transport
+
+LINGER_S = 1.0
+"""How long a peer that was told goodbye, or that has stopped sending, has left to read what is on its way."""
+MOST_DISCARDED = 4
+"""How many bodies of the greatest length are read and forgotten meanwhile, so that closing is no reset."""
+_FLUSH_S = 0.3
+_AFTER_A_FAILED_ACCEPT_S = 0.1
+_ACCEPTED_AT_ONCE = 4
+"""Few, so that those who have come and gone meanwhile are seen off before they take up all places."""
+_MOST_TURNED_AWAY = 32
+
+
+class Connection(Protocol):
+    """What a listener asks of a connection, which is an `asyncio.Protocol` that calls `joined` and `left`."""
+
+    def look(self, now: float) -> None:
+        """End the connection if the peer has taken too long over something; `now` is the loop's clock."""
+
+    def hang_up(self) -> None:
+        """End it once everything written has been sent; nothing more is received."""
+
+    def abort(self) -> None:
+        """End it at once."""
+
+
+class Listener(Transport):
+    """A transport with a port of its own.
+
+    Args:
+        port: 0 takes one that is free.
+
+    Attributes:
+        handler: Starts the conversations.
+        limits: Of each peer.
+        access: Who is let in.
+        finishing: Connections that are gone, while what came over them last is still being handled.
+
+    Raises:
+        ConfigError: `port` is no port.
+    """
+
+    handler: Handler
+    limits: Limits
+    access: Access
+
+    def __init__(self, port: int = 0) -> None:
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535:
+            raise ConfigError(
+                f"{type(self).__name__}: port is {port!r}, expected 0 to 65535; 0 takes one that is free"
+            )
+        self._port = port
+        self._socket: socket.socket | None = None
+        self._tls: dict[str, Any] = {}
+        self._open: dict[Connection, None] = {}
+        self._giving_way: dict[Connection, None] = {}
+        self.finishing: dict[Connection, None] = {}
+        self._arriving: dict[Connection, asyncio.Task[None]] = {}
+        self._turned_away = 0
+        self._halfway: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+
+    @property
+    def connections(self) -> int:
+        """How many peers are connected now."""
+        return len(self._open)
+
+    async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
+        """Bind and begin to accept.
+
+        Raises:
+            ConfigError: The port is taken, the address is not this machine's, or the certificate is wrong.
+        """
+        self.handler, self.limits, self.access = handler, limits, access
+        context = access.tls()
+        if context is not None:
+            self._tls = {
+                "ssl": context,
+                "ssl_handshake_timeout": limits.handshake_s,
+                "ssl_shutdown_timeout": LINGER_S,
+            }
+        self._prepare()
+        self._socket = bind(access.address, self._port)
+        self._listen()
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        host, port = self._socket.getsockname()[:2]
+        return host, port
+
+    async def stop(self) -> None:
+        """Close the port, then all connections; those with something left to send get a moment for it."""
+        self._close_port()
+        tasks = [*self._halfway, *([] if self._watching is None else [self._watching])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._open):
+            connection.hang_up()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._none_open.wait(), _FLUSH_S)
+        for connection in [*self._open, *self.finishing]:
+            connection.abort()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._none_open.wait(), _FLUSH_S)
+
+    def joined(self, connection: Connection) -> None:
+        """Note that a connection stands."""
+        self._arriving.pop(connection, None)
+        self._open[connection] = None
+        self._none_open.clear()
+        self.gives_way(connection)
+
+    def left(self, connection: Connection) -> None:
+        """Note that a connection is gone."""
+        self._open.pop(connection, None)
+        self._giving_way.pop(connection, None)
+        if not self._open:
+            self._none_open.set()
+
+    def gives_way(self, connection: Connection) -> None:
+        """Note that a connection need not be kept when somebody else wants in: silent so far, or at its end."""
+        self._giving_way[connection] = None
+
+    def stays(self, connection: Connection) -> None:
+        """Note that a connection has sent its first body, and keeps its place from now on."""
+        self._giving_way.pop(connection, None)
+
+    def _prepare(self) -> None:
+        """Import what is needed and set it up; runs before the port is bound."""
+
+    @abstractmethod
+    def _connection(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection, which is also a `Connection`."""
+
+    @abstractmethod
+    def _full(self) -> bytes:
+        """Return what a peer is told, in the transport's own form, for whom there is no room."""
+
+    def _why_full(self) -> str:
+        most = self.limits.max_connections
+        return f"too_many: {most} peers are connected, expected fewer; see Limits.max_connections"
+
+    def _swept(self, now: float) -> None:
+        """Do what has to be done every second at the latest."""
+
+    def _close_port(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+
+    def _accept(self) -> None:
+        """Take in who waits; called whenever the port has somebody."""
+        assert self._socket is not None
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                arrived, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue
+            except OSError:
+                # Out of file descriptors or memory: whoever is connected already goes on, the others wait.
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._socket)
+                self._retry = loop.call_later(_AFTER_A_FAILED_ACCEPT_S, self._listen)
+                return
+            self._admit(arrived)
+
+    def _listen(self) -> None:
+        assert self._socket is not None
+        asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def _admit(self, arrived: socket.socket) -> None:
+        arrived.setblocking(False)
+        if self._has_room():
+            protocol = self._connection()
+            task = self._halfway_in(self._enter(protocol, arrived), arrived)
+            self._arriving[cast(Connection, protocol)] = task
+        elif self._turned_away < _MOST_TURNED_AWAY:
+            self._turned_away += 1
+            self._halfway_in(self._turn_away(arrived), arrived)
+        else:
+            arrived.close()
+
+    def _halfway_in(self, entering: Coroutine[Any, Any, None], arrived: socket.socket) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(entering)
+        self._halfway.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._halfway.discard(task)
+            if task.cancelled():
+                # Perhaps before its first line.
+                arrived.close()
+
+        task.add_done_callback(done)
+        return task
+
+    def _has_room(self) -> bool:
+        if len(self._open) + len(self._arriving) < self.limits.max_connections:
+            return True
+        if self._giving_way:
+            first = next(iter(self._giving_way))
+            self.left(first)
+            first.abort()
+            return True
+        if self._arriving:
+            # In the middle of a TLS handshake, or in this very moment.
+            self._arriving.pop(next(iter(self._arriving))).cancel()
+            return True
+        return False
+
+    async def _enter(self, protocol: asyncio.Protocol, arrived: socket.socket) -> None:
+        try:
+            await self._connect(protocol, arrived)
+        finally:
+            self._arriving.pop(cast(Connection, protocol), None)
+
+    async def _turn_away(self, arrived: socket.socket) -> None:
+        try:
+            transport = await self._connect(goodbye := _Goodbye(), arrived)
+            if transport is None:
+                return
+            transport.write(self._full())
+            if transport.can_write_eof():
+                close_half(transport)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(goodbye.gone.wait(), LINGER_S)
+            transport.abort()
+        finally:
+            self._turned_away -= 1
+
+    async def _connect(self, protocol: asyncio.Protocol, arrived: socket.socket) -> asyncio.Transport | None:
+        """Make a connection of a socket, after the TLS handshake where there is one; None if that fails."""
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, arrived, **self._tls)
+        except OSError:
+            # No TLS, or gone in the middle of it: whoever that was has lost its own connection.
+            arrived.close()
+            return None
+        return transport
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        period = min(1.0, self.limits.handshake_s / 4, self.limits.idle_s / 4)
+        while True:
+            await asyncio.sleep(period)
+            try:
+                self._look_around(loop.time())
+            except Exception as fault:
+                self.faults.add(fault)
+
+    def _look_around(self, now: float) -> None:
+        # Not a part of the task above, whose variables would keep the last connection in memory.
+        for connection in list(self._open):
+            connection.look(now)
+        self._swept(now)
+
+
+def close_half(transport: asyncio.Transport) -> bool:
+    """Send no more; return whether the other half still stands."""
+    try:
+        transport.write_eof()
+    except OSError:
+        # Reset by the peer, which asyncio has not seen yet.
+        transport.abort()
+        return False
+    return True
+
+
+class _Goodbye(asyncio.Protocol):
+    """Somebody who is told that there is no room: what it sends is not looked at."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone.set()

@@ -1,0 +1,213 @@
+"""A client's session with a server: greeting, one request after the other, and again what was lost on the way.
+
+A connection that fails is replaced, and the session goes on; the server recognises a message that it has taken
+already. Episodes ask through a link. It does not know what they ask.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from menv.errors import ConfigError, EpisodeError, MenvError, RefusedError, ServerGoneError
+from menv.serving.client.client_address import ClientAddress
+from menv.serving.client.client_connection import ClientConnection, connect, new_session_name
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.messages import (
+    Answer,
+    Episodes,
+    Error,
+    GetConfig,
+    Ok,
+    Ping,
+    Pong,
+    Request,
+    SetConfig,
+    decode_answer,
+    encode,
+)
+
+EXTENSION = "menv-1"
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+_PING = encode(Ping(), Dialect.MSGPACK)
+_STALE = frozenset({Code.UNKNOWN_EPISODE, Code.WRONG_ORDER})
+
+
+class SessionLostError(EpisodeError):
+    """The server has forgotten the session, and all its open episodes with it; start new ones."""
+
+
+class ClientLink:
+    """One session, over one connection at a time. Calls from several threads take turns.
+
+    Args:
+        address: Of the server.
+        token: To be let in.
+        name: For the server's reports.
+        timeout: Seconds without an answer, or without a server, after which a call fails.
+        session: What to go on with, None for a new session.
+
+    Attributes:
+        config: What the server said at the last greeting.
+
+    Raises:
+        ServerGoneError: Nobody answers.
+        ConfigError: The server lets nobody in with this token, or is none.
+    """
+
+    def __init__(
+        self,
+        address: ClientAddress,
+        token: str | None = None,
+        name: str | None = None,
+        timeout: float = 60.0,
+        session: str | None = None,
+    ) -> None:
+        self._address, self._token, self._name, self._timeout = address, token, name, timeout
+        self._lock = threading.RLock()
+        self._connection: ClientConnection | None = None
+        self._conversation = new_session_name()
+        self._closed = False
+        self.config = SetConfig(env_steps_per_sample=0, force_on_policy=False)
+        self._session = session
+        self._ask_until_answered(_PING, anew=True)
+
+    @property
+    def session(self) -> str | None:
+        """What another link shows to go on with this session."""
+        return self._session
+
+    @property
+    def address(self) -> str:
+        """Of the server, for messages."""
+        return str(self._address)
+
+    def ask(self, request: Request, *, anew: bool = False) -> Any:
+        """Return the answer to a request; waits for it.
+
+        Args:
+            request: What to ask.
+            anew: Whether the request means the same in a session that has just begun.
+
+        Raises:
+            SessionLostError: The server has forgotten the session, and `anew` is False.
+            ServerGoneError: Nobody answered in time.
+            EpisodeError: The server does not know the episode, or not at this point.
+            RefusedError: It refuses the request for another reason.
+        """
+        with self._lock:
+            answer = self._ask_until_answered(encode(request, Dialect.MSGPACK), anew)
+        if isinstance(answer, Error):
+            raise self._refusal(answer)
+        return answer
+
+    def bring(self, request: Episodes) -> None:
+        """Hand over a request that is not answered, and return once the server has it; raises what `ask` does."""
+        with self._lock:
+            body = encode(request, Dialect.MSGPACK)
+            answer = self._ask_until_answered(body, anew=False, answered=False)
+        if isinstance(answer, Error):
+            raise self._refusal(answer)
+
+    def close(self) -> None:
+        """End the connection; the server keeps the session for a while."""
+        self._closed = True
+        # Not under the lock: whoever waits for an answer is woken by this.
+        if (connection := self._connection) is not None:
+            connection.close()
+
+    def _ask_until_answered(self, body: bytes, anew: bool, answered: bool = True) -> Answer:
+        """Return the answer, over as many connections as it takes."""
+        end, pause = time.monotonic() + self._timeout, _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._attempt(body, anew, answered)
+            except ServerGoneError:
+                raise
+            except ConnectionError as error:
+                why = error
+            self._drop()
+            if time.monotonic() + pause > end:
+                raise ServerGoneError(
+                    f"PolicyClient: {self._address} does not answer ({why}), expected a server there within "
+                    f"{self._timeout:g} s; start it, or give a longer timeout"
+                ) from why
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _attempt(self, body: bytes, anew: bool, answered: bool) -> Answer:
+        """Return the answer, over one connection."""
+        if self._closed:
+            raise ServerGoneError("PolicyClient: is closed, expected no further call; make another client")
+        try:
+            if self._connection is None:
+                self._connect(anew)
+            answer = self._exchange(body, answered)
+        except BadMessageError as error:
+            self._drop()
+            raise ConfigError(
+                f"PolicyClient: {self._address} answers with something else than messages ({error.text}), expected a "
+                "server of menv; check the address"
+            ) from error
+        if isinstance(answer, Error) and answer.code == Code.STOPPING:
+            raise ConnectionResetError(answer.message)
+        return answer
+
+    def _exchange(self, body: bytes, answered: bool) -> Answer:
+        """Send a body and return the answer to it, of whatever kind."""
+        connection = self._connection
+        assert connection is not None
+        connection.send(body)
+        if answered or connection.answers_all:
+            return decode_answer(connection.receive())[0]
+        # Messages are taken in order, so the answer to this one tells that the one before has arrived.
+        connection.send(_PING)
+        answer = decode_answer(connection.receive())[0]
+        if isinstance(answer, Pong):
+            return Ok()
+        decode_answer(connection.receive())
+        return answer
+
+    def _connect(self, anew: bool) -> None:
+        """Connect and greet."""
+        connection = connect(self._address, self._token, self._timeout, self._conversation)
+        self._connection = connection
+        shown = None if self._address.scheme == "http" else self._token
+        greeting = GetConfig(token=shown, extensions=[EXTENSION], session=self._session, client=self._name)
+        connection.send(encode(greeting, Dialect.MSGPACK))
+        answer = decode_answer(connection.receive())[0]
+        if isinstance(answer, Error) and answer.code == Code.STOPPING:
+            raise ConnectionResetError(answer.message)
+        if isinstance(answer, Error):
+            self._drop()
+            raise ConfigError(
+                f"PolicyClient: {self._address} refuses ({answer.code}: {answer.message}), expected to be let in; "
+                "check token and address"
+            )
+        if not isinstance(answer, SetConfig) or answer.session is None:
+            self._drop()
+            raise ConfigError(
+                f"PolicyClient: {self._address} does not speak the extension {EXTENSION!r}, expected a server of menv; "
+                "check the address"
+            )
+        before, self._session, self.config = self._session, answer.session, answer
+        if before not in (None, answer.session) and not anew:
+            raise SessionLostError(
+                f"PolicyClient: {self._address} has forgotten this session and its open episodes, expected to be back "
+                "in time; start new episodes"
+            )
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _refusal(self, answer: Error) -> MenvError:
+        """Return the error that tells the caller what to do next."""
+        if answer.code in _STALE:
+            return EpisodeError(answer.message)
+        return RefusedError(answer.message, answer.code)

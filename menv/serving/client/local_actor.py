@@ -1,0 +1,213 @@
+"""What all episodes share that one client plays by itself: policies, their weights, and the way to the server.
+
+`LocalEpisode` asks it for policies and tells it of steps. One lock holds everything together: while weights are
+exchanged nobody acts.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from menv.errors import MenvError, ServerGoneError
+from menv.serving.client.client_link import ClientLink, SessionLostError
+from menv.serving.client.local_policy import LocalPolicy
+from menv.serving.wire.messages import Episodes, EpisodesAndGetState, GetPolicies, GetState, SetState
+
+if TYPE_CHECKING:
+    from msgspec import Raw
+
+    from menv.serving.client.local_episode import LocalEpisode
+
+_MOST_BYTES = 2_000_000
+"""Of one message, about; half of what servers take by default."""
+
+
+class LocalActor:
+    """The part of a client that acts.
+
+    Args:
+        link: To the server.
+        update_interval: Seconds after which new weights are asked for; None for never.
+        seed: Of all draws; None takes one by chance.
+
+    Attributes:
+        lock: Held by whoever acts, or exchanges something with the server.
+        seed: Of all draws.
+        weights_seq_no: The newest weights that are here, None before the first.
+    """
+
+    def __init__(self, link: ClientLink, update_interval: float | None, seed: int | None) -> None:
+        self.lock = threading.RLock()
+        self.seed = secrets.randbits(63) if seed is None else seed
+        self.weights_seq_no: int | None = None
+        self._link = link
+        self._interval = update_interval or None
+        self._next_update = self._due()
+        self._policies: dict[str, LocalPolicy] = {}
+        self._open: dict[str, LocalEpisode] = {}
+        self._outbox: list[tuple[LocalEpisode, Raw, int]] = []
+        self._steps = self._bytes = 0
+
+    def opened(self, episode: LocalEpisode) -> None:
+        """Note that an episode has begun."""
+        with self.lock:
+            if episode.trained:
+                self._open[episode.episode_id] = episode
+            self._refresh()
+
+    def gave_up(self, episode: LocalEpisode) -> None:
+        """Note that an episode is not played here after all."""
+        with self.lock:
+            self._open.pop(episode.episode_id, None)
+
+    def stepped(self, size: int) -> None:
+        """Note that a step is complete; sends what has come together if that is enough, and looks for new weights.
+
+        Args:
+            size: About how many bytes of a message it takes.
+        """
+        self._steps += 1
+        self._bytes += size
+        if self._steps >= self._link.config.env_steps_per_sample:
+            self._steps = 0
+            self._send(self._link.config.force_on_policy)
+        elif self._bytes > _MOST_BYTES:
+            self._send()
+        elif self._next_update is not None and time.monotonic() >= self._next_update:
+            self._refresh()
+
+    def ended(self, episode: LocalEpisode) -> None:
+        """Take over what is left of an episode that is over."""
+        if self._open.pop(episode.episode_id, None) is not None:
+            self.set_aside(episode)
+            self.stepped(0)
+
+    def set_aside(self, episode: LocalEpisode) -> None:
+        """Put what is complete of an episode where the next message takes it."""
+        chunk = episode.chunk()
+        if chunk is not None:
+            self._outbox.append((episode, *chunk))
+
+    def policies_of(self, episode_id: str, agents: Sequence[str]) -> dict[str, LocalPolicy]:
+        """Return who answers for agents that appear in an episode.
+
+        Raises:
+            MenvError: The server does not know the agents, or its policies cannot act here.
+        """
+        known = list(self._link.config.policies or {})
+        names = dict.fromkeys(agents, known[0]) if len(known) == 1 else self._mapped(episode_id, agents)
+        missing = sorted(set(names.values()) - self._policies.keys())
+        if missing:
+            self._fetch(missing)
+        return {agent: self._policies[name] for agent, name in names.items()}
+
+    def update(self) -> None:
+        """Send what is complete and take the newest weights."""
+        with self.lock:
+            self._next_update = self._due()
+            self._send()
+            if self._policies:
+                self._take(self._link.ask(self._request(GetState), anew=True))
+
+    def flush(self) -> None:
+        """Send what is complete."""
+        with self.lock:
+            self._send()
+
+    def _refresh(self) -> None:
+        if self._next_update is not None and time.monotonic() >= self._next_update:
+            if self._link.config.force_on_policy:
+                self._next_update = self._due()
+            else:
+                self.update()
+
+    def _due(self) -> float | None:
+        return None if self._interval is None else time.monotonic() + self._interval
+
+    def _mapped(self, episode_id: str, agents: Sequence[str]) -> dict[str, str]:
+        """Return the ids of the policies that answer for agents."""
+        answer = self._link.ask(GetPolicies(episode_id=episode_id, agent_ids=list(agents)))
+        if episode_id in self._open:
+            self._open[episode_id].known = True
+        names: dict[str, str] = answer.policy_ids
+        return names
+
+    def _fetch(self, names: list[str]) -> None:
+        """Fetch policies that have not been needed before."""
+        state = self._link.ask(GetState(form="bundle", policy_ids=names), anew=True)
+        for name in names:
+            self._policies[name] = LocalPolicy(state.bundles[name], state.weights_seq_no)
+        self.weights_seq_no = state.weights_seq_no
+
+    def _send(self, wait: bool = False) -> None:
+        """Send everything that is complete, and if `wait`, wait for the weights that come of it."""
+        for episode in list(self._open.values()):
+            self.set_aside(episode)
+        while self._outbox:
+            count = self._next_message()
+            entries = self._outbox[:count]
+            last = wait and count == len(self._outbox)
+            try:
+                self._bring(entries, last)
+            except SessionLostError:
+                self._forget_lost()
+                continue
+            except ServerGoneError:
+                # Kept: the server may be back when the application calls again.
+                raise
+            except MenvError:
+                del self._outbox[:count]
+                raise
+            for episode, _, _ in entries:
+                episode.known = True
+            del self._outbox[:count]
+        self._bytes = 0
+
+    def _next_message(self) -> int:
+        """Return how many entries the next message takes."""
+        size = count = 0
+        for _, raw, _ in self._outbox:
+            size += len(memoryview(raw))
+            if count and size > _MOST_BYTES:
+                break
+            count += 1
+        return count
+
+    def _bring(self, entries: Sequence[tuple[Any, Raw, int]], wait: bool) -> None:
+        """Send one message."""
+        about: dict[str, Any] = {
+            "episodes": [raw for _, raw, _ in entries],
+            "env_steps": sum(steps for _, _, steps in entries),
+            "weights_seq_no": self.weights_seq_no,
+        }
+        if wait:
+            self._take(self._link.ask(self._request(EpisodesAndGetState, **about)))
+            self._next_update = self._due()
+        else:
+            self._link.bring(Episodes(**about))
+
+    def _forget_lost(self) -> None:
+        """After the server has forgotten the session: give up all episodes that it knew a part of."""
+        for episode in (*self._open.values(), *(entry[0] for entry in self._outbox)):
+            episode.lost = episode.known
+        self._outbox = [entry for entry in self._outbox if not entry[0].lost]
+
+    def _request(self, kind: type[Any], **more: Any) -> Any:
+        """Return a request for the weights of all policies that are here."""
+        forms = {policy.wants for policy in self._policies.values()}
+        form = "bundle" if "bundle" in forms else "weights"
+        return kind(policy_ids=sorted(self._policies), form=form, have=self.weights_seq_no, **more)
+
+    def _take(self, state: SetState) -> None:
+        """Go on with other weights."""
+        weights, bundles = state.weights or {}, state.bundles or {}
+        if weights or bundles:
+            for episode in self._open.values():
+                episode.judge()
+            for name, policy in self._policies.items():
+                policy.take(weights.get(name), bundles.get(name), state.weights_seq_no)
+        self.weights_seq_no = state.weights_seq_no

@@ -1,0 +1,233 @@
+"""An episode that a client plays by itself: it acts with its own copy of the policy and keeps what happened.
+
+`PolicyClient` calls it, `LocalActor` takes chunks of it for the server. An episode of one agent is one of several
+with a single seat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from menv.base_env import SINGLE_AGENT
+from menv.errors import CallOrderError, ContractError, EpisodeError
+from menv.serving.client.local_policy import Dice, LocalPolicy
+from menv.serving.client.local_trajectory import LocalTrajectory
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.packed import to_raw
+
+if TYPE_CHECKING:
+    from msgspec import Raw
+
+    from menv.serving.client.local_actor import LocalActor
+
+
+class LocalEpisode:
+    """One open episode.
+
+    Args:
+        actor: Where policies come from and chunks go.
+        episode_id: Its id.
+        trained: Whether anybody learns from it; if not, nothing of it is sent.
+        multi: Whether observations are dicts by agent.
+
+    Attributes:
+        trained: As given.
+        known: Whether the server has heard of it.
+        lost: Whether the server has forgotten it.
+    """
+
+    def __init__(self, actor: LocalActor, episode_id: str, trained: bool, multi: bool) -> None:
+        self.episode_id = episode_id
+        self.trained = trained
+        self.known = self.lost = False
+        self._actor = actor
+        self._multi = multi
+        self._seats: dict[str, LocalTrajectory] = {}
+        # Those whose own trajectory is over; the steps of each, in case it comes back.
+        self._left: dict[str, int] = {}
+        self._early: dict[str, float] = {}
+        self._done: set[str] = set()
+        # Whether the environment ended it, None while it goes on.
+        self._terminated: bool | None = None
+        self._is_cut = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether an action was chosen here."""
+        return bool(self._seats or self._left)
+
+    @property
+    def early(self) -> dict[str, float]:
+        """What was paid before the first action, by agent."""
+        return self._early
+
+    def act(self, observation: Any) -> Any:
+        """Return what the policy does; see `PolicyClient.get_action`."""
+        self._check()
+        if self._multi:
+            return self._act_together(observation)
+        seat = self._seats.get(SINGLE_AGENT)
+        if seat is None:
+            self._seat({SINGLE_AGENT: observation})
+            seat = self._seats[SINGLE_AGENT]
+        actor = self._actor
+        with actor.lock:
+            if type(observation) is not np.ndarray:
+                observation = seat.policy.as_element(observation)
+            if self.trained and seat.observe(observation):
+                actor.stepped(seat.policy.step_bytes)
+            decided = seat.policy.act([observation], seat.dice.throw(), seat.state, self._where)
+            self._note(seat, decided, 0)
+        return decided.answers[0]
+
+    def pay(self, reward: Any, info: Any, done: Mapping[str, bool] | None) -> None:
+        """Note rewards; see `PolicyClient.log_returns`."""
+        if not self._multi:
+            seat = self._seats.get(SINGLE_AGENT)
+            if seat is not None:
+                seat.paid += reward
+            else:
+                self._early[SINGLE_AGENT] = self._early.get(SINGLE_AGENT, 0.0) + reward
+            return
+        for agent, amount in reward.items():
+            seat = self._seats.get(agent)
+            if seat is not None and not seat.over:
+                seat.paid += amount
+            else:
+                self._early[agent] = self._early.get(agent, 0.0) + amount
+        self._done.update(agent for agent, flag in (done or {}).items() if flag and agent in self._seats)
+
+    def end(self, observation: Any, truncated: bool) -> None:
+        """Note that it is over; see `PolicyClient.end_episode`."""
+        self._check()
+        actor = self._actor
+        with actor.lock:
+            self._terminated = not truncated
+            last = observation if self._multi else {SINGLE_AGENT: observation}
+            for agent, seat in self._seats.items():
+                if not seat.over:
+                    obs = last.get(agent)
+                    seat.end(None if obs is None else seat.policy.as_element(obs), not truncated)
+            actor.ended(self)
+
+    def chunk(self) -> tuple[Raw, int] | None:
+        """Take off what is complete, as an entry of EPISODES, and the length of it; None if there is nothing."""
+        over = self._terminated is not None
+        chunks = {agent: chunk for agent, seat in self._seats.items() if (chunk := seat.cut()) is not None}
+        for agent in [agent for agent, seat in self._seats.items() if seat.over]:
+            self._left[agent] = self._seats.pop(agent).t
+        if not chunks and not (over and self._is_cut):
+            return None
+        self._is_cut = True
+        steps = max((len(chunk["rewards"]) for chunk in chunks.values()), default=0)
+        flags = {"is_terminated": self._terminated is True, "is_truncated": self._terminated is False}
+        body: dict[str, Any] = {"id": self.episode_id, **flags}
+        body |= {"agents": chunks} if self._multi else chunks[SINGLE_AGENT]
+        return to_raw(body, Dialect.MSGPACK), steps
+
+    def judge(self) -> None:
+        """Note how probable all actions were, before the weights change."""
+        for seat in self._seats.values():
+            seat.judge()
+
+    def interactive(self) -> None:
+        """Check that the episode can still be one whose actions are told one by one.
+
+        Raises:
+            CallOrderError: Actions have been chosen here.
+        """
+        if self.begun:
+            raise CallOrderError(
+                f"log_action: actions of episode {self.episode_id!r} were chosen by this client itself, expected "
+                "log_action before the first get_action where inference_mode='local'; begin the episode with it, or "
+                "use inference_mode='remote'"
+            )
+
+    @property
+    def _where(self) -> str:
+        return f"get_action: episode {self.episode_id!r}"
+
+    def _check(self) -> None:
+        if self.lost:
+            raise EpisodeError(
+                f"episode {self.episode_id!r}: the server has forgotten it, expected this client back in time; start a "
+                "new one"
+            )
+
+    def _act_together(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the policies do about the observations of several agents."""
+        actor = self._actor
+        for agent in observations:
+            if type(agent) is not str:
+                raise ContractError(
+                    f"{self._where}: agent {agent!r:.60}, expected a str; name agents by texts"
+                )
+        with actor.lock:
+            waiting = self._after_ends(observations)
+            self._seat(waiting)
+            waiting = {agent: self._seats[agent].policy.as_element(obs) for agent, obs in waiting.items()}
+            if self.trained:
+                known = [self._seats[agent] for agent in waiting]
+                size = sum(
+                    seat.policy.step_bytes
+                    for seat, obs in zip(known, waiting.values(), strict=True)
+                    if seat.observe(obs)
+                )
+                if size:
+                    actor.stepped(size)
+            groups: dict[int, tuple[LocalPolicy, list[str]]] = {}
+            for agent in waiting:
+                policy = self._seats[agent].policy
+                groups.setdefault(id(policy), (policy, []))[1].append(agent)
+            actions: dict[str, Any] = {}
+            for policy, agents in groups.values():
+                actions |= self._decide(policy, agents, waiting)
+            return {agent: actions[agent] for agent in waiting}
+
+    def _decide(
+        self, policy: LocalPolicy, agents: list[str], observations: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the actions of the agents that one policy answers for."""
+        seats = [self._seats[agent] for agent in agents]
+        noise = np.concatenate([seat.dice.throw() for seat in seats])
+        states = np.concatenate([seat.state for seat in seats]) if policy.state_size else None
+        decided = policy.act([observations[agent] for agent in agents], noise, states, self._where)
+        for row, seat in enumerate(seats):
+            self._note(seat, decided, row)
+        return dict(zip(agents, decided.answers, strict=True))
+
+    def _note(self, seat: LocalTrajectory, decided: Any, row: int) -> None:
+        if self.trained:
+            seat.acted(decided, row)
+        elif seat.state is not None:
+            seat.state = decided.state[row : row + 1]
+
+    def _after_ends(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        """End the trajectories of agents that are done; return the observations of the others."""
+        for agent in self._done:
+            obs = observations.get(agent)
+            seat = self._seats[agent]
+            seat.end(None if obs is None else seat.policy.as_element(obs), terminated=True)
+        ended, self._done = self._done, set()
+        waiting = {agent: obs for agent, obs in observations.items() if agent not in ended}
+        if any(agent in self._seats and self._seats[agent].over for agent in waiting):
+            # One message holds one life of each agent.
+            self._actor.set_aside(self)
+        return waiting
+
+    def _seat(self, observations: Mapping[str, Any]) -> None:
+        """Make room for agents that appear."""
+        new = [agent for agent in observations if agent not in self._seats]
+        if not new:
+            return
+        with self._actor.lock:
+            policies = self._actor.policies_of(self.episode_id, new)
+            for agent in new:
+                t = self._left.get(agent, 0)
+                dice = Dice(policies[agent].policy, self._actor.seed, self.episode_id, agent, str(t))
+                seat = LocalTrajectory(policies[agent], dice, t, f"{self._where}, agent {agent!r}")
+                seat.paid = self._early.pop(agent, 0.0)
+                self._seats[agent] = seat

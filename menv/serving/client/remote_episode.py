@@ -1,0 +1,102 @@
+"""An episode whose actions a client asks the server for, one by one.
+
+`PolicyClient` calls it. Messages are numbered, so that one which had to be sent again is taken once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from menv.base_env import SINGLE_AGENT
+from menv.serving.client.client_link import ClientLink
+from menv.serving.client.client_spaces import ClientSpaces
+from menv.serving.client.client_values import element_of, written
+from menv.serving.wire.messages import EndEpisode, GetAction, LogAction, LogReturns, StartEpisode
+
+
+class RemoteEpisode:
+    """One open episode.
+
+    Args:
+        link: The session that it belongs to.
+        spaces: Of the agents.
+        episode_id: Its id.
+        seq: Number of the last message that was taken; None starts the episode.
+        trained: Whether policies may learn from it.
+
+    Raises:
+        EpisodeError: The id was used before.
+    """
+
+    def __init__(
+        self,
+        link: ClientLink,
+        spaces: ClientSpaces,
+        episode_id: str,
+        seq: int | None = None,
+        trained: bool = True,
+    ) -> None:
+        self.episode_id = episode_id
+        self._link = link
+        self._spaces = spaces
+        self._seq = seq or 0
+        self._paid: dict[str, float] = {}
+        self._info: dict[str, Any] = {}
+        self._done: dict[str, bool] = {}
+        if seq is None:
+            link.ask(StartEpisode(episode_id=episode_id, training_enabled=trained, seq=0), anew=True)
+
+    def act(self, observation: Any) -> Any:
+        """Return the action that the server chooses; see `PolicyClient.get_action`."""
+        answer = self._ask(GetAction, observation=written(observation, "get_action"))
+        space = self._spaces.action_space
+        if not self._spaces.multi_agent:
+            return element_of(space, answer.action)
+        return {agent: element_of(space, action) for agent, action in answer.action.items()}
+
+    def log(self, observation: Any, action: Any) -> None:
+        """Tell what the application did; see `PolicyClient.log_action`."""
+        self._ask(
+            LogAction,
+            observation=written(observation, "log_action"),
+            action=written(action, "log_action"),
+        )
+
+    def pay(self, reward: Any, info: Any, done: Mapping[str, bool] | None) -> None:
+        """Note rewards, which the next message takes along; see `PolicyClient.log_returns`."""
+        if self._spaces.multi_agent:
+            for agent, amount in reward.items():
+                self._paid[agent] = self._paid.get(agent, 0.0) + amount
+        else:
+            self._paid[SINGLE_AGENT] = self._paid.get(SINGLE_AGENT, 0.0) + reward
+        if info:
+            self._info.update(info)
+        if done:
+            self._done.update({agent: True for agent, flag in done.items() if flag})
+
+    def tell(self) -> None:
+        """Tell what no message has taken along so far."""
+        if self._paid or self._info or self._done:
+            if not self._paid and not self._spaces.multi_agent:
+                self._paid[SINGLE_AGENT] = 0.0
+            self._ask(LogReturns)
+
+    def end(self, observation: Any, truncated: bool) -> None:
+        """Tell that it is over; see `PolicyClient.end_episode`."""
+        self._ask(EndEpisode, observation=written(observation, "end_episode"), truncated=truncated)
+
+    def _ask(self, kind: type[Any], **fields: Any) -> Any:
+        """Return the answer to the next message, which takes along what was paid since the last one."""
+        seq, multi = self._seq + 1, self._spaces.multi_agent
+        if self._paid or (multi and (self._info or self._done)):
+            fields["reward"] = written(self._paid if multi else self._paid[SINGLE_AGENT], "log_returns")
+        if self._info:
+            fields["info"] = written(self._info, "log_returns")
+        if self._done:
+            fields["done"] = self._done
+        answer = self._link.ask(kind(episode_id=self.episode_id, seq=seq, **fields))
+        # Not before: what the server refuses is said again, the next time.
+        self._seq = seq
+        self._paid, self._info, self._done = {}, {}, {}
+        return answer

@@ -1,0 +1,97 @@
+"""Columns whose width no space tells: log-probabilities, inputs of distributions, states of networks.
+
+`menv.serving.wire.episodes` reads them. It knows that they are finite numbers, one row a step, and nothing of what they
+are for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.bad_value import BadValueError
+from menv.serving.wire.packed import Array, Packed, unpacked
+
+Floats = npt.NDArray[np.float32]
+
+ROWS = list[tuple[float, ...]]
+"""Type of rows, for msgspec."""
+NUMBERS_OR_ROWS = list[float | tuple[float, ...]]
+"""Type of numbers, or of rows of them."""
+
+
+def matrix(values: Packed | list[Any], where: str, rows: int) -> Floats:
+    """Return [rows, K] of rows that are all equally long.
+
+    Args:
+        values: Decoded `ROWS`, or packed ones.
+        where: Begins the message of an error.
+        rows: How many there should be.
+
+    Raises:
+        BadMessageError: They are not, there is another number of them, or a number is not finite.
+    """
+    array = _array(values, where)
+    if array.ndim != 2 or len(array) != rows:
+        raise BadMessageError(
+            Code.WRONG_LENGTH, f"{where}: got shape {array.shape}, expected {rows} rows, one for each action"
+        )
+    return _finite(array, where)
+
+
+def log_probabilities(values: Packed | list[Any], where: str, rows: int) -> Floats:
+    """Return [rows] log-probabilities; where there is one for each dimension of an action, they are added up.
+
+    Args:
+        values: Decoded `NUMBERS_OR_ROWS`, or packed ones.
+        where: Begins the message of an error.
+        rows: How many there should be.
+
+    Raises:
+        BadMessageError: They are no numbers or rows, there is another number of them, or one is not finite.
+    """
+    array = _array(values, where)
+    if array.ndim not in (1, 2) or len(array) != rows:
+        raise BadMessageError(
+            Code.WRONG_LENGTH,
+            f"{where}: got shape {array.shape}, expected {rows} numbers, one for each action",
+        )
+    return _finite(array if array.ndim == 1 else array.sum(axis=1, dtype=np.float64), where)
+
+
+def _array(values: Packed | list[Any], where: str) -> Array:
+    """Return numbers as an array of one or two dimensions; no rows at all have both."""
+    if isinstance(values, Packed):
+        try:
+            array = unpacked(values)
+        except BadValueError as error:
+            raise error.in_message(where) from None
+        if array.dtype.kind != "f":
+            raise BadMessageError(Code.WRONG_TYPE, f"{where}: got packed {array.dtype}, expected <f4 or <f8")
+        return array
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return np.fromiter(values, np.float64, len(values))
+    widths = set(map(len, values)) if float not in kinds else {-1}
+    if len(widths) > 1 or -1 in widths:
+        raise BadMessageError(Code.WRONG_LENGTH, f"{where}: got rows of several lengths, expected one length")
+    width = widths.pop() if widths else 0
+    flat = np.fromiter(itertools.chain.from_iterable(values), np.float64, len(values) * width)
+    return flat.reshape(len(values), width)
+
+
+def _finite(array: Array, where: str) -> Floats:
+    """Return an array as float32."""
+    with np.errstate(over="ignore"):
+        floats = array.astype(np.float32)
+    if np.count_nonzero(np.isfinite(floats)) != floats.size:
+        row = int(np.argwhere(~np.isfinite(floats))[0][0])
+        raise BadMessageError(
+            Code.NOT_FINITE,
+            f"{where}[{row}]: got a number that is not finite as float32, expected a finite one",
+        )
+    return floats

@@ -1,0 +1,110 @@
+"""Action masks in observations from messages: that they allow something, and what was done.
+
+`menv.serving.wire.columns` and `menv.serving.wire.episodes` ask it. Where masks lie is the convention of
+`menv.connectors.obs_preprocessor`: an entry of a Dict, or of every Dict in the Tuple of a group of agents.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.connectors.obs_preprocessor import MASK_KEY
+from menv.serving.wire.bad_message import Code
+from menv.serving.wire.bad_value import BadValueError
+from menv.serving.wire.space_readers import Column
+
+Mask = npt.NDArray[np.bool_]
+
+
+class MaskCheck:
+    """Looks at the masks in observations of one space; false if it has none."""
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self._members: list[int | None] = []
+        if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces:
+            self._members = [None]
+        elif isinstance(space, gym.spaces.Tuple):
+            self._members = [
+                i for i, part in enumerate(space.spaces)
+                if isinstance(part, gym.spaces.Dict) and MASK_KEY in part.spaces
+            ]  # fmt: skip
+
+    def __bool__(self) -> bool:
+        return bool(self._members)
+
+    def check(self, obs: Column, acting: int) -> None:
+        """Check that the masks of the first observations each allow something.
+
+        Args:
+            obs: R observations.
+            acting: On how many of them somebody acts.
+
+        Raises:
+            BadValueError: One allows nothing.
+        """
+        for member in self._members:
+            nothing = ~self._mask(obs[:acting], member).any(axis=1)
+            if nothing.any():
+                raise BadValueError(
+                    Code.MASKED, "got a mask that allows nothing, expected one action at least",
+                    int(np.argmax(nothing)), self._path(member),
+                )  # fmt: skip
+
+    def check_actions(self, obs: Column, actions: Column, space: gym.Space[Any]) -> None:
+        """Check that actions were allowed by the masks of the observations that they answer.
+
+        Raises:
+            BadValueError: One was not.
+        """
+        for member in self._members:
+            part = _part(space, member)
+            if part is None or not len(actions):
+                continue
+            mask = self._mask(obs[: len(actions)], member)
+            done = actions if member is None else [action[member] for action in actions]
+            columns = _columns(done, part, mask.shape[1])
+            if columns is None:
+                continue
+            forbidden = ~np.take_along_axis(mask, columns, axis=1).all(axis=1)
+            if forbidden.any():
+                raise BadValueError(
+                    Code.MASKED, "got an action that the mask of its observation forbids, expected an allowed one",
+                    int(np.argmax(forbidden)), "" if member is None else f"[{member}]",
+                )  # fmt: skip
+
+    def _mask(self, obs: Column, member: int | None) -> Mask:
+        """Return [R, M] True where an action is allowed."""
+        holders = obs if member is None else [row[member] for row in obs]
+        if not len(holders):
+            return np.ones((0, 1), np.bool_)
+        mask: Mask = np.stack([np.ravel(row[MASK_KEY]) for row in holders]) != 0
+        return mask
+
+    @staticmethod
+    def _path(member: int | None) -> str:
+        return f"[{MASK_KEY!r}]" if member is None else f"[{member}][{MASK_KEY!r}]"
+
+
+def _part(space: gym.Space[Any], member: int | None) -> gym.Space[Any] | None:
+    """Return the action space of a member of a group, or of the only agent; None if there is none."""
+    if member is None:
+        return space
+    return (
+        space.spaces[member] if isinstance(space, gym.spaces.Tuple) and member < len(space.spaces) else None
+    )
+
+
+def _columns(actions: Column, space: gym.Space[Any], width: int) -> npt.NDArray[np.int64] | None:
+    """Return [R, D] the columns of a mask that stand for R actions; None if it is no mask for this space."""
+    if isinstance(space, gym.spaces.Discrete) and int(space.n) == width:
+        return np.asarray(actions, np.int64).reshape(-1, 1) - int(space.start)
+    if isinstance(space, gym.spaces.MultiDiscrete) and int(space.nvec.sum()) == width:
+        sizes = space.nvec.reshape(-1)
+        digits = np.asarray(actions, np.int64).reshape(len(actions), -1) - np.asarray(space.start).reshape(-1)
+        columns: npt.NDArray[np.int64] = digits + np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        return columns
+    return None

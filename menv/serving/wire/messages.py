@@ -1,0 +1,330 @@
+"""Every message of the protocol as a type, and bodies to messages and back.
+
+Sessions decode requests and encode replies with it, clients the other way round. Observations, actions, rewards and
+episodes stay undecoded here: `columns` and `episodes` read them against the spaces, which this does not know. An
+undecoded part keeps the whole body alive; `Raw.copy` ends that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta, Raw
+
+from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.dialect import Dialect, Typed, check_object, check_stack, dialect_of, fields, is_nil
+from menv.serving.wire.packed import plain_array
+
+Id = Annotated[str, Meta(min_length=1, max_length=256)]
+"""Id of an episode, an agent, a policy or an environment; bounded, because servers keep them."""
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""Number of steps, sequence number."""
+Word = Annotated[str, Meta(max_length=4096)]
+"""A text that is kept for a while: a token, the name of a client."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """Any message. What has a default may be left out, and null means the same."""
+
+
+class Ping(Message, frozen=True, kw_only=True, tag="PING"):
+    """Is somebody there? Answered with `Pong`."""
+
+
+class GetConfig(Message, frozen=True, kw_only=True, tag="GET_CONFIG"):
+    """Greets; answered with `SetConfig`. `extensions` asks for more than RLlink, `session` goes on with one."""
+
+    token: Word | None = None
+    extensions: list[Word] | None = None
+    session: Id | None = None
+    client: Word | None = None
+
+    def __repr__(self) -> str:
+        """Hide what lets somebody in."""
+        return f"GetConfig(client={self.client!r}, extensions={self.extensions!r})"
+
+
+class GetState(Message, frozen=True, kw_only=True, tag="GET_STATE"):
+    """Asks for weights in one of three forms; answered with `SetState`."""
+
+    policy_ids: list[Id] | None = None
+    form: Literal["onnx", "bundle", "weights"] = "onnx"
+    have: Count | None = None
+
+
+class Episodes(Message, frozen=True, kw_only=True, tag="EPISODES"):
+    """Brings episodes that were played elsewhere. Not answered."""
+
+    episodes: list[Raw]
+    env_steps: Count | None = None
+    timesteps: Count | None = None
+    weights_seq_no: Count | None = None
+
+
+class EpisodesAndGetState(Episodes, frozen=True, kw_only=True, tag="EPISODES_AND_GET_STATE"):
+    """Brings episodes and waits for the weights that come of them; answered with `SetState`. Is an `Episodes` too."""
+
+    policy_ids: list[Id] | None = None
+    form: Literal["onnx", "bundle", "weights"] = "onnx"
+    have: Count | None = None
+
+
+class GetPolicies(Message, frozen=True, kw_only=True, tag="GET_POLICIES"):
+    """Asks which policy answers for which agent of an episode; answered with `Policies`."""
+
+    episode_id: Id
+    agent_ids: list[Id]
+
+
+class StartEpisode(Message, frozen=True, kw_only=True, tag="START_EPISODE"):
+    """Begins an episode; answered with `EpisodeStarted`."""
+
+    episode_id: Id | None = None
+    training_enabled: bool = True
+    seq: Count | None = None
+
+
+class Turn(Message, frozen=True, kw_only=True):
+    """Any message within an episode. What has come of the last action may go with the next message.
+
+    `reward` is a number, or one for each of several agents; without an `info` that is empty; `done` names agents whose
+    own trajectories end.
+    """
+
+    episode_id: Id
+    reward: Raw = Raw()
+    info: Raw = Raw()
+    done: dict[Id, bool] | None = None
+    seq: Count | None = None
+
+
+class GetAction(Turn, frozen=True, kw_only=True, tag="GET_ACTION"):
+    """Asks for an action; answered with `Action`."""
+
+    observation: Raw
+
+
+class LogAction(Turn, frozen=True, kw_only=True, tag="LOG_ACTION"):
+    """Tells what the client did by itself; answered with `Ok`."""
+
+    observation: Raw
+    action: Raw
+
+
+class LogReturns(Turn, frozen=True, kw_only=True, tag="LOG_RETURNS"):
+    """Pays a reward before there is anything else to say; answered with `Ok`."""
+
+
+class EndEpisode(Turn, frozen=True, kw_only=True, tag="END_EPISODE"):
+    """Ends an episode with its last observation; answered with `Ok`."""
+
+    observation: Raw
+    truncated: bool = False
+
+
+class Pong(Message, frozen=True, kw_only=True, tag="PONG"):
+    """Answers `Ping`."""
+
+
+class SetConfig(Message, frozen=True, kw_only=True, tag="SET_CONFIG"):
+    """What a client needs to know; all but the first two only for clients that asked for the extension."""
+
+    env_steps_per_sample: int
+    force_on_policy: bool
+    extensions: list[str] | None = None
+    session: str | None = None
+    multi_agent: bool | None = None
+    observation_space: dict[str, Any] | None = None
+    action_space: dict[str, Any] | None = None
+    policies: dict[str, dict[str, Any]] | None = None
+    resume: dict[str, Any] | None = None
+
+
+class SetState(Message, frozen=True, kw_only=True, tag="SET_STATE"):
+    """The weights of a sequence number, in the form that was asked for."""
+
+    weights_seq_no: int
+    onnx_file: str | None = None
+    bundles: dict[str, bytes] | None = None
+    weights: dict[str, bytes] | None = None
+
+
+class Policies(Message, frozen=True, kw_only=True, tag="POLICIES"):
+    """Which policy answers for which agent."""
+
+    policy_ids: dict[str, str]
+
+
+class EpisodeStarted(Message, frozen=True, kw_only=True, tag="EPISODE"):
+    """The id of the episode that has begun."""
+
+    episode_id: str
+
+
+class Action(Message, frozen=True, kw_only=True, tag="ACTION"):
+    """What to do, and by which weights that was decided."""
+
+    episode_id: str
+    action: Any
+    weights_seq_no: int
+    seq: int | None = None
+
+
+class Ok(Message, frozen=True, kw_only=True, tag="OK"):
+    """Done."""
+
+    seq: int | None = None
+
+
+class Error(Message, frozen=True, kw_only=True, tag="ERROR"):
+    """Not done: one of the closed list of codes, and a sentence for people."""
+
+    code: str
+    message: str
+    seq: int | None = None
+
+
+Request = (
+    Ping | GetConfig | GetState | Episodes | EpisodesAndGetState | GetPolicies | StartEpisode | GetAction
+    | LogAction | LogReturns | EndEpisode
+)  # fmt: skip
+Answer = Pong | SetConfig | SetState | Policies | EpisodeStarted | Action | Ok | Error
+
+MOST_INFO_BYTES = 65_536
+"""Bytes of one `info`, which no space bounds."""
+OLD_NAMES = frozenset(
+    {"ACTION_SPACE", "OBSERVATION_SPACE", "GET_WORKER_ARGS", "GET_WEIGHTS", "REPORT_SAMPLES"}
+)
+"""Types that the first RLlink names and nobody sends."""
+
+
+class _Flags(msgspec.Struct, gc=False):
+    """What every episode has, of one agent or of several."""
+
+    is_terminated: bool
+    is_truncated: bool
+
+
+_NAME = Typed(str)
+_SEQ = Typed(Count | None)
+_FLAGS = Typed(list[_Flags])
+_WITH_EPISODES = ("EPISODES", "EPISODES_AND_GET_STATE")
+_LARGE = 1 << 16
+
+
+def _by_type(union: Any) -> Mapping[str, Typed]:
+    """Return what decodes each message of a union, by its type."""
+    return MappingProxyType({kind.__struct_config__.tag: Typed(kind) for kind in get_args(union)})
+
+
+_REQUESTS = _by_type(Request)
+_ANSWERS = _by_type(Answer)
+
+
+def decode(body: bytes, max_depth: int = 32) -> tuple[Request, Dialect]:
+    """Return the request that a body holds, and how it is written.
+
+    Args:
+        body: One whole body.
+        max_depth: Levels of nesting of values that no type and no space bounds, `Limits.max_depth`. Unknown fields
+            are skipped and kept nowhere.
+
+    Raises:
+        BadMessageError: It holds none. Its `seq` is that of the message if that much can be read.
+    """
+    dialect = dialect_of(body)
+    check_stack(body, dialect)
+    found = fields(body, dialect, "message")
+    try:
+        request = _message(body, dialect, found, _REQUESTS)
+        if isinstance(request, Turn) and len(memoryview(request.info)):
+            _check_info(request.info, dialect, max_depth)
+    except BadMessageError as error:
+        error.seq = _seq_of(found, dialect)
+        raise
+    return request, dialect
+
+
+def decode_answer(body: bytes) -> tuple[Answer, Dialect]:
+    """Return the answer that a body holds, and how it is written.
+
+    Raises:
+        BadMessageError: It holds none.
+    """
+    dialect = dialect_of(body)
+    check_stack(body, dialect)
+    answer: Answer = _message(body, dialect, fields(body, dialect, "message"), _ANSWERS)
+    return answer, dialect
+
+
+def encode(message: Request | Answer, dialect: Dialect) -> bytes:
+    """Return a message as a body. Numpy arrays and scalars are written as lists and numbers."""
+    return _JSON.encode(message) if dialect is Dialect.JSON else _MSGPACK.encode(message)
+
+
+def error_reply(error: BadMessageError, seq: int | None = None) -> Error:
+    """Return the answer to a message that cannot be taken.
+
+    Args:
+        error: What is wrong with it.
+        seq: Its sequence number, if the error does not know it.
+    """
+    return Error(code=error.code, message=error.text, seq=error.seq if seq is None else seq)
+
+
+_JSON = msgspec.json.Encoder(enc_hook=plain_array)
+_MSGPACK = msgspec.msgpack.Encoder(enc_hook=plain_array)
+
+
+def _message(body: bytes, dialect: Dialect, found: Mapping[str, Raw], known: Mapping[str, Typed]) -> Any:
+    """Return a message of one of the known types."""
+    if "type" not in found:
+        raise BadMessageError(
+            Code.MISSING_FIELD, f"message: no field 'type', expected one of {', '.join(known)}"
+        )
+    name: str = _NAME.read(found["type"], dialect, "message.type")
+    typed = known.get(name)
+    if typed is None:
+        raise _unknown(name, known)
+    if name in _WITH_EPISODES and "episodes" in found and len(body) > _LARGE:
+        # A body of millions of tiny elements ends here, before one object is made for each.
+        _FLAGS.read(found["episodes"], dialect, f"{name}.episodes")
+    message = typed.read(body, dialect, name)
+    if getattr(message, "done", None):
+        # Reading the entries by themselves finds an agent that is there twice.
+        fields(found["done"], dialect, f"{name}.done")
+    return message
+
+
+def _unknown(name: str, known: Mapping[str, Typed]) -> BadMessageError:
+    """Return why there is no message of this type here."""
+    if known is _REQUESTS and name in _ANSWERS:
+        return BadMessageError(
+            Code.NOT_A_REQUEST, f"message: {name} is what a server sends, expected one of {', '.join(known)}"
+        )
+    what = "is not spoken any more" if name in OLD_NAMES else "is unknown"
+    return BadMessageError(
+        Code.UNKNOWN_TYPE, f"message: type {name[:40]!r} {what}, expected one of {', '.join(known)}"
+    )
+
+
+def _check_info(info: Raw, dialect: Dialect, max_depth: int) -> None:
+    """Bound what an `info` may hold."""
+    if (size := len(memoryview(info))) > MOST_INFO_BYTES:
+        raise BadMessageError(
+            Code.TOO_LARGE, f"info: {size} bytes, expected at most {MOST_INFO_BYTES}; send less"
+        )
+    if not is_nil(info, dialect):
+        check_object(info, dialect, max_depth, "info")
+
+
+def _seq_of(found: Mapping[str, Raw], dialect: Dialect) -> int | None:
+    """Return the sequence number of a message that is wrong elsewhere."""
+    try:
+        seq: int | None = _SEQ.read(found["seq"], dialect, "seq") if "seq" in found else None
+    except BadMessageError:
+        return None
+    return seq
