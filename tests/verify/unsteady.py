@@ -88,7 +88,7 @@ class Ordered(Walk):
     """Uses the order of a set of strings."""
 
     def disturbance(self) -> float:
-        return float(NAMES.index(next(iter(set(NAMES)))) + 100 * NAMES.index(list(set(NAMES))[5]))
+        return float(NAMES.index(list(set(NAMES))[self.steps]))
 
 
 class Timed(Walk):
