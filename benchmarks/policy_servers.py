@@ -28,7 +28,9 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     kind = parser.parse_args().kind
     config = {
-        "input": lambda ioctx: PolicyServerInput(ioctx, port=0, transport=kind),
+        "input": lambda ioctx: PolicyServerInput(
+            ioctx, port=0, transport=kind, env_steps_per_sample=1000, force_on_policy=False
+        ),
         "train_batch_size": 10**9,
         "rollout_fragment_length": 10**9,
     }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from benchmarks import processes
 from benchmarks.echo_servers import serving
 from benchmarks.processes import ROOT
 from benchmarks.rows import Effort, Finding, Row, alternate
@@ -88,6 +89,17 @@ def beside_heavy_bodies(effort: Effort) -> Finding:
     return Finding(value=statistics.median(added), rates=added, note=f"longest {worst:.1f} ms")
 
 
+def client_side(effort: Effort) -> Finding:
+    """Compare env steps a second of a client that holds the policy with those of sampling in process."""
+
+    def played(*where: object) -> float:
+        run = processes.run("-m", "benchmarks.local_player", *where, "--seconds", 2 * effort.seconds)
+        return float(run.result["per_second"])
+
+    with serving("benchmarks.policy_servers", "tcp") as (host, port):
+        return alternate(partial(played, "here"), partial(played, "client", host, port), effort.repeats)
+
+
 @contextmanager
 def counting(*command: str) -> Iterator[tuple[Place, dict[str, int]]]:
     """Run a server like `serving`; yield where it listens, and a dict that is filled when it has ended."""
@@ -130,6 +142,14 @@ ROWS = (
                 measure=many_actions(kind),
             ),
         )
+    ),
+    Row(
+        name="client_side",
+        text="CartPole by a client that holds the policy, episodes sent",
+        unit="x one env here",
+        reach=0.6,
+        aim=0.9,
+        measure=client_side,
     ),
     Row(
         name="beside_heavy_bodies",
