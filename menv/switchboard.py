@@ -58,8 +58,8 @@ class Switchboard:
         self._fault_at = 0.0
         self._stopped = False
         self._woken = False
-        # How many open episodes are played call by call.
-        self._talking = 0
+        # How many episodes were answered together last: their callers are expected back together.
+        self._expected = 0
 
     @property
     def open_episodes(self) -> int:
@@ -73,8 +73,8 @@ class Switchboard:
 
     @property
     def all_ready(self) -> bool:
-        """Whether that is so in all open episodes that are played call by call."""
-        return len(self._ready) >= self._talking
+        """Whether that is so in as many episodes as were answered together last; those come back nearly together."""
+        return len(self._ready) >= self._expected
 
     def start(
         self,
@@ -321,7 +321,9 @@ class Switchboard:
     def answered(self, lines: Iterable[Line]) -> None:
         """Note that turns have been answered; what was said since comes up in `collect`."""
         with self._news:
+            self._expected = 0
             for line in lines:
+                self._expected += line.asked
                 line.asked = line.busy = False
                 if line.turns:
                     self._ready[line.episode_id] = line
@@ -359,9 +361,7 @@ class Switchboard:
         """Put a turn where the sampler finds it."""
         if line.plays:
             raise mixed("episode", line.episode_id)
-        if line.plays is None:
-            line.plays = False
-            self._talking += 1
+        line.plays = False
         turn.answer = answer
         line.push(turn, size)
         self._ring(line)
@@ -375,7 +375,6 @@ class Switchboard:
 
     def _close(self, line: Line) -> None:
         """Take an episode's id out of use."""
-        self._talking -= line.plays is False
         line.over = True
         self._backlog += 1
         del self._lines[line.episode_id]

@@ -73,14 +73,13 @@ class ServedEnvs(ExternalEnvs):
         )
         self.max_staleness = max_staleness
         self._batch_wait = batch_wait
-        self._gathering = False
-        board.on_news = self._news
         self._env_steps_per_sample, self._force_on_policy = env_steps_per_sample, force_on_policy
         self._trainer: Trainer | None = None
         limits, access = limits or Limits(), access or Access()
         self._errands = Errands(self._wake, self._post)
         self._reception = Reception(board, ioctx, limits, access, self._errands, return_s)
         self.server = Server(self._reception, transports, limits, access)
+        board.on_news = self.server.pause
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -145,17 +144,10 @@ class ServedEnvs(ExternalEnvs):
         board = self.switchboard
         # Also where something is there already: what was decided last goes out in the loop.
         self.server.run(0.0 if board.ready else seconds)
-        if board.ready and not board.all_ready:
-            self._gathering = True
-            try:
-                self.server.run(self._batch_wait)
-            finally:
-                self._gathering = False
-
-    def _news(self) -> None:
-        """Note that a client has said something, while the loop runs."""
-        if not self._gathering or self.switchboard.all_ready:
-            self.server.pause()
+        until = time.monotonic() + self._batch_wait
+        # Looked at again and again: a wait of the selector takes a whole millisecond at least.
+        while board.ready and not board.all_ready and time.monotonic() < until:
+            self.server.run(0.0)
 
     def _wake(self) -> None:
         """Let a poll that waits look for errands."""

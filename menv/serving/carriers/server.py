@@ -143,7 +143,9 @@ class Server:
         assert loop is not None
         if self._over:
             return
-        alarm = None if seconds is None else loop.call_later(seconds, loop.stop)
+        alarm: asyncio.Handle | None = None
+        if seconds is not None:
+            alarm = loop.call_later(seconds, loop.stop) if seconds > 0.0 else loop.call_soon(loop.stop)
         try:
             loop.run_forever()
         finally:
