@@ -23,6 +23,8 @@ _LONGEST_TUPLE = 128
 _CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "iub"}
 """Kinds of packed numbers that each kind of dtype takes."""
 
+_FEW = 16
+
 
 class NumberReader:
     """Reads arrays of numbers.
@@ -54,6 +56,11 @@ class NumberReader:
         self._low, self._high = low, high
         if dtype.kind == "f" and low is not None and high is not None and np.isinf([low, high]).all():
             self._low = self._high = None
+        # The bounds of a few numbers are compared faster one by one than as arrays.
+        self._bounds: list[tuple[Any, Any]] = []
+        if self._low is not None and self._high is not None and 0 < self._size <= _FEW:
+            bounds = (np.broadcast_to(bound, shape).ravel().tolist() for bound in (self._low, self._high))
+            self._bounds = list(zip(*bounds, strict=True))
         # Integers between bounds that are the same everywhere need no look after they were decoded.
         self._settled = dtype.kind in "biu" and all(b is None or np.unique(b).size <= 1 for b in (low, high))
         self._widest = dtype.kind == "f" and dtype.itemsize >= 8
@@ -173,6 +180,10 @@ class NumberReader:
     def _check_bounds(self, array: Array) -> None:
         if self._low is None or self._high is None:
             return
+        if self._bounds and len(array) == 1:
+            numbers = zip(array.ravel().tolist(), self._bounds, strict=True)
+            if all(low <= number <= high for number, (low, high) in numbers):
+                return
         good = (array >= self._low) & (array <= self._high)
         if np.count_nonzero(good) != good.size:
             row, at = _first(~good)
