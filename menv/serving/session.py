@@ -266,7 +266,8 @@ class Session:
                     Code.UNKNOWN_AGENT,
                     f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
                 )
-        known = state.chunks[name].policies if name in state.chunks else {}
+        # Kept as it is now: the episode may be forgotten before the answer goes out.
+        known = dict(state.chunks[name].policies) if name in state.chunks else {}
         asked = [agent for agent in request.agent_ids if agent not in known]
 
         def made(trainer: Trainer) -> dict[str, str]:
@@ -281,7 +282,8 @@ class Session:
             except BadMessageError as error:
                 answerer.refuse(error)
                 return
-            chunks.policies.update(result)
-            answerer.send(Policies(policy_ids={agent: chunks.policies[agent] for agent in request.agent_ids}))
+            told = {**known, **result}
+            chunks.policies.update(told)
+            answerer.send(Policies(policy_ids={agent: told[agent] for agent in request.agent_ids}))
 
         self._have_done(self._reception.errands.add, made, send)
