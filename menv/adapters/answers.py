@@ -5,7 +5,7 @@ Every adapter's `send_actions` asks it. It knows neither who waits nor what an a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from menv.base_env import AgentId, EnvId
@@ -30,3 +30,20 @@ def nested_answers(answers: Any) -> Mapping[EnvId, Mapping[AgentId, Any]]:
                 "{agent_id: action}; key them by agent id"
             )
     return answers
+
+
+def by_sub_environment(
+    slots: Any, actions: Any, seats: Sequence[tuple[EnvId, AgentId]]
+) -> dict[EnvId, dict[AgentId, Any]]:
+    """Return the two arguments of `send_actions` as one nested dict of its own.
+
+    Raises:
+        ContractError: There are no actions beside the slots, and these are no nested dict.
+    """
+    if actions is None:
+        return {env_id: dict(answers) for env_id, answers in nested_answers(slots).items()}
+    by_env: dict[EnvId, dict[AgentId, Any]] = {}
+    for slot, action in zip(slots, actions, strict=True):
+        env_id, agent = seats[int(slot)]
+        by_env.setdefault(env_id, {})[agent] = action
+    return by_env

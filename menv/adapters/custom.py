@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.answers import nested_answers
+from menv.adapters.answers import by_sub_environment
 from menv.adapters.multi_agent import (
     MAX_EMPTY_STEPS,
     as_numbers,
@@ -71,13 +71,7 @@ class CustomEnvs(BaseEnv):
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer waiting agents; see `BaseEnv.send_actions`."""
-        by_env: dict[EnvId, dict[AgentId, Any]] = {}
-        if actions is None:
-            by_env = {env_id: dict(answers) for env_id, answers in nested_answers(slots).items()}
-        else:
-            for slot, action in zip(slots, actions, strict=True):
-                env_id, agent = self._pool.seats[int(slot)]
-                by_env.setdefault(env_id, {})[agent] = action
+        by_env = by_sub_environment(slots, actions, self._pool.seats)
         for env_id, answers in by_env.items():
             agents = (
                 self._rosters[env_id].waiting.agents if env_id in self._waiting or env_id in self._due else []

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.answers import nested_answers
+from menv.adapters.answers import by_sub_environment
 from menv.adapters.external_roster import ExternalRoster
 from menv.adapters.multi_agent import as_numbers, check_answers, join_slots
 from menv.adapters.played_pieces import last_piece, next_piece
@@ -105,14 +105,7 @@ class ExternalEnvs(BaseEnv):
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer callers; see `BaseEnv.send_actions`."""
-        by_env: dict[EnvId, dict[AgentId, Any]] = {}
-        if actions is None:
-            by_env = {env_id: dict(answers) for env_id, answers in nested_answers(slots).items()}
-        else:
-            seats = self._pool.seats
-            for slot, action in zip(slots, actions, strict=True):
-                env_id, agent = seats[int(slot)]
-                by_env.setdefault(env_id, {})[agent] = action
+        by_env = by_sub_environment(slots, actions, self._pool.seats)
         for env_id, answers in by_env.items():
             game = self._games.get(env_id)
             waits = game is not None and game.turn is not None

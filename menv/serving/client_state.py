@@ -1,6 +1,6 @@
 """What a server remembers of one client: its episodes, what of them it has taken, and what it answered last.
 
-It outlives a connection where the client asked for that. Sessions read and write it, in the serving thread.
+It outlives a connection where the client asked for that. Sessions read and write it, in the server's loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Errands: what sessions want done in the sampler's thread, at a moment when nobody learns.
 
 Weights are read and policies are packed there, because a learner changes them in place. A session hands in an errand
-in the serving thread and is called back there.
+in the server's loop and is called back there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Errands:
 
     Args:
         wake: Lets a sampler that waits for callers look here.
-        post: Has the serving thread call something.
+        post: Has the loop call something.
     """
 
     def __init__(self, wake: Callable[[], None], post: Callable[[Callable[[], object]], None]) -> None:
@@ -36,7 +36,7 @@ class Errands:
 
         Args:
             do: Called in the sampler's thread.
-            then: Called in the serving thread with what `do` returned, or with the `MenvError` that it raised.
+            then: Called in the server's loop with what `do` returned, or with the `MenvError` that it raised.
         """
         self._due.append((do, then))
         self._wake()

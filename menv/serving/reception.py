@@ -1,7 +1,7 @@
 """Reception: every client of one server, and what they share.
 
 It opens a session for each connection, keeps the state of clients that may return, and carries what the sampler
-decided back to them. All of it runs in the serving thread but `decided`.
+decided back to them. All of it but `decided` and `flush` runs in the loop, whichever thread runs that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ServedEnvs: the environments of remote clients as a `BaseEnv`, behind one server.
 
-`PolicyServerInput` and `RLlinkInput` are kinds of it. The serving thread talks to clients; each poll of the sampler
-takes what they said and does what they want done with policies.
+`PolicyServerInput` and `RLlinkInput` are kinds of it. Each poll of the sampler serves clients until one has said
+something, takes that, and does what they want done with policies; between fragments the serving thread serves them.
 """
 
 from __future__ import annotations

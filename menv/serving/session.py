@@ -1,6 +1,6 @@
 """Session: the state machine of one connection, whatever carries it.
 
-A transport hands it bodies in the serving thread. It knows which message may come when, and leaves what episodes mean
+A transport hands it bodies in the server's loop. It knows which message may come when, and leaves what episodes mean
 to `interactive` and `chunks`.
 """
 

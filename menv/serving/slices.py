@@ -1,4 +1,4 @@
-"""Slices: long work of the serving thread, a few milliseconds at a time, so that everybody else is heard in between.
+"""Slices: long work of the loop, a few milliseconds at a time, so that everybody else is heard in between.
 
 Sessions hand in work; it knows nothing of what the work is.
 """

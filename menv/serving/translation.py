@@ -1,6 +1,6 @@
 """Translation: large bodies are read by a process beside the server, so that its thread is not held up by them.
 
-Sessions hand bodies in and are called back in the serving thread. A thread of its own waits for the process, which is
+Sessions hand bodies in and are called back in the server's loop. A thread of its own waits for the process, which is
 started for the first large body and, when it dies, for the next one. It knows no sessions.
 """
 
@@ -68,7 +68,7 @@ class Job:
 
 
 class Translation:
-    """The way to the process. Everything but `stop` is called in the serving thread.
+    """The way to the process. Everything but `stop` is called in the server's loop.
 
     Args:
         ioctx: What clients play.
@@ -112,7 +112,7 @@ class Translation:
 
         Args:
             body: The body.
-            then: Called in the serving thread, later.
+            then: Called in the server's loop, later.
 
         Raises:
             BadMessageError: Too many bytes wait already.
@@ -149,7 +149,7 @@ class Translation:
         if self._thread is not None:
             self._thread.join(_JOIN_S)
 
-    # In the serving thread.
+    # In the server's loop.
 
     def _watch(self) -> None:
         """End the process if it takes too long for one body."""

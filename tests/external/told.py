@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {"rollout_fragment_length": 10, "train_batch_size": 10, 
 LONG = 10.0
 
 
-class Told(ExternalEnv):
+class _Told:
     """Plays `play(env)` in its thread and then waits; other threads may call, too."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Told(ExternalEnv):
         action_space: Any = ACTIONS,
         max_concurrent: int | None = None,
     ) -> None:
-        super().__init__(action_space, observation_space, max_concurrent)
+        super().__init__(action_space, observation_space, max_concurrent)  # type: ignore[call-arg]
         self.play = play
         self.over = threading.Event()
 
@@ -43,25 +43,12 @@ class Told(ExternalEnv):
         self.over.wait()
 
 
-class ToldTeam(ExternalMultiAgentEnv):
-    """Likewise, for several agents."""
+class Told(_Told, ExternalEnv):
+    """Of one agent."""
 
-    def __init__(
-        self,
-        play: Callable[[Any], None] | None = None,
-        *,
-        observation_space: Any = OBS,
-        action_space: Any = ACTIONS,
-        max_concurrent: int | None = None,
-    ) -> None:
-        super().__init__(action_space, observation_space, max_concurrent)
-        self.play = play
-        self.over = threading.Event()
 
-    def run(self) -> None:
-        if self.play is not None:
-            self.play(self)
-        self.over.wait()
+class ToldTeam(_Told, ExternalMultiAgentEnv):
+    """Of several agents."""
 
 
 @contextmanager

@@ -198,7 +198,9 @@ def test_an_info_is_taken_up_to_the_depth_that_is_allowed(dialect: Dialect) -> N
 
 @pytest.mark.parametrize("info", [b"", b', "info": null', b', "info": {}'])
 def test_an_info_may_be_missing_null_or_empty(info: bytes) -> None:
-    decode(b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": 1%b}' % info)
+    request, _ = decode(b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": 1%b}' % info)
+    assert isinstance(request, LogReturns)
+    assert (request.episode_id, bytes(request.reward)) == ("e", b"1")
 
 
 def test_a_key_that_is_there_twice_is_found_wherever_strings_hold_quotes() -> None:

@@ -138,6 +138,8 @@ def test_stopping_twice_and_without_a_body_is_fine() -> None:
     with receiving() as one:
         one.translation.stop()
         one.translation.stop()
+        assert one.translation._process is None
+    assert "menv-translation" not in {thread.name for thread in threading.enumerate()}
 
 
 SERVER = """

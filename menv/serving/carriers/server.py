@@ -170,7 +170,7 @@ class Server:
     def stop(self) -> None:
         """End all connections and the thread; ports are free when this returns. Again and from any thread.
 
-        In the serving thread itself it returns at once, and the end comes when the caller has returned.
+        In the loop itself it returns at once, and the end comes when the caller has returned.
 
         Raises:
             ContractError: A conversation or a callback blocks the serving thread.
@@ -178,9 +178,11 @@ class Server:
         with self._lock:
             self._stopped = True
             thread = self._thread
-        self.give_back()
+        inside = self._loop is not None and asyncio._get_running_loop() is self._loop
+        if not inside:
+            self.give_back()
         self.post(self._end)
-        if thread is None or thread is threading.current_thread():
+        if thread is None or inside:
             return
         thread.join(_JOIN_S)
         if thread.is_alive():
