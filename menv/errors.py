@@ -43,6 +43,10 @@ class ServerGoneError(MenvError, ConnectionError):
     """A server did not answer for as long as a client waits; start it again, and call again."""
 
 
+class WorkerLostError(MenvError):
+    """A process that works for this one has ended, or its machine is gone; the message holds its last words."""
+
+
 class RefusedError(MenvError):
     """A server did not take what a client sent; the message is the server's sentence.
 

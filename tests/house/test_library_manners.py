@@ -34,12 +34,12 @@ def library_files() -> list[Path]:
     return python_files(ROOT, ("menv",))
 
 
-def test_no_file_of_menv_unpickles() -> None:
+def test_no_file_of_menv_unpickles_but_the_one_between_a_driver_and_its_own_workers() -> None:
     found = {
         str(path.relative_to(ROOT)): unpickling(ast.parse(path.read_text("utf-8")))
         for path in library_files()
     }
-    assert {path: calls for path, calls in found.items() if calls} == {}
+    assert [path for path, calls in found.items() if calls] == ["menv/scale/trusted.py"]
 
 
 def test_no_file_of_menv_prints_or_configures_logging_except_the_command_line() -> None:

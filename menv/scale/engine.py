@@ -1,0 +1,89 @@
+"""An engine: where objects of ours live outside this process, and how they are asked something.
+
+`menv.scale.process_engine` starts processes on this machine, `menv.scale.ray_engine` actors of Ray. Whoever uses one
+sees the same: an object is made elsewhere, its methods are asked for, answers come in the order of the questions.
+It knows neither environments nor samplers.
+
+What goes over is pickled (by cloudpickle, so that functions of a script go too): a driver and the workers that it
+started itself trust each other. Nothing else may connect.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
+
+EngineName: TypeAlias = Literal["process", "ray"]
+
+
+class Peer(ABC):
+    """An object that lives elsewhere.
+
+    Attributes:
+        label: What messages call it, such as "worker 2".
+        pid: Of its process; None until that is known.
+        pending: Questions that have not been answered yet; its creation is the first one.
+    """
+
+    label: str
+    pid: int | None
+    pending: int
+
+    @abstractmethod
+    def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
+        """Ask for a method of the object; returns at once.
+
+        Args:
+            method: Its name.
+            args: What it is called with.
+            parcel: What `Engine.put` returned; the value is one more argument, behind the others.
+        """
+
+    @abstractmethod
+    def answer(self) -> Any:
+        """Wait for the answer to the oldest question and return it; arrays in it may be read-only.
+
+        Raises:
+            WorkerLostError: The process or its machine is gone, and whatever was asked with it.
+            Exception: What the method raised, with the traceback of over there as its cause.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End its process at once; what it was asked is lost. May be called more than once."""
+
+
+class Engine(ABC):
+    """Starts peers, and waits for several of them at once.
+
+    Attributes:
+        name: As in `config["engine"]`.
+    """
+
+    name: ClassVar[EngineName]
+
+    @abstractmethod
+    def start(self, make: Callable[..., Any], *args: Any, label: str) -> Peer:
+        """Let `make(*args)` create an object elsewhere; returns at once.
+
+        The first answer of the peer is None, when the object is there. If the object has a method `stop`, it is called
+        in the end.
+        """
+
+    @abstractmethod
+    def put(self, value: Any) -> Any:
+        """Return a parcel: a value that is packed once and given to many peers."""
+
+    @abstractmethod
+    def wait(self, peers: Sequence[Peer], timeout: float | None = None) -> list[Peer]:
+        """Return those whose `answer` would not wait, in the order of `peers`; at least one unless time is over.
+
+        Args:
+            peers: Each with a question that is not answered.
+            timeout: Seconds; None waits as long as it takes.
+        """
+
+    @abstractmethod
+    def stop(self, grace: float = 5.0) -> None:
+        """End all peers: those that do not end by themselves within `grace` seconds are killed."""
