@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from menv.scale.trusted import dumps, loads
+from menv.scale.packing import Parts, unpack
 
 _HEAD = struct.Struct("<I?")
 """How many parts there are, and whether another letter belongs to this one."""
@@ -26,14 +26,17 @@ _AT_ONCE = 1 << 20
 
 
 class Packed:
-    """A value that can be sent, to several peers too; its shared memory lives as long as it does."""
+    """A value that can be sent, to several peers too; its shared memory lives as long as it does.
 
-    def __init__(self, value: Any) -> None:
-        buffers: list[Any] = []
-        head = dumps(value, buffers.append)
-        self._parts: Sequence[Any] = [head, *(buffer.raw() for buffer in buffers)]
-        self._lengths = [len(part) for part in self._parts]
-        self._fd = -1
+    Args:
+        parts: What `menv.scale.packing.pack` returned.
+    """
+
+    _fd = -1
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._lengths = [len(part) for part in parts]
         if sum(self._lengths) >= _SHARED and hasattr(os, "memfd_create"):
             self._share()
 
@@ -49,7 +52,7 @@ class Packed:
             view, done = memoryview(part), 0
             while done < len(view):
                 done += os.pwrite(self._fd, view[done : done + (1 << 30)], start + done)
-        self._parts = ()
+        self._parts = []
 
     def send(self, to: socket.socket, *, more: bool = False) -> None:
         """Send it.
@@ -77,12 +80,12 @@ class Letter(NamedTuple):
         more: Whether the next letter belongs to this one.
     """
 
-    parts: Sequence[Any]
+    parts: Parts
     more: bool
 
     def open(self) -> Any:
         """Return the value; raises whatever the classes of the value do."""
-        return loads(self.parts[0], self.parts[1:])
+        return unpack(self.parts)
 
 
 def receive(source: socket.socket) -> Letter:

@@ -21,9 +21,10 @@ from typing import Any, ClassVar
 
 from menv.errors import WorkerLostError
 from menv.scale.engine import Engine, EngineName, Peer
+from menv.scale.home import CREATE, question
 from menv.scale.last_words import LastWords
 from menv.scale.link import Packed, receive
-from menv.scale.process_main import CREATE
+from menv.scale.packing import pack
 
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -38,10 +39,10 @@ class ProcessPeer(Peer):
 
     Args:
         label: What messages call it.
-        question: Creates the object.
+        packed: Creates the object.
     """
 
-    def __init__(self, label: str, question: Packed) -> None:
+    def __init__(self, label: str, packed: Packed) -> None:
         self.label = label
         self.pending = 0
         self.link, far = socket.socketpair()
@@ -58,12 +59,16 @@ class ProcessPeer(Peer):
             raise
         assert self._process.stderr is not None
         self._words = LastWords(self._process.stderr)
-        self.pid: int = self._process.pid
-        self._send(question)
+        self._send(packed)
+
+    @property
+    def pid(self) -> int:
+        """Return the id of its process."""
+        return self._process.pid
 
     def ask(self, method: str, *args: Any, parcel: Packed | None = None) -> None:
         """Ask for a method; see `Peer.ask`."""
-        self._send(Packed((method, args)), parcel)
+        self._send(Packed(question(self.label, method, args)), parcel)
 
     def answer(self) -> Any:
         """Return the answer to the oldest question; see `Peer.answer`."""
@@ -92,11 +97,11 @@ class ProcessPeer(Peer):
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def _send(self, question: Packed, parcel: Packed | None = None) -> None:
+    def _send(self, packed: Packed, parcel: Packed | None = None) -> None:
         self.pending += 1
         # One that is gone is told by the answer.
         with suppress(OSError):
-            question.send(self.link, more=parcel is not None)
+            packed.send(self.link, more=parcel is not None)
             if parcel is not None:
                 parcel.send(self.link)
 
@@ -125,13 +130,13 @@ class ProcessEngine(Engine):
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> ProcessPeer:
         """Create an object in a process of its own; see `Engine.start`."""
-        peer = ProcessPeer(label, Packed((CREATE, (make, *args))))
+        peer = ProcessPeer(label, Packed(question(label, CREATE, (make, *args))))
         self._peers.add(peer)
         return peer
 
     def put(self, value: Any) -> Packed:
         """Return a parcel; see `Engine.put`."""
-        return Packed(value)
+        return Packed(pack(value, "a parcel"))
 
     def wait(self, peers: Sequence[Peer], timeout: float | None = None) -> list[Peer]:
         """Return those whose answer is there; see `Engine.wait`."""
