@@ -11,6 +11,8 @@ from typing import Any
 from menv.scale.far_error import Raised
 from menv.scale.packing import Parts, pack, unpack
 
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables of the environment: a home has a core of its own, at most; threads beside it would take those of others."""
 CREATE = ""
 """In place of a method's name: the first argument is what makes the object."""
 

@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 
 import ray
 
-from menv.scale.home import Home
+from menv.scale.home import ONE_THREAD, Home
 from menv.scale.packing import Parts
-
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Whereabouts(NamedTuple):
