@@ -88,6 +88,21 @@ class NetCohort(Cohort):
         self._versions: list[int] = []
         self.connect()
 
+    def __reduce__(self) -> Any:
+        # What it has written down, and what it knows of running episodes, stays here.
+        parts = (
+            list(self.policy_ids), self.observation_space, self.action_space, self.backend, self.output,
+            self.state_sizes, list(self.connectors),
+        )  # fmt: skip
+        return _made_again, (*parts, self.built)
+
+    def adopt(self, other: Cohort) -> None:
+        """Take over the policies of a newer copy; see `Cohort.adopt`."""
+        super().adopt(other)
+        assert isinstance(other, NetCohort)
+        self.backend = other.backend
+        self.connectors.extend(other.connectors[len(self.connectors) :])
+
     @property
     def row_width(self) -> int:
         """F, the numbers in a row that the networks take."""
@@ -242,3 +257,12 @@ class NetCohort(Cohort):
                 assert decision.state is not None
                 after = decision.state
         ledger.remember(rows, slots, before, np.broadcast_to(after, before.shape))
+
+
+def _made_again(*parts: Any) -> NetCohort:
+    """Return a cohort that was pickled."""
+    *arguments, built = parts
+    cohort = NetCohort(*arguments)
+    cohort.built = built
+    cohort.connect()
+    return cohort

@@ -111,6 +111,9 @@ class NetPolicy(Policy):
         self._key = draws.key(seed, draws.stable_hash(self.policy_id))
         self._calls = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_version": -1, "_path": None}
+
     @property
     def agent_connectors(self) -> AgentConnectorPipeline:
         """What observations go through on their way to the network, wherever this policy acts."""
