@@ -240,9 +240,9 @@ class Ledger:
         return self._n == len(self._living.slot) and not self._starts and not self._ends.slots
 
     def held(self) -> tuple[Trajectories, dict[str, Column]]:
-        """Return the trajectories that live on after `close`, by slot, and the columns of the one row of each."""
-        order = np.argsort(self._columns["slots"][: self._n], kind="stable")
-        return self._living, {name: column[order] for name, column in self._columns.items()}
+        """Return the trajectories that live on after `close` and the columns of the one row of each, as they lie here."""
+        rank = np.argsort(np.argsort(self._columns["slots"][: self._n], kind="stable"))
+        return self._living.take(rank), {name: column[: self._n] for name, column in self._columns.items()}
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Return whether a row of another ledger, a value a column, could lie here."""

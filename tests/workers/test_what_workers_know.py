@@ -101,7 +101,10 @@ def test_weights_that_are_set_act_in_the_next_fragment() -> None:
 
 
 def test_statistics_of_a_filter_are_merged_and_every_worker_acts_with_all_of_them() -> None:
-    settings: Mapping[str, Any] = {"observation_filter": "MeanStdFilter", "env": "tests.workers.crews:Counting"}
+    settings: Mapping[str, Any] = {
+        "observation_filter": "MeanStdFilter",
+        "env": "tests.workers.crews:Counting",
+    }
     with running(0, num_envs_per_worker=4, **settings) as algo:
         for _ in range(3):
             algo.train()
