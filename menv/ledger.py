@@ -240,7 +240,7 @@ class Ledger:
         return self._n == len(self._living.slot) and not self._starts and not self._ends.slots
 
     def held(self) -> tuple[Trajectories, dict[str, Column]]:
-        """Return the trajectories that live on after `close`, and the columns of the one row that each has, in order."""
+        """Return the trajectories that live on after `close`, and the columns of the one row that each has."""
         rank = np.argsort(np.argsort(self._columns["slots"][: self._n], kind="stable"))
         return self._living.take(rank), {name: column[: self._n] for name, column in self._columns.items()}
 
