@@ -71,7 +71,10 @@ class FrameStackAgentConnector(AgentConnector):
         if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
             agents.pop(ac_data.agent_id, None)
         else:
-            agents[ac_data.agent_id] = stacked
+            # A copy, because connectors behind this one may write into what they are given.
+            agents[ac_data.agent_id] = stacked.copy()
+        if not agents:
+            del self._by_agent[ac_data.env_id]
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
