@@ -20,7 +20,7 @@ from menv.connectors.agent_connector import AgentConnector
 from menv.connectors.agent_rows import AgentRows
 from menv.connectors.clip_reward import ClipRewardAgentConnector
 from menv.connectors.default_pipelines import ActionPlan, action_plan, is_plain, leaf_connectors
-from menv.connectors.kept_lives import can_move
+from menv.connectors.kept_lives import can_move, kept_lives, put_lives
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ContractError
 from menv.segments import Column
@@ -153,6 +153,21 @@ class ConnectorPath:
                     column[places] = own
         assert whole is not None
         return whole
+
+    def rows_of_lives(
+        self, index: int, obs: Any, lives: Sequence[Any]
+    ) -> tuple[Column, Mask | None, Sequence[Any]]:
+        """Return R observations as rows and masks, and what connectors remember of the lives that they belong to.
+
+        Args:
+            index: Of their policy.
+            obs: R observations, no two of one life.
+            lives: Of each what was returned the last time, None of a new one.
+        """
+        slots = np.arange(len(lives))
+        put_lives(self._agent[index], slots.tolist(), lives)
+        done = self.rows(index, obs, slots=slots)
+        return done.obs, done.mask, kept_lives(self._agent[index], slots.tolist())
 
     def final(self, index: int, end: End) -> End:
         """Return the end of a trajectory with its last observation and reward connected."""
