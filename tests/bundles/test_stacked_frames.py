@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 
-from menv import Policy, local_policy_inference
+from menv import Policy, export_onnx, local_policy_inference
 from menv.algorithms import PPO
 from menv.connectors import AgentConnector, register_connector
-from menv.errors import ContractError
+from menv.errors import ConfigError, ContractError
+from menv.loop.golden import columns, paths
 from menv.sample_batch import SampleBatch
 from tests.bundles.cases import FOUR, VECTOR, Spaces, algorithm_of, observations, same
 from tests.bundles.stacked import STACKS, Herd, stacking
@@ -225,3 +228,46 @@ def test_a_connector_of_ones_own_may_widen_rows_as_well(tmp_path: Path) -> None:
         shown = observations(live, 20)
         assert same(*(one.compute_actions(shown, explore=False)[2] for one in (live, loaded)))
         assert same(live.act(shown[0]), loaded.act(shown[0]))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STACKS if kind != "behind running means"])
+def test_the_onnx_file_is_given_frames_and_does_what_the_policy_does(kind: str, tmp_path: Path) -> None:
+    with stacking(kind) as algorithm:
+        policy: Any = algorithm.get_policy()
+        export_onnx(policy, tmp_path / "policy.onnx")
+        export_onnx(policy, tmp_path / "drawn.onnx", explore=True)
+        shown = observations(policy, 8)
+        wanted = [local_policy_inference(policy, 0, 0, obs, explore=False)[0] for obs in shown]
+    onnx.checker.check_model(tmp_path / "policy.onnx", full_check=True)
+    session = ort.InferenceSession(tmp_path / "policy.onnx")
+    frames, masks = np.maximum(np.arange(8)[:, None] + np.arange(-2, 1), 0), {"action_mask"}
+    space = policy.observation_space
+    feed = {
+        ".".join(("obs", *map(str, keys))): column if masks & {*keys} else column[frames]
+        for (keys, _), column in zip(paths(space), columns(space, shown), strict=True)
+    }
+    names = [given.name for given in session.get_outputs()]
+    state = np.zeros((1, sum(policy.networks.state_sizes)), np.float32)
+    for row, (action, _, _) in enumerate(wanted):
+        own = {name: column[row : row + 1] for name, column in feed.items()}
+        found = dict(
+            zip(names, session.run(names, {**own, "state": state} if state.size else own), strict=True)
+        )
+        state = found.get("state_after", state)
+        for (keys, _), value in zip(
+            paths(policy.action_space), columns(policy.action_space, [action]), strict=True
+        ):
+            np.testing.assert_allclose(
+                found[".".join(("action", *map(str, keys)))], value, rtol=1e-5, atol=1e-5
+            )
+    assert session.get_modelmeta().custom_metadata_map["frames"] == "3"
+
+
+def test_frames_behind_connectors_that_no_graph_expresses_are_refused_by_name(tmp_path: Path) -> None:
+    with (
+        stacking("behind running means") as algorithm,
+        pytest.raises(
+            ConfigError, match=r"connectors beyond the usual ones.*MeanStdObservationFilter.*FrameStack"
+        ),
+    ):
+        export_onnx(algorithm.get_policy(), tmp_path / "policy.onnx")
