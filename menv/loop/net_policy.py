@@ -152,7 +152,8 @@ class NetPolicy(Policy):
         """Return the action for one observation, the most likely one unless `explore`; see `Policy.act`.
 
         Raises:
-            ContractError: The observation is outside the space, or the policy has a memory and no state is given.
+            ContractError: The observation is outside the space, the policy has a memory and no state is given, or
+                connectors have to know whose the observation is.
         """
         networks = self.networks
         if state is None and networks.state_sizes:
