@@ -69,8 +69,7 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     graphs = networks.graphs()
     if graphs is None:
         raise ConfigError(
-            f"{where}: its network (custom_model) is run by torch, expected one with acting graphs; export your module "
-            "with torch.onnx.export"
+            f"{where}: its network has no acting graphs, expected one that has; export it by your own means"
         )
     own = networks.connectors[policy.index]
     stack = _stack(own)

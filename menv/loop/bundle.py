@@ -161,8 +161,8 @@ def policy_files(
     graphs = networks.graphs()
     if graphs is None:
         raise ConfigError(
-            f"{where}: its network (custom_model) is run by torch, expected one with acting graphs; describe it by "
-            "fcnet_hiddens, conv_filters, use_lstm, or save get_weights() with safetensors for your module"
+            f"{where}: its network has no acting graphs, expected one that has; describe it by fcnet_hiddens, "
+            "conv_filters, use_lstm or custom_model, or save get_weights() with safetensors"
         )
     weights = networks.backend.get_weights(policy.index)
     models, acting = (rehearsals or Rehearsals()).of(networks, graphs, weights)
