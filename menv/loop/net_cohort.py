@@ -19,6 +19,7 @@ from menv.base_env import Ready
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.default_pipelines import ActionPlan, action_plan
+from menv.connectors.kept_lives import kept_lives, put_lives
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.frame import Frame
 from menv.frame_ledger import FrameLedger, NewIds
@@ -157,7 +158,24 @@ class NetCohort(Cohort):
     @property
     def replays(self) -> bool:
         """Whether actions say all about what the environment was given; see `Cohort.replays`."""
-        return self.path is None or not (self.path.keeps_lives or self.path.acts)
+        return self.path is None or (self.path.goes_on and not self.path.acts)
+
+    def remembered(self, slots: Sequence[int], policies: Sequence[int]) -> list[Any]:
+        """Return what connectors remember of the lives on some slots, None where they remember nothing, or do not tell.
+
+        Args:
+            slots: Of living trajectories.
+            policies: The policy index of each.
+        """
+        if self.path is None or not (self.path.keeps_lives and self.replays):
+            return [None] * len(slots)
+        pairs = zip(slots, policies, strict=True)
+        return [kept_lives(self.connectors[index].agent, [slot])[0] for slot, index in pairs]
+
+    def recall(self, slots: Sequence[int], policies: Sequence[int], lives: Sequence[Any]) -> None:
+        """Let connectors go on with lives of which `remembered` told."""
+        for slot, index, life in zip(slots, policies, lives, strict=True):
+            put_lives(self.connectors[index].agent, [slot], [life])
 
     def twin(self) -> NetCohort:
         """Return a cohort of the same policies, their weights included, with a ledger of its own."""
