@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from menv.algorithms import PPO
-from menv.errors import ContractError
 from menv.loop.digest import Digest
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.sample_batch import SampleBatch
