@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.sources import ROOT, called_names, python_files
+from tests.house.sources import ROOT, called_names, python_files, tree_of
 
 UNPICKLING_MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNPICKLING_CALLS = {"load", "loads", "Unpickler", "open"}
@@ -35,16 +35,13 @@ def library_files() -> list[Path]:
 
 
 def test_no_file_of_menv_unpickles() -> None:
-    found = {
-        str(path.relative_to(ROOT)): unpickling(ast.parse(path.read_text("utf-8")))
-        for path in library_files()
-    }
+    found = {str(path.relative_to(ROOT)): unpickling(tree_of(path)) for path in library_files()}
     assert {path: calls for path, calls in found.items() if calls} == {}
 
 
 def test_no_file_of_menv_prints_or_configures_logging_except_the_command_line() -> None:
     library = [path for path in library_files() if "cli" not in path.relative_to(ROOT).parts]
-    found = {str(path.relative_to(ROOT)): speaking(ast.parse(path.read_text("utf-8"))) for path in library}
+    found = {str(path.relative_to(ROOT)): speaking(tree_of(path)) for path in library}
     assert {path: calls for path, calls in found.items() if calls} == {}
 
 
