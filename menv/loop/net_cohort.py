@@ -249,6 +249,19 @@ class NetCohort(Cohort):
         ledger.answer(rows, actions)
         self.told(rows, inputs, logp)
 
+    def with_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
+        """Add `action_dist_inputs` and `action_logp` where acting does not tell them; see `Cohort.with_inputs`."""
+        head = self.backend.head
+        if head.told or head.by_worth:
+            return closed
+        for policy_id, batch in closed.items():
+            parts = [batch[name] for name in batch if name.startswith("state_in_")]
+            batch[SampleBatch.ACTION_DIST_INPUTS], batch[SampleBatch.ACTION_LOGP] = self.backend.evaluate(
+                self.policy_ids.index(policy_id), batch[SampleBatch.OBS], batch.get(SampleBatch.ACTION_MASK),
+                batch[SampleBatch.ACTIONS], np.concatenate(parts, 1) if parts else None,
+            )  # fmt: skip
+        return closed
+
     def told(self, rows: Column, inputs: Column | None, logp: Column | None) -> None:
         """Write down what actions [n] were drawn from, and how probable they were, as far as it is known."""
         # What clients draw from is no Q-values, also where the network's own answers are.

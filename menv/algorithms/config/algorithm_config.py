@@ -65,7 +65,7 @@ class AlgorithmConfig:
     rollout_fragment_length: int | Literal["auto"] = "auto"
     """Steps of each sub-environment in a fragment; "auto" makes one fragment a train batch."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
-    """Whether a fragment may cut an episode or runs on to its end."""
+    """Whether a fragment may cut an episode or runs on to its end; in vectorised environments rows wait for it."""
     train_batch_size: int = 4096
     """Steps, of all sub-environments together, that one training iteration learns from."""
     explore: bool = True
