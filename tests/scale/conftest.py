@@ -1,5 +1,6 @@
 """Both engines; one Ray for all tests of a session, because starting it takes seconds."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +17,7 @@ def running_ray() -> Iterator[None]:
     mine = not ray.is_initialized()
     if mine:
         ray.init(
-            num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error",
+            num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
             object_store_memory=400_000_000,
         )  # fmt: skip
     yield

@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.house.sources import ROOT
 
@@ -43,7 +44,7 @@ def children() -> set[int]:
     return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
 
 
-def driver(folder: Path, text: str, *args: str, **settings: object) -> subprocess.Popen[str]:
+def driver(folder: Path, text: str, *args: str, **settings: Any) -> subprocess.Popen[str]:
     """Start a program of a user, a file in a folder of its own.
 
     Args:
@@ -54,14 +55,10 @@ def driver(folder: Path, text: str, *args: str, **settings: object) -> subproces
     """
     script = folder / "driver.py"
     script.write_text(textwrap.dedent(text))
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    given = settings.pop("env", {})
-    assert isinstance(given, dict)
-    env = {**clean, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **given}
-    return subprocess.Popen(
-        [sys.executable, str(script), *args], cwd=folder, env=env, text=True,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings},
-    )  # type: ignore[call-overload,no-any-return]  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **settings.pop("env", {})}
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, str(script), *args]
+    return subprocess.Popen(command, cwd=folder, env=env, text=True, **{**piped, **settings})
 
 
 def ran(program: subprocess.Popen[str]) -> str:

@@ -68,7 +68,7 @@ def test_asking_does_not_wait_for_the_answer(engine: Engine) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 1_000, 10_000_000])
 def test_arrays_arrive_as_they_are(engine: Engine, size: int) -> None:
-    values = {
+    values: dict[str, Any] = {
         "floats": np.random.default_rng(0).random(size, np.float32),
         "backwards": np.arange(size)[::-2],
         "matrix": np.asfortranarray(np.ones((3, size // 100), np.uint8)),
@@ -179,7 +179,7 @@ def test_an_object_that_cannot_be_made_answers_every_question_with_the_reason(en
     ("value", "path"),
     [
         ({"a": [1, threading.Lock()]}, r"args\[0\]\['a'\]\[1\] is a lock"),
-        ({"steps": (step for step in ())}, r"args\[0\]\['steps'\] is a generator"),
+        ({"steps": (step for step in [1])}, r"args\[0\]\['steps'\] is a generator"),
         (Counter(), ""),
     ],
 )
