@@ -61,6 +61,7 @@ class RayPeer(Peer):
         self.ended: MenvError | None = None
         self.pending = 1
         self._place: Whereabouts | None = None
+        self._driver = _driver()
         actor: Any = ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(RayHome)
         self._home: Any = actor.remote()
         self._hello: Any = self._home.hello.remote([path or os.getcwd() for path in sys.path])
@@ -79,12 +80,9 @@ class RayPeer(Peer):
     def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
         """Ask for a method; see `Peer.ask`."""
         parts = boxed(question(self.label, method, args))
-        if self.ended is None:
-            try:
-                self._answers.append(self._home.ask.remote(parts, parcel))
-            except Exception as error:
-                # Ray was shut down; that is told by the answer.
-                self.lose(error)
+        # One that is gone is told by the answer.
+        if not self.is_gone():
+            self._answers.append(self._home.ask.remote(parts, parcel))
         self.pending += 1
 
     def answer(self) -> Any:
@@ -111,24 +109,30 @@ class RayPeer(Peer):
                 f"{self.label} (pid {self.pid}): was killed by this process, expected no question "
                 "afterwards; start another one"
             )
-        if ray.is_initialized():
-            with suppress(Exception):
+        if _driver() == self._driver:
+            with suppress(RayError, ValueError):
                 ray.kill(self._home)
 
     def end(self) -> Any:
         """Ask it to end by itself; return what to wait for, None if there is nothing."""
-        if self.ended is None and self.is_placed():
-            with suppress(Exception):
-                return self._home.end.remote()
-        return None
+        return self._home.end.remote() if not self.is_gone() and self.is_placed() else None
 
     def is_placed(self) -> bool:
         """Return whether it is known where it lives."""
-        if self._place is None and self.ended is None and ray.is_initialized():
+        if self._place is None and not self.is_gone():
             with suppress(RayError):
                 if ray.wait([self._hello], timeout=0)[0]:
                     self._place = ray.get(self._hello)
         return self._place is not None
+
+    def is_gone(self) -> bool:
+        """Return whether it will answer no more."""
+        if self.ended is None and _driver() != self._driver:
+            # Ray would start anew by itself if it were asked for anything.
+            self.ended = WorkerLostError(
+                f"{self.label}: is lost: Ray was shut down, expected it to go on; stop the engine before that"
+            )
+        return self.ended is not None
 
     def lose(self, error: Exception) -> None:
         """Note that nothing more comes, and why."""
@@ -184,7 +188,7 @@ class RayEngine(Engine):
         """End all actors; see `Engine.stop`."""
         peers = list(self._peers)
         ends = [end for end in [peer.end() for peer in peers] if end is not None]
-        if ends and ray.is_initialized():
+        if ends:
             ray.wait(ends, num_returns=len(ends), timeout=grace)
         for peer in peers:
             peer.kill()
@@ -195,14 +199,19 @@ _everybody: weakref.WeakSet[RayPeer] = weakref.WeakSet()
 """The peers of all engines of this process."""
 
 
+def _driver() -> tuple[str, ...]:
+    """Return who this process is to Ray, which is another one after each `ray.init`; nobody without Ray."""
+    if not ray.is_initialized():
+        return ()
+    context = ray.get_runtime_context()
+    return context.gcs_address, context.get_worker_id()
+
+
 def wait_for(peers: Sequence[RayPeer], timeout: float | None) -> list[RayPeer]:
     """Return the peers whose answer is there, lost ones too; at least one unless time is over."""
     until = float("inf") if timeout is None else time.monotonic() + timeout
     while True:
-        if not ray.is_initialized():
-            for peer in peers:
-                peer.lose(RuntimeError("Ray was shut down"))
-        left = 0.0 if any(peer.ended for peer in peers) else max(0.0, until - time.monotonic())
+        left = 0.0 if any(peer.is_gone() for peer in peers) else max(0.0, until - time.monotonic())
         found = _answered(peers, left)
         if found or time.monotonic() >= until:
             return found
@@ -211,7 +220,7 @@ def wait_for(peers: Sequence[RayPeer], timeout: float | None) -> list[RayPeer]:
 
 def _answered(peers: Sequence[RayPeer], timeout: float) -> list[RayPeer]:
     """Wait a while, but not long if one has not been placed yet."""
-    living = {peer.oldest: peer for peer in peers if not peer.ended}
+    living = {peer.oldest: peer for peer in peers if not peer.is_gone()}
     if not all(peer.is_placed() for peer in living.values()):
         timeout = min(timeout, _LOOK_S)
     there: list[Any] = []
@@ -226,7 +235,7 @@ def _answered(peers: Sequence[RayPeer], timeout: float) -> list[RayPeer]:
 def _look_for_room(peers: Sequence[RayPeer]) -> None:
     """End those that Ray cannot place."""
     for peer in peers:
-        if peer.ended is None and not peer.is_placed():
+        if not peer.is_gone() and not peer.is_placed():
             held = sum(other.cpus for other in _everybody if other.ended is None and other.is_placed())
             problem = no_room(peer.label, peer.cpus, time.monotonic() - peer.since, held)
             if problem is not None:
