@@ -171,7 +171,7 @@ def _resolve_name(name: str) -> EnvCreator:
 
 
 def _from_tune(name: str) -> EnvCreator | None:
-    """Return what Ray Tune knows by this name; it is looked at where the program has imported it, and never imported."""
+    """Return what Ray Tune knows by this name; nobody knows it there where the program has not imported that."""
     tune: Any = sys.modules.get("ray.tune.registry")
     known = getattr(tune, "_global_registry", None)
     if known is None or not name.isascii() or not known.contains(tune.ENV_CREATOR, name):
