@@ -18,7 +18,7 @@ from menv import draws
 from menv.adapters.crash_log import PAUSES, CrashLog
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
-from menv.base_env import BaseEnv, EnvId, IntArray
+from menv.base_env import BaseEnv, EnvId, IntArray, method_of
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.fault import Fault
 from menv.plain_data import digest
@@ -91,6 +91,11 @@ class LocalEnvs(BaseEnv):
         """Render one sub-environment, the first by default."""
         return self._envs[self._index(env_id or 0)].render()
 
+    def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
+        """Call a method of one sub-environment; see `BaseEnv.call`."""
+        index = self._index(env_id)
+        return method_of(self._envs[index], method, index)(*args)
+
     def stop(self) -> None:
         """Close every sub-environment that has a `close`."""
         if not self._stopped:
@@ -147,6 +152,19 @@ class LocalEnvs(BaseEnv):
                 self._begin_next(index, {} if index not in recorded else recorded[index].slots)
                 fresh.add(index)
         return fresh
+
+    def begin_at(self, env_steps: Mapping[int, int]) -> None:
+        """Begin new episodes in some sub-environments that have none, each at its count of env steps.
+
+        Args:
+            env_steps: By index; their first rows come with the next poll. The others wait for their own turn.
+        """
+        if not self._started:
+            self._started = True
+            self._clear(([], []))
+        for index, steps in env_steps.items():
+            self._env_steps[index] = steps
+            self._begin_next(index, {})
 
     @property
     @abstractmethod
