@@ -1,6 +1,6 @@
 """Sub-environments that live in other processes, as one `BaseEnv`: polled as they finish.
 
-`menv.scale.convert` makes it. It asks `EnvHost`s through an engine, merges what they tell, and gives a host that is lost
+`menv.scale.convert` makes it. It asks `EnvHost`s through an engine, merges what they tell, and gives a lost host
 a successor, at the cost of its own episodes. Rows, rewards, lives, seeds and draws are those of the local adapters,
 which live in the hosts. It knows no policies.
 """
@@ -22,7 +22,6 @@ from menv.errors import CallOrderError, ConfigError, ContractError, WorkerLostEr
 from menv.multi_agent_env import MultiAgentEnv
 from menv.scale.due import Due, Layout, Rows
 from menv.scale.engine import Engine
-from menv.scale.env_host import EnvHost
 from menv.scale.far_host import FarHost
 from menv.scale.news import News
 from menv.scale.stacks import pack

@@ -131,6 +131,10 @@ class ScriptedEnv(MultiAgentEnv):
     def close(self) -> None:
         self.closed += 1
 
+    def tell(self, name: str) -> Any:
+        """Return an attribute, for whoever asks from another process."""
+        return getattr(self, name)
+
     def _show(self, moment: Moment, noise: int) -> AgentDict:
         """Write the observations into the buffers, which the agents before them still share."""
         for agent in moment.shown:
@@ -178,6 +182,9 @@ class SoloGym(gym.Env[Any, Any]):
         obs, rewards, terminateds, truncateds, infos = self.game.step({"a": action})
         last = obs["a"].copy() if self.copies else obs["a"]
         return last, rewards.get("a", 0.0), terminateds[ALL], truncateds[ALL], infos["a"]
+
+    def tell(self, name: str) -> Any:
+        return self.game.tell(name)
 
     def close(self) -> None:
         self.game.close()
