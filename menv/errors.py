@@ -47,6 +47,10 @@ class WorkerLostError(MenvError):
     """A process that works for this one has ended, or its machine is gone; the message holds its last words."""
 
 
+class NoRoomError(ConfigError):
+    """A cluster has no room for one more process; ask for fewer, or go on with those that run."""
+
+
 class RefusedError(MenvError):
     """A server did not take what a client sent; the message is the server's sentence.
 

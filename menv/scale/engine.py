@@ -22,13 +22,16 @@ class Peer(ABC):
 
     Attributes:
         label: What messages call it, such as "worker 2".
-        pid: Of its process; None until that is known.
         pending: Questions that have not been answered yet; its creation is the first one.
     """
 
     label: str
-    pid: int | None
     pending: int
+
+    @property
+    @abstractmethod
+    def pid(self) -> int | None:
+        """Return the id of its process, on the machine where that runs; None until it is known."""
 
     @abstractmethod
     def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
@@ -38,6 +41,9 @@ class Peer(ABC):
             method: Its name.
             args: What it is called with.
             parcel: What `Engine.put` returned; the value is one more argument, behind the others.
+
+        Raises:
+            UnsendableError: An argument cannot be sent.
         """
 
     @abstractmethod
@@ -45,6 +51,8 @@ class Peer(ABC):
         """Wait for the answer to the oldest question and return it; arrays in it may be read-only.
 
         Raises:
+            CallOrderError: Nothing was asked.
+            NoRoomError: It could not be started.
             WorkerLostError: The process or its machine is gone, and whatever was asked with it.
             Exception: What the method raised, with the traceback of over there as its cause.
         """

@@ -1,4 +1,4 @@
-"""What a process writes to stderr: passed on to ours, and its last lines kept for the message when it ends.
+"""What a process writes to stderr: passed on to ours, and the end of it kept for the message when it ends.
 
 `menv.scale.process_engine` has one for each process that it starts.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
 from contextlib import suppress
-from typing import IO
+from io import BufferedReader
 
-_KEPT = 20
+_LINES = 20
 _LONGEST = 500
+_BYTES = 1 << 14
+_JOINED_S = 1.0
 
 
 class LastWords:
@@ -22,21 +23,33 @@ class LastWords:
         stream: The end of the pipe.
     """
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._lines: deque[str] = deque(maxlen=_KEPT)
+    def __init__(self, stream: BufferedReader) -> None:
+        self._end = b""
         self._thread = threading.Thread(target=self._read, args=(stream,), name="menv stderr", daemon=True)
         self._thread.start()
 
     def told(self) -> str:
         """Return the last lines, once the process has ended."""
-        self._thread.join(1.0)
-        return "\n".join(self._lines)
+        # Somebody whom the process started may hold the pipe for longer than that.
+        self._thread.join(_JOINED_S)
+        lines = self._end.decode(errors="replace").splitlines()[-_LINES:]
+        return "\n".join(line[:_LONGEST] for line in lines)
 
-    def _read(self, stream: IO[bytes]) -> None:
+    def _read(self, stream: BufferedReader) -> None:
+        begun = b""
         with stream:
-            for raw in stream:
-                line = raw.decode(errors="replace").rstrip("\n")
-                self._lines.append(line[:_LONGEST])
-                # Nobody may have a stderr; what was written is kept all the same.
-                with suppress(Exception):
-                    sys.stderr.write(f"{line}\n")
+            while data := stream.read1(_BYTES):
+                self._end = (self._end + data)[-_BYTES:]
+                begun += data
+                # Whole lines only, so that those of several processes do not mix; a progress bar ends in \r.
+                whole = max(begun.rfind(b"\n"), begun.rfind(b"\r")) + 1 or len(begun) * (len(begun) > _BYTES)
+                _pass_on(begun[:whole])
+                begun = begun[whole:]
+        _pass_on(begun)
+
+
+def _pass_on(data: bytes) -> None:
+    # Nobody may have a stderr; what was written is kept all the same.
+    with suppress(Exception):
+        if data:
+            sys.stderr.write(data.decode(errors="replace"))

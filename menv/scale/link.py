@@ -9,83 +9,168 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import socket
 import struct
+import tempfile
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from menv.scale.trusted import dumps, loads
+from menv.scale.packing import Parts
 
 _HEAD = struct.Struct("<I?")
 """How many parts there are, and whether another letter belongs to this one."""
 _LENGTH = struct.Struct("<Q")
 _SHARED = 1 << 15
-"""Bytes from which on shared memory is worth its price, about 30 us."""
+"""Bytes from which on shared memory is worth its price, about 30 us. The rest fits into a socket."""
 _ALIGNED = 64
 _AT_ONCE = 1 << 20
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class Packed:
-    """A value that can be sent, to several peers too; its shared memory lives as long as it does."""
+    """A value that can be sent, to several peers too; its shared memory lives as long as it does.
 
-    def __init__(self, value: Any) -> None:
-        buffers: list[Any] = []
-        head = dumps(value, buffers.append)
-        self._parts: Sequence[Any] = [head, *(buffer.raw() for buffer in buffers)]
-        self._lengths = [len(part) for part in self._parts]
-        self._fd = -1
-        if sum(self._lengths) >= _SHARED and hasattr(os, "memfd_create"):
+    Args:
+        parts: What `menv.scale.packing.pack` returned.
+
+    Attributes:
+        fd: Of its shared memory, -1 without.
+    """
+
+    fd = -1
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._lengths = [len(part) for part in parts]
+        if sum(self._lengths) >= _SHARED:
             self._share()
 
     def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def letter(self, *, more: bool) -> bytes:
+        """Return what goes through the socket.
+
+        Args:
+            more: Whether the next letter belongs to this one.
+        """
+        head = _HEAD.pack(len(self._lengths), more) + b"".join(map(_LENGTH.pack, self._lengths))
+        return b"".join((head, *self._parts))
 
     def _share(self) -> None:
         """Move the parts into shared memory."""
-        self._fd = os.memfd_create("menv")
-        os.ftruncate(self._fd, max(1, _places(self._lengths)[1]))
-        for start, part in zip(_places(self._lengths)[0], self._parts, strict=True):
+        self.fd = _memory()
+        starts, size = _places(self._lengths)
+        os.ftruncate(self.fd, size)
+        for start, part in zip(starts, self._parts, strict=True):
             view, done = memoryview(part), 0
             while done < len(view):
-                done += os.pwrite(self._fd, view[done : done + (1 << 30)], start + done)
-        self._parts = ()
-
-    def send(self, to: socket.socket, *, more: bool = False) -> None:
-        """Send it.
-
-        Args:
-            to: The link.
-            more: Whether the next letter belongs to this one.
-
-        Raises:
-            OSError: The other end is gone.
-        """
-        head = _HEAD.pack(len(self._lengths), more) + b"".join(map(_LENGTH.pack, self._lengths))
-        if self._fd >= 0:
-            sent = socket.send_fds(to, [head], [self._fd])
-            to.sendall(head[sent:])
-        else:
-            to.sendall(b"".join((head, *self._parts)))
+                done += os.pwrite(self.fd, view[done : done + (1 << 30)], start + done)
+        self._parts = []
 
 
 class Letter(NamedTuple):
     """A value that has arrived and has not been looked at.
 
     Attributes:
-        parts: Its pickle and the buffers of its arrays.
+        parts: As packed.
         more: Whether the next letter belongs to this one.
     """
 
-    parts: Sequence[Any]
+    parts: Parts
     more: bool
 
-    def open(self) -> Any:
-        """Return the value; raises whatever the classes of the value do."""
-        return loads(self.parts[0], self.parts[1:])
+
+class Link:
+    """One end.
+
+    Whoever sends takes in what comes meanwhile: otherwise both ends could wait for the other one to read. After an
+    error, a Ctrl-C in the middle of a letter too, a link is closed.
+
+    Args:
+        end: The socket, which belongs to the link.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+        self._come: deque[Letter] = deque()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket, -1 after `close`."""
+        return self._socket.fileno()
+
+    def has_letter(self) -> bool:
+        """Return whether a letter has been taken in already."""
+        return bool(self._come)
+
+    def send(self, packed: Packed, *, more: bool = False) -> None:
+        """Send a value.
+
+        Args:
+            packed: The value.
+            more: Whether the next letter belongs to this one.
+
+        Raises:
+            OSError: The other end is gone, or nothing can be sent any more.
+        """
+        view, fds = memoryview(packed.letter(more=more)), [packed.fd] if packed.fd >= 0 else []
+        try:
+            while view:
+                try:
+                    view = view[socket.send_fds(self._socket, [view], fds, socket.MSG_DONTWAIT) :]
+                    fds = []
+                except BlockingIOError:
+                    self._take_in()
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self) -> Letter:
+        """Wait for the next letter and return it.
+
+        Raises:
+            EOFError: The other end is gone.
+        """
+        if self._come:
+            return self._come.popleft()
+        if self._socket.fileno() < 0:
+            raise EOFError
+        # Nothing is lost where this is interrupted.
+        self._poll.poll()
+        try:
+            return _receive(self._socket)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it for both ends, whoever else has inherited them."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def leave(self) -> None:
+        """Close it for this process alone."""
+        self._socket.close()
+
+    def _take_in(self) -> None:
+        """Wait until more can be sent; keep a letter that comes before."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLOUT)
+        if any(event & ~select.POLLOUT for _, event in poll.poll()):
+            try:
+                self._come.append(_receive(self._socket))
+            except EOFError as error:
+                raise BrokenPipeError from error
 
 
-def receive(source: socket.socket) -> Letter:
+def _receive(source: socket.socket) -> Letter:
     """Return the next letter.
 
     Raises:
@@ -94,7 +179,7 @@ def receive(source: socket.socket) -> Letter:
     try:
         head, fd = _head(source)
         count, more = _HEAD.unpack(head)
-        lengths = [_LENGTH.unpack(_exactly(source, _LENGTH.size))[0] for _ in range(count)]
+        lengths = [length for (length,) in _LENGTH.iter_unpack(_exactly(source, count * _LENGTH.size))]
         if fd is None:
             return Letter([_exactly(source, length) for length in lengths], more)
     except OSError as error:
@@ -102,16 +187,25 @@ def receive(source: socket.socket) -> Letter:
     places, size = _places(lengths)
     try:
         # Private: what is written into the arrays stays here.
-        memory = memoryview(mmap.mmap(fd, max(1, size), access=mmap.ACCESS_COPY))
+        memory = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
     finally:
         os.close(fd)
-    parts = [memory[start : start + length] for start, length in zip(places, lengths, strict=True)]
-    return Letter(parts, more)
+    return Letter(
+        [memory[start : start + length] for start, length in zip(places, lengths, strict=True)], more
+    )
+
+
+def _memory() -> int:
+    """Return the descriptor of an empty piece of memory, or of a file where there is no such thing."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("menv")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _head(source: socket.socket) -> tuple[bytes, int | None]:
     """Return the first bytes of a letter, and the descriptor of shared memory that came with them."""
-    head, fds, _, _ = socket.recv_fds(source, _HEAD.size, 1)
+    head, fds, _, _ = socket.recv_fds(source, _HEAD.size, 1, _CLOSE_ON_EXEC)
     if not head:
         raise EOFError
     if len(head) < _HEAD.size:

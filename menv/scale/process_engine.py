@@ -1,11 +1,13 @@
 """Processes on this machine: the engine that needs nothing but Python.
 
-A process is a new interpreter that imports what it is asked to and no more: not the driver's script, and no torch. See
-`menv.scale.engine` for what it does, `menv.scale.process_main` for the other end.
+A process is a new interpreter that imports what it is asked to and no more: not the driver's script, and no torch. It
+has a process group of its own, so that Ctrl-C means the driver alone, and so that what it started ends with it when it
+is killed. See `menv.scale.engine` for what the engine does, `menv.scale.process_main` for the other end.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -15,22 +17,26 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from io import BufferedReader
 from typing import Any, ClassVar
 
-from menv.errors import WorkerLostError
+from menv.errors import CallOrderError, WorkerLostError
 from menv.scale.engine import Engine, EngineName, Peer
+from menv.scale.home import CREATE, ONE_THREAD, question
 from menv.scale.last_words import LastWords
-from menv.scale.link import Packed, receive
-from menv.scale.process_main import CREATE
+from menv.scale.link import Link, Packed
+from menv.scale.packing import pack, unpack
 
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from menv.scale.process_main import main; main(int(sys.argv[2]))"
+    "from menv.scale.process_main import main; main()"
 )
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""A worker has a core of its own, at most; threads beside it would take those of the others."""
+_ENDING_S = 5.0
+"""How long one may take to end that has closed its link."""
+_AT_EXIT_S = 2.0
+_DROPPED_S = 0.5
 
 
 class ProcessPeer(Peer):
@@ -38,81 +44,102 @@ class ProcessPeer(Peer):
 
     Args:
         label: What messages call it.
-        question: Creates the object.
+        packed: The question that creates the object.
     """
 
-    def __init__(self, label: str, question: Packed) -> None:
+    def __init__(self, label: str, packed: Packed) -> None:
         self.label = label
         self.pending = 0
-        self.link, far = socket.socketpair()
+        self._killed = False
+        near, far = socket.socketpair()
+        self._link = Link(near)
         paths = [path or os.getcwd() for path in sys.path]
         try:
             with far:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", _MAIN, json.dumps(paths), str(far.fileno())],
-                    pass_fds=[far.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                    env={**dict.fromkeys(_ONE_THREAD, "1"), **os.environ},
+                self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                    [sys.executable, "-c", _MAIN, json.dumps(paths)],
+                    stdin=far.fileno(), stderr=subprocess.PIPE, process_group=0,
+                    env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ},
                 )  # fmt: skip
         except BaseException:
-            self.link.close()
+            self._link.close()
             raise
-        assert self._process.stderr is not None
+        assert isinstance(self._process.stderr, BufferedReader)
         self._words = LastWords(self._process.stderr)
-        self.pid: int = self._process.pid
-        self._send(question)
+        end = weakref.finalize(self, _drop, self._process, self._link, os.getpid())
+        end.atexit = False
+        self._send(packed)
+
+    @property
+    def pid(self) -> int:
+        """Return the id of its process."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Return what becomes readable when an answer comes; -1 where waiting is of no use."""
+        return -1 if self._link.has_letter() else self._link.fileno()
 
     def ask(self, method: str, *args: Any, parcel: Packed | None = None) -> None:
         """Ask for a method; see `Peer.ask`."""
-        self._send(Packed((method, args)), parcel)
+        self._send(Packed(question(self.label, method, args)), parcel)
 
     def answer(self) -> Any:
         """Return the answer to the oldest question; see `Peer.answer`."""
-        self.pending -= 1
+        if not self.pending:
+            raise CallOrderError(f"{self.label}: was asked nothing, expected a question first; call ask")
         try:
-            letter = receive(self.link)
+            letter = self._link.receive()
         except EOFError:
+            self.pending -= 1
             raise self._lost() from None
-        well, value = letter.open()
+        self.pending -= 1
+        well, value = unpack(letter.parts)
         if not well:
             raise value.error(self.label)
         return value
 
     def kill(self) -> None:
         """End the process at once; see `Peer.kill`."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait()
-        self.link.close()
+        self._killed = self._killed or self._process.poll() is None
+        _kill(self._process)
+        self._link.close()
+
+    def hang_up(self) -> None:
+        """Let the process end by itself."""
+        self._link.close()
 
     def close(self, until: float) -> None:
-        """Wait for the process to end by itself until a time of `time.monotonic`; kill it then."""
-        self.link.close()
+        """Hang up, and wait for the process to end until a time of `time.monotonic`; kill it then."""
+        self._link.close()
         try:
             self._process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.kill()
+        self._words.told()
 
-    def _send(self, question: Packed, parcel: Packed | None = None) -> None:
+    def _send(self, packed: Packed, parcel: Packed | None = None) -> None:
         self.pending += 1
         # One that is gone is told by the answer.
         with suppress(OSError):
-            question.send(self.link, more=parcel is not None)
+            self._link.send(packed, more=parcel is not None)
             if parcel is not None:
-                parcel.send(self.link)
+                self._link.send(parcel)
 
     def _lost(self) -> WorkerLostError:
         """Return the error for a process that has ended."""
-        try:
-            code = self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            # It has closed its link and lives on; nothing more will come of it.
-            self.kill()
-            code = self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            # One that has closed its link and lives on is no more use than one that has ended.
+            self._process.wait(_ENDING_S)
+        if self._killed:
+            how = "was killed by this process"
+        elif self._process.poll() is None:
+            how = "has closed its link"
+        else:
+            how = f"ended with {_said(self._process.returncode)}"
+        _kill(self._process)
         words = self._words.told()
-        told = f"; the last lines of its stderr:\n{words}" if words else "; it wrote nothing to stderr"
-        return WorkerLostError(
-            f"{self.label} (pid {self.pid}): ended with {_said(code)}, expected it to go on{told}"
-        )
+        told = f"the last lines of its stderr:\n{words}" if words else "it wrote nothing to stderr"
+        return WorkerLostError(f"{self.label} (pid {self.pid}): {how}, expected it to go on; {told}")
 
 
 class ProcessEngine(Engine):
@@ -125,38 +152,74 @@ class ProcessEngine(Engine):
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> ProcessPeer:
         """Create an object in a process of its own; see `Engine.start`."""
-        peer = ProcessPeer(label, Packed((CREATE, (make, *args))))
+        peer = ProcessPeer(label, Packed(question(label, CREATE, (make, *args))))
         self._peers.add(peer)
+        _everybody.add(peer)
         return peer
 
     def put(self, value: Any) -> Packed:
         """Return a parcel; see `Engine.put`."""
-        return Packed(value)
+        return Packed(pack(value, "parcel"))
 
     def wait(self, peers: Sequence[Peer], timeout: float | None = None) -> list[Peer]:
         """Return those whose answer is there; see `Engine.wait`."""
         poll, own = select.poll(), [peer for peer in peers if isinstance(peer, ProcessPeer)]
-        for peer in own:
-            poll.register(peer.link, select.POLLIN)
-        found = {fd for fd, _ in poll.poll(None if timeout is None else max(0.0, timeout * 1000))}
-        return [peer for peer in own if peer.link.fileno() in found]
+        waiting = {fd for peer in own if (fd := peer.fileno()) >= 0}
+        for fd in waiting:
+            poll.register(fd, select.POLLIN)
+        if len(waiting) < len(own):
+            timeout = 0.0
+        there = {fd for fd, _ in poll.poll(None if timeout is None else max(0.0, timeout * 1000))}
+        return [peer for peer in own if peer.fileno() in there or peer.fileno() < 0]
 
     def stop(self, grace: float = 5.0) -> None:
         """End all processes; see `Engine.stop`."""
-        until = time.monotonic() + grace
-        peers = list(self._peers)
-        for peer in peers:
-            # All of them begin to end before anybody waits for one.
-            peer.link.close()
-        for peer in peers:
-            peer.close(until)
+        _end(list(self._peers), grace)
         self._peers.clear()
+
+
+_everybody: weakref.WeakSet[ProcessPeer] = weakref.WeakSet()
+"""The peers of all engines of this process."""
+_here = os.getpid()
+
+
+@atexit.register
+def _leave_nobody() -> None:
+    # What was forked from this process has inherited it all, and none of it is its own.
+    if os.getpid() == _here:
+        _end(list(_everybody), _AT_EXIT_S)
+
+
+def _end(peers: Iterable[ProcessPeer], grace: float) -> None:
+    """End processes together."""
+    until = time.monotonic() + grace
+    for peer in peers:
+        # All of them begin to end before anybody waits for one.
+        peer.hang_up()
+    for peer in peers:
+        peer.close(until)
+
+
+def _drop(process: subprocess.Popen[bytes], link: Link, owner: int) -> None:
+    """End a process whose peer nobody holds any more."""
+    if os.getpid() != owner:
+        link.leave()
+        return
+    link.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_DROPPED_S)
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process, and those that it has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _said(code: int) -> str:
     """Return an exit code in words."""
-    if code >= 0:
-        return f"exit code {code}"
     with suppress(ValueError):
         return f"exit code {code} ({signal.Signals(-code).name})"
     return f"exit code {code}"

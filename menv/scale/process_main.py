@@ -1,66 +1,75 @@
 """What runs in a process that `menv.scale.process_engine` started: it makes an object and calls its methods.
 
-Questions come one by one, on the descriptor that it was started with, and so go the answers. When the other end is
-gone, it ends.
+Questions come one by one on its stdin, which is a socket, and so go the answers. When the other end is gone, it ends:
+after the call that is under way, or a few seconds later where that does not return and the driver is gone as well.
 """
 
 from __future__ import annotations
 
-import signal
+import os
+import select
 import socket
+import threading
+import time
 from contextlib import suppress
-from typing import Any
 
 from menv.scale.far_error import Raised
-from menv.scale.link import Letter, Packed, receive
+from menv.scale.home import Home
+from menv.scale.link import Link, Packed
+from menv.scale.packing import pack
 
-CREATE = ""
-"""In place of a method's name: the first argument is what makes the object."""
+ORPHAN_S = 5.0
+"""How long a call may go on whose driver is gone."""
+_LOOK_S = 0.5
 
 
-def main(fd: int) -> None:
+def main() -> None:
     """Serve until the driver is gone."""
-    # Whoever presses Ctrl-C means the driver, which ends this process in its own way.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    home = _Home()
-    with socket.socket(fileno=fd) as link, suppress(EOFError, OSError):
+    link = _link()
+    threading.Thread(target=_watch, args=(link, os.getppid()), name="menv watch", daemon=True).start()
+    home = Home()
+    with suppress(EOFError, OSError):
         while True:
-            home.serve(link)
+            _serve(home, link)
     home.stop()
 
 
-class _Home:
-    """The object that was made here."""
+def _link() -> Link:
+    """Return the link; what the object reads from stdin is empty."""
+    link = Link(socket.socket(fileno=os.dup(0)))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    # A process that the object forks must not keep the link open when this one has ended.
+    os.register_at_fork(after_in_child=link.leave)
+    return link
 
-    def __init__(self) -> None:
-        self._object: Any = None
 
-    def serve(self, link: socket.socket) -> None:
-        """Answer one question.
+def _serve(home: Home, link: Link) -> None:
+    """Answer one question.
 
-        Raises:
-            EOFError: Nobody asks any more.
-            OSError: Likewise.
-        """
-        letter = receive(link)
-        parcel = receive(link) if letter.more else None
-        try:
-            reply = Packed((True, self._answer(letter, parcel)))
-        except Exception as error:
-            reply = Packed((False, Raised.of(error)))
-        reply.send(link)
+    Raises:
+        EOFError: Nobody asks any more.
+        OSError: Likewise.
+    """
+    letter = link.receive()
+    parcel = link.receive().parts if letter.more else None
+    try:
+        reply = Packed(home.answer(letter.parts, parcel))
+    except Exception as error:
+        # There may be no memory left to share.
+        reply = Packed(pack((False, Raised.of(error))))
+    link.send(reply)
 
-    def stop(self) -> None:
-        """Let the object end in its own way."""
-        stop = getattr(self._object, "stop", None)
-        if stop is not None:
-            stop()
 
-    def _answer(self, letter: Letter, parcel: Letter | None) -> Any:
-        method, args = letter.open()
-        if parcel is not None:
-            args = (*args, parcel.open())
-        if method == CREATE:
-            self._object = args[0](*args[1:])
-            return None
-        return getattr(self._object, method)(*args)
+def _watch(link: Link, driver: int) -> None:
+    """End this process if the driver is gone and a call does not return."""
+    poll = select.poll()
+    # No event is asked for: it wakes up when the other end is gone, and then only.
+    poll.register(link.fileno(), 0)
+    poll.poll()
+    while os.getppid() == driver:
+        # A driver that lives gives us the time that it wants to give.
+        time.sleep(_LOOK_S)
+    time.sleep(ORPHAN_S)
+    os._exit(1)

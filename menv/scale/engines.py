@@ -1,0 +1,35 @@
+"""From the name of an engine to the engine."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import get_args
+
+from menv.errors import ConfigError
+from menv.scale.engine import Engine, EngineName
+from menv.scale.process_engine import ProcessEngine
+
+
+def make_engine(name: EngineName | None = None, *, cpus: float = 1.0) -> Engine:
+    """Return an engine.
+
+    Args:
+        name: None is Ray where it is installed, and processes elsewhere.
+        cpus: What each peer takes of a cluster's CPUs; for those that mostly wait it may be 0. Processes of this
+            machine are not counted.
+
+    Raises:
+        ConfigError: Nothing has this name.
+        MissingExtraError: It is Ray, which is not installed.
+    """
+    name = name or ("ray" if importlib.util.find_spec("ray") else "process")
+    if name == "process":
+        return ProcessEngine()
+    if name == "ray":
+        from menv.scale.ray_engine import RayEngine
+
+        return RayEngine(cpus)
+    raise ConfigError(
+        f"engine: got {name!r}, expected one of {get_args(EngineName)} or None; "
+        "None takes Ray where it is installed"
+    )

@@ -1,0 +1,78 @@
+"""The home of an object: made in a process of its own, and asked for its methods.
+
+`menv.scale.process_main` and `menv.scale.ray_home` each have one, so that whoever asks sees no difference. It does not
+know how questions come.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from menv.scale.far_error import Raised
+from menv.scale.packing import Parts, pack, unpack
+
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables of the environment: a home has a core of its own, at most; threads beside it would take those of others."""
+CREATE = ""
+"""In place of a method's name: the first argument is what makes the object."""
+
+
+def question(label: str, method: str, args: tuple[Any, ...]) -> Parts:
+    """Return a question for a home.
+
+    Args:
+        label: What messages call the home.
+        method: The name of a method, or `CREATE`.
+        args: What it is called with.
+
+    Raises:
+        UnsendableError: An argument cannot be sent.
+    """
+    where = f"{label}, {method}" if method else f"{label}, to make it"
+    return pack((method, args), f"{where}: args", "[1]")
+
+
+class Home:
+    """The object that was made here."""
+
+    def __init__(self) -> None:
+        self._object: Any = None
+        self._failed: Raised | None = None
+
+    def answer(self, question: Parts, parcel: Parts | None = None) -> Parts:
+        """Answer one question.
+
+        Args:
+            question: The name of a method, and a tuple of what it is called with.
+            parcel: One more argument.
+
+        Returns:
+            Whether it went well, and what was returned or a `Raised`.
+        """
+        method = "?"
+        try:
+            method, args = unpack(question)
+            if parcel is not None:
+                args = (*args, unpack(parcel))
+            value = self._call(method, args)
+            if isinstance(value, Raised):
+                return pack((False, value))
+            return pack((True, value), f"the answer of {method!r}", "[1]")
+        except Exception as error:
+            raised = Raised.of(error)
+            if method == CREATE:
+                self._failed = raised
+            return pack((False, raised))
+
+    def stop(self) -> None:
+        """Let the object end in its own way."""
+        stop = getattr(self._object, "stop", None)
+        if stop is not None:
+            stop()
+
+    def _call(self, method: str, args: tuple[Any, ...]) -> Any:
+        if method == CREATE:
+            self._object = args[0](*args[1:])
+            return None
+        # Questions may have been on their way before it was known that there is nothing to ask.
+        return self._failed if self._failed is not None else getattr(self._object, method)(*args)

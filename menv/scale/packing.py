@@ -1,0 +1,98 @@
+"""A value as parts: its pickle, and the memory of its arrays beside it, so that nobody copies these.
+
+Both engines send values in this form. What cannot be sent is named here, because a pickle's own complaint does not say
+where in a config the thing is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import FunctionType
+from typing import Any, TypeAlias
+
+from menv.errors import ConfigError
+from menv.scale.trusted import dumps, loads
+
+Parts: TypeAlias = "list[Any]"
+"""The pickle first, then the buffers of arrays, in its order."""
+_DEEPEST = 12
+
+
+class UnsendableError(ConfigError, TypeError):
+    """A value cannot go to another process; create it there."""
+
+
+def pack(value: Any, what: str = "", at: str = "") -> Parts:
+    """Return a value as parts; the arrays in it must stay as they are until the parts are sent.
+
+    Args:
+        value: What is to be sent.
+        what: What messages call it.
+        at: Or rather the part of it that is reached like this, such as "[1]".
+
+    Raises:
+        UnsendableError: Something in it cannot be pickled; the message names it.
+    """
+    buffers: list[Any] = []
+    try:
+        head = dumps(value, buffers.append)
+    except Exception as error:
+        found, path = culprit(value)
+        raise UnsendableError(
+            f"{what}{path.removeprefix(at)} is a {type(found).__qualname__} ({_line(error)}), "
+            "expected what can be pickled; create it in the process that uses it"
+        ) from error
+    return [head, *(buffer.raw() for buffer in buffers)]
+
+
+def unpack(parts: Parts) -> Any:
+    """Return the value; raises whatever its classes do."""
+    return loads(parts[0], parts[1:])
+
+
+def culprit(value: Any) -> tuple[Any, str]:
+    """Return the smallest part of a value that cannot be pickled, and how it is reached from there."""
+    path = ""
+    for _ in range(_DEEPEST):
+        for inner, step in _inside(value):
+            if not _can_be_pickled(inner):
+                value, path = inner, path + step
+                break
+        else:
+            break
+    return value, path
+
+
+def _inside(value: Any) -> Iterator[tuple[Any, str]]:
+    """Yield what a value is made of, and how each is reached."""
+    if isinstance(value, Mapping):
+        yield from ((inner, f"[{key!r}]") for key, inner in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((inner, f"[{index}]") for index, inner in enumerate(value))
+    elif isinstance(value, FunctionType):
+        yield from _used_by(value)
+    elif not isinstance(value, type):
+        if hasattr(value, "__func__"):
+            yield value.__self__, ".__self__"
+        yield from ((inner, f".{name}") for name, inner in getattr(value, "__dict__", {}).items())
+
+
+def _used_by(function: FunctionType) -> Iterator[tuple[Any, str]]:
+    """Yield the variables from outside that a function uses."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield cell.cell_contents, f"'s variable {name!r}"
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield function.__globals__[name], f"'s variable {name!r}"
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        dumps(value, lambda _buffer: None)
+    except Exception:
+        return False
+    return True
+
+
+def _line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]

@@ -1,0 +1,234 @@
+"""Actors of Ray, on this machine or on a cluster.
+
+Ray is started on this machine unless the program has done so or `RAY_ADDRESS` names a cluster; whoever started it stops
+it, or it ends with this process. See `menv.scale.engine` for what an engine does, `menv.scale.ray_home` for the other
+end, `menv.scale.ray_room` for actors that Ray cannot place.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from menv.errors import CallOrderError, MenvError, MissingExtraError, WorkerLostError
+from menv.scale.engine import Engine, EngineName, Peer
+from menv.scale.far_error import FarError, FarTraceback
+from menv.scale.home import CREATE, question
+from menv.scale.packing import Parts, pack, unpack
+
+try:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+except ImportError as error:
+    raise MissingExtraError(
+        "engine 'ray': the package ray is not installed, expected it for this engine; "
+        "run: pip install 'menv[ray]', or take engine='process'"
+    ) from error
+
+from menv.scale.ray_death import why
+from menv.scale.ray_home import RayHome, Whereabouts, boxed
+from menv.scale.ray_room import no_room
+
+_LOOK_S = 1.0
+"""Between two looks at whether Ray can place an actor."""
+
+
+class RayPeer(Peer):
+    """An object in an actor.
+
+    Args:
+        label: What messages call it.
+        cpus: What it takes of a cluster's CPUs.
+        parts: The question that creates the object.
+
+    Attributes:
+        cpus: As given.
+        ended: Why it will answer no more.
+        since: The time of `time.monotonic` at which it was asked for.
+    """
+
+    def __init__(self, label: str, cpus: float, parts: Parts) -> None:
+        self.label = label
+        self.cpus = cpus
+        self.since = time.monotonic()
+        self.ended: MenvError | None = None
+        self.pending = 1
+        self._place: Whereabouts | None = None
+        actor: Any = ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(RayHome)
+        self._home: Any = actor.remote()
+        self._hello: Any = self._home.hello.remote([path or os.getcwd() for path in sys.path])
+        self._answers: deque[Any] = deque([self._home.ask.remote(boxed(parts))])
+
+    @property
+    def pid(self) -> int | None:
+        """Return the id of its process, once Ray has placed it."""
+        return self._place.pid if self.is_placed() and self._place else None
+
+    @property
+    def oldest(self) -> Any:
+        """The reference to the answer to its oldest question."""
+        return self._answers[0]
+
+    def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
+        """Ask for a method; see `Peer.ask`."""
+        parts = boxed(question(self.label, method, args))
+        if self.ended is None:
+            try:
+                self._answers.append(self._home.ask.remote(parts, parcel))
+            except Exception as error:
+                # Ray was shut down; that is told by the answer.
+                self.lose(error)
+        self.pending += 1
+
+    def answer(self) -> Any:
+        """Return the answer to the oldest question; see `Peer.answer`."""
+        if not self.pending:
+            raise CallOrderError(f"{self.label}: was asked nothing, expected a question first; call ask")
+        wait_for([self], None)
+        reply: Any = None if self.ended else self._reply()
+        self.pending -= 1
+        if self.ended is not None:
+            raise type(self.ended)(str(self.ended))
+        self._answers.popleft()
+        if isinstance(reply, Exception):
+            raise reply
+        well, value = unpack(reply)
+        if not well:
+            raise value.error(self.label)
+        return value
+
+    def kill(self) -> None:
+        """End the process at once; see `Peer.kill`."""
+        if self.ended is None:
+            self.ended = WorkerLostError(
+                f"{self.label} (pid {self.pid}): was killed by this process, expected no question "
+                "afterwards; start another one"
+            )
+        if ray.is_initialized():
+            with suppress(Exception):
+                ray.kill(self._home)
+
+    def end(self) -> Any:
+        """Ask it to end by itself; return what to wait for, None if there is nothing."""
+        if self.ended is None and self.is_placed():
+            with suppress(Exception):
+                return self._home.end.remote()
+        return None
+
+    def is_placed(self) -> bool:
+        """Return whether it is known where it lives."""
+        if self._place is None and self.ended is None and ray.is_initialized():
+            with suppress(RayError):
+                if ray.wait([self._hello], timeout=0)[0]:
+                    self._place = ray.get(self._hello)
+        return self._place is not None
+
+    def lose(self, error: Exception) -> None:
+        """Note that nothing more comes, and why."""
+        reason = why(self.label, self._place, error)
+        self.kill()
+        self.ended = reason
+
+    def _reply(self) -> Any:
+        """Return the parts of the answer that is there, or an exception; None if the actor is lost."""
+        try:
+            return ray.get(self._answers[0])
+        except RayTaskError as error:
+            # What a method raises is sent as an answer; this is Ray's own trouble.
+            found = FarError(f"{self.label}: {str(error.cause).splitlines()[0]}")
+            found.__cause__ = FarTraceback(str(error))
+            return found
+        except RayError as error:
+            self.lose(error)
+        return None
+
+
+class RayEngine(Engine):
+    """Starts actors of Ray.
+
+    Args:
+        cpus: What each takes of a cluster's CPUs; for those that mostly wait it may be 0.
+    """
+
+    name: ClassVar[EngineName] = "ray"
+
+    def __init__(self, cpus: float = 1.0) -> None:
+        self._cpus = cpus
+        self._peers: weakref.WeakSet[RayPeer] = weakref.WeakSet()
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, logging_level=logging.ERROR)
+
+    def start(self, make: Callable[..., Any], *args: Any, label: str) -> RayPeer:
+        """Create an object in an actor; see `Engine.start`."""
+        peer = RayPeer(label, self._cpus, question(label, CREATE, (make, *args)))
+        self._peers.add(peer)
+        _everybody.add(peer)
+        return peer
+
+    def put(self, value: Any) -> Any:
+        """Return a parcel; see `Engine.put`."""
+        return ray.put(boxed(pack(value, "parcel")))
+
+    def wait(self, peers: Sequence[Peer], timeout: float | None = None) -> list[Peer]:
+        """Return those whose answer is there; see `Engine.wait`."""
+        return [*wait_for([peer for peer in peers if isinstance(peer, RayPeer)], timeout)]
+
+    def stop(self, grace: float = 5.0) -> None:
+        """End all actors; see `Engine.stop`."""
+        peers = list(self._peers)
+        ends = [end for end in [peer.end() for peer in peers] if end is not None]
+        if ends and ray.is_initialized():
+            ray.wait(ends, num_returns=len(ends), timeout=grace)
+        for peer in peers:
+            peer.kill()
+        self._peers.clear()
+
+
+_everybody: weakref.WeakSet[RayPeer] = weakref.WeakSet()
+"""The peers of all engines of this process."""
+
+
+def wait_for(peers: Sequence[RayPeer], timeout: float | None) -> list[RayPeer]:
+    """Return the peers whose answer is there, lost ones too; at least one unless time is over."""
+    until = float("inf") if timeout is None else time.monotonic() + timeout
+    while True:
+        if not ray.is_initialized():
+            for peer in peers:
+                peer.lose(RuntimeError("Ray was shut down"))
+        left = 0.0 if any(peer.ended for peer in peers) else max(0.0, until - time.monotonic())
+        found = _answered(peers, left)
+        if found or time.monotonic() >= until:
+            return found
+        _look_for_room(peers)
+
+
+def _answered(peers: Sequence[RayPeer], timeout: float) -> list[RayPeer]:
+    """Wait a while, but not long if one has not been placed yet."""
+    living = {peer.oldest: peer for peer in peers if not peer.ended}
+    if not all(peer.is_placed() for peer in living.values()):
+        timeout = min(timeout, _LOOK_S)
+    there: list[Any] = []
+    if living:
+        there, _ = ray.wait([*living], timeout=None if timeout == float("inf") else timeout)
+    if there and len(living) > 1:
+        there, _ = ray.wait([*living], num_returns=len(living), timeout=0)
+    ready = {id(living[reference]) for reference in there}
+    return [peer for peer in peers if peer.ended or id(peer) in ready]
+
+
+def _look_for_room(peers: Sequence[RayPeer]) -> None:
+    """End those that Ray cannot place."""
+    for peer in peers:
+        if peer.ended is None and not peer.is_placed():
+            held = sum(other.cpus for other in _everybody if other.ended is None and other.is_placed())
+            problem = no_room(peer.label, peer.cpus, time.monotonic() - peer.since, held)
+            if problem is not None:
+                peer.kill()
+                peer.ended = problem

@@ -1,0 +1,68 @@
+"""What runs in an actor of Ray: it makes an object and calls its methods.
+
+`menv.scale.ray_engine` starts it. What it does is `menv.scale.home`; here is what is Ray's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pickle import PickleBuffer
+from typing import Any, NamedTuple
+
+import ray
+
+from menv.scale.home import ONE_THREAD, Home
+from menv.scale.packing import Parts
+
+
+class Whereabouts(NamedTuple):
+    """Where an actor lives.
+
+    Attributes:
+        pid: Of its process.
+        node: The id of its node, in hex digits.
+        stderr: The file that its process writes to, on its node.
+    """
+
+    pid: int
+    node: str
+    stderr: str
+
+
+def boxed(parts: Parts) -> Parts:
+    """Return parts in a form in which Ray does not copy them into its own pickle."""
+    return [PickleBuffer(part) for part in parts]
+
+
+class RayHome:
+    """An actor; Ray calls its methods one after the other."""
+
+    def __init__(self) -> None:
+        for name in ONE_THREAD:
+            os.environ.setdefault(name, "1")
+        self._home = Home()
+
+    def hello(self, paths: Sequence[str]) -> Whereabouts:
+        """Say where this is.
+
+        Args:
+            paths: Where the driver looks for modules; those that exist here are looked at too, after Ray's own.
+        """
+        sys.path.extend(path for path in paths if path not in sys.path and os.path.exists(path))
+        stderr = ""
+        with suppress(OSError):
+            stderr = os.readlink("/proc/self/fd/2")
+        return Whereabouts(os.getpid(), ray.get_runtime_context().get_node_id(), stderr)
+
+    def ask(self, question: Parts, parcel: Parts | None = None) -> Parts:
+        """Answer one question; see `Home.answer`."""
+        return boxed(self._home.answer(question, parcel))
+
+    def end(self) -> None:
+        """Let the object end in its own way, then the actor."""
+        self._home.stop()
+        leave: Any = ray.actor.exit_actor
+        leave()
