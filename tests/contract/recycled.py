@@ -37,7 +37,10 @@ class RecycledPeer(Peer):
     def __init__(self, inner: Peer, label: str) -> None:
         self.inner, self.label, self.killed = inner, label, False
         inner.label = label
-        self.pid = inner.pid
+
+    @property
+    def pid(self) -> int | None:
+        return self.inner.pid
 
     @property
     def pending(self) -> int:  # type: ignore[override]

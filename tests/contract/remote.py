@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,18 +16,24 @@ from tests.contract.scripted import Script, ScriptedEnv, SoloGym
 
 LOCK_STEP = 99_999_999
 _POOL: list[Peer] = []
+_USED: list[RecycledEngine] = []
 
 
 @cache
 def _processes() -> Engine:
-    engine = ProcessEngine()
-    atexit.register(engine.stop)
-    return engine
+    return ProcessEngine()
 
 
 def engine() -> Engine:
     """Return an engine for one test, with processes of tests before."""
-    return RecycledEngine(_processes(), _POOL)
+    _USED.append(RecycledEngine(_processes(), _POOL))
+    return _USED[-1]
+
+
+def hand_back() -> None:
+    """Take the processes back that have been given to engines."""
+    while _USED:
+        _USED.pop().stop()
 
 
 @dataclass(frozen=True)
