@@ -18,7 +18,8 @@ from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.loop import convert
 from menv.multi_agent_env import MultiAgentEnv
 from menv.scale.engine import Engine, EngineName
-from menv.scale.remote_envs import RemoteEnvs, RemoteSettings
+from menv.scale.remote_envs import RemoteEnvs
+from menv.scale.remote_settings import RemoteSettings
 from menv.vector_env import VectorEnv
 
 
@@ -79,9 +80,10 @@ def _engine(engine: EngineName | Engine | None) -> Engine:
     """Return an engine of one's own."""
     if isinstance(engine, Engine):
         return engine
-    from menv.scale.process_engine import ProcessEngine
+    from menv.scale.engines import make_engine
 
-    return ProcessEngine()
+    # An environment that waits for its actions takes nothing of a cluster's CPUs.
+    return make_engine(engine, cpus=0.0)
 
 
 def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> Callable[[int], Any]:

@@ -78,6 +78,11 @@ class Due:
     unclaimed: list[Unclaimed] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to hand out."""
+        return not (self.rows or self.ended or self.episodes or self.unclaimed or self.joined or self.faults)
+
     def add(self, rows: Rows | None, events: Events | None) -> None:
         """Add what happened next."""
         if events is not None:

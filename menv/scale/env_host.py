@@ -7,14 +7,18 @@ exactly as in the driver, because the same adapter does. It knows neither its pr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from menv.adapters.local_envs import LocalEnvs
-from menv.base_env import IntArray
+from menv.adapters.recorded import Recorded
+from menv.base_env import AgentId, IntArray
 from menv.errors import ConfigError, MenvError
 from menv.loop.convert import to_base_env
 from menv.scale.news import News, renumbered
 from menv.scale.stacks import pack, unpack
+
+Present: TypeAlias = tuple[Mapping[AgentId, int], IntArray]
+"""The slots of agents that live, and the slots of those who wait."""
 
 
 class EnvHost:
@@ -89,6 +93,32 @@ class EnvHost:
     def call(self, place: int, method: str, args: tuple[Any, ...]) -> Any:
         """Call a method of a sub-environment."""
         return self._envs.call(place, method, *args)
+
+    def free_slots(self) -> list[int]:
+        """Return the slots that nobody has."""
+        return list(self._envs.free_slots)
+
+    def slots_of(self, place: int) -> dict[AgentId, int]:
+        """Return the slot of each agent that a sub-environment knows."""
+        return dict(self._envs.slots_of(place))
+
+    def shown(self, place: int) -> str | None:
+        """Return a digest of what waits in a sub-environment, None where no file could hold that."""
+        return self._envs.shown(place)
+
+    def take_up(
+        self, env_steps: IntArray, recorded: Mapping[int, Recorded], seats: Any
+    ) -> tuple[set[int], dict[int, Present], News]:
+        """Go on where another run was written down; see `CreatedEnvs.take_up`.
+
+        Returns:
+            The places that begin new episodes; who lives and who waits in each of the others; the news.
+        """
+        fresh: set[int] = set()
+        self._begun = True
+        news = self._told(lambda: fresh.update(self._envs.take_up(env_steps, recorded, seats)))
+        present = {place: self._envs.present(place) for place in recorded if place not in fresh}
+        return fresh, present, news
 
     def stop(self) -> None:
         """Close all sub-environments."""

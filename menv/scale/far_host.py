@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from menv.adapters.recorded import Recorded
 from menv.base_env import AgentId, End, EnvId, EpisodeEnd, IntArray, Join, Unclaimed
 from menv.fault import Fault
 from menv.scale.due import Due, Layout, Rows
 from menv.scale.engine import Peer
+from menv.scale.env_host import Present
 from menv.scale.news import Events, News
 from menv.scale.stacks import unpack
 
@@ -202,6 +204,59 @@ class FarHost:
                 faults.append(Fault(index, index, "step", f"{line} in step of env {index}", (kind, "", 0)))
         self.due.add(None, Events([], ended, episodes, unclaimed, faults, []))
 
+    def start_of(self, index: int) -> int:
+        """Return the env steps of a sub-environment at its last reset."""
+        return self._starts[index - self.first]
+
+    def freed(self, own: Iterable[int]) -> list[int]:
+        """Return slots that nobody has, the host's own among them, as slots of all hosts."""
+        return [*(self._slot(slot) for slot in own), *self._free]
+
+    def global_slots(self, own: Mapping[AgentId, int]) -> dict[AgentId, int]:
+        """Return the slots of agents as slots of all hosts."""
+        return {agent: self._slot(slot) for agent, slot in own.items()}
+
+    def take_up(self, env_steps: IntArray, recorded: Mapping[int, Recorded], free: Iterable[int]) -> None:
+        """Ask to go on where another run was written down, whose seats are those of all hosts now."""
+        indices = self.indices
+        mine = [slot for slot, (env_id, _) in enumerate(self._seats) if env_id in indices]
+        self._slots = np.array(mine, np.int64)
+        self._own = {slot: own for own, slot in enumerate(mine)}
+        self._alive.clear()
+        self._left.clear()
+        self._free, self.due, self.layout = [], Due(), _nobody()
+        seats = [(int(self._seats[slot][0]) - self.first, self._seats[slot][1]) for slot in mine]  # type: ignore[call-overload]
+        again = {
+            index - self.first: Recorded(
+                one.start, one.stop, one.seed, {agent: iter(list(actions)) for agent, actions in one.actions.items()},
+                {agent: self._own[slot] for agent, slot in one.slots.items()}, one.shown,
+            )
+            for index, one in recorded.items()
+            if index in indices
+        }  # fmt: skip
+        self._starts = [
+            recorded[index].start if index in recorded else int(env_steps[index]) for index in indices
+        ]
+        self._env_steps = np.array(env_steps[self.first : self.first + self.size])
+        self.ask(
+            "value",
+            "take_up",
+            self._env_steps,
+            again,
+            (seats, [self._own[slot] for slot in free if slot in self._own]),
+        )
+
+    def go_on(self, present: Mapping[int, Present]) -> dict[int, IntArray]:
+        """Note who lives in episodes that were played again; return the slots of those who wait, by sub-environment."""
+        waiting: dict[int, IntArray] = {}
+        for place, (living, waits) in present.items():
+            index = self.first + place
+            for agent, own in living.items():
+                slot = int(self._slots[own])
+                self._alive[slot] = Join(slot, index, agent, index)
+            waiting[index] = self._slots[waits]
+        return waiting
+
     def _mapped(self, events: Events) -> Events:
         """Return events with the slots of all hosts, and note who lives."""
         ended = [end._replace(slot=int(self._slots[end.slot])) for end in events.ended]
@@ -235,7 +290,7 @@ class FarHost:
             return Layout(slots, own, {self.first: slots} if len(slots) else {})
         found: dict[int, list[int]] = {}
         for slot in slots.tolist():
-            found.setdefault(int(self._seats[slot][0]), []).append(slot)  # type: ignore[call-overload]
+            found.setdefault(int(self._seats[slot][0]), []).append(slot)
         return Layout(slots, own, {index: np.array(mine, np.int64) for index, mine in found.items()})
 
 

@@ -7,59 +7,29 @@ which live in the hosts. It knows no policies.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from menv.adapters.answers import nested_answers
+from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.multi_agent import check_answers, possible_agents
-from menv.base_env import SINGLE_AGENT, AgentId, BaseEnv, EnvId, IntArray, MultiEnvDict, Ready
+from menv.adapters.recorded import Recorded
+from menv.base_env import SINGLE_AGENT, AgentId, EnvId, IntArray, MultiEnvDict, Ready
 from menv.errors import CallOrderError, ConfigError, ContractError, WorkerLostError
 from menv.multi_agent_env import MultiAgentEnv
-from menv.scale.due import Due, Layout, Rows
+from menv.scale.due import Layout
 from menv.scale.engine import Engine
 from menv.scale.far_host import FarHost
-from menv.scale.news import News
+from menv.scale.handing_out import Delivered, handed_out
+from menv.scale.hosts import Hosts
+from menv.scale.remote_settings import RemoteSettings
 from menv.scale.stacks import pack
-from menv.scale.successors import Successors
-
-_NO_INFO: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteSettings:
-    """How sub-environments are hosted elsewhere.
-
-    Attributes:
-        batch_wait_ms: Milliseconds that a poll waits for more hosts once one has answered; a large number lets all
-            step in lock step.
-        env_timeout: Seconds after which a sub-environment that does not answer is given up; None waits for ever.
-        per_process: Sub-environments that share a process.
-        restarts: Whether one that raises, hangs or is killed is made anew.
-        seed: Gives every reset its own seed; None leaves the environments alone.
-        first_index: Index of sub-environment 0 among those of all workers.
-    """
-
-    batch_wait_ms: float = 0
-    env_timeout: float | None = None
-    per_process: int = 1
-    restarts: bool = True
-    seed: int | None = None
-    first_index: int = 0
-
-
-class RemoteEnvs(BaseEnv):
-    """Many sub-environments in processes of an engine.
-
-    Attributes:
-        on_created: Told the index and the handle of a sub-environment where one is created in another's place.
-    """
-
-    returns_table = True
+class RemoteEnvs(CreatedEnvs):
+    """Many sub-environments in processes of an engine; `on_created` is told handles."""
 
     def __init__(
         self,
@@ -82,28 +52,15 @@ class RemoteEnvs(BaseEnv):
         self.observation_space = getattr(like, "observation_space", None)
         self.action_space = getattr(like, "action_space", None)
         self.num_envs = num_envs
-        self.on_created: Callable[[int, Any], None] | None = None
         self._listed = (
             (possible_agents(like) or frozenset()) if isinstance(like, MultiAgentEnv) else {SINGLE_AGENT}
         )
-        self._settings = settings
-        self._engine = engine
-        self._seats: list[tuple[EnvId, AgentId]] = []
+        self._seed, self._first_index = settings.seed, settings.first_index
         self._handles = [RemoteEnv(self, index) for index in range(num_envs)]
         self._env_steps = np.zeros(num_envs, np.int64)
         self._started = self._stopped = False
-        # Rows that were handed out and not answered, by sub-environment.
-        self._waiting: dict[int, IntArray] = {}
-        self._delivered = _Delivered((), ())
-        sizes = [
-            min(settings.per_process, num_envs - first) for first in range(0, num_envs, settings.per_process)
-        ]
-        self._hosts = [
-            FarHost(number * settings.per_process, size, self._seats) for number, size in enumerate(sizes)
-        ]
-        self._successors = Successors(engine, make_env, settings)
-        for host in self._hosts:
-            self._successors.start(host)
+        self._delivered = Delivered((), ())
+        self._hosts = Hosts(make_env, num_envs, engine, settings, self._tell_created)
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Return the rows of the hosts that have answered; see `BaseEnv.poll`.
@@ -115,10 +72,13 @@ class RemoteEnvs(BaseEnv):
         """
         self._check_running("poll")
         if self._started:
-            self._gather(timeout)
+            self._hosts.gather(timeout)
         else:
             self._start()
-        return self._handed_out()
+        ready, self._delivered = handed_out(self._hosts, self._env_steps, self._delivered, self._hosts.seats)
+        for _, layout in self._delivered.parts:
+            self._hosts.waiting.update(layout.by_env)
+        return ready
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer sub-environments, which step at once; see `BaseEnv.send_actions`."""
@@ -132,7 +92,7 @@ class RemoteEnvs(BaseEnv):
                 "keep them in the order of the slots"
             )
         delivered = self._delivered
-        if slots is delivered.slots and delivered.whole(self._waiting):
+        if slots is delivered.slots and delivered.whole(self._hosts.waiting):
             start = 0
             for host, layout in delivered.parts:
                 stop = start + len(layout.slots)
@@ -141,9 +101,9 @@ class RemoteEnvs(BaseEnv):
             return
         by_env: dict[int, dict[AgentId, Any]] = {}
         for slot, action in zip(slots, actions, strict=True):
-            env_id, agent = self._seats[int(slot)]
+            env_id, agent = self._hosts.seats[int(slot)]
             by_env.setdefault(self._index(env_id), {})[agent] = action
-        self._answer_some(by_env, self._waiting)
+        self._answer_some(by_env, self._hosts.waiting)
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -162,11 +122,11 @@ class RemoteEnvs(BaseEnv):
         """Create one sub-environment or all anew; see `BaseEnv.try_restart`."""
         self._check_running("try_restart")
         for index in range(self.num_envs) if env_id is None else [self._index(env_id)]:
-            host = self._host_of(index)
+            host = self._hosts.of(index)
             self._let_go(host, index)
-            self._settle(host)
+            self._hosts.settle(host)
             host.ask("news" if self._started else "value", "restart", index - host.first)
-            self._wait_for(host)
+            self._hosts.wait_for(host)
             self._tell_created(index)
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
@@ -175,7 +135,7 @@ class RemoteEnvs(BaseEnv):
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that the environment lists and those seen so far."""
-        return {*self._listed, *(agent for _, agent in self._seats)}
+        return {*self._listed, *(agent for _, agent in self._hosts.seats)}
 
     def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
         """Call a method of one sub-environment, where it lives; see `BaseEnv.call`.
@@ -199,47 +159,77 @@ class RemoteEnvs(BaseEnv):
         """Close every sub-environment and end the processes."""
         if not self._stopped:
             self._stopped = True
-            self._engine.stop()
+            self._hosts.stop()
 
     @property
     def env_steps(self) -> IntArray:
         """[E] env steps of each sub-environment since its start, as of the last poll."""
         return self._env_steps
 
-    def start_over(self, env_steps: IntArray) -> None:
-        """Begin where another run stood: nothing has been polled, and the next resets are those after so many steps.
+    @property
+    def seats(self) -> list[tuple[EnvId, AgentId]]:
+        """The seats by slot."""
+        return self._hosts.seats
 
-        Args:
-            env_steps: [E] env steps so far.
-        """
-        self._env_steps[:] = env_steps
+    @property
+    def free_slots(self) -> list[int]:
+        """Slots that nobody has, host by host."""
         for host in self._hosts:
-            host.env_steps[:] = env_steps[host.first : host.first + host.size]
+            self._hosts.settle(host)
+            host.ask("value", "free_slots")
+        return [slot for host in self._hosts for slot in host.freed(self._hosts.wait_for(host))]
 
-    # Asking
+    def episode_start(self, index: int) -> int:
+        """Return the env steps of a sub-environment at its last reset."""
+        return self._hosts.of(index).start_of(index)
+
+    def slots_of(self, index: int) -> dict[AgentId, int]:
+        """Return the slot of each agent that a sub-environment knows."""
+        return self._hosts.of(index).global_slots(self._asked("slots_of", index))
+
+    def shown(self, index: int) -> str | None:
+        """Return a digest of what waits in a sub-environment, None where no file could hold that."""
+        digest: str | None = self._asked("shown", index)
+        return digest
+
+    def take_up(self, env_steps: IntArray, recorded: Mapping[int, Recorded], seats: Any) -> set[int]:
+        """Go on where another run was written down; see `CreatedEnvs.take_up`. The hosts play at the same time."""
+        self._started = True
+        self._hosts.waiting.clear()
+        self._delivered = Delivered((), ())
+        self._env_steps[:] = env_steps
+        taken, free = seats
+        self._hosts.seats[:] = taken
+        for host in self._hosts:
+            self._hosts.settle(host)
+            host.take_up(env_steps, recorded, free)
+        fresh = set()
+        for host in self._hosts:
+            places, present, news = self._hosts.wait_for(host)
+            fresh |= {host.first + place for place in places}
+            self._hosts.waiting |= host.go_on(present)
+            self._hosts.take(host, news)
+        return fresh
 
     def _start(self) -> None:
         """Begin everywhere, and wait for all."""
         if self._started:
             return
         self._started = True
-        for host in self._hosts:
-            host.begin(host.indices, 0)
-        for host in self._hosts:
-            self._settle(host)
+        self._hosts.begin()
 
     def _answer(self, host: FarHost, layout: Layout, actions: Any) -> None:
         """Send the answers to the rows of a host's news."""
         last = layout is host.layout and not host.asked
         host.ask("news", "step", None if last else layout.own, pack(actions))
         for index in layout.by_env:
-            del self._waiting[index]
+            del self._hosts.waiting[index]
 
     def _answer_nested(self, answers: Mapping[EnvId, Mapping[AgentId, Any]]) -> None:
         """Answer rows that have been handed out, or that `try_reset` has returned."""
         due = {index: slots for host in self._hosts for index, slots in host.due.shown().items()}
         told = {self._index(env_id): dict(by_agent) for env_id, by_agent in answers.items()}
-        self._answer_some(told, {**self._waiting, **due})
+        self._answer_some(told, {**self._hosts.waiting, **due})
 
     def _answer_some(
         self, by_env: Mapping[int, Mapping[AgentId, Any]], waiting: Mapping[int, IntArray]
@@ -248,7 +238,7 @@ class RemoteEnvs(BaseEnv):
         rows: dict[int, list[int]] = {}
         for index, answers in by_env.items():
             slots = waiting[index].tolist() if index in waiting else []
-            agents = [self._seats[slot][1] for slot in slots]
+            agents = [self._hosts.seats[slot][1] for slot in slots]
             if set(answers) != set(agents):
                 check_answers(index, agents, answers)
             if answers:
@@ -258,173 +248,43 @@ class RemoteEnvs(BaseEnv):
             lost = [index for index in mine if index in host.left]
             if lost:
                 # Nobody has been told yet that these episodes are lost.
-                self._successors.tell_lost(host, lost)
+                self._hosts.successors.tell_lost(host, lost)
             slots = [slot for index in mine if index not in lost for slot in rows[index]]
             if slots:
                 host.due.drop(set(slots))
-                actions = [by_env[self._env_of(slot)][self._seats[slot][1]] for slot in slots]
+                actions = [by_env[self._env_of(slot)][self._hosts.seats[slot][1]] for slot in slots]
                 host.ask("news", "step", host.own_slots(slots), pack(actions))
             for index in mine:
-                self._waiting.pop(index, None)
+                self._hosts.waiting.pop(index, None)
 
     def _asked(self, method: str, env_id: EnvId, *args: Any) -> Any:
         """Ask for something of a sub-environment and wait for it."""
         self._check_running(method)
         index = self._index(env_id)
-        host = self._host_of(index)
-        self._settle(host)
+        host = self._hosts.of(index)
+        self._hosts.settle(host)
         host.ask("value", method, index - host.first, *args)
-        return self._wait_for(host)
+        return self._hosts.wait_for(host)
 
     def _reset(self, index: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
         """Reset a sub-environment, in another process if its own is lost, and return `(obs, infos)` by agent."""
-        host = self._host_of(index)
+        host = self._hosts.of(index)
         while True:
             self._let_go(host, index)
-            self._settle(host)
+            self._hosts.settle(host)
             host.ask("value", "reset", index - host.first, seed, options)
             try:
-                obs, infos, news = self._wait_for(host)
+                obs, infos, news = self._hosts.wait_for(host)
             except WorkerLostError:
                 continue
-            self._take(host, news)
+            self._hosts.take(host, news)
             return obs, infos
 
     def _let_go(self, host: FarHost, index: int) -> None:
         """End an episode whose loss nobody has been told of, because its rows wait; they are not answered now."""
         if index in host.left:
-            self._waiting.pop(index, None)
-            self._successors.tell_lost(host, [index], withdrawn=False)
-
-    # Being told
-
-    def _gather(self, timeout: float | None) -> None:
-        """Wait until something is due, then as long as polls wait for more."""
-        until = None if timeout is None else time.monotonic() + timeout
-        self._take_answers(0.0)
-        while not self._something_due() and self._busy() and (until is None or time.monotonic() < until):
-            self._take_answers(None if until is None else max(0.0, until - time.monotonic()))
-        together = time.monotonic() + self._settings.batch_wait_ms / 1000
-        until = together if until is None else min(until, together)
-        while self._busy() and time.monotonic() < until:
-            self._take_answers(until - time.monotonic())
-
-    def _busy(self) -> list[FarHost]:
-        return [host for host in self._hosts if host.asked]
-
-    def _something_due(self) -> bool:
-        return any(host.due.rows or host.due.ended or host.due.episodes for host in self._hosts)
-
-    def _take_answers(self, timeout: float | None) -> None:
-        """Take what hosts have answered; wait for the first answer as long as a sub-environment may take."""
-        busy = self._busy()
-        if not busy:
-            return
-        ready = self._engine.wait([host.peer for host in busy], self._successors.patience(busy, timeout))
-        for host in busy:
-            if host.peer in ready:
-                self._take_answer(host)
-            elif self._successors.overdue(host):
-                self._lost(host, self._successors.give_up(host))
-
-    def _settle(self, host: FarHost) -> None:
-        """Take all that a host has to answer."""
-        while host.asked:
-            self._wait_once(host)
-
-    def _wait_for(self, host: FarHost) -> Any:
-        """Return the answer to a host's last question.
-
-        Raises:
-            WorkerLostError: The host is lost; it has been given a successor.
-        """
-        peer, value = host.peer, None
-        while host.asked:
-            value = self._wait_once(host)
-            if host.peer is not peer:
-                raise self._successors.last[host.first]
-        return value
-
-    def _wait_once(self, host: FarHost) -> Any:
-        """Wait for one answer of a host and return its value."""
-        while True:
-            if self._engine.wait([host.peer], self._successors.patience([host], None)):
-                return self._take_answer(host)
-            if self._successors.overdue(host):
-                self._lost(host, self._successors.give_up(host))
-                return None
-
-    def _take_answer(self, host: FarHost) -> Any:
-        """Take a host's next answer, which is there."""
-        try:
-            answer = host.peer.answer()
-        except WorkerLostError as error:
-            self._lost(host, error)
-            return None
-        except Exception as error:
-            if not self._successors.failed_to_begin(host, error, self._waiting):
-                host.answered()
-                raise
-            return None
-        kind = host.answered()
-        if kind in ("news", "begun"):
-            self._take(host, answer)
-        return answer
-
-    def _take(self, host: FarHost, news: News) -> None:
-        """Take in news."""
-        host.take(news)
-        if news.events is None:
-            return
-        for episode in news.events.episodes:
-            # Where it was reset from outside, its rows may not have been answered.
-            self._waiting.pop(episode.env_index, None)
-            if not episode.faulty:
-                self._successors.finished(host)
-        for fault in news.events.faults:
-            self._tell_created(fault.env_index)
-
-    def _lost(self, host: FarHost, error: WorkerLostError) -> None:
-        """Replace a host that is lost."""
-        for index in self._successors.replace(host, error, self._waiting):
-            self._tell_created(index)
-
-    def _tell_created(self, index: int) -> None:
-        if self.on_created is not None:
-            self.on_created(index, self._handles[index])
-
-    # Handing out
-
-    def _handed_out(self) -> Ready:
-        """Return what is due as one table, in the order of the sub-environments."""
-        dues: list[Due] = []
-        parts: list[tuple[FarHost, Layout]] = []
-        rows: list[Rows] = []
-        for host in self._hosts:
-            due = host.due
-            self._env_steps[host.first : host.first + host.size] = host.env_steps
-            if due.rows or due.ended or due.episodes or due.faults or due.unclaimed:
-                host.due = Due()
-                dues.append(due)
-                rows += due.rows
-                parts += [(host, one.layout) for one in due.rows]
-        for _, layout in parts:
-            self._waiting.update(layout.by_env)
-        delivered = self._delivered
-        if [layout for _, layout in parts] != [layout for _, layout in delivered.parts]:
-            delivered = self._delivered = _Delivered(parts, [layout.slots for _, layout in parts])
-        infos = None
-        if any(one.infos is not None for one in rows):
-            infos = list(chain.from_iterable(one.infos or [_NO_INFO] * len(one.obs) for one in rows))
-        obs: Sequence[Any] = list(chain.from_iterable(one.obs for one in rows))
-        events = _joined_events(dues)
-        rewards = np.concatenate([one.rewards for one in rows]) if rows else np.zeros(0)
-        return Ready(
-            delivered.slots, obs, rewards, self._env_steps, events.joined, events.ended, events.episodes,
-            events.unclaimed, infos or [_NO_INFO] * len(obs), {}, self._seats, (), events.faults,
-        )  # fmt: skip
-
-    # Numbers
+            self._hosts.waiting.pop(index, None)
+            self._hosts.successors.tell_lost(host, [index], withdrawn=False)
 
     def _index(self, env_id: Any) -> int:
         """Return the number of a sub-environment."""
@@ -435,11 +295,12 @@ class RemoteEnvs(BaseEnv):
             )
         return int(env_id)
 
-    def _host_of(self, index: int) -> FarHost:
-        return self._hosts[index // self._settings.per_process]
+    def _tell_created(self, index: int) -> None:
+        if self.on_created is not None:
+            self.on_created(index, self._handles[index])
 
     def _env_of(self, slot: int) -> int:
-        return self._index(self._seats[slot][0])
+        return self._index(self._hosts.seats[slot][0])
 
     def _check_running(self, what: str) -> None:
         if self._stopped:
@@ -465,36 +326,3 @@ class RemoteEnv:
 
     def __repr__(self) -> str:
         return f"RemoteEnv({self.index})"
-
-
-class _Delivered:
-    """What the last poll handed out: hosts with the layouts of their rows, and the slots of all."""
-
-    def __init__(self, parts: Sequence[tuple[FarHost, Layout]], slots: Sequence[IntArray]) -> None:
-        self.parts = parts
-        self.slots = (
-            slots[0] if len(slots) == 1 else np.concatenate(slots) if slots else np.zeros(0, np.int64)
-        )
-
-    def whole(self, waiting: Mapping[int, IntArray]) -> bool:
-        """Return whether all of it waits as it was handed out, with hosts that can be asked."""
-        return all(
-            waiting.get(index) is slots and index not in host.left
-            for host, layout in self.parts
-            for index, slots in layout.by_env.items()
-        )
-
-
-def _joined_events(dues: Iterable[Due]) -> Due:
-    """Return the events of several hosts, one after the other."""
-    found = Due()
-    for due in dues:
-        before = len(found.unclaimed)
-        found.joined += due.joined
-        found.ended += due.ended
-        found.unclaimed += due.unclaimed
-        found.episodes += [
-            one._replace(unclaimed=one.unclaimed + before) if before else one for one in due.episodes
-        ]
-        found.faults += due.faults
-    return found

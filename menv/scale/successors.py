@@ -1,6 +1,6 @@
 """Hosts that are lost, and the processes that take their places.
 
-`menv.scale.remote_envs` asks it what to do when a process ends, hangs or cannot begin. It starts successors with fresh
+`menv.scale.hosts` asks it what to do when a process ends, hangs or cannot begin. It starts successors with fresh
 seeds, a few times in a row at most; episodes that nobody acts in at the moment are not told before they are answered,
 because whoever samples still holds their rows.
 """
@@ -10,16 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from menv.adapters.crash_log import MOST, PAUSES, CrashLog
 from menv.errors import ConfigError, ContractError, EnvCrashError, WorkerLostError
 from menv.scale.engine import Engine
 from menv.scale.env_host import EnvHost
 from menv.scale.far_host import FarHost
-
-if TYPE_CHECKING:
-    from menv.scale.remote_envs import RemoteSettings
+from menv.scale.remote_settings import RemoteSettings
 
 _CREATION = 60.0
 """Seconds that a process has at least to import what it needs and create its sub-environments."""

@@ -336,12 +336,3 @@ def test_steps_without_a_waiting_agent_end_in_an_error_after_a_thousand() -> Non
         ):
             base_env.poll()
         assert 1000 <= game.step_count <= 1001
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("remote_envs", True), ("remote_env_batch_wait_ms", 10)],
-)
-def test_what_this_version_does_not_have_is_refused(setting: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"to_base_env: {setting}={value}, expected .* in this version"):
-        ScriptedEnv(TOGETHER).to_base_env(**{setting: value})
