@@ -69,14 +69,16 @@ class Successors:
         self.last[host.first] = error
         if not host.news:
             raise EnvCrashError(
-                f"{host.name} reset, env step {int(host.env_steps.max())}: {error}; create and reset one in a process "
-                "of its own to see why"
+                f"{host.name} reset, env step {int(host.env_steps.max())}: {_head(error)}, expected a sub-environment "
+                "that can be created and reset in another process; what it wrote last is above"
             ) from error
         over = self._playing(host)
         if not over:
             self._try_again(host, error)
             return host.indices
-        self._log.note(host.first, f"{host.name} step, env step {int(host.env_steps.max())}: {error}", error)
+        self._log.note(
+            host.first, f"{host.name} step, env step {int(host.env_steps.max())}: {_head(error)}", error
+        )
         for index in [index for index in over if index in waiting]:
             host.leave(index)
             over.remove(index)
@@ -160,6 +162,11 @@ class Successors:
             host.peer.kill()
         self.start(host)
         host.begin([index for index in host.indices if index not in host.left], 1)
+
+
+def _head(error: Exception) -> str:
+    """Return what became of a process, without what it wrote before."""
+    return " ".join(str(error).partition(", expected ")[0].split())
 
 
 def _make_host(

@@ -93,6 +93,9 @@ class RecycledEngine(Engine):
                 peer.inner.ask("close")
         for peer in peers:
             while not peer.killed and peer.inner.pending:
+                if not self.inner.wait([peer.inner], 1.0):
+                    peer.kill()
+                    break
                 try:
                     peer.inner.answer()
                 except Exception as error:

@@ -5,6 +5,7 @@ The contract tests and the property tests put the same scripts through every ada
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -100,6 +101,10 @@ class ScriptedEnv(MultiAgentEnv):
     @property
     def episode(self) -> int:
         return len(self.resets) - 1
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
 
     def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
         for agent in sorted(self._alive):
