@@ -24,10 +24,16 @@ def main() -> None:
         "--iterations", type=int, default=None, help="stop after so many, whatever the return"
     )
     parser.add_argument("--algorithm", choices=("PPO", "DQN"), default="PPO")
+    parser.add_argument("--workers", type=int, default=0, help="processes that share the environments")
+    parser.add_argument("--overlap", action="store_true", help="let them sample while this process learns")
     args = parser.parse_args()
     start = time.perf_counter()
+    workers = (
+        {"num_workers": args.workers, "engine": "process", "overlap": args.overlap} if args.workers else {}
+    )
+    envs = 64 // max(1, args.workers)
     algo = (
-        PPO(env="CartPole-v1", config={"num_envs_per_worker": 64, "seed": args.seed})
+        PPO(env="CartPole-v1", config={"num_envs_per_worker": envs, "seed": args.seed, **workers})
         if args.algorithm == "PPO"
         else DQN(env="CartPole-v1", config={"num_envs_per_worker": 16, "seed": args.seed})
     )

@@ -21,6 +21,7 @@ from benchmarks.sampling import fragments, two_policies
 from benchmarks.serving_rows import ROWS as SERVING
 from benchmarks.transport_rows import ROWS as TRANSPORTS
 from benchmarks.wire_rows import ROWS as WIRE
+from benchmarks.worker_rows import ROWS as WORKERS
 from menv.envs import NullEnv, TicTacToe, make_multi_agent
 from menv.envs.tictactoe import PLAYERS
 
@@ -273,6 +274,7 @@ ROWS = (
     *BUNDLES,
     *CONNECTORS,
     *WIRE,
+    *WORKERS,
     *TRANSPORTS,
     *SERVING,
 )

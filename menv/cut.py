@@ -94,6 +94,25 @@ class Cut:
         flags[self.last[owners] - self.withdrawn[owners]] = at_end[self.end_order[some]]
         return flags
 
+    def by_env(self, places: Column, pieces: Column, env_index: Column) -> tuple[Column, Column]:
+        """Sort trajectories by sub-environment, in each by their first rows: in an order that slots have no part in.
+
+        Args:
+            places: Positions in the sorted order of rows of these trajectories, ascending.
+            pieces: Indices of these trajectories, ascending.
+            env_index: [S].
+
+        Returns:
+            Both in the new order.
+        """
+        keys = env_index[pieces] * (len(self.order) + 1) + self.order[self.starts[pieces]]
+        if (keys[1:] > keys[:-1]).all():
+            return places, pieces
+        by_key = np.argsort(keys, kind="stable")
+        rank = np.empty(len(self.starts), np.int64)
+        rank[pieces[by_key]] = np.arange(len(pieces))
+        return places[np.argsort(np.repeat(rank, self.lengths)[places], kind="stable")], pieces[by_key]
+
     def steps(self, first: Column) -> Column:
         """Return [N] each row's index within its trajectory, whose first row here has index `first` [S]."""
         steps: Column = np.arange(len(self.order)) + np.repeat(first - self.starts, self.lengths)

@@ -33,7 +33,7 @@ _ENV_T = SampleBatch.ENV_T
 
 
 class Ledger:
-    """Append-only columns of one cohort's rows."""
+    """Append-only columns of one cohort's rows; the first `carried` ones were answered before the last `close`."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Ledger:
         self._info_polls: list[tuple[int, Sequence[Mapping[str, Any]], Column | None]] = []
         # Where unanswered rows were before the last close, and how many answered ones lie before them now.
         self._open_before = np.zeros(0, np.int64)
-        self._held = 0
+        self.carried = 0
 
     @property
     def obs(self) -> Column:
@@ -240,9 +240,9 @@ class Ledger:
         return self._n == len(self._living.slot) and not self._starts and not self._ends.slots
 
     def held(self) -> tuple[Trajectories, dict[str, Column]]:
-        """Return the trajectories that live on after `close`, by slot, and the columns of the one row of each."""
-        order = np.argsort(self._columns["slots"][: self._n], kind="stable")
-        return self._living, {name: column[order] for name, column in self._columns.items()}
+        """Return the trajectories that live on after `close`, and the columns of the one row that each has."""
+        rank = np.argsort(np.argsort(self._columns["slots"][: self._n], kind="stable"))
+        return self._living.take(rank), {name: column[: self._n] for name, column in self._columns.items()}
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Return whether a row of another ledger, a value a column, could lie here."""
@@ -269,7 +269,7 @@ class Ledger:
     def moved(self, rows: Rows) -> Rows:
         """Return where unanswered rows of before the last `close` are now."""
         before = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        now = self._held + np.searchsorted(self._open_before, before)
+        now = self.carried + np.searchsorted(self._open_before, before)
         if len(now) and now[-1] - now[0] == len(now) - 1:
             return slice(int(now[0]), int(now[-1]) + 1)
         return now
@@ -360,15 +360,15 @@ class Ledger:
         chosen = cut_rows.released() & (sorted_columns["t"] >= 0)
         if not mine.all():
             chosen &= np.repeat(mine, cut_rows.lengths)
+        pieces = np.flatnonzero(mine & (segments.lengths > 0))
         # Taking by index is twice as fast as selecting by a mask, and than indexing in square brackets.
-        places = np.flatnonzero(chosen)
+        places, pieces = cut_rows.by_env(np.flatnonzero(chosen), pieces, segments.env_id)
         rows = cut_rows.order.take(places)
         columns = {
             name: self._columns[name].take(rows, axis=0) for name in self._released if name in self._columns
         }
         columns.update({name: column.take(places) for name, column in sorted_columns.items()})
-        pieces = segments.take(mine & (segments.lengths > 0))
-        return SampleBatch(columns, pieces, Infos((infos,), cut_rows.sources().take(places)))
+        return SampleBatch(columns, segments.take(pieces), Infos((infos,), cut_rows.sources().take(places)))
 
     def _carry(self, cut_rows: Cut, rewards: Column, owners: Trajectories) -> None:
         """Begin the next fragment with the rows that are held, answered ones first."""
@@ -390,7 +390,7 @@ class Ledger:
             column[: len(rows)] = column[rows]
         self._columns["answered"][len(rows) :] = False
         self._n = len(rows)
-        self._held = int(answered.sum())
+        self.carried = int(answered.sum())
         self._living = living
         self._starts, self._agent_ids, self._ends = [], [], Ends()
         self._info_polls = []

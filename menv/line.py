@@ -45,6 +45,12 @@ class Turn:
     over: tuple[bool, bool] | None = None
     answer: Answer | None = None
 
+    def tell(self, actions: Mapping[AgentId, Any] | BaseException) -> None:
+        """Answer whoever asked, once: where this environment is stopped meanwhile, whoever is first does."""
+        answer, self.answer = self.answer, None
+        if answer is not None:
+            answer(actions)
+
 
 class Line:
     """One open episode.

@@ -46,6 +46,26 @@ class Record(NamedTuple):
     hist_data: Mapping[str, list[float]]
 
 
+class Taken(NamedTuple):
+    """What metrics have recorded since they were last asked, on its way to those of another process.
+
+    Attributes:
+        records: Episodes.
+        episodes: How many they are; the oldest of very many are not among the records.
+        faulty: Episodes that a fault broke off.
+        first_fault: The first of them in a line.
+        unclaimed_rewards: Of these episodes.
+        media: What they left to look at.
+    """
+
+    records: Sequence[Record]
+    episodes: int
+    faulty: int
+    first_fault: str | None
+    unclaimed_rewards: float
+    media: Sequence[Mapping[str, Any]]
+
+
 class Metrics:
     """A window over the latest episodes.
 
@@ -107,14 +127,32 @@ class Metrics:
         self._faulty_total += 1
         self._first_fault = self._first_fault or line
 
+    def take(self) -> Taken:
+        """Return what was recorded since the last time, and forget it."""
+        taken = Taken(
+            [*self._new, *self._solos()], self._new_count, self._new_faulty, self._first_fault,
+            self.unclaimed_rewards, list(self._media),
+        )  # fmt: skip
+        self._forget_new()
+        self._first_fault, self.unclaimed_rewards = None, 0.0
+        return taken
+
+    def absorb(self, taken: Taken) -> None:
+        """Record what another process took in."""
+        self._new.extend(taken.records)
+        self._media.extend(taken.media)
+        self._new_count += taken.episodes
+        self.episodes_total += taken.episodes
+        self._new_faulty += taken.faulty
+        self._faulty_total += taken.faulty
+        self._first_fault = self._first_fault or taken.first_fault
+        self.unclaimed_rewards += taken.unclaimed_rewards
+
     def summary(self) -> dict[str, Any]:
         """Return the classic result keys and begin a new iteration."""
         new, count, faulty = [*self._new, *self._solos()], self._new_count, self._new_faulty
         media = list(self._media)
-        self._media.clear()
-        self._new.clear()
-        self._solo.clear()
-        self._new_count = self._new_faulty = 0
+        self._forget_new()
         missing = max(0, self._window - len(new))
         episodes = [*list(self._before)[len(self._before) - min(missing, len(self._before)) :], *new]
         self._before.extend(new)
@@ -176,6 +214,13 @@ class Metrics:
         self._faulty_total, self._first_fault = state.get("faulty_total", 0), state.get("first_fault")
         self.unclaimed_rewards, self.episodes_total = state["unclaimed_rewards"], state["episodes_total"]
         self.episodes_not_resumed = state["episodes_not_resumed"]
+
+    def _forget_new(self) -> None:
+        """Begin a new iteration."""
+        self._media.clear()
+        self._new.clear()
+        self._solo.clear()
+        self._new_count = self._new_faulty = 0
 
     def _solos(self) -> list[Record]:
         """Return what is kept of the episodes of one agent each."""

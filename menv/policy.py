@@ -117,7 +117,8 @@ class Policy:
             The action, as the environment takes it; with a state, `(action, state)`.
 
         Raises:
-            ContractError: The policy has a memory and no state is given.
+            ContractError: The policy has a memory and no state is given; or its connectors remember lives, as stacked
+                frames do, and one observation does not say whose it is: `menv.local_policy_inference` does.
         """
         if state is None and self.get_initial_state():
             raise self.without_state()

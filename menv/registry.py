@@ -22,7 +22,8 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeAlias
 
 import gymnasium as gym
 
@@ -72,6 +73,34 @@ def register_env(name: str, creator: EnvCreator) -> None:
             f"function that takes one EnvContext; call register_env({name!r}, lambda context: ...)"
         )
     _registered[name] = creator
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What names mean in this process only, to be told to another one.
+
+    Attributes:
+        creators: Of `register_env`.
+        gym_specs: Of gymnasium's registry.
+    """
+
+    creators: Mapping[str, EnvCreator]
+    gym_specs: Mapping[str, Any]
+
+    @classmethod
+    def behind(cls, env: Any) -> Self:
+        """Return what has to be known elsewhere so that `env` means the same there."""
+        if not isinstance(env, str) or env in BUILT_IN:
+            return cls({}, {})
+        if env in _registered:
+            return cls({env: _registered[env]}, {})
+        return cls({}, {name: spec for name, spec in gym.registry.items() if _is_of(name, env)})
+
+    def tell(self) -> None:
+        """Let the names mean here what they mean there."""
+        _registered.update(self.creators)
+        for name, spec in self.gym_specs.items():
+            gym.registry.setdefault(name, spec)
 
 
 def is_known(name: str) -> bool:
@@ -201,6 +230,11 @@ def _import(name: str, module_name: str) -> Any:
 def _is_gym_id(name: str) -> bool:
     """Return whether gymnasium knows `name`, with its version or without."""
     return name in gym.registry or any(known.rpartition("-v")[0] == name != "" for known in gym.registry)
+
+
+def _is_of(known: str, name: str) -> bool:
+    """Return whether a gymnasium id is one that `name` may mean, with its version or without."""
+    return known == name or known.rpartition("-v")[0] == name
 
 
 def _make_gym(gym_id: str, context: EnvContext) -> Any:

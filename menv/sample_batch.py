@@ -33,7 +33,8 @@ class SampleBatch(Mapping[str, Column]):
 
     Stored: `obs, actions, rewards, terminateds, truncateds, t`, `action_mask` where there is one, `state_in_0`
     and so on of recurrent policies (the state before each row; that after it is the next row's), `env_t` and
-    `next_env_t` where somebody looks at trajectories, and what a learner adds. Derived when asked for:
+    `next_env_t` where somebody looks at trajectories, `weights_seq_no` (the number of the weights that chose the
+    action) with `overlap`, and what a learner adds. Derived when asked for:
     `new_obs, prev_actions, prev_rewards, infos, eps_id, agent_index, env_id, unroll_id`, and `action_prob`
     where there is an `action_logp`.
 
@@ -68,6 +69,7 @@ class SampleBatch(Mapping[str, Column]):
     STATE_IN = "state_in_{}"
     ACTION_LOGP = "action_logp"
     OFF_POLICY = "off_policy"
+    WEIGHTS_SEQ_NO = "weights_seq_no"
     ACTION_PROB = "action_prob"
     ACTION_DIST_INPUTS = "action_dist_inputs"
     CRITIC_OBS = "critic_obs"

@@ -268,8 +268,7 @@ class Switchboard:
             self._ready.clear()
             self._news.notify_all()
         for turn in waiting:
-            if turn.answer is not None:
-                turn.answer(stopped())
+            turn.tell(stopped())
 
     def wake(self) -> None:
         """Let a `collect` that waits return."""

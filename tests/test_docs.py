@@ -8,17 +8,18 @@ from tests.doc_blocks import blocks, run_python
 
 BEFORE = {
     1: 'import sys; sys.modules["torch"] = sys.modules["onnx"] = None\n',
-    3: 'import sys; sys.modules["menv"] = None\n',
+    4: 'import sys; sys.modules["menv"] = None\n',
 }
 """Blocks that need less than menv with all its extras, and what takes it away."""
 
 
 def test_the_blocks_of_deploying_run_one_after_the_other_in_processes_of_their_own(tmp_path: Path) -> None:
     found = blocks("docs/deploying.md", "python")
-    assert len(found) == 4
+    assert len(found) == 5
     printed = []
     for number, block in enumerate(found):
         printed += run_python(tmp_path / f"block_{number}.py", BEFORE.get(number, "") + block)
     assert [line.split()[0] for line in printed] == ["return", "actions", "drawn"]
     assert float(printed[0].split()[1]) > 9
-    assert (tmp_path / "cartpole_policy" / "policy.json").exists()
+    for name in ("cartpole_policy", "stacked_policy"):
+        assert (tmp_path / name / "policy.json").exists()

@@ -23,8 +23,8 @@ class Play:
         self.ledger = Ledger(1, 0, (), np.int64)
         self.written = 0
 
-    def join(self, slot: int, policy: int = 0, episode: int = 0) -> None:
-        self.ledger.start(Start(slot, policy, episode, slot, 3), f"agent{slot}")
+    def join(self, slot: int, policy: int = 0, episode: int = 0, env_index: int = 3) -> None:
+        self.ledger.start(Start(slot, policy, episode, slot, env_index), f"agent{slot}")
 
     def rows(self, slots: list[int], rewards: list[float], answer: bool = True) -> Any:
         obs = np.arange(self.written, self.written + len(slots), dtype=np.float32)[:, None]
@@ -172,9 +172,10 @@ def test_rows_that_wait_for_an_answer_are_found_after_the_cut() -> None:
     for slot in (0, 1, 2):
         play.end(slot, float(slot))
     batch = play.only()
-    assert column(batch, "obs") == [1, 2, 0]
-    assert column(batch, "actions") == [7, 8, 100]
-    assert column(batch, "rewards") == [0, 1, 2]
+    # In each sub-environment whoever observed first comes first, whatever the slots.
+    assert column(batch, "obs") == [0, 1, 2]
+    assert column(batch, "actions") == [100, 7, 8]
+    assert column(batch, "rewards") == [2, 0, 1]
 
 
 def told(play: Play, slots: list[int], infos: list[dict[str, int]] | None) -> None:
@@ -279,7 +280,22 @@ def test_each_policy_gets_its_own_rows() -> None:
     for slot in range(4):
         play.end(slot, slot)
     batches = play.close()
-    assert {policy: column(batch, "rewards") for policy, batch in batches.items()} == {0: [0, 2], 1: [1, 3]}
+    assert {policy: column(batch, "rewards") for policy, batch in batches.items()} == {0: [2, 0], 1: [3, 1]}
+
+
+def test_trajectories_are_sorted_by_sub_environment_and_there_by_their_first_rows() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        play, slots = Play(), rng.permutation(12)
+        envs = {int(slot): place % 3 for place, slot in enumerate(slots)}
+        for slot, env_index in envs.items():
+            play.join(slot, env_index=env_index)
+        for start in (0, 4, 8):
+            play.rows([int(slot) for slot in slots[start : start + 4]], [0.0] * 4)
+        for slot in envs:
+            play.end(slot, float(slot))
+        got = column(play.only(), "rewards")
+        assert got == [slot for env_index in range(3) for slot in slots.tolist() if envs[slot] == env_index]
 
 
 @pytest.mark.parametrize("agents", [1, 7, 70_000])

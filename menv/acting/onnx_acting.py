@@ -22,6 +22,7 @@ import onnxruntime as ort
 from menv.acting.acting_graphs import ActingGraphs, GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import Actions, Decision, Evaluation, Flags, Floats, Rows, Weights, Which, portions
+from menv.acting.built_graphs import BuiltGraphs
 from menv.acting.runner import BoundRunner, Feed, RecurrentRunner, Runner
 from menv.errors import ConfigError
 
@@ -74,6 +75,11 @@ class OnnxActing:
         self._policies = 0
         for one in weights:
             self.add_policy(one)
+
+    def __reduce__(self) -> Any:
+        weights = [self.get_weights(policy) for policy in range(self._policies)]
+        graphs = BuiltGraphs.of(self._graphs, masks=self._head.mask_width > 0)
+        return OnnxActing, (graphs, self._head, weights, self._state_size)
 
     @property
     def head(self) -> ActionHead:

@@ -116,8 +116,8 @@ class ExternalEnvs(BaseEnv):
         self.switchboard.answered(game.line for game in games)
         for game, turn, answers in zip(games, turns, by_env.values(), strict=True):
             game.turn = None
-            if turn is not None and turn.answer is not None:
-                turn.answer(answers)
+            if turn is not None:
+                turn.tell(answers)
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
         """Return the external environments whose `run` is executed here."""
@@ -147,8 +147,8 @@ class ExternalEnvs(BaseEnv):
         self.switchboard.stop()
         for game in self._games.values():
             turn, game.turn = game.turn, None
-            if turn is not None and turn.answer is not None:
-                turn.answer(stopped())
+            if turn is not None:
+                turn.tell(stopped())
 
     def _run(self, env: Any) -> None:
         """Execute an environment's `run`, in a thread of its own."""
@@ -199,8 +199,7 @@ class ExternalEnvs(BaseEnv):
             return False
         if not game.roster.waiting.agents:
             self.switchboard.answered([line])
-            if turn.answer is not None:
-                turn.answer({})
+            turn.tell({})
             return False
         game.turn, line.busy = turn, True
         self._due.append(game)

@@ -15,30 +15,29 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from menv.adapters.local_envs import LocalEnvs
 from menv.algorithms.checkpoints import Checkpoints
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation import Evaluation
-from menv.algorithms.experience import env_context, make_evaluation_envs, make_experience, make_quota
+from menv.algorithms.experience import make_evaluation_envs
 from menv.algorithms.exports import Exports
 from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.outside import Outside
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.torch_threads import set_torch_threads
+from menv.algorithms.workforce import Workforce
 from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
 from menv.errors import CallOrderError, ContractError
 from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
-from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 
 
-class Algorithm(Checkpoints, Exports, Outside):
+class Algorithm(Checkpoints, Exports, Outside, Workforce):
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
@@ -67,7 +66,7 @@ class Algorithm(Checkpoints, Exports, Outside):
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         set_torch_threads(self.config.torch_threads)
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
-        first, self._base_env = make_experience(self.config)
+        first, self._base_env = self._make_envs()
         self._first_env = first
         given = GivenSpaces(
             self.config.observation_space, self.config.action_space, multi.observation_fn is not None
@@ -86,7 +85,7 @@ class Algorithm(Checkpoints, Exports, Outside):
             policy_map, resolve, agents, self.config, self.recipe, self._seed, self._callbacks
         )
         self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
-        self._sampler = self._build_sampler()
+        self._rollouts = self._new_rollouts()
         self._evaluation: Evaluation | None = None
         self._evaluated: dict[str, Any] = {}
         self.iteration = 0
@@ -95,43 +94,7 @@ class Algorithm(Checkpoints, Exports, Outside):
         self._started = time.perf_counter()
         self._stopped = False
         self._published = self._publish_first()
-        self._tell_created()
-
-    def _tell_created(self) -> None:
-        """Tell the callbacks what has been created."""
-        for index, env in enumerate(self._base_env.get_sub_environments()):
-            self._tell_env_created(index, env)
-        if isinstance(self._base_env, LocalEnvs):
-            self._base_env.on_created = self._tell_env_created
         self._callbacks.on_algorithm_init(algorithm=self)
-
-    def _tell_env_created(self, index: int, env: Any) -> None:
-        """Tell the callbacks of a sub-environment, also of one that takes another's place."""
-        self._callbacks.on_sub_environment_created(
-            worker=self._sampler,
-            sub_environment=env,
-            env_context=env_context(self.config, index),
-            env_index=index,
-        )
-
-    def _build_sampler(self) -> Sampler:
-        """Create the sampler."""
-        multi = self.config.multiagent
-        quota = make_quota(self.config, self._base_env, self._num_envs)
-        sampler = Sampler(
-            self._base_env, self._population.policy_map, self._population.cohorts, quota, metrics=self._metrics,
-            seed=self._seed, observation_fn=multi.observation_fn, callbacks=self._callbacks,
-        )  # fmt: skip
-        sampler.explore = self.config.explore
-        sampler.policies = self._population.policies
-        if self._population.learners.postprocessing.wanted:
-            sampler.keep_episodes()
-        return sampler
-
-    @property
-    def _num_envs(self) -> int:
-        """How many sub-environments there are."""
-        return self._base_env.num_envs or self.config.num_envs_per_worker
 
     @property
     def inference(self) -> dict[str, str]:
@@ -146,10 +109,7 @@ class Algorithm(Checkpoints, Exports, Outside):
         """
         if self._stopped:
             raise CallOrderError("sample: this algorithm was stopped; build a new one")
-        batch = self._sampler.sample()
-        self._population.learners.complete(batch, self._sampler.episodes)
-        self._sampler.finish(batch)
-        return batch
+        return self._rollouts.sample()
 
     def train(self) -> dict[str, Any]:
         """Sample a train batch, learn from it and return the result.
@@ -170,23 +130,26 @@ class Algorithm(Checkpoints, Exports, Outside):
             - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`.
             - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.
             - `digest`: of all rows sampled since the start; equal where two runs experienced the same.
+            - With workers `num_worker_restarts`, those since the start, and with `overlap` the `staleness` of the rows
+              that were learned from, its mean and max: updates between the weights that acted and those that learned.
             - `external`, where others call: `open_episodes`, rows that not every algorithm can learn from
               (`num_off_policy_steps`, of which `num_stale_steps` for their old weights) and that were left out
               (`num_agent_steps_left_out`), and `idle`, a sentence, if nobody has called for a while.
         """
         began = time.perf_counter()
-        env_steps, agent_steps = self._sampler.env_steps, self._sampler.agent_steps
+        rollouts = self._rollouts
+        env_steps, agent_steps = rollouts.env_steps, rollouts.agent_steps
         times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
         stats: dict[str, list[dict[str, Any]]] = {}
         taken = 0
-        while taken < max(1, self.config.iteration_size(self._num_envs)):
+        while taken < max(1, self.config.iteration_size(rollouts.num_envs)):
             before = time.perf_counter()
-            batch, more = self._train_batch(self._population.sample_size(self._num_envs))
+            batch, more = self._train_batch(self._population.sample_size(rollouts.num_envs))
             sampled = time.perf_counter()
             if batch is None:
                 times["sample_time_s"] += sampled - before
                 break
-            for policy_id, own in self._population.learners.learn(batch, self._sampler.env_steps).items():
+            for policy_id, own in self._population.learners.learn(batch, rollouts.env_steps).items():
                 stats.setdefault(policy_id, []).append(own)
             self._publish()
             times["sample_time_s"] += sampled - before
@@ -200,15 +163,16 @@ class Algorithm(Checkpoints, Exports, Outside):
             "sampler_results": sampler_results,
             "info": learner_info({policy_id: merged(own) for policy_id, own in stats.items()}),
             "training_iteration": self.iteration,
-            "num_env_steps_sampled": self._sampler.env_steps,
-            "num_agent_steps_sampled": self._sampler.agent_steps,
-            "num_env_steps_sampled_this_iter": self._sampler.env_steps - env_steps,
-            "num_agent_steps_sampled_this_iter": self._sampler.agent_steps - agent_steps,
+            "num_env_steps_sampled": rollouts.env_steps,
+            "num_agent_steps_sampled": rollouts.agent_steps,
+            "num_env_steps_sampled_this_iter": rollouts.env_steps - env_steps,
+            "num_agent_steps_sampled_this_iter": rollouts.agent_steps - agent_steps,
             "num_env_steps_trained": self._population.learners.env_steps_trained,
             "num_agent_steps_trained": self._population.learners.agent_steps_trained,
-            "timesteps_total": self._sampler.env_steps,
-            "digest": self._sampler.digest.hex(),
+            "timesteps_total": rollouts.env_steps,
+            "digest": rollouts.digest.hex(),
             "inference": self.inference,
+            **self._of_workers(),
             "time_this_iter_s": learned - began,
             "time_total_s": learned - self._started,
         }
@@ -330,9 +294,7 @@ class Algorithm(Checkpoints, Exports, Outside):
             ContractError: The mapping returns an unknown id for a possible agent.
         """
         added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
-        self._sampler.change_policies(self._population.policy_map, added)
-        if self._population.learners.postprocessing.wanted:
-            self._sampler.keep_episodes()
+        self._rollouts.follow(added)
         self._publish()
         return self._population.get(policy_id)
 
@@ -355,12 +317,13 @@ class Algorithm(Checkpoints, Exports, Outside):
             ContractError: The mapping still returns it for a known agent.
         """
         self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
-        self._sampler.retire(policy_id)
-        self._sampler.change_policies(self._population.policy_map)
+        self._rollouts.retire(policy_id)
+        self._rollouts.follow()
 
     def stop(self) -> None:
         """Close the environments; may be called more than once."""
         self._stopped = True
+        self._rollouts.stop()
         self._base_env.stop()
         if self._evaluation is not None:
             self._evaluation.stop()
@@ -380,16 +343,17 @@ class Algorithm(Checkpoints, Exports, Outside):
 
         None where nobody calls an external environment; what there is of the batch is kept for the next time.
         """
-        by_rows = self.config.multiagent.count_steps_by == "agent_steps"
-        fragments, sampler = self._gathered, self._sampler
+        fragments, rollouts = self._gathered, self._rollouts
+        # Where all sub-environments step together there is one agent in each.
+        by_rows = self.config.multiagent.count_steps_by == "agent_steps" and not self._base_env.lockstep
         taken = sum(steps for _, steps in fragments)
         while not fragments or taken < size:
-            before = sampler.agent_steps
+            before = rollouts.agent_steps
             batch = self.sample()
-            if sampler.idle:
+            if rollouts.idle:
                 return None, 0
             # Answered rows count, although a few of them are held back until their reward is complete.
-            fragments.append((batch, sampler.agent_steps - before if by_rows else batch.env_steps()))
+            fragments.append((batch, rollouts.agent_steps - before if by_rows else batch.env_steps()))
             taken += fragments[-1][1]
         batches, self._gathered = [batch for batch, _ in fragments], []
         return (batches[0] if len(batches) == 1 else MultiAgentBatch.concat_samples(batches)), taken

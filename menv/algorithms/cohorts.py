@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from menv import draws
+from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.backend import ActingBackend
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.networks.custom_spec import CustomSpec
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.recipe import Recipe
@@ -229,8 +231,13 @@ def _net_cohort(
     cohort = NetCohort(
         members, spec.observation_space, spec.action_space, backend, output, network.state_sizes, connectors
     )
-    cohort.graphs = partial(network.graphs, {})
+    cohort.graphs = partial(_stored_graphs, network)
     return Built(cohort, network, inference, _form(spec, config, network))
+
+
+def _stored_graphs(network: NetworkSpec) -> ActingGraphs | None:
+    """Return what builds the graphs of a policy on disk; those of a user's module are for nothing else."""
+    return network.stored_graphs if isinstance(network, CustomSpec) else network.graphs({})
 
 
 def _backend(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,14 +19,35 @@ from menv.errors import ConfigError
 from menv.input_context import InputContext
 from menv.loop.convert import to_base_env
 from menv.loop.quota import ExternalQuota, Quota
+from menv.loop.whole_episodes import WholeQuota
 from menv.multi_agent_env import MultiAgentEnv
 from menv.registry import make_env
 
 Spaces = Mapping[Hashable, gym.Space[Any]]
 
 
-def make_experience(config: AlgorithmConfig) -> tuple[Any, BaseEnv]:
-    """Create the environments of a config.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which process it is that samples, and so which share of all sub-environments it has.
+
+    Attributes:
+        worker_index: 0 for the driver, from 1 for workers.
+        recreated: Whether it takes the place of a worker that was lost.
+    """
+
+    worker_index: int = 0
+    recreated: bool = False
+
+    def first_index(self, num_envs: int) -> int:
+        """Return the index of its first sub-environment among all, where each worker has `num_envs`."""
+        return max(0, self.worker_index - 1) * num_envs
+
+
+_DRIVER = Place()
+
+
+def make_experience(config: AlgorithmConfig, place: Place = _DRIVER) -> tuple[Any, BaseEnv]:
+    """Create the environments of a config, or one worker's share of them.
 
     Returns:
         The first of them, which knows the agents and their spaces, and all of them in table form. With an `input`
@@ -36,15 +58,15 @@ def make_experience(config: AlgorithmConfig) -> tuple[Any, BaseEnv]:
         EnvCrashError: An environment could not be created.
     """
     if config.input is None:
-        make = partial(_make_env, config)
+        make = partial(_make_env, config, place)
         first = make(0)
-        return first, _in_table_form(config, first, make, config.seed)
+        return first, _in_table_form(config, first, make, config.seed, place)
     if not callable(config.input):
         raise ConfigError(
             f"input: {type(config.input).__name__}, expected a function of an InputContext; write lambda ioctx: "
             "PolicyServerInput(ioctx, address, port)"
         )
-    stub = None if config.env is None else _make_env(config, 0)
+    stub = None if config.env is None else _make_env(config, place, 0)
     source = config.input(_input_context(config, stub))
     if not isinstance(source, BaseEnv):
         raise ConfigError(
@@ -68,7 +90,7 @@ def make_evaluation_envs(config: AlgorithmConfig, training_env: Any) -> BaseEnv:
             "evaluate: clients of an input cannot be evaluated, expected an environment that menv steps; give one with "
             'evaluation_config={"env": ...}'
         )
-    make = partial(_make_env, config)
+    make = partial(_make_env, config, _DRIVER)
     env = make(0)
     if env is training_env:
         raise ConfigError(
@@ -80,33 +102,39 @@ def make_evaluation_envs(config: AlgorithmConfig, training_env: Any) -> BaseEnv:
 
 
 def _in_table_form(
-    config: AlgorithmConfig, first: Any, make: Callable[[int], Any], seed: int | None
+    config: AlgorithmConfig, first: Any, make: Callable[[int], Any], seed: int | None, place: Place = _DRIVER
 ) -> BaseEnv:
     """Return environments as one `BaseEnv`."""
+    brought = getattr(first, "num_envs", None)
+    first_index = place.first_index(brought if isinstance(brought, int) else config.num_envs_per_worker)
     return to_base_env(
-        first, make, config.num_envs_per_worker, seed=seed,
+        first, make, config.num_envs_per_worker, seed=seed, first_index=first_index,
         restart_failed_sub_environments=config.restart_failed_sub_environments,
     )  # fmt: skip
 
 
-def make_quota(config: AlgorithmConfig, base_env: BaseEnv, num_envs: int) -> Quota:
-    """Return what says when a fragment is full."""
+def make_quota(config: AlgorithmConfig, base_env: BaseEnv) -> Quota:
+    """Return what says when a fragment of one process is full."""
+    num_envs = (base_env.num_envs or config.num_envs_per_worker) * max(1, config.num_workers)
     length, by = config.fragment_length(num_envs), config.multiagent.count_steps_by
     if base_env.external:
         return ExternalQuota(length, config.batch_mode, by)
+    if base_env.lockstep and config.batch_mode == "complete_episodes":
+        return WholeQuota(length)
     return Quota(length, config.batch_mode, by, lockstep=base_env.lockstep)
 
 
-def env_context(config: AlgorithmConfig, vector_index: int) -> EnvContext:
+def env_context(config: AlgorithmConfig, vector_index: int, place: Place = _DRIVER) -> EnvContext:
     """Return the context of sub-environment number `vector_index`."""
     return EnvContext(
-        dict(config.env_config), worker_index=0, vector_index=vector_index, num_workers=config.num_workers
-    )
+        dict(config.env_config), worker_index=place.worker_index, vector_index=vector_index,
+        num_workers=config.num_workers, recreated_worker=place.recreated,
+    )  # fmt: skip
 
 
-def _make_env(config: AlgorithmConfig, vector_index: int) -> Any:
+def _make_env(config: AlgorithmConfig, place: Place, vector_index: int) -> Any:
     """Create sub-environment number `vector_index`."""
-    return make_env(config.env, env_context(config, vector_index))
+    return make_env(config.env, env_context(config, vector_index, place))
 
 
 def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:

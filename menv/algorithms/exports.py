@@ -13,7 +13,7 @@ from menv.policy_map import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from menv.algorithms.population import Population
-    from menv.loop.sampler import Sampler
+    from menv.algorithms.rollouts import Rollouts
 
 
 class Exports:
@@ -21,7 +21,7 @@ class Exports:
 
     iteration: int
     _population: Population
-    _sampler: Sampler
+    _rollouts: Rollouts
 
     def export_policy_checkpoint(self, folder: str | Path, policy_id: str = DEFAULT_POLICY) -> Path:
         """Write one policy into a new folder, from which `Policy.from_checkpoint` makes it again.
@@ -44,6 +44,6 @@ class Exports:
         recipe = self._population.learners.recipes.get(policy_id)
         return {
             "algorithm": None if recipe is None else recipe.name,
-            "env_steps": int(self._sampler.env_steps),
+            "env_steps": int(self._rollouts.env_steps),
             "iterations": self.iteration,
         }

@@ -1,29 +1,25 @@
 """The learners of all policies: each gets its own policy's rows, and its weights are published.
 
-`menv.algorithms.algorithm` calls `complete` after every fragment and `learn` after every train batch. It
-knows no environments and no sampler.
+`menv.algorithms.algorithm` calls `learn` with every train batch, whose rows are complete. It knows no environments
+and no sampler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from menv.algorithms.cohorts import Built
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.joint_obs import JointObs
-from menv.algorithms.postprocessing import Postprocessing, add_critic_values
 from menv.algorithms.recipe import BringsLearner, KeepsState, Learner, Recipe, Weights
 from menv.algorithms.shared_layers import SharedLayers, SharingLearner
 from menv.callbacks import DefaultCallbacks
-from menv.episode import Episode
 from menv.errors import ConfigError
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
-from menv.sample_batch import SampleBatch
 
 _OWN = "weights."
 """Before the names of weights that a learner has other than the policy that acts."""
@@ -37,7 +33,6 @@ class Learners:
         seed: Decides the order of rows.
         policies: The policy objects by id, for the callbacks.
         callbacks: Told when a policy learns.
-        joint: Returns the possible agents, for critics that see all of them.
 
     Attributes:
         nets: The networks, by architecture.
@@ -45,10 +40,8 @@ class Learners:
         configs: The settings of each of them.
         policy_map: Which of them learn.
         shared: Which of them stand on the same layers.
-        postprocessing: What is done to trajectories before anybody learns from them.
         env_steps_trained: Env steps of batches that somebody learned from.
         agent_steps_trained: Rows that were learned from.
-        agent_steps_left_out: Rows that could not be: nobody knows how probable their actions were.
     """
 
     def __init__(
@@ -60,7 +53,6 @@ class Learners:
         seed: int,
         policies: Mapping[str, Policy],
         callbacks: DefaultCallbacks,
-        joint: Callable[[], JointObs],
     ) -> None:
         self.nets = nets
         self.recipes = recipes
@@ -72,47 +64,12 @@ class Learners:
         self._seeds: dict[str, int] = {}
         self._policies = policies
         self._callbacks = callbacks
-        self.postprocessing = Postprocessing(policies, configs, joint)
         self.env_steps_trained = 0
         self.agent_steps_trained = 0
-        self.agent_steps_left_out = 0
         for policy_id, config in configs.items():
             network = self._home(policy_id)[0].network
             self.shared.join(policy_id, config, recipes[policy_id], network, policy_map)
             self.take_over(policy_id)
-
-    def complete(self, batch: MultiAgentBatch, episodes: Mapping[int, Episode]) -> None:
-        """Add to each policy's rows what its algorithm learns from.
-
-        Args:
-            batch: One fragment.
-            episodes: Its episodes by id; only those of policies that look at trajectories are needed.
-        """
-        self._leave_out(batch)
-        self.postprocessing.run_hooks(batch, episodes)
-        critics = self.postprocessing.critic_rows(batch, episodes)
-        for built, index, policy_id in self._of(batch):
-            config = self.configs[policy_id]
-            if policy_id in critics:
-                add_critic_values(batch[policy_id], critics[policy_id], built.cohort.backend, index)
-            self.recipes[policy_id].complete(batch[policy_id], built.cohort.backend, index, config)
-
-    def _leave_out(self, batch: MultiAgentBatch) -> None:
-        """Drop rows that their policy cannot learn from: nobody knows how probable the actions were.
-
-        What comes before such a row is bootstrapped from it, so that no return holds what the action led to.
-        """
-        for policy_id, recipe in self.recipes.items():
-            rows = batch.policy_batches.get(policy_id)
-            if recipe.off_policy or rows is None or SampleBatch.OFF_POLICY not in rows.stored():
-                continue
-            foreign = rows[SampleBatch.OFF_POLICY]
-            self.agent_steps_left_out += int(foreign.sum())
-            kept = np.flatnonzero(~foreign)
-            if not len(kept):
-                del batch.policy_batches[policy_id]
-            elif len(kept) < len(foreign):
-                batch.policy_batches[policy_id] = rows.take(kept)
 
     def learn(self, batch: MultiAgentBatch, env_steps: int) -> dict[str, dict[str, float]]:
         """Let each policy that is to be trained learn from its own rows.
@@ -149,7 +106,6 @@ class Learners:
         self.recipes.pop(policy_id, None)
         self.configs.pop(policy_id, None)
         self.shared.leave(policy_id)
-        self.postprocessing.forget(policy_id)
 
     def set_weights(self, policy_id: str, weights: Weights) -> None:
         """Let a policy's learner go on from other weights, and the policies that share layers with it as well."""

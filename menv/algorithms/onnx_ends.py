@@ -63,19 +63,42 @@ class Ends:
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
-    def observe(self, preprocess: ObsPreprocessor) -> None:
-        """Add an input for each leaf of the observations, and what makes rows and a mask of them."""
+    def observe(self, preprocess: ObsPreprocessor, frames: int | None = None) -> None:
+        """Add an input for each leaf of the observations, and what makes rows and a mask of them.
+
+        Args:
+            preprocess: What makes rows of the same observations elsewhere.
+            frames: How many observations are stacked in a row; the inputs have them as their second axis then, but
+                for masks. None takes one, without such an axis.
+        """
         names: dict[tuple[Any, ...], str] = {}
+        masks = {leaf.keys for leaf in preprocess.mask_leaves}
+        several = () if frames is None else (frames,)
         for keys, space in paths(preprocess.space):
             names[keys] = dotted("obs", keys)
             dtype = np.dtype(space.dtype or np.int64)
-            self._given(names[keys], dtype, space.shape or ())
+            self._given(names[keys], dtype, (*(() if keys in masks else several), *(space.shape or ())))
         if len(set(names.values())) < len(names):
             raise ConfigError(
                 f"export_onnx: two parts of the observations would both be the input {max(names.values())!r}, expected "
                 "names of their own; take the dots out of the keys of the observation space"
             )
-        self._read(names, preprocess)
+        if frames is None:
+            self._read(names, preprocess)
+            return
+        for leaf in preprocess.leaves:
+            # One row an observation until they are stacked.
+            shape = self.constant([-1, *(leaf.space.shape or ())])
+            names[leaf.keys] = self.add("Reshape", names[leaf.keys], shape)
+        self._read(names, preprocess, lambda rows: self._stacked(rows, preprocess, frames))
+
+    def _stacked(self, rows: str, preprocess: ObsPreprocessor, frames: int) -> str:
+        """Return rows of several observations, as `FrameStackAgentConnector` lays them: images by their channels."""
+        if preprocess.image is not None:
+            channels = preprocess.image[2]
+            shape = self.constant([-1, frames, preprocess.size // channels, channels])
+            rows = self.add("Transpose", self.add("Reshape", rows, shape), perm=[0, 2, 1, 3])
+        return self.add("Reshape", rows, self.constant([-1, frames * preprocess.size]))
 
     def observe_flat(
         self, preprocess: ObsPreprocessor, name: str, change: Callable[[str], str] | None = None

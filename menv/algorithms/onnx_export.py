@@ -6,9 +6,12 @@ recurrent state, an action mask and random draws are inputs. Needs onnx, but not
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,16 @@ import menv
 from menv.acting.acting_graphs import GraphKind
 from menv.acting.onnx_acting import open_session
 from menv.algorithms.onnx_ends import Ends, dotted
+from menv.connectors.agent_rows import AgentRows
+from menv.connectors.default_pipelines import action_plan, steps_of
 from menv.connectors.flat_actions import leaves
+from menv.connectors.flat_obs import ObsPreprocessorConnector
+from menv.connectors.frame_stack import FrameStackAgentConnector
+from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ConfigError
 from menv.loop.connector_path import plain
-from menv.loop.golden import Golden, difference, make_golden, paths, rehearsal
+from menv.loop.golden import Array, Golden, difference, make_golden, paths, rehearsal
 from menv.loop.net_policy import NetPolicy
 from menv.policy import Policy
 from menv.spaces_json import space_to_json
@@ -35,7 +43,9 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     Every input and output has a first axis `rows` of any length. Inputs are `obs`, or of Dict and Tuple spaces one
     for each part, `obs.<key>`, as the environment gives them, action masks included; of a recurrent policy `state`
     [rows, S], zeros at the beginning of an episode; with `explore` `noise` [rows, width], which is uniform on [0, 1)
-    for choices and standard normal for continuous actions. Outputs are `action`, or `action.<key>`, as the environment
+    for choices and standard normal for continuous actions. A policy that stacks frames is given them: `obs` is
+    [rows, frames, ...], the oldest first, and at the beginning of an episode the first observation repeated; masks are
+    those of the newest. Outputs are `action`, or `action.<key>`, as the environment
     takes them, and `state_after`, the next `state`.
 
     Args:
@@ -59,11 +69,11 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     graphs = networks.graphs()
     if graphs is None:
         raise ConfigError(
-            f"{where}: its network (custom_model) is run by torch, expected one with acting graphs; export your module "
-            "with torch.onnx.export"
+            f"{where}: its network has no acting graphs, expected one that has; export it by your own means"
         )
     own = networks.connectors[policy.index]
-    if not plain(own, networks.built):
+    stack = _stack(own)
+    if not (plain(own, networks.built) or (stack and action_plan(own.action) == networks.built)):
         raise ConfigError(
             f"{where}: connectors beyond the usual ones, which no graph expresses: {_listed(own)}, expected the usual "
             "ones; remove the others from policy.agent_connectors and action_connectors, and do their work outside"
@@ -71,16 +81,18 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     assert networks.preprocess is not None
     kind: GraphKind = "act" if explore else "greedy"
     weights = networks.backend.get_weights(policy.index)
-    golden = make_golden(networks, rehearsal(networks, graphs, weights), weights)
+    widen = None if stack is None else functools.partial(_one_life, stack)
+    golden = make_golden(networks, rehearsal(networks, graphs, weights), weights, widen)
     answers = f"{'action' if explore else 'greedy'}."
     ends = Ends()
-    ends.observe(networks.preprocess)
+    frames = None if stack is None else stack.num_frames
+    ends.observe(networks.preprocess, frames)
     inner = load_from_string(graphs.build(kind, False, networks.preprocess.mask_width > 0))
     ends.embed(inner, weights)
     samples = [golden[f"{answers}{index}"] for index in range(len(leaves(networks.action_space)))]
     ends.act(networks.action_space, networks.output, samples)
-    model = _model(ends, inner, policy, explore)
-    wrong = _difference(model, policy, golden, answers)
+    model = _model(ends, inner, policy, {"explore": explore, "frames": frames or 1})
+    wrong = _difference(model, policy, _framed(golden, networks.preprocess, frames), answers)
     if wrong:
         raise ConfigError(
             f"{where}: {wrong} in ONNX Runtime, expected what the policy answers; report this as a bug"
@@ -92,8 +104,42 @@ def _listed(connectors: PolicyConnectors) -> str:
     return ", ".join(one.name for one in (*connectors.agent.connectors, *connectors.action.connectors))
 
 
-def _model(ends: Ends, inner: ModelProto, policy: NetPolicy, explore: bool) -> bytes:
-    """Return the serialised file."""
+def _stack(connectors: PolicyConnectors) -> FrameStackAgentConnector | None:
+    """Return what stacks observations where it is all that is done to them beyond the usual."""
+    steps = steps_of(connectors.agent)
+    found = (
+        steps[-1]
+        if [type(one) for one in steps] == [ObsPreprocessorConnector, FrameStackAgentConnector]
+        else None
+    )
+    return found if isinstance(found, FrameStackAgentConnector) else None
+
+
+def _one_life(stack: FrameStackAgentConnector, rows: Array, width: int) -> Array:
+    """Return what a connector makes of rows that are those of one life, one after the other."""
+    alone, slot = copy.deepcopy(stack), np.zeros(1, np.int64)
+    shown = [AgentRows(row[None], slots=slot) for row in rows]
+    for one in shown:
+        alone.over_rows(one)
+    return np.concatenate([one.array() for one in shown])
+
+
+def _framed(golden: Golden, preprocess: ObsPreprocessor, frames: int | None) -> Golden:
+    """Return golden rows whose observations are those of one life, each behind those before it."""
+    if frames is None:
+        return golden
+    places = np.arange(len(golden["steady"]))[:, None] + np.arange(1 - frames, 1)
+    masks = {leaf.keys for leaf in preprocess.mask_leaves}
+    stacked = {
+        name: golden[name][np.maximum(places, 0)]
+        for name, keys in ((f"obs.{index}", keys) for index, (keys, _) in enumerate(paths(preprocess.space)))
+        if keys not in masks
+    }
+    return {**golden, **stacked}
+
+
+def _model(ends: Ends, inner: ModelProto, policy: NetPolicy, told: Mapping[str, Any]) -> bytes:
+    """Return the serialised file; what is told goes into its metadata."""
     graph = helper.make_graph(ends.nodes, "policy", ends.inputs, ends.outputs, ends.constants)
     networks = policy.networks
     model = helper.make_model(
@@ -102,7 +148,7 @@ def _model(ends: Ends, inner: ModelProto, policy: NetPolicy, explore: bool) -> b
     about = {
         "menv": menv.__version__,
         "policy_id": policy.policy_id,
-        "explore": json.dumps(explore),
+        **{name: json.dumps(value) for name, value in told.items()},
         "observation_space": json.dumps(space_to_json(networks.observation_space)),
         "action_space": json.dumps(space_to_json(networks.action_space)),
     }

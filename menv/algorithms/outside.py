@@ -11,6 +11,7 @@ from menv.adapters.external import ExternalEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.population import Population
 from menv.algorithms.published import Published
+from menv.algorithms.rollouts import LocalRollouts, Rollouts
 from menv.base_env import BaseEnv
 from menv.errors import ConfigError
 from menv.loop.sampler import Sampler
@@ -27,7 +28,13 @@ class Outside:
     _base_env: BaseEnv
     _published: Published | None
     _population: Population
-    _sampler: Sampler
+    _rollouts: Rollouts
+
+    @property
+    def _sampler(self) -> Sampler:
+        """The sampler of this process."""
+        assert isinstance(self._rollouts, LocalRollouts)
+        return self._rollouts.sampler
 
     @property
     def input_address(self) -> tuple[str, int]:
@@ -69,5 +76,5 @@ class Outside:
             **status,
             "num_off_policy_steps": counts.off_policy,
             "num_stale_steps": counts.stale,
-            "num_agent_steps_left_out": self._population.learners.agent_steps_left_out,
+            "num_agent_steps_left_out": self._rollouts.left_out,
         }

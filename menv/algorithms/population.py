@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from menv.algorithms.cohorts import Built, add_to_cohorts, build_cohorts
+from menv.algorithms.completion import Completion
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import adopt, override
 from menv.algorithms.config.ppo_config import PPOConfig
@@ -48,6 +49,7 @@ class Population:
         policy_map: Who answers for whom.
         policies: The policy objects by id.
         learners: Who learns.
+        completion: Makes fragments ready to be learned from.
         cohorts: Who answers together.
         inference: What runs each policy's network, by policy id.
     """
@@ -81,9 +83,8 @@ class Population:
         self.policies = {
             name: _policy_of(found[name], name, spec, seed, nets, configs) for name, spec in specs.items()
         }
-        self.learners = Learners(
-            nets, recipes, configs, policy_map, seed, self.policies, callbacks, self._joint_obs
-        )
+        self.learners = Learners(nets, recipes, configs, policy_map, seed, self.policies, callbacks)
+        self.completion = Completion(self.cohorts, self.policies, recipes, configs, self._joint_obs)
         self._freeze()
         for name, policy in self.policies.items():
             callbacks.on_create_policy(policy_id=name, policy=policy)
@@ -148,6 +149,7 @@ class Population:
         self._resolve(changed)
         self.learners.shared.check_frozen(changed)
         self.learners.forget(policy_id)
+        self.completion.postprocessing.forget(policy_id)
         del self.policies[policy_id]
         self.inference.pop(policy_id, None)
         self._take(changed)
@@ -184,6 +186,7 @@ class Population:
         """Leave nothing of a policy whose class refused to be created."""
         learners = self.learners
         learners.forget(policy_id)
+        self.completion.postprocessing.forget(policy_id)
         self.inference.pop(policy_id, None)
         cohort.retire(policy_id)
         # A cohort that was made for it is nobody's.

@@ -183,7 +183,7 @@ def _checked(policy: Policy) -> NetPolicy:
     if not isinstance(policy, NetPolicy):
         why, instead = f"{type(policy).__name__} is code of your own, which has no graph", _ASK
     elif policy.networks.graphs() is None:
-        why, instead = "its network (custom_model) is run by torch", _ASK
+        why, instead = "its network has no acting graphs", _ASK
     elif policy.networks.state_sizes:
         numbers = sum(policy.networks.state_sizes)
         why, instead = f"it remembers {numbers} numbers, for which an RLlink model has no place", _INSTEAD

@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from menv.adapters.local_envs import LocalEnvs
-from menv.adapters.lockstep import LockstepEnvs
 from menv.algorithms.evaluation import Evaluation
 from menv.errors import ConfigError
 from menv.loop.net_policy import NetPolicy
-from menv.loop.sampler_state import resume, sampler_state
 from menv.plain_data import Arrays, from_plain, is_plain, to_plain
 
 if TYPE_CHECKING:
@@ -48,7 +45,7 @@ def training_state(algo: Algorithm) -> Files:
         "seed": algo._seed,
         "time_total_s": time.perf_counter() - algo._started,
         "metrics": algo._metrics.state(),
-        "sampler": sampler_state(algo._sampler),
+        "sampler": algo._rollouts.state(),
         "evaluation": None if algo._evaluation is None else algo._evaluation.state(),
         "evaluated": evaluated if is_plain(evaluated) else {},
         "learners": [[policy_id, seed] for policy_id, (seed, _) in learners.items()],
@@ -110,7 +107,7 @@ def set_training_state(algo: Algorithm, files: Mapping[str, Any], *, seed: int) 
         # Numbers go on from those that clients may know.
         algo._published.publish(tree.get("weights_seq_no", 0))
     algo._metrics.set_state(tree["metrics"])
-    algo._metrics.episodes_not_resumed += resume(algo._sampler, tree["sampler"])
+    algo._metrics.episodes_not_resumed += algo._rollouts.resume(tree["sampler"])
     if tree["evaluation"] is not None:
         algo._evaluation = Evaluation(algo.config, population, algo._evaluation_envs, algo._callbacks, seed)
         algo._evaluation.set_state(tree["evaluation"])
@@ -118,15 +115,8 @@ def set_training_state(algo: Algorithm, files: Mapping[str, Any], *, seed: int) 
 
 def _begin_again(algo: Algorithm, seed: int) -> None:
     """Let an algorithm stand at its beginning, with a new sampler over the same environments."""
-    if algo._sampler._polled and not isinstance(algo._base_env, LocalEnvs | LockstepEnvs):
-        raise ConfigError(
-            f"restore: {type(algo._base_env).__name__} cannot begin again, expected environments that menv made; load "
-            "the checkpoint with from_checkpoint"
-        )
+    algo._rollouts.begin_again(seed)
     algo._seed = algo._population._seed = seed
-    for cohort in algo._population.cohorts:
-        cohort.take_rows()
-    algo._sampler = algo._build_sampler()
     if algo._published is not None:
         algo._published.follow(algo._sampler)
     if algo._evaluation is not None:

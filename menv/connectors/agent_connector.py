@@ -5,7 +5,7 @@ Users subclass it; `AgentConnectorPipeline` calls it. The built-in ones also wor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -24,6 +24,8 @@ class AgentConnector(Connector):
 
     keeps_lives: ClassVar[bool] = False
     """Whether it remembers something of each life, so that it must be told whose the observations are."""
+    tells_lives: ClassVar[bool] = False
+    """Whether `lives` says all that it remembers of whole batches, so that lives can go on in another process."""
     at_ends: ClassVar[bool] = True
     """Whether it must be shown last observations and rewards when they come, and not all at once later."""
 
@@ -75,6 +77,16 @@ class AgentConnector(Connector):
 
     def begin(self, slot: int) -> None:
         """Forget the life that had a slot; a new one begins."""
+
+    def lives(self, slots: Sequence[int]) -> list[Any]:
+        """Return what it remembers of the life on each slot; None of a new one. Only asked where `tells_lives`.
+
+        Checkpoints hold it: arrays, numbers, texts, and lists and dicts of them.
+        """
+        return [None] * len(slots)
+
+    def take_lives(self, slots: Sequence[int], lives: Sequence[Any]) -> None:
+        """Remember what `lives` told of lives that go on here, on these slots."""
 
     def settle(self) -> None:
         """Do what is done once for many rows; a fragment has been closed."""

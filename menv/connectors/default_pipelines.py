@@ -114,13 +114,17 @@ def does_nothing(connector: AgentConnector) -> bool:
 
 def is_plain(pipeline: AgentConnectorPipeline) -> bool:
     """Return whether a pipeline does to batches what the preprocessor alone does."""
-    kinds = [
-        type(connector)
+    return [type(connector) for connector in steps_of(pipeline)] == [ObsPreprocessorConnector]
+
+
+def steps_of(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
+    """Return the connectors that do something to whole batches while these are sampled, in order."""
+    return [
+        connector
         for connector in leaf_connectors(pipeline)
         if not (type(connector) is ClipRewardAgentConnector and connector.later)
         and not does_nothing(connector)
     ]
-    return kinds == [ObsPreprocessorConnector]
 
 
 def action_plan(pipeline: ActionConnectorPipeline) -> ActionPlan:

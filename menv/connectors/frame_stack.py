@@ -6,7 +6,7 @@ observation, repeated.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
 import gymnasium as gym
@@ -36,6 +36,7 @@ class FrameStackAgentConnector(AgentConnector):
     """
 
     keeps_lives = True
+    tells_lives = True
 
     def __init__(self, ctx: ConnectorContext | None = None, num_frames: int = 4) -> None:
         super().__init__(ctx)
@@ -71,7 +72,10 @@ class FrameStackAgentConnector(AgentConnector):
         if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
             agents.pop(ac_data.agent_id, None)
         else:
-            agents[ac_data.agent_id] = stacked
+            # A copy, because connectors behind this one may write into what they are given.
+            agents[ac_data.agent_id] = stacked.copy()
+        if not agents:
+            del self._by_agent[ac_data.env_id]
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
@@ -86,7 +90,7 @@ class FrameStackAgentConnector(AgentConnector):
             )
         new = self._parts(rows.array())
         slots = rows.slots
-        self._widen(int(slots.max()) + 1, new)
+        self._widen(int(slots.max()) + 1, new.shape[1:], new.dtype)
         stacked = self._pushed(self._frames[slots], new)
         fresh = self._fresh[slots]
         if fresh.any():
@@ -112,6 +116,21 @@ class FrameStackAgentConnector(AgentConnector):
         if slot < len(self._fresh):
             self._fresh[slot] = True
 
+    def lives(self, slots: Sequence[int]) -> list[Any]:
+        """Return the frames of each slot, [P, K * C]."""
+        known = len(self._fresh)
+        return [None if slot >= known or self._fresh[slot] else self._frames[slot].copy() for slot in slots]
+
+    def take_lives(self, slots: Sequence[int], lives: Sequence[Any]) -> None:
+        """Go on with frames that `lives` told."""
+        for slot, frames in zip(slots, lives, strict=True):
+            if frames is None:
+                self.begin(slot)
+                continue
+            self._widen(slot + 1, (frames.shape[0], frames.shape[1] // self.num_frames), frames.dtype)
+            self._frames[slot] = frames
+            self._fresh[slot] = False
+
     def reset(self, env_id: Any) -> None:
         """Forget an environment's agents."""
         self._by_agent.pop(env_id, None)
@@ -130,12 +149,11 @@ class FrameStackAgentConnector(AgentConnector):
     def _pushed(self, before: Rows, new: Rows) -> Rows:
         return np.concatenate((before[:, :, new.shape[2] :], new), 2)
 
-    def _widen(self, slots: int, new: Rows) -> None:
-        """Make room for slots."""
-        shape = (new.shape[1], new.shape[2] * self.num_frames)
+    def _widen(self, slots: int, one: tuple[int, ...], dtype: Any) -> None:
+        """Make room for slots, whose frames are [P, C] each."""
         if slots > len(self._fresh):
             more = max(slots, 2 * len(self._fresh)) - len(self._fresh)
-            blank = np.zeros((more, *shape), new.dtype)
+            blank = np.zeros((more, one[0], one[1] * self.num_frames), dtype)
             self._frames = np.concatenate((self._frames, blank)) if len(self._fresh) else blank
             self._fresh = np.append(self._fresh, np.ones(more, np.bool_))
 

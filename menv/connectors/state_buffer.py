@@ -44,6 +44,8 @@ class StateBufferConnector(Stateless, AgentConnector):
         data.update({f"state_out_{number}": state for number, state in enumerate(states)})
         if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
             agents.pop(agent_id, None)
+        if not agents:
+            del self._last[env_id]
         return AgentConnectorDataType(env_id, agent_id, data)
 
     def on_policy_output(self, output: ActionConnectorDataType) -> None:

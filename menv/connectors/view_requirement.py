@@ -75,6 +75,8 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
         else:
             deepest = -min((view.shift for view in wanted.values()), default=0)
             agents[ac_data.agent_id] = steps[: max(deepest, 0)]
+        if not agents:
+            del self._before[ac_data.env_id]
         output = AgentConnectorsOutput(data, shown)
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, output)
 

@@ -27,7 +27,13 @@ from menv.acting.model_scan import refuse_unsafe_model
 from menv.acting.onnx_acting import OnnxActing
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector_context import ConnectorContext
-from menv.connectors.default_pipelines import ActionPlan, action_pipeline, action_plan, agent_pipeline
+from menv.connectors.default_pipelines import (
+    ActionPlan,
+    action_pipeline,
+    action_plan,
+    agent_pipeline,
+    leaf_connectors,
+)
 from menv.connectors.flat_actions import flat_action_space
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
@@ -155,16 +161,10 @@ def policy_files(
     graphs = networks.graphs()
     if graphs is None:
         raise ConfigError(
-            f"{where}: its network (custom_model) is run by torch, expected one with acting graphs; describe it by "
-            "fcnet_hiddens, conv_filters, use_lstm, or save get_weights() with safetensors for your module"
+            f"{where}: its network has no acting graphs, expected one that has; describe it by fcnet_hiddens, "
+            "conv_filters, use_lstm or custom_model, or save get_weights() with safetensors"
         )
     weights = networks.backend.get_weights(policy.index)
-    assert networks.preprocess is not None
-    if networks.row_width != networks.preprocess.size:
-        raise ConfigError(
-            f"{where}: connectors widen observations of {networks.preprocess.size} numbers to {networks.row_width}, "
-            "expected connectors that keep their size; train without frame stacking, or keep the training checkpoint"
-        )
     models, acting = (rehearsals or Rehearsals()).of(networks, graphs, weights)
     golden = make_golden(networks, acting, weights)
     wrong = difference(golden, answer(networks, _One(networks.backend, policy.index), golden))
@@ -253,6 +253,7 @@ def _manifest(policy: NetPolicy, trained: Mapping[str, Any]) -> dict[str, Any]:
         else own.action.to_state()[1],
         "head": networks.backend.head.to_json(),
         "mask_width": networks.preprocess.mask_width,
+        **({"row_width": networks.row_width} if networks.row_width != networks.preprocess.size else {}),
         "state_sizes": list(networks.state_sizes),
         "seed": int(policy.seed),
         "trained": {"algorithm": policy.algorithm, "env_steps": None, **trained},
@@ -285,12 +286,18 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     graphs = StoredGraphs({kind: files[name] for kind, name in _GRAPHS.items()})
     weights: dict[str, Floats] = load(files[WEIGHTS])
     _require(where, "weights", all(value.dtype == np.float32 for value in weights.values()))
+    backend = OnnxActing(graphs, head, [weights], sum(state_sizes))
+    if manifest["format"] == 1:
+        _require(where, "observation_space", preprocess.size == backend.obs_size)
+    else:
+        _require(where, "row_width", manifest.get("row_width") == backend.obs_size)
+        _require(where, "agent_connectors", _widens_to(connectors, observation_space, backend.obs_size))
     return StoredNetworks(
         policy_ids=[check_policy_id(manifest["policy_id"])],
         observation_space=observation_space,
         action_space=action_space,
         preprocess=preprocess,
-        backend=OnnxActing(graphs, head, [weights], sum(state_sizes)),
+        backend=backend,
         output=output,
         noise=Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width),
         state_sizes=state_sizes,
@@ -298,6 +305,12 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         built=plan,
         stored=graphs,
     )
+
+
+def _widens_to(connectors: PolicyConnectors, space: gym.Space[Any], width: int) -> bool:
+    """Return whether agent connectors make rows of a width, as far as anybody knows: a user's own need not tell."""
+    known = all(leaf.takes_rows for leaf in leaf_connectors(connectors.agent))
+    return not known or connectors.agent.space(space, 0)[1] == width
 
 
 def _connectors(manifest: Mapping[str, Any], ctx: ConnectorContext, where: str) -> PolicyConnectors:

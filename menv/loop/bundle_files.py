@@ -18,8 +18,9 @@ from typing import Any
 
 from menv.errors import ConfigError
 
-FORMAT = 1
-"""Version of the layout: what a reader has to understand."""
+FORMAT = 2
+"""Newest version of the layout: what a reader has to understand. What version 1 can say is written as version 1, which
+older readers take too."""
 
 MANIFEST = "policy.json"
 WEIGHTS = "weights.safetensors"
@@ -31,6 +32,8 @@ FILES = (WEIGHTS, GOLDEN, ACTING, GREEDY, EVALUATE)
 """All files beside the manifest."""
 
 _KIND = "menv.policy"
+_SINCE = {"row_width": 2}
+"""Entries of a manifest that cannot be overlooked, and the version that knows them."""
 _AGAIN = "copy the folder again"
 _MEBIBYTE = 1 << 20
 _MOST_BYTES = {MANIFEST: 64 * _MEBIBYTE, WEIGHTS: 8192 * _MEBIBYTE, GOLDEN: 1024 * _MEBIBYTE}
@@ -76,7 +79,8 @@ def manifest_text(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> by
         ConfigError: The manifest holds something else than JSON values.
     """
     hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES}
-    content = {"format": FORMAT, "type": _KIND, **manifest, "files": hashes}
+    version = max([1, *(since for entry, since in _SINCE.items() if entry in manifest)])
+    content = {"format": version, "type": _KIND, **manifest, "files": hashes}
     try:
         content["sha256"] = _own_hash(content)
         return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
@@ -116,8 +120,8 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
     version = content.get("format")
     if type(version) is int and version > FORMAT:
         raise ConfigError(f"{where}: format {version}, expected at most {FORMAT}; install a newer menv")
-    if version != FORMAT or type(version) is not int:
-        raise ConfigError(f"{where}: format {version!r:.40}, expected {FORMAT}; {_AGAIN}")
+    if type(version) is not int or version < 1:
+        raise ConfigError(f"{where}: format {version!r:.40}, expected 1 to {FORMAT}; {_AGAIN}")
     if content.get("sha256") != _own_hash(content):
         raise ConfigError(f"{where}: its sha256 differs, expected the file as it was written; {_AGAIN}")
     hashes = content.get("files")

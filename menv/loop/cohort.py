@@ -40,9 +40,11 @@ class Cohort(ABC):
         ledger: What they experienced.
         state_sizes: Numbers in each part of their recurrent state, () without one.
         path: The way through connectors, None where the preprocessor does all that they do.
+        weights_seq_no: Number of the weights that act; None where nobody counts, and rows do not tell.
     """
 
     path: ConnectorPath | None = None
+    weights_seq_no: int | None = None
 
     def __init__(
         self,
@@ -170,10 +172,18 @@ class Cohort(ABC):
     def twin(self) -> Cohort:
         """Return a cohort of the same policies, with a ledger of its own."""
 
+    def adopt(self, other: Cohort) -> None:
+        """Take over the policies of a newer copy of this cohort, which has those that are here, and perhaps more."""
+        self.policy_ids[:] = other.policy_ids
+
     def retire(self, policy_id: str) -> None:
         """Take a policy's id away, so that another one may be added under it; its index stays its own."""
         # No policy can be called so.
         self.policy_ids[self.policy_ids.index(policy_id)] = f"{policy_id} <removed>"
+
+    def with_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
+        """Return batches with what their actions were drawn from, for rows that outlive the weights of then."""
+        return closed
 
     def close(self) -> dict[str, SampleBatch]:
         """Close the fragment and return the batch of each policy that has rows.
@@ -182,7 +192,16 @@ class Cohort(ABC):
             ContractError: A value lay outside its Box; named with agent and step.
         """
         self._check_bounds()
-        batches = self.ledger.close(self._finals)
+        ledger = self.ledger
+        if self.weights_seq_no is not None:
+            # Rows that were answered in the fragment before have their number.
+            ledger.mark(
+                SampleBatch.WEIGHTS_SEQ_NO,
+                slice(ledger.carried, ledger.rows),
+                np.int64(self.weights_seq_no),
+                -1,
+            )
+        batches = ledger.close(self._finals)
         if self.path is not None:
             self.path.settle()
         return {self.policy_ids[index]: batch for index, batch in batches.items()}

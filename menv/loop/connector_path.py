@@ -20,6 +20,7 @@ from menv.connectors.agent_connector import AgentConnector
 from menv.connectors.agent_rows import AgentRows
 from menv.connectors.clip_reward import ClipRewardAgentConnector
 from menv.connectors.default_pipelines import ActionPlan, action_plan, is_plain, leaf_connectors
+from menv.connectors.kept_lives import can_move, kept_lives, put_lives
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ContractError
 from menv.segments import Column
@@ -71,6 +72,7 @@ class ConnectorPath:
 
     Attributes:
         keeps_lives: Whether some connector must know whose the observations are.
+        goes_on: Whether all that connectors remember of a life can be taken out, and goes on in another process.
         at_ends: By policy index, whether connectors must be shown last observations when they come.
         acts: Whether answers are changed agent by agent, or looked at.
     """
@@ -90,6 +92,7 @@ class ConnectorPath:
         self._learning = learning
         leaves = [list(leaf_connectors(pipeline)) for pipeline in self._agent]
         self.keeps_lives = any(leaf.keeps_lives for own in leaves for leaf in own)
+        self.goes_on = all(can_move(pipeline) for pipeline in self._agent)
         self.at_ends = [any(leaf.at_ends for leaf in own) for own in leaves]
         self._by_agent = [any(not leaf.takes_rows for leaf in own) for own in leaves]
         self._clips = [[leaf for leaf in own if type(leaf) is ClipRewardAgentConnector] for own in leaves]
@@ -150,6 +153,21 @@ class ConnectorPath:
                     column[places] = own
         assert whole is not None
         return whole
+
+    def rows_of_lives(
+        self, index: int, obs: Any, lives: Sequence[Any]
+    ) -> tuple[Column, Mask | None, Sequence[Any]]:
+        """Return R observations as rows and masks, and what connectors remember of the lives that they belong to.
+
+        Args:
+            index: Of their policy.
+            obs: R observations, no two of one life.
+            lives: Of each what was returned the last time, None of a new one.
+        """
+        slots = np.arange(len(lives))
+        put_lives(self._agent[index], slots.tolist(), lives)
+        done = self.rows(index, obs, slots=slots)
+        return done.obs, done.mask, kept_lives(self._agent[index], slots.tolist())
 
     def final(self, index: int, end: End) -> End:
         """Return the end of a trajectory with its last observation and reward connected."""

@@ -18,7 +18,9 @@ from menv.loop.cohort import Cohort, outside
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.net_cohort import NetCohort
 from menv.loop.noise import AHEAD
+from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
+from menv.loop.whole_episodes import WholeQuota
 from menv.metrics import Metrics
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError
@@ -57,17 +59,25 @@ class FrameLoop:
         """Whether no connector cares whose the rows are."""
         return self._cohort.path is None or self._cohort.path.whole
 
-    def sample(self, env_steps: int, explore: bool) -> int:
-        """Take at least so many env steps of all sub-environments together; return how many."""
+    def sample(self, quota: Quota, explore: bool) -> int:
+        """Take a fragment's env steps of all sub-environments together; return how many."""
         env, num_envs = self._env, self._env.num_envs
-        taken = 0
         if not self._ledger.rows:
             self._write(env.poll_frame())
-        while taken < env_steps:
+        whole = quota if isinstance(quota, WholeQuota) else None
+        if whole is not None:
+            whole.begin(env.env_steps)
+        taken, full = 0, False
+        while not full:
             env.answer_frame(self._answer(explore))
             frame = env.poll_frame()
             taken += num_envs if frame.begun is None else num_envs - int(np.count_nonzero(frame.begun))
             self._write(frame)
+            full = (
+                taken >= quota.length * num_envs
+                if whole is None
+                else whole.note_frame(frame.done, env.env_steps)
+            )
         return taken
 
     def record(self, metrics: Metrics) -> None:

@@ -6,7 +6,7 @@ too. They go through everything that acts: preprocessor, graphs, action output. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -22,6 +22,7 @@ from menv.loop.net_policy import Networks
 
 Array = npt.NDArray[Any]
 Golden = dict[str, Array]
+Widen = Callable[[Array, int], Array]
 
 _ROWS, _ROWS_OF_MANY = 8, 2
 _MANY = 10_000
@@ -72,22 +73,26 @@ def rehearsal(networks: Networks, graphs: ActingGraphs, weights: Mapping[str, Fl
     return OnnxActing(graphs, networks.backend.head, [weights], sum(networks.state_sizes))
 
 
-def make_golden(networks: Networks, acting: OnnxActing, weights: Mapping[str, Floats]) -> Golden:
+def make_golden(
+    networks: Networks, acting: OnnxActing, weights: Mapping[str, Floats], widen: Widen | None = None
+) -> Golden:
     """Return golden rows of a policy.
 
     Args:
         networks: What is around its graphs.
         acting: A `rehearsal` of these; which weights its policy 0 has afterwards is not said.
         weights: Of the policy.
+        widen: Makes rows [R, row width] of preprocessed ones [R, F], where connectors widen them; None for any.
 
     Returns:
-        Inputs `obs.<leaf>`, `noise`, `state`; `action.<leaf>` as drawn and `greedy.<leaf>`, as the environment gets
-        them; `dist_inputs`, `logp`, `state_after`; `steady`, which rows of choices rounding does not change.
+        Inputs `obs.<leaf>`, `noise`, `state`, and `rows`, what the network is shown where connectors widen rows;
+        `action.<leaf>` as drawn and `greedy.<leaf>`, as the environment gets them; `dist_inputs`, `logp`,
+        `state_after`; `steady`, which rows of choices rounding does not change.
     """
     preprocess, head = networks.preprocess, networks.backend.head
     assert preprocess is not None
     rng = np.random.default_rng(20)
-    rows = _ROWS if preprocess.size <= _MANY else _ROWS_OF_MANY
+    rows = _ROWS if networks.row_width <= _MANY else _ROWS_OF_MANY
     golden = {
         f"obs.{index}": column for index, column in enumerate(_observations(preprocess, networks, rows, rng))
     }
@@ -96,6 +101,8 @@ def make_golden(networks: Networks, acting: OnnxActing, weights: Mapping[str, Fl
     golden["noise"] = np.asarray(
         rng.standard_normal((rows, head.noise_width)) if noise is None else noise, np.float32
     )
+    if networks.row_width != preprocess.size:
+        golden["rows"] = (widen or _widened)(preprocessed(networks, golden)[0], networks.row_width)
     if networks.state_sizes:
         golden["state"] = rng.uniform(-1, 1, (rows, sum(networks.state_sizes))).astype(np.float32)
     acting.set_weights(0, weights)
@@ -122,10 +129,8 @@ def answer(networks: Networks, acting: Any, golden: Mapping[str, Array]) -> Gold
         acting: A back-end whose policy 0 it is.
         golden: Inputs, as `make_golden` names them.
     """
-    space, preprocess = networks.observation_space, networks.preprocess
-    assert preprocess is not None
-    raw = [golden[f"obs.{index}"] for index in range(len(leaves(space)))]
-    obs, mask = preprocess(elements(space, raw))
+    obs, mask = preprocessed(networks, golden)
+    obs = golden.get("rows", obs)
     state = golden.get("state")
     drawn = acting.decide(obs, mask, golden["noise"], 0, state)
     best = acting.decide(obs, mask, None, 0, state)
@@ -137,6 +142,14 @@ def answer(networks: Networks, acting: Any, golden: Mapping[str, Array]) -> Gold
         out = columns(networks.action_space, networks.output(decision.actions))
         found.update({f"{name}.{index}": column for index, column in enumerate(out)})
     return found
+
+
+def preprocessed(networks: Networks, golden: Mapping[str, Array]) -> tuple[Array, Array | None]:
+    """Return rows and masks of golden observations, before connectors widen any."""
+    space, preprocess = networks.observation_space, networks.preprocess
+    assert preprocess is not None
+    raw = [golden[f"obs.{index}"] for index in range(len(leaves(space)))]
+    return preprocess(elements(space, raw))
 
 
 def difference(golden: Mapping[str, Array], found: Mapping[str, Array]) -> str:
@@ -156,6 +169,14 @@ def difference(golden: Mapping[str, Array], found: Mapping[str, Array]) -> str:
         if not np.allclose(wanted[rows], value[rows], _RTOL, _ATOL, equal_nan=True):
             return f"{name!r} differs by up to {np.nanmax(np.abs(wanted[rows] - value[rows])):.3g}"
     return ""
+
+
+def _widened(rows: Array, width: int) -> Array:
+    """Return rows of another width that hold the same numbers; what connectors remember is no part of it."""
+    count, size = rows.shape
+    places = np.random.default_rng(21).integers(0, count, (count, width))
+    widened: Array = rows[places, np.arange(width) % size]
+    return widened
 
 
 def _choices(answers: Mapping[str, Array]) -> list[str]:

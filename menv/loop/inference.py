@@ -38,9 +38,9 @@ def local_policy_inference(
 ) -> list[Answer]:
     """Return what a policy does in answer to one observation, or to several.
 
-    A policy with a memory is shown its own state again, agent by agent and environment by environment. An agent's
-    memory begins anew after a call with `terminated` or `truncated`; the answer of that call, to the last
-    observation of the episode, is of no use to the environment.
+    A policy with a memory is shown its own state again, agent by agent and environment by environment, and frames are
+    stacked likewise. An agent's memory begins anew after a call with `terminated` or `truncated`; the answer of that
+    call, to the last observation of the episode, is of no use to the environment.
 
     Args:
         policy: Of an algorithm, from `Policy.from_checkpoint`, or one of your own.

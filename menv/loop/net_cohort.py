@@ -19,6 +19,7 @@ from menv.base_env import Ready
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.default_pipelines import ActionPlan, action_plan
+from menv.connectors.kept_lives import kept_lives, put_lives
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.frame import Frame
 from menv.frame_ledger import FrameLedger, NewIds
@@ -88,6 +89,21 @@ class NetCohort(Cohort):
         self._versions: list[int] = []
         self.connect()
 
+    def __reduce__(self) -> Any:
+        # What it has written down, and what it knows of running episodes, stays here.
+        parts = (
+            list(self.policy_ids), self.observation_space, self.action_space, self.backend, self.output,
+            self.state_sizes, list(self.connectors),
+        )  # fmt: skip
+        return _made_again, (*parts, self.built)
+
+    def adopt(self, other: Cohort) -> None:
+        """Take over the policies of a newer copy; see `Cohort.adopt`."""
+        super().adopt(other)
+        assert isinstance(other, NetCohort)
+        self.backend = other.backend
+        self.connectors.extend(other.connectors[len(self.connectors) :])
+
     @property
     def row_width(self) -> int:
         """F, the numbers in a row that the networks take."""
@@ -142,7 +158,24 @@ class NetCohort(Cohort):
     @property
     def replays(self) -> bool:
         """Whether actions say all about what the environment was given; see `Cohort.replays`."""
-        return self.path is None or not (self.path.keeps_lives or self.path.acts)
+        return self.path is None or (self.path.goes_on and not self.path.acts)
+
+    def remembered(self, slots: Sequence[int], policies: Sequence[int]) -> list[Any]:
+        """Return what connectors remember of the lives on some slots, None where they remember nothing, or do not tell.
+
+        Args:
+            slots: Of living trajectories.
+            policies: The policy index of each.
+        """
+        if self.path is None or not (self.path.keeps_lives and self.replays):
+            return [None] * len(slots)
+        pairs = zip(slots, policies, strict=True)
+        return [kept_lives(self.connectors[index].agent, [slot])[0] for slot, index in pairs]
+
+    def recall(self, slots: Sequence[int], policies: Sequence[int], lives: Sequence[Any]) -> None:
+        """Let connectors go on with lives of which `remembered` told."""
+        for slot, index, life in zip(slots, policies, lives, strict=True):
+            put_lives(self.connectors[index].agent, [slot], [life])
 
     def twin(self) -> NetCohort:
         """Return a cohort of the same policies, their weights included, with a ledger of its own."""
@@ -216,6 +249,19 @@ class NetCohort(Cohort):
         ledger.answer(rows, actions)
         self.told(rows, inputs, logp)
 
+    def with_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
+        """Add `action_dist_inputs` and `action_logp` where acting does not tell them; see `Cohort.with_inputs`."""
+        head = self.backend.head
+        if head.told or head.by_worth:
+            return closed
+        for policy_id, batch in closed.items():
+            parts = [batch[name] for name in batch if name.startswith("state_in_")]
+            batch[SampleBatch.ACTION_DIST_INPUTS], batch[SampleBatch.ACTION_LOGP] = self.backend.evaluate(
+                self.policy_ids.index(policy_id), batch[SampleBatch.OBS], batch.get(SampleBatch.ACTION_MASK),
+                batch[SampleBatch.ACTIONS], np.concatenate(parts, 1) if parts else None,
+            )  # fmt: skip
+        return closed
+
     def told(self, rows: Column, inputs: Column | None, logp: Column | None) -> None:
         """Write down what actions [n] were drawn from, and how probable they were, as far as it is known."""
         # What clients draw from is no Q-values, also where the network's own answers are.
@@ -242,3 +288,12 @@ class NetCohort(Cohort):
                 assert decision.state is not None
                 after = decision.state
         ledger.remember(rows, slots, before, np.broadcast_to(after, before.shape))
+
+
+def _made_again(*parts: Any) -> NetCohort:
+    """Return a cohort that was pickled."""
+    *arguments, built = parts
+    cohort = NetCohort(*arguments)
+    cohort.built = built
+    cohort.connect()
+    return cohort

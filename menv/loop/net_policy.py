@@ -21,6 +21,7 @@ from menv.connectors.action_data import PolicyOutput
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.agent_rows import AgentConnectorDataType
 from menv.connectors.default_pipelines import ActionPlan
+from menv.connectors.kept_lives import keepers
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
 from menv.connectors.policy_connectors import PolicyConnectors
@@ -78,6 +79,7 @@ class Decided(NamedTuple):
         rows: [R, F] what the network was shown.
         mask: [R, M] or None.
         state: [R, S] of a recurrent network afterwards, else None.
+        lives: What connectors remember of each row's life afterwards; None if they remember nothing.
     """
 
     answers: Any
@@ -85,6 +87,7 @@ class Decided(NamedTuple):
     rows: Any
     mask: Any
     state: Any
+    lives: Sequence[Any] | None = None
 
 
 class NetPolicy(Policy):
@@ -110,6 +113,9 @@ class NetPolicy(Policy):
         self._path: ConnectorPath | None = None
         self._key = draws.key(seed, draws.stable_hash(self.policy_id))
         self._calls = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_version": -1, "_path": None}
 
     @property
     def agent_connectors(self) -> AgentConnectorPipeline:
@@ -149,7 +155,8 @@ class NetPolicy(Policy):
         """Return the action for one observation, the most likely one unless `explore`; see `Policy.act`.
 
         Raises:
-            ContractError: The observation is outside the space, or the policy has a memory and no state is given.
+            ContractError: The observation is outside the space, the policy has a memory and no state is given, or
+                connectors have to know whose the observation is.
         """
         networks = self.networks
         if state is None and networks.state_sizes:
@@ -164,31 +171,42 @@ class NetPolicy(Policy):
             return action
         return action, [] if decision.state is None else [part[0] for part in self._parts(decision.state)]
 
-    def decide(self, obs_batch: Sequence[Any], noise: Any, state: Any = None) -> Decided:
+    def decide(
+        self, obs_batch: Sequence[Any], noise: Any, state: Any = None, lives: Sequence[Any] | None = None
+    ) -> Decided:
         """Return what the policy does about R observations; whether they lie within bounds is not looked at.
 
         Args:
             obs_batch: R elements of the observation space.
             noise: [R, width] draws of `networks.noise`; None takes the most likely actions.
             state: [R, S] of a recurrent network before.
+            lives: Of each row what connectors remembered of its life the last time, None of a new one.
 
         Raises:
             OutsideSpaceError: An observation has another structure, shape or dtype than the space says.
-            ContractError: Connectors have to know whose the observations are.
+            ContractError: Connectors have to know whose the observations are, and do not tell what they remember.
         """
         networks, path = self.networks, self._connected()
         assert networks.preprocess is not None
         if path is None:
-            rows, mask = networks.preprocess(obs_batch)
+            lives, (rows, mask) = None, networks.preprocess(obs_batch)
+        elif lives is not None and path.keeps_lives and path.goes_on:
+            rows, mask, lives = path.rows_of_lives(0, obs_batch, lives)
         else:
             refuse_unknown_lives(self.policy_id, path)
-            rows, mask = path.rows(0, obs_batch)[:2]
+            lives, (rows, mask) = None, path.rows(0, obs_batch)[:2]
         decision = networks.backend.decide(rows, mask, noise, self.index, state)
         if path is None:
             answers = networks.output(decision.actions)
         else:
             answers = path.answers(0, decision.actions, rows, mask, None)
-        return Decided(answers, decision.actions, rows, mask, decision.state)
+        return Decided(answers, decision.actions, rows, mask, decision.state, lives)
+
+    @property
+    def lives_stay(self) -> bool:
+        """Whether connectors remember lives and do not tell what, so that `decide` cannot ask them."""
+        path = self._connected()
+        return path is not None and path.keeps_lives and not path.goes_on
 
     @property
     def plain(self) -> bool:
@@ -284,7 +302,10 @@ class NetPolicy(Policy):
             self._version, self._path = own.version, None
             if not plain(own, self.networks.built):
                 space, width = self.networks.action_space, self.networks.row_width
-                self._path = ConnectorPath([own], space, width, learning=False)
+                # Lives that are handed in must not get in the way of those that a sampler has.
+                keep = any(leaf.keeps_lives for leaf in keepers(own.agent))
+                mine = own.for_evaluation() if keep else own
+                self._path = ConnectorPath([mine], space, width, learning=False)
         return self._path
 
     def _answers(self, actions: Any, obs: Any, mask: Any) -> Any:

@@ -43,6 +43,10 @@ class OwnCohort(Cohort):
         self._classic = [decides_in_compute_actions(policy) for policy in policies]
         self.take_rows()
 
+    def __reduce__(self) -> Any:
+        # What it has written down stays here.
+        return OwnCohort, (list(self.policy_ids), self.policies, self.observation_space, self.action_space)
+
     def take_rows(self) -> None:
         """Begin with an empty ledger; see `Cohort.take_rows`."""
         super().take_rows()

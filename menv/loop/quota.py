@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import EpisodeEnd
-from menv.errors import ConfigError, ContractError
+from menv.errors import ContractError
 
 Column = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
 
-# Env steps after which an episode is taken for endless.
-_LONGEST = 100_000
+LONGEST = 100_000
+"""Env steps after which an episode is taken for endless."""
 
 
 class Quota:
@@ -30,10 +30,8 @@ class Quota:
         batch_mode: "truncate_episodes" stops there, "complete_episodes" at the next episode end.
         count_steps_by: "env_steps" or "agent_steps" (answered rows; checked after each env step).
         lockstep: The sub-environments step at once: the share counts for all of them together, so that
-            one whose resets take env steps of the others does not hold them up.
-
-    Raises:
-        ConfigError: Complete episodes are asked for where sub-environments cannot wait for each other.
+            one whose resets take env steps of the others does not hold them up. Complete episodes of theirs
+            are the matter of `menv.loop.whole_episodes.WholeQuota`.
     """
 
     def __init__(
@@ -47,12 +45,6 @@ class Quota:
         self.length = length
         self._lockstep = lockstep
         self._complete = batch_mode == "complete_episodes"
-        if lockstep and self._complete:
-            raise ConfigError(
-                'batch_mode="complete_episodes": a vectorised environment steps all its sub-environments at once, so '
-                'none can wait at the end of an episode, expected "truncate_episodes"; or use num_envs_per_worker '
-                "with the single environment"
-            )
         self._by_rows = count_steps_by == "agent_steps"
         self._target: Column = np.zeros(0, np.int64)
         self._rows: Column = np.zeros(0, np.int64)
@@ -96,7 +88,7 @@ class Quota:
     def _check_endless(self, env_steps: Column) -> None:
         """Refuse to wait for ever for the end of an episode."""
         beyond = env_steps - self._target
-        if len(beyond) and beyond.max() > _LONGEST + 10 * self.length:
+        if len(beyond) and beyond.max() > LONGEST + 10 * self.length:
             raise ContractError(
                 f"sample: env {int(beyond.argmax())} took {int(beyond.max())} env steps beyond the fragment without "
                 'the end of an episode, expected one with batch_mode="complete_episodes"; truncate episodes in the '

@@ -32,6 +32,7 @@ from menv.loop.played_rows import PlayedRows
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
 from menv.loop.starving import starve
+from menv.loop.whole_episodes import WholeEpisodes
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
@@ -99,11 +100,11 @@ class Sampler:
         self.policies: Mapping[str, Policy] = {}
         self.digest = Digest()
         self.action_log = ActionLog()
-        self.env_steps = 0
-        self.agent_steps = 0
+        self.env_steps = self.agent_steps = 0
         self._cohorts = list(cohorts)
         self._own = any(isinstance(cohort, OwnCohort) for cohort in cohorts)
         self._quota = quota
+        self._whole = WholeEpisodes(quota)
         self._table = SlotTable()
         self._hooks = Hooks(callbacks or DefaultCallbacks(), self, self.metrics)
         self._book = EpisodeBook(
@@ -147,6 +148,7 @@ class Sampler:
         for cohort in self._cohorts:
             if policy_id in cohort.policy_ids:
                 cohort.retire(policy_id)
+        self._whole.drop(policy_id)
 
     def keep_episodes(self) -> None:
         """Keep the episodes of each fragment, and tell env steps in its rows, from now on.
@@ -228,7 +230,7 @@ class Sampler:
     def _sample_frames(self, frames: FrameLoop) -> MultiAgentBatch:
         """Return one fragment, the short way round."""
         self._polled = True
-        env_steps = frames.sample(self._quota.length * self.base_env.num_envs, self.explore)
+        env_steps = frames.sample(self._quota, self.explore)
         self.agent_steps += env_steps
         batch = self._close(env_steps)
         frames.record(self.metrics)
@@ -247,6 +249,7 @@ class Sampler:
         assert self._frames is not None
         self._steps = self._frames.leave()
         self._frames, self._polled = None, False
+        self._whole.break_off()
 
     def env_index_of(self, slot: int) -> int:
         """Return the index of the sub-environment that has a slot."""
@@ -261,7 +264,7 @@ class Sampler:
     def held_rewards(self) -> float:
         """Return what was paid and still waits for its row, or for its row's action."""
         in_env = sum(sum(by_agent.values()) for by_agent in self.base_env.held_rewards().values())
-        return float(in_env + sum(cohort.ledger.held_rewards() for cohort in self._cohorts))
+        return float(in_env + sum(one.ledger.held_rewards() for one in self._cohorts) + self._whole.rewards)
 
     def _answer(self, closed: npt.NDArray[np.bool_] | None) -> bool:
         """Answer the rows that wait, but for sub-environments whose share is full."""
@@ -381,7 +384,8 @@ class Sampler:
             if self._frames is None and not self.base_env.external:
                 for batch in closed.values():
                     self.action_log.note(number, batch)
-            batches.update(closed)
+            batches.update(self._whole.completed(cohort, closed))
+        batches, env_steps = self._whole.release(batches, env_steps)
         if self.action_log.full:
             self.action_log.keep({episode.episode_id for episode in self._book.running.values()})
         for batch in batches.values():

@@ -24,6 +24,7 @@ from menv.loop.block import Block
 from menv.loop.cohort import Cohort
 from menv.loop.digest import Digest
 from menv.loop.life_ledger import Life, LifeLedger
+from menv.loop.net_cohort import NetCohort
 from menv.loop.sampler import Sampler
 from menv.plain_data import is_plain
 from menv.segments import Column
@@ -71,7 +72,11 @@ def sampler_state(sampler: Sampler) -> Tree:
     found = [_recorded(sampler, index, rows) for index in range(env.num_envs)]
     episodes = [episode for episode in found if episode is not None]
     written = {episode["env_index"] for episode in episodes}
-    return tree | {"episodes": episodes, "rows": [_of_envs(part, written) for part in rows], "seats": seats}
+    kept = [_of_envs(part, written) for part in rows]
+    # Readers that know of no connectors that remember look for episodes at the old place only, and break these off.
+    theirs = {index for part in kept for index in _of_those_who_remember(part)}
+    parted = [[one for one in episodes if (one["env_index"] in theirs) is told] for told in (False, True)]
+    return tree | {"episodes": parted[0], "remembering": parted[1], "rows": kept, "seats": seats}
 
 
 def resume(sampler: Sampler, tree: Mapping[str, Any]) -> int:
@@ -135,8 +140,23 @@ def _rows_of(sampler: Sampler, cohort: Cohort) -> Tree:
         "lives": [
             [getattr(lives[slot], name) for name in _OF_A_LIFE] if slot in lives else None for slot in slots
         ],
+        "remembered": _remembered(cohort, living),
         "columns": columns,
     }
+
+
+def _remembered(cohort: Cohort, living: Trajectories) -> list[Any]:
+    """Return what connectors remember of each life."""
+    if not isinstance(cohort, NetCohort):
+        return [None] * len(living.slot)
+    # Trajectories that nobody learns from have the complement of their policy's index.
+    return cohort.remembered(living.slot.tolist(), np.maximum(living.policy, ~living.policy).tolist())
+
+
+def _of_those_who_remember(part: Tree) -> list[int]:
+    """Return the sub-environments of lives of which connectors remember something."""
+    pairs = zip(part["env_index"].tolist(), part["remembered"], strict=True)
+    return [index for index, life in pairs if life is not None]
 
 
 def _recorded(sampler: Sampler, index: int, rows: list[Tree]) -> Tree | None:
@@ -181,7 +201,7 @@ def _fitting(sampler: Sampler, tree: Mapping[str, Any]) -> dict[int, Tree]:
     specs = sampler.policy_map.specs
     episodes = {
         episode["env_index"]: episode
-        for episode in tree["episodes"]
+        for episode in [*tree["episodes"], *tree.get("remembering", ())]
         if all(policy in specs for policy, _ in episode["episode"]["policies"].values())
     }
     for part in tree["rows"]:
@@ -243,12 +263,14 @@ def _write(sampler: Sampler, number: int, indices: Column, part: Tree) -> Iterat
     """Write rows into a cohort's ledger; yield those that were not answered."""
     cohort, slots = sampler._cohorts[number], part["slot"]
     ledger = cohort.ledger
-    # Earlier versions wrote no lives.
-    part = {"life": np.zeros(len(slots), np.int64), **part}
+    # Earlier versions wrote no lives, and nothing that is remembered of them.
+    part = {"life": np.zeros(len(slots), np.int64), "remembered": [None] * len(slots), **part}
     fields = {name: part[name] for name in _OF_A_TRAJECTORY}
     agent_ids = np.fromiter(part["agent_id"], object, len(slots))
     first = ledger.rows
     ledger.take_up(Trajectories(policy=indices, agent_id=agent_ids, **fields), part["columns"])
+    if isinstance(cohort, NetCohort):
+        cohort.recall(slots.tolist(), indices.tolist(), part["remembered"])
     if isinstance(ledger, LifeLedger):
         for slot, life in zip(slots.tolist(), part["lives"], strict=True):
             ledger.lives[slot] = Life() if life is None else Life(*life)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from typing import get_args
 
 from menv.errors import ConfigError
@@ -33,3 +34,9 @@ def make_engine(name: EngineName | None = None, *, cpus: float = 1.0) -> Engine:
         f"engine: got {name!r}, expected one of {get_args(EngineName)} or None; "
         "None takes Ray where it is installed"
     )
+
+
+def ray_runs() -> bool:
+    """Return whether this process is connected to Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())

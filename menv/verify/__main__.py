@@ -39,8 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             play_here(Task(given.env, given.config, given.envs, given.steps, given.seed)).save(given.rows)
             return 0
         report = verify_backends(
-            given.env, given.config, num_envs=given.envs, env_steps=given.steps, seed=given.seed
-        )
+            given.env, given.config, num_envs=given.envs, env_steps=given.steps, seed=given.seed,
+            ray=given.ray or None,
+        )  # fmt: skip
     except ConfigError as error:
         parser.error(str(error))
     sys.stdout.write(f"{report}\n")
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", type=int, default=ENV_STEPS, help="env steps of all together (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of resets, draws and weights (%(default)s)")
+    parser.add_argument("--ray", action="store_true", help="also in workers on Ray, which is started")
     parser.add_argument(ROWS, type=Path, help=argparse.SUPPRESS)
     return parser
 

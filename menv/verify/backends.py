@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from menv.base_env import BaseEnv
 from menv.loop.convert import to_base_env
+from menv.scale.engine import EngineName
 from menv.vector_env import VectorEnv
+from menv.verify.in_workers import play_in_workers
 from menv.verify.other_process import play_in_another_process
 from menv.verify.record import Record
+from menv.verify.shares import Host, MakeEnv, copies, play_share, shares
 from menv.verify.task import MULTI, SINGLE, WHOLE, Task
-
-MakeEnv = Callable[[int], Any]
-Host = Callable[[Task, MakeEnv, int, int], BaseEnv]
-"""`(task, make_env, size, first_index)`: puts `size` sub-environments somewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +31,8 @@ class Backend:
         play: Plays the whole task.
         suspects: What to look for in an environment that is another one here.
         repeats: Whether it is the first one once more; what differs then says nothing about the others.
+        elsewhere: Whether the environments live in other processes.
+        on_ray: Whether these are Ray's.
     """
 
     name: str
@@ -40,12 +40,8 @@ class Backend:
     play: Callable[[Task], Record]
     suspects: str = ""
     repeats: bool = False
-
-
-def copies(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
-    """Put copies of an environment into this process, or one that brings its sub-environments along."""
-    size = 1 if task.kind == WHOLE else size
-    return to_base_env(make_env(0), make_env, size, seed=task.seed, first_index=first_index)
+    elsewhere: bool = False
+    on_ray: bool = False
 
 
 def vectorised(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
@@ -56,37 +52,10 @@ def vectorised(task: Task, make_env: MakeEnv, size: int, first_index: int) -> Ba
 
 def play_here(task: Task, host: Host = copies, samplers: int = 1) -> Record:
     """Play a task in this process, by several samplers one after another, each with a share of the sub-environments."""
-    record, first = Record(), 0
-    samplers = min(samplers, task.num_envs)
-    for number in range(samplers):
-        size = task.num_envs // samplers + (number < task.num_envs % samplers)
-        # As workers count: the driver, which samples alone, is number 0.
-        worker = (0, 0) if samplers == 1 else (number + 1, samplers)
-        _play_share(task, host, partial(_make, task, worker), size, first, record)
-        first += size
+    record = Record()
+    for share in shares(task, samplers):
+        play_share(task, share, record, host)
     return record
-
-
-def _make(task: Task, worker: tuple[int, int], index: int) -> Any:
-    """Create a sub-environment of one of several workers."""
-    return task.make_env(index, *worker)
-
-
-def _play_share(
-    task: Task, host: Host, make_env: MakeEnv, size: int, first_index: int, record: Record
-) -> None:
-    """Let one sampler play its share, and close the environments."""
-    base_env = host(task, make_env, size, first_index)
-    try:
-        sampler = task.sampler(base_env, first_index)
-        if not base_env.lockstep:
-            # Rows are dated then, and agents have names. Who steps together goes the short way round without.
-            sampler.keep_episodes()
-        batch = sampler.sample()
-        record.take(sampler, batch, first_index)
-        sampler.finish(batch)
-    finally:
-        base_env.stop()
 
 
 _NOT_ALONE = (
@@ -94,6 +63,18 @@ _NOT_ALONE = (
     "(random, numpy.random), or worker_index and vector_index of the EnvContext"
 )
 _COPIES = (SINGLE, MULTI)
+_ELSEWHERE = (
+    "what differs from process to process: attributes of a class or a module, hash() of strings, the order of a set, "
+    "the environment variables"
+)
+
+
+def _workers(engine: EngineName) -> Backend:
+    """Return the back-end of workers that run on an engine."""
+    play = partial(play_in_workers, engine_name=engine)
+    return Backend(f"2 workers ({engine})", _COPIES, play, _ELSEWHERE, elsewhere=True, on_ray=engine == "ray")
+
+
 BACKENDS: tuple[Backend, ...] = (
     Backend("copies", (*_COPIES, WHOLE), play_here),
     Backend(
@@ -105,9 +86,11 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("a sampler each", _COPIES, partial(play_here, samplers=1 << 30), _NOT_ALONE),
     Backend("VectorEnv", (SINGLE,), partial(play_here, host=vectorised), _NOT_ALONE),
     Backend(
-        "another process", (*_COPIES, WHOLE), play_in_another_process,
+        "another process", (*_COPIES, WHOLE), play_in_another_process, elsewhere=True, suspects=
         "what differs from process to process: hash() of strings, the order of a set, ids of objects, the environment "
         "variables",
     ),
+    _workers("process"),
+    _workers("ray"),
 )  # fmt: skip
 """The first one is what the others are compared with."""

@@ -49,6 +49,11 @@ class Record:
         for own in batch.policy_batches.values():
             self.parts.append(_part(sampler, own, first_index))
 
+    def add(self, other: Record) -> None:
+        """Add what other samplers of the same task have sampled."""
+        self.digest.add(other.digest)
+        self.parts += other.parts
+
     def save(self, path: Path) -> None:
         """Write the record to a file."""
         arrays = {

@@ -11,6 +11,7 @@ from typing import Any
 
 from menv.checking.global_draws import state_of_generators, used_since
 from menv.errors import ConfigError, MenvError
+from menv.scale.engines import ray_runs
 from menv.verify.backends import BACKENDS, Backend
 from menv.verify.difference import first_difference
 from menv.verify.other_process import NotHostedError
@@ -30,6 +31,7 @@ def verify_backends(
     env_steps: int = ENV_STEPS,
     seed: int = 0,
     backends: Sequence[Backend] = BACKENDS,
+    ray: bool | None = None,
 ) -> Report:
     """Play an environment with fixed policies in every back-end that can host it, and compare.
 
@@ -46,6 +48,7 @@ def verify_backends(
         env_steps: Of all of them together.
         seed: Of resets, draws and weights.
         backends: Which ones to play; all are compared with the first.
+        ray: Whether those on Ray are played too, which starts it; None plays them where it runs already.
 
     Returns:
         A report; nothing is printed. `report.same` says whether all agree.
@@ -60,8 +63,12 @@ def verify_backends(
     reference: Record | None = None
     digests, left_out = {}, {}
     differences: list[Finding] = []
-    repeats, before = True, state_of_generators()
+    repeats, generators = True, ""
     for backend in [one for one in backends if task.kind in one.kinds]:
+        if backend.on_ray and not (ray_runs() if ray is None else ray):
+            left_out[backend.name] = f"{backend.name}: Ray does not run; pass ray=True (--ray) to start it"
+            continue
+        before = state_of_generators()
         try:
             record = backend.play(task)
         except NotHostedError as error:
@@ -70,18 +77,22 @@ def verify_backends(
         except MenvError as error:
             error.add_note(f"while verify_backends played in the back-end {backend.name!r}")
             raise
+        if not backend.elsewhere:
+            generators = generators or used_since(before) or ""
         # Of the others only the digest is kept: rows may be large.
         reference = reference or record
         digests[backend.name] = record.digest.hex()
         if record.digest != reference.digest:
             first = first_difference(reference, record)
             known = [finding.suspects for finding in differences]
-            suspects = backend.suspects if repeats and backend.suspects not in known else ""
+            # What differs in this process already need not be sought between processes.
+            told = backend.suspects in known or (backend.elsewhere and differences)
+            suspects = backend.suspects if repeats and not told else ""
             differences.append(Finding(backend.name, first, suspects))
             repeats = repeats and not backend.repeats
     played = task.num_envs * task.env_steps
     return Report(
-        task.name, task.num_envs, played, seed, digests, tuple(differences), left_out, used_since(before) or ""
+        task.name, task.num_envs, played, seed, digests, tuple(differences), left_out, generators
     )  # fmt: skip
 
 

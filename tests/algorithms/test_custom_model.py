@@ -41,6 +41,13 @@ class Net(nn.Module):
         return self.policy(features), self.value(features)[:, 0]
 
 
+class Moody(Net):
+    """Does something else when it likes the numbers."""
+
+    def forward(self, obs: Tensor) -> Any:
+        return super().forward(obs if obs.sum() > 0 else -obs)
+
+
 class Eye(nn.Module):
     """Convolutions of the user's own."""
 

@@ -156,7 +156,10 @@ def test_agents_with_equal_spaces_lie_together_and_every_kind_of_action_becomes_
     policies: dict[str, Any] = {"pair": None, "q": None, "s": PolicySpec(Counts)}
     homes = {"p": "pair", "r": "pair", "q": "q", "s": "s"}
     multiagent = {"policies": policies, "policy_mapping_fn": lambda agent_id, **kw: homes[agent_id]}
-    config = {**SMALL, "rollout_fragment_length": 3, "critic_obs": "all_agents", "multiagent": multiagent}
+    config = {
+        **SMALL, "rollout_fragment_length": 3, "train_batch_size": 30, "critic_obs": "all_agents",
+        "multiagent": multiagent,
+    }  # fmt: skip
     with PPO(env=Mixed, config=config) as algo:
         batch = algo.sample()
         assert algo.get_weights(["q"])["q"]["value.0.weight"].shape[0] == 4 + 4 + 4 + 4
@@ -196,6 +199,7 @@ def test_a_function_says_what_a_critic_sees(tells_next: bool) -> None:
         **SMALL,
         "num_envs_per_worker": 2,
         "rollout_fragment_length": 2,
+        "train_batch_size": 40,
         "multiagent": {**APART, "policies": {"a": own, "b": None, "c": None}},
     }
     with PPO(env=Shifts, config=config) as algo:

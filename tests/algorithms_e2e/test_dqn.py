@@ -103,7 +103,7 @@ def test_ppo_and_dqn_policies_train_side_by_side() -> None:
         assert results[-1]["num_env_steps_sampled_this_iter"] == 512
         assert set(algo.sample()["dqn"]["actions"].tolist()) <= {0, 1, 2}
     swapped = {**multiagent, "policies": {"ppo": PolicySpec(algorithm="PPO"), "dqn": PolicySpec()}}
-    with DQN(env=Duo, config={**QUICK, "multiagent": swapped}) as algo:
+    with DQN(env=Duo, config={**QUICK, "training_intensity": 4, "multiagent": swapped}) as algo:
         result = algo.train()
         assert {"ppo", "dqn"} <= set(result["info"])
         # PPO's batch decides how much is sampled before anybody learns.
@@ -116,7 +116,7 @@ def test_two_trainers_swap_weights() -> None:
     both = {"ppo": PolicySpec(algorithm="PPO"), "dqn": PolicySpec(algorithm="DQN")}
     ppo = PPO(env=Duo, config={"train_batch_size": 128, "seed": 1, "multiagent": {
         "policies": both, "policy_mapping_fn": mapping, "policies_to_train": ["ppo"]}})  # fmt: skip
-    dqn = DQN(env=Duo, config={**QUICK, "multiagent": {
+    dqn = DQN(env=Duo, config={**QUICK, "training_intensity": 4, "multiagent": {
         "policies": both, "policy_mapping_fn": mapping, "policies_to_train": ["dqn"]}})  # fmt: skip
     with ppo, dqn:
         for _ in range(2):

@@ -57,7 +57,7 @@ def test_a_cue_is_remembered_by_those_that_have_a_memory(
     model: dict[str, Any], least: float, most: float
 ) -> None:
     with PPO(env=recall, config={**CONFIG, "model": {**MODEL, **model}}) as algorithm:
-        for _ in range(40):
+        for _ in range(25):
             result = algorithm.train()
     assert least <= result["episode_reward_mean"] <= most
 
@@ -82,7 +82,7 @@ def test_q_values_of_a_memory_are_learned_from_replayed_sequences(
         "model": {**MODEL, **model},
     }
     with DQN(env=recall, config=config) as algorithm:
-        for _ in range(8):
+        for _ in range(6):
             result = algorithm.train()
     assert least <= result["episode_reward_mean"] <= most
 

@@ -10,6 +10,7 @@ import pytest
 from menv import Episode, Policy, PolicySpec, to_base_env
 from menv.algorithms import PPO, ModelConfig, MultiAgentConfig, PPOConfig
 from menv.errors import ConfigError, ContractError
+from menv.loop import quota
 from menv.multi_agent_env import StepDicts
 from tests.bad_input.broken_envs import Faulty
 
@@ -55,7 +56,9 @@ def test_a_reset_that_takes_no_seed_is_named() -> None:
         PPO(env=Seedless, config={"train_batch_size": 8, "seed": 1}).train()
 
 
-def test_waiting_for_the_end_of_an_endless_episode_is_refused() -> None:
+def test_waiting_for_the_end_of_an_endless_episode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota, "LONGEST", 1_000)
+
     class Endless(Faulty):
         def step(self, action_dict: Any) -> StepDicts:
             self.at = 0

@@ -115,13 +115,18 @@ def algorithm_of(name: str) -> Algorithm:
             env=lambda context: Spaces(case.observation_space, case.action_space),
             config={"seed": 3, **case.settings, "model": {"fcnet_hiddens": [8], **case.model}},
         )
+    livelier(made)
+    return made
+
+
+def livelier(algorithm: Algorithm) -> None:
+    """Give an algorithm weights that tell observations apart."""
     rng = np.random.default_rng(5)
-    for policy_id, weights in made.get_weights().items():
+    for policy_id, weights in algorithm.get_weights().items():
         lively = {key: _lively(value, rng) for key, value in weights.items()}
         if "epsilon" in lively:
             lively["epsilon"][:] = 0.5
-        made.set_weights({policy_id: lively})
-    return made
+        algorithm.set_weights({policy_id: lively})
 
 
 def _lively(weight: Any, rng: np.random.Generator) -> Any:

@@ -13,9 +13,9 @@ import pytest
 
 from menv import Policy, export_onnx
 from menv.algorithms import PPO
+from menv.algorithms.rllink_graph import RLlinkGraph
 from menv.errors import ConfigError
 from menv.loop.golden import columns, paths
-from tests.algorithms.test_custom_model import Net
 from tests.bundles.cases import KINDS, Spaces, algorithm_of, observations
 
 ROWS = 9
@@ -110,13 +110,19 @@ def test_policies_that_no_graph_holds_are_refused_with_a_way_out(tmp_path: Path)
         own.export_checkpoint(tmp_path / "policy")
     with pytest.raises(ConfigError, match="Own is code of your own, which has no graph"):
         export_onnx(own, tmp_path / "policy.onnx")
-    with PPO(env="CartPole-v1", config={"model": {"custom_model": Net}}) as algorithm:
+    with algorithm_of("mlp") as algorithm:
+        policy: Any = algorithm.get_policy()
+        policy.networks.graphs = lambda: None
         with pytest.raises(
-            ConfigError, match=r"custom_model\) is run by torch, expected one with acting graphs"
+            ConfigError, match=r"its network has no acting graphs, expected one that has; describe"
         ):
-            algorithm.export_policy_checkpoint(tmp_path / "policy")
-        with pytest.raises(ConfigError, match=r"export your module with torch.onnx.export"):
-            export_onnx(algorithm.get_policy(), tmp_path / "policy.onnx")
+            policy.export_checkpoint(tmp_path / "policy")
+        with pytest.raises(ConfigError, match=r"its network has no acting graphs, .* by your own means"):
+            export_onnx(policy, tmp_path / "policy.onnx")
+        with pytest.raises(
+            ConfigError, match=r"its network has no acting graphs, .* each action \(GET_ACTION\)$"
+        ):
+            RLlinkGraph(policy)
     with PPO(env="CartPole-v1", config={"inference": "torch"}) as algorithm:
         assert isinstance(
             Policy.from_checkpoint(algorithm.export_policy_checkpoint(tmp_path / "policy")), Policy

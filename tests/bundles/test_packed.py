@@ -27,7 +27,7 @@ from menv.loop.packed_bundle import (
     unpack_bundle,
     unpack_weights,
 )
-from tests.algorithms.test_custom_model import Net
+from tests.algorithms.test_custom_model import Moody
 from tests.bundles.cases import KINDS, algorithm_of, observations, same
 from tests.house.sources import ROOT
 
@@ -190,9 +190,9 @@ def test_weights_of_another_network_are_refused_by_the_policy(small: tuple[bytes
 
 
 def test_policies_without_a_form_on_disk_are_not_packed() -> None:
-    with PPO(env="CartPole-v1", config={"model": {"custom_model": Net}}) as algorithm:
+    with PPO(env="CartPole-v1", config={"model": {"custom_model": Moody}}) as algorithm:
         policy: Any = algorithm.get_policy()
-        with pytest.raises(ConfigError, match=r"custom_model\) is run by torch"):
+        with pytest.raises(ConfigError, match=r"custom_model Moody: torch\.onnx cannot express it"):
             pack_bundle(policy)
         assert same(unpack_weights(pack_weights(policy)), policy.get_weights())
 

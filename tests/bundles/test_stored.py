@@ -1,12 +1,14 @@
-"""Policies that were written once, by the first version of the format, load and act for ever."""
+"""Policies that were written once, by each version of the format, load and act for ever."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from menv import Policy
+from menv import Policy, local_policy_inference
 from tests.bundles.cases import FOUR, LIMITED, MASKED, observations
 
 DATA = Path(__file__).parent / "data"
@@ -31,3 +33,18 @@ def test_a_policy_of_format_1_loads_and_acts(
         assert policy.action_space.contains(action)
         chosen.add(str(action))
     assert len(chosen) > 1
+
+
+def test_a_policy_of_format_2_stacks_frames_as_it_did() -> None:
+    policy = Policy.from_checkpoint(DATA / "format_2_stacked")
+    assert isinstance(policy, Policy)
+    told = json.loads((DATA / "format_2_stacked.json").read_text())
+    for episode in told:
+        for number, (seen, wanted, logp) in enumerate(episode):
+            obs = np.array(seen, np.uint8)
+            ((action, _, fetches),) = local_policy_inference(
+                policy, 0, 0, obs, explore=False, terminated=number == len(episode) - 1
+            )
+            assert int(action) == wanted
+            assert fetches["action_logp"] == pytest.approx(logp, rel=1e-4)
+    assert len({step[1] for episode in told for step in episode}) > 1

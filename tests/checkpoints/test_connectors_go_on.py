@@ -1,14 +1,22 @@
-"""Statistics of connectors are part of a checkpoint: a run with a filter goes on exactly."""
+"""What connectors know is part of a checkpoint: their statistics, and what they remember of lives that go on."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 
 from menv.algorithms import PPO
-from tests.checkpoints.runs import SMALL, trained
+from menv.connectors import AgentConnector, FrameStackAgentConnector, register_connector
+from menv.sample_batch import SampleBatch
+from tests.checkpoints.runs import SMALL, trained, weights_of
+
+ENVS = SMALL["num_envs_per_worker"]
+FRAMES: dict[str, Any] = {**SMALL, "agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]}
 
 
 def test_running_means_go_on_to_the_last_bit(tmp_path: Path) -> None:
@@ -24,3 +32,131 @@ def test_running_means_go_on_to_the_last_bit(tmp_path: Path) -> None:
         found = algo.get_weights()
     for name, value in wanted["default_policy"].items():
         np.testing.assert_array_equal(found["default_policy"][name], value, err_msg=name)
+
+
+def test_a_running_algorithm_goes_back_to_the_frames_of_then(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=FRAMES) as algo:
+        trained(algo, 2)
+        folder = algo.save(tmp_path)
+        trained(algo, 2)
+        wanted = weights_of(algo)
+        algo.restore(folder)
+        assert trained(algo, 2)["num_episodes_not_resumed"] == 0
+        assert weights_of(algo) == wanted
+
+
+def test_two_checkpoints_in_a_row_hold_the_same_frames(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=FRAMES) as algo:
+        trained(algo, 1)
+        algo.save(tmp_path)
+        with PPO.from_checkpoint(tmp_path) as second:
+            second.save(tmp_path / "second")
+        with PPO.from_checkpoint(tmp_path / "second") as third:
+            trained(algo, 2)
+            assert trained(third, 2)["num_episodes_not_resumed"] == 0
+            assert weights_of(third) == weights_of(algo)
+
+
+def test_readers_that_know_of_no_frames_find_no_episode_to_go_on_with(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=FRAMES) as algo:
+        trained(algo, 1)
+        state = json.loads((algo.save(tmp_path) / "state.json").read_text("utf-8"))["sampler"]
+    assert state["episodes"] == []
+    assert state["running"] == len(state["remembering"]) == ENVS
+
+
+class Earlier(AgentConnector):
+    """Shows the sum of a life's observations so far; it says whose."""
+
+    keeps_lives = True
+    sums: dict[Any, Any]
+
+    def __init__(self, ctx: Any = None) -> None:
+        super().__init__(ctx)
+        self.sums = {}
+
+    def transform(self, ac_data: Any) -> Any:
+        data, key = ac_data.data, (ac_data.env_id, ac_data.agent_id)
+        self.sums[key] = self.sums.get(key, 0) + data[SampleBatch.NEXT_OBS]
+        data[SampleBatch.NEXT_OBS] = self.sums[key]
+        return ac_data
+
+    def reset(self, env_id: Any) -> None:
+        for key in [key for key in self.sums if key[0] == env_id]:
+            del self.sums[key]
+
+    def to_state(self) -> Any:
+        return type(self).__name__, None
+
+    @classmethod
+    def from_state(cls, ctx: Any, params: Any) -> Any:
+        return cls(ctx)
+
+
+class Silent(Earlier):
+    """The same; only that it is told of ends says that it remembers something."""
+
+    keeps_lives = False
+
+
+class Slower(FrameStackAgentConnector):
+    """Stacks agent by agent."""
+
+    def transform(self, ac_data: Any) -> Any:
+        return super().transform(ac_data)
+
+    def to_state(self) -> Any:
+        return type(self).__name__, None
+
+
+class Sums(AgentConnector):
+    """Shows the sum of a life's observations so far, for whole batches, and tells them."""
+
+    keeps_lives: ClassVar[bool] = True
+    tells_lives: ClassVar[bool] = True
+
+    def __init__(self, ctx: Any = None) -> None:
+        super().__init__(ctx)
+        self.sums: dict[int, Any] = {}
+
+    def over_rows(self, rows: Any) -> None:
+        rows.obs = np.array(
+            [self.sums.get(slot, 0) + row for slot, row in zip(rows.slots, rows.array(), strict=True)]
+        )
+        if not rows.final:
+            self.sums.update(zip(rows.slots.tolist(), rows.obs, strict=True))
+
+    def begin(self, slot: int) -> None:
+        self.sums.pop(slot, None)
+
+    def lives(self, slots: Sequence[int]) -> list[Any]:
+        return [self.sums.get(slot) for slot in slots]
+
+    def take_lives(self, slots: Sequence[int], lives: Sequence[Any]) -> None:
+        self.sums.update((slot, life) for slot, life in zip(slots, lives, strict=True) if life is not None)
+
+    def to_state(self) -> Any:
+        return type(self).__name__, None
+
+    @classmethod
+    def from_state(cls, ctx: Any, params: Any) -> Any:
+        return cls(ctx)
+
+
+for connector in (Earlier, Silent, Slower, Sums):
+    register_connector(connector.__name__, connector)
+
+
+@pytest.mark.parametrize(("name", "broken_off"), [
+    ("Earlier", ENVS), ("Silent", ENVS), ("Slower", ENVS), ("Sums", 0),
+])  # fmt: skip
+def test_episodes_go_on_only_where_connectors_of_ones_own_tell_what_they_remember(
+    name: str, broken_off: int, tmp_path: Path
+) -> None:
+    with PPO(env="CartPole-v1", config={**SMALL, "agent_connectors": [name]}) as algo:
+        trained(algo, 2)
+        algo.save(tmp_path)
+        with PPO.from_checkpoint(tmp_path) as again:
+            assert trained(again, 1)["num_episodes_not_resumed"] == broken_off
+            trained(algo, 1)
+            assert (weights_of(again) == weights_of(algo)) is (broken_off == 0)

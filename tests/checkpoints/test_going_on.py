@@ -22,6 +22,7 @@ CARS: dict[str, Any] = {
 }
 GRU = {"fcnet_hiddens": [16], "use_gru": True}
 LSTM = {"fcnet_hiddens": [16], "use_lstm": True, "lstm_cell_size": 8}
+FRAMES: dict[str, Any] = {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]}
 PRIORITIES = {"replay_buffer_config": {"prioritized_replay": True, "capacity": 100}}
 
 
@@ -44,6 +45,15 @@ RUNS: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
     "dqn with priorities and a full buffer": (DQN, "CartPole-v1", {**REPLAYED, **PRIORITIES, "n_step": 3}),
     "dqn with a memory": (DQN, "CartPole-v1", {**REPLAYED, "model": {**GRU, "max_seq_len": 4}, "train_batch_size": 64}),
     "dqn, two policies that take turns": (DQN, "tictactoe", {**REPLAYED, "multiagent": TWO}),
+    "ppo with stacked frames": (PPO, "CartPole-v1", {**SMALL, **FRAMES}),
+    "ppo with stacked frames behind running means": (
+        PPO, "CartPole-v1", {**SMALL, **FRAMES, "observation_filter": "MeanStdFilter"},
+    ),
+    "ppo with stacked frames and a memory, two policies": (
+        PPO, "tictactoe", {**SMALL, **FRAMES, "model": LSTM, "multiagent": TWO},
+    ),
+    "ppo with stacked frames, agents that come and go": (PPO, "traffic", {**SMALL, **FRAMES, "multiagent": CARS}),
+    "dqn with stacked frames": (DQN, "CartPole-v1", {**REPLAYED, **FRAMES}),
     "dqn, torch acts": (DQN, "CartPole-v1", {**REPLAYED, "inference": "torch"}),
 }  # fmt: skip
 
@@ -74,7 +84,10 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(name: str, tmp_pat
     assert resumed["info"] == result["info"]
 
 
-@pytest.mark.parametrize("name", ["ppo with a memory, two policies", "ppo, agents that come and go"])
+@pytest.mark.parametrize("name", [
+    "ppo with a memory, two policies", "ppo, agents that come and go",
+    "ppo with stacked frames and a memory, two policies", "ppo with stacked frames, agents that come and go",
+])  # fmt: skip
 def test_the_next_fragment_is_the_same_in_every_column(name: str, tmp_path: Path) -> None:
     kind, env, config = RUNS[name]
     with kind(env=env, config=config) as algo:

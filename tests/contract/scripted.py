@@ -59,6 +59,12 @@ def seen(obs: Any) -> Seen:
     return Seen(world, episode, AGENTS[agent], life, step)
 
 
+def all_seen(rows: Any) -> list[Seen]:
+    """Return what each of [N, 6] observations says about itself."""
+    numbers = np.asarray(rows)[:, :5].astype(np.int64).tolist()
+    return [Seen(world, episode, AGENTS[agent], life, step) for world, episode, agent, life, step in numbers]
+
+
 class Ended(NamedTuple):
     """A life that ended, as the environment meant it; `final` is its final observation's env step."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,11 +55,28 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
             yield from functions(child, prefix)
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return what a file of the project says; parsed once for all tests."""
+    return ast.parse(path.read_text("utf-8"))
+
+
 def imports(path: Path, root: Path = ROOT) -> list[Import]:
     """Return every import in the file, those inside functions and for type checking included."""
+    if root != ROOT:
+        return _imports_of(path, root, ast.parse(path.read_text("utf-8")))
+    return _imports_here(path)
+
+
+@cache
+def _imports_here(path: Path) -> list[Import]:
+    return _imports_of(path, ROOT, tree_of(path))
+
+
+def _imports_of(path: Path, root: Path, tree: ast.Module) -> list[Import]:
     module = module_name(path, root)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    return list(_imports(ast.parse(path.read_text("utf-8")), Import(module, "", package, 0, False)))
+    return list(_imports(tree, Import(module, "", package, 0, False)))
 
 
 def _imports(tree: ast.AST, at: Import) -> Iterator[Import]:

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from tests.house.sources import ROOT, Function, functions, python_files
+from tests.house.sources import ROOT, Function, functions, python_files, tree_of
 
 FILE_LINES = 400
 EXAMPLE_LINES = 60
@@ -38,7 +38,7 @@ def test_no_function_is_longer_than_60_lines_without_its_docstring() -> None:
     long = {
         f"{path.relative_to(ROOT)}:{function.lineno} {name}": lines_without_docstring(function)
         for path in python_files()
-        for name, function in functions(ast.parse(path.read_text("utf-8")))
+        for name, function in functions(tree_of(path))
     }
     assert {name: lines for name, lines in long.items() if lines > FUNCTION_LINES} == {}
 

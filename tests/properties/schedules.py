@@ -27,38 +27,47 @@ from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
-from tests.contract.scripted import ACTIONS, AGENTS, OBS, Moment, Seen, seen
+from tests.contract.scripted import ACTIONS, AGENTS, OBS, Moment, Seen, all_seen, seen
 
 # One agent's rewards are whole multiples of its unit, so that a sum over agents can be read apart again.
 UNITS = {agent: 128.0**number for number, agent in enumerate(AGENTS[:3])}
 _GRACE = 4
 
+# Made once: hypothesis takes longer to understand a strategy than to draw from it.
+_FATES = st.tuples(*[st.sampled_from(["waits", "waits", "absent", "ends", "cut"])] * 3)
+_SOME = st.sets(st.sampled_from("abc"))
+_PAYS = st.dictionaries(st.sampled_from("abc"), st.integers(-1, 2))
+_WAYS = st.sampled_from(["terminated", "truncated"])
+
 
 @st.composite
 def moments(draw: st.DrawFn, first: bool = False, last: bool = False) -> Moment:
     """One env step: who waits, who is paid, who ends, with or without a final observation."""
-    fates = {agent: draw(st.sampled_from(["waits", "waits", "absent", "ends", "cut"])) for agent in "abc"}
+    fates = dict(zip("abc", draw(_FATES), strict=True))
     if first:
         fates = {agent: fate if fate == "waits" else "absent" for agent, fate in fates.items()}
     chosen = {fate: "".join(agent for agent in "abc" if fates[agent] == fate) for fate in fates.values()}
     gone = set(chosen.get("ends", "") + chosen.get("cut", ""))
-    final = "" if first else "".join(sorted(gone & draw(st.sets(st.sampled_from("abc")))))
-    pays = draw(st.dictionaries(st.sampled_from("abc"), st.integers(-1, 2)))
+    final = "" if first else "".join(sorted(gone & draw(_SOME)))
+    pays = draw(_PAYS)
     return Moment(
         chosen.get("waits", ""),
         {} if first else {agent: number * UNITS[agent] for agent, number in pays.items()},
         chosen.get("ends", ""),
         chosen.get("cut", ""),
         final,
-        draw(st.sampled_from(["terminated", "truncated"])) if last else "",
+        draw(_WAYS) if last else "",
     )  # fmt: skip
+
+
+_FIRST, _MIDDLE, _LAST = moments(first=True), st.lists(moments(), max_size=7), moments(last=True)
 
 
 @st.composite
 def episodes(draw: st.DrawFn) -> list[Moment]:
-    middle = draw(st.lists(moments(), max_size=7))
+    middle = draw(_MIDDLE)
     somebody = Moment("a")  # every episode asks somebody at least once
-    return [draw(moments(first=True)), *middle, somebody, draw(moments(last=True))]
+    return [draw(_FIRST), *middle, somebody, draw(_LAST)]
 
 
 scripts = st.lists(episodes(), min_size=1, max_size=3)
@@ -109,12 +118,12 @@ def _networks(kind: str) -> NetCohort:
     return built.cohort
 
 
-def cohort(kind: str) -> Cohort:
+def cohort(kind: str, policies: Sequence[str] = ("even", "odd")) -> Cohort:
     """Return the policies "even" and "odd": networks, with a memory or without, or of one's own."""
     if kind == "own":
-        return OwnCohort(["even", "odd"], [Drawn(OBS, ACTIONS), Drawn(OBS, ACTIONS)], OBS, ACTIONS)
+        return OwnCohort(list(policies), [Drawn(OBS, ACTIONS) for _ in policies], OBS, ACTIONS)
     nets = _networks(kind)
-    return NetCohort(["even", "odd"], OBS, ACTIONS, nets.backend, ActionOutput(ACTIONS), nets.state_sizes)
+    return NetCohort(list(policies), OBS, ACTIONS, nets.backend, ActionOutput(ACTIONS), nets.state_sizes)
 
 
 def sampler(base_env: BaseEnv, kind: str, quota: Quota, seed: int = 0, first_index: int = 0) -> Sampler:
@@ -147,39 +156,41 @@ def trajectories(batches: Sequence[MultiAgentBatch]) -> dict[Any, list[Row]]:
     for batch in batches:
         for policy_id, part in batch.policy_batches.items():
             for piece in part.split_by_episode():
-                check_piece(policy_id, piece)
-                life = seen(piece["obs"][0])[:4]
-                found.setdefault(life, []).extend(
-                    Row(
-                        seen(obs), obs.tobytes(), int(piece["actions"][i]), float(piece["rewards"][i]),
-                        (bool(piece["terminateds"][i]), bool(piece["truncateds"][i])), piece["new_obs"][i].tobytes(),
-                        int(piece["t"][i]), int(piece["eps_id"][i]),
+                at = check_piece(policy_id, piece)
+                columns = [piece[name].tolist() for name in ("actions", "rewards", "t", "eps_id")]
+                flags = zip(piece["terminateds"].tolist(), piece["truncateds"].tolist(), strict=True)
+                found.setdefault(at[0][:4], []).extend(
+                    Row(one, obs.tobytes(), action, reward, both, new.tobytes(), t, eps_id)
+                    for one, obs, new, both, action, reward, t, eps_id in zip(
+                        at, piece["obs"], piece["new_obs"], flags, *columns, strict=True
                     )
-                    for i, obs in enumerate(piece["obs"])
-                )  # fmt: skip
+                )
     return found
 
 
-def check_piece(policy_id: str, piece: Any) -> None:
-    """Check that one piece of a trajectory is of one life and that its columns agree."""
+def check_piece(policy_id: str, piece: Any) -> list[Seen]:
+    """Check that one piece of a trajectory is of one life and that its columns agree; return what its rows saw."""
     (length,) = piece.segments.lengths
     assert piece.count == length > 0
-    lives = {seen(obs)[:4] for obs in piece["obs"]}
+    at = all_seen(piece["obs"])
+    lives = {one[:4] for one in at}
     assert len(lives) == 1, f"a piece mixes lives {lives}"
     assert policy_id == ("odd" if lives.pop()[2] in "bd" else "even")
     for name in ("eps_id", "agent_index", "env_id", "unroll_id"):
         assert len(set(piece[name].tolist())) == 1
-    np.testing.assert_array_equal(piece["t"], piece["t"][0] + np.arange(length))
-    np.testing.assert_array_equal(piece["new_obs"][:-1], piece["obs"][1:])
-    np.testing.assert_array_equal(piece["prev_actions"][1:], piece["actions"][:-1])
-    np.testing.assert_array_equal(piece["prev_rewards"][1:], piece["rewards"][:-1])
+    assert piece["t"].tolist() == list(range(piece["t"][0], piece["t"][0] + length))
+    for shifted, name in (("new_obs", "obs"), ("prev_actions", "actions"), ("prev_rewards", "rewards")):
+        before, after = piece[name], piece[shifted]
+        one, other = (after[:-1], before[1:]) if name == "obs" else (after[1:], before[:-1])
+        assert np.array_equal(one, other), f"{shifted} {one} differ from {name} {other}"
     # What the environment says of the step that an action caused names the step of the observation after it.
-    after = [{"at": seen(obs).step} for obs in piece["new_obs"]]
+    infos: list[dict[str, int]] = [{"at": one.step} for one in all_seen(piece["new_obs"])]
     if piece.segments.final_missing[0]:
-        after[-1] = {}
-    assert piece["infos"].tolist() == after
+        infos[-1] = {}
+    assert piece["infos"].tolist() == infos
     assert not piece["terminateds"][:-1].any()
     assert not piece["truncateds"][:-1].any()
+    return at
 
 
 def check_memory(batches: Sequence[MultiAgentBatch]) -> int:
@@ -211,8 +222,8 @@ def paid_in(batches: Sequence[MultiAgentBatch]) -> Counter[str]:
     total: Counter[str] = Counter()
     for batch in batches:
         for part in batch.policy_batches.values():
-            for obs, reward in zip(part["obs"], part["rewards"], strict=True):
-                total[seen(obs).agent] += int(reward)
+            for one, reward in zip(all_seen(part["obs"]), part["rewards"].tolist(), strict=True):
+                total[one.agent] += int(reward)
     return total
 
 

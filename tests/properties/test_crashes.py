@@ -38,9 +38,8 @@ quick = settings(
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow],
 )
-
-
-few = settings(quick, max_examples=8)
+# Every fragment length among them, each with other schedules.
+many = settings(quick, max_examples=70)
 
 
 class Due(NamedTuple):
@@ -154,10 +153,13 @@ def check_lost(rows: list[Row], shown: list[Seen], told: bool) -> None:
     assert seen(np.frombuffer(rows[-1].new_obs, np.float32)) == shown[-1]
 
 
-@pytest.mark.parametrize("length", [*range(1, 11), STEPS])
 @pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
-@given(script=scripts, crashes=st.lists(dues, min_size=1, max_size=3))
-@few
+@given(
+    length=st.sampled_from([*range(1, 11), STEPS]),
+    script=scripts,
+    crashes=st.lists(dues, min_size=1, max_size=3),
+)
+@many
 def test_no_reward_is_lost_and_no_lives_are_mixed(
     kind: str, length: int, script: Script, crashes: list[Due]
 ) -> None:

@@ -26,7 +26,7 @@ from tests.properties.schedules import (
     trajectories,
 )
 
-FRAGMENTS = range(1, 11)
+FRAGMENTS = list(range(1, 11))
 # A schedule is short enough to be read as it was found; making it shorter takes minutes.
 quick = settings(
     max_examples=25,
@@ -35,6 +35,8 @@ quick = settings(
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow],
 )
+# Every fragment length among them, each with other schedules.
+many = settings(quick, max_examples=100)
 
 
 class Run:
@@ -96,10 +98,9 @@ def check_life(rows: list[Row], shown: list[Seen], end: Any) -> None:
     assert after == (shown[-1] if end.final is None else shown[-1]._replace(step=end.final))
 
 
-@pytest.mark.parametrize("length", FRAGMENTS)
 @pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
-@given(script=scripts, num_envs=st.integers(1, 3))
-@quick
+@given(length=st.sampled_from(FRAGMENTS), script=scripts, num_envs=st.integers(1, 3))
+@many
 def test_no_reward_is_lost_and_no_lives_are_mixed(
     kind: str, length: int, script: Script, num_envs: int
 ) -> None:

@@ -12,19 +12,16 @@ from gymnasium.vector import SyncVectorEnv
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from menv.algorithms.cohorts import build_cohorts
-from menv.algorithms.config.ppo_config import PPOConfig
-from menv.algorithms.ppo import PPORecipe
 from menv.loop.convert import to_base_env
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
+from menv.loop.whole_episodes import WholeQuota
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy_map import PolicyMap
-from menv.policy_spec import PolicySpec
 from menv.vector_env import VectorEnv
-from tests.contract.scripted import ACTIONS, OBS, SOLO, Moment, Script, SoloGym
-from tests.properties.schedules import Row, trajectories
+from tests.contract.scripted import SOLO, Moment, Script, SoloGym
+from tests.properties.schedules import Row, cohort, trajectories
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 KINDS = ["gym", "vector", *MODES]
@@ -58,18 +55,17 @@ class Run:
     """Some fragments of one schedule, sampled the short way round or the long one."""
 
     def __init__(
-        self, kind: str, script: Script, length: int, *, envs: int = 3, short: bool = True, salt: bool = False
-    ) -> None:
+        self, kind: str, script: Script, length: int, *, envs: int = 3, short: bool = True, salt: bool = False,
+        whole: bool = False,
+    ) -> None:  # fmt: skip
         self.made = [SoloGym(script, world, salt, copies=kind == "SameStep") for world in range(envs)]
         base_env = to_base_env(self.env(kind), self.made.__getitem__, envs if kind == "gym" else 1, seed=SEED)
-        spec = PolicySpec(observation_space=OBS, action_space=ACTIONS)
-        cohorts, _ = build_cohorts(
-            {"even": spec}, {"even": PPOConfig(env="unused", inference="onnx")}, {"even": PPORecipe()}, 3
-        )
         mapping = PolicyMap(["even"], None if short else lambda agent_id: "even")
         self.metrics = Metrics(10_000)
-        quota = Quota(length, lockstep=base_env.lockstep)
-        self.loop = Sampler(base_env, mapping, cohorts, quota, metrics=self.metrics, seed=SEED)
+        quota = WholeQuota(length) if whole else Quota(length, lockstep=base_env.lockstep)
+        self.loop = Sampler(
+            base_env, mapping, [cohort("networks", ["even"])], quota, metrics=self.metrics, seed=SEED
+        )
 
     def env(self, kind: str) -> Any:
         if kind == "gym":

@@ -139,6 +139,9 @@ class Wire:
             server = socket.create_connection(("127.0.0.1", self._to))
             budget = [self._random.randrange(self._most)] if self._left > 0 else None
             self._left -= 1
+            for end in (client, server):
+                # Or a body waits 40 ms for the acknowledgement of its headers.
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for ends in ((client, server), (server, client)):
                 self._threads.append(threading.Thread(target=self._pass, args=(*ends, budget)))
                 self._threads[-1].start()

@@ -99,7 +99,8 @@ class Served:
         """Let the thread end, and pass on what it raised."""
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join(3.0)
+            patience = self.envs.idle_timeout
+            self._thread.join(3.0 if patience is not None and patience < 3.0 else 0.1)
             if self._thread.is_alive():
                 # It waits for callers, for longer than a test may take.
                 self.envs.switchboard.fail(_HaltError())

@@ -7,7 +7,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from unittest.mock import patch
 
+from menv.serving.carriers import http_endpoint, listener, stream_connection
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.limits import Limits
 from menv.serving.carriers.server import Server
@@ -16,6 +18,8 @@ from tests.serving.doors import PATIENCE_S, Door
 
 CLOSE, RAISE, HOLD, LATE, FLOOD = b"{close", b"{raise", b"{hold", b"{late", b"{flood"
 FLOOD_BYTES = 1_000_000
+LINGER_S = 0.3
+"""How long servers of these tests let a peer read after a goodbye; the others of a test wait for it."""
 
 
 class Talk:
@@ -81,6 +85,15 @@ def serving(
     *doors: Door, limits: Limits | None = None, access: Access | None = None, faults: int = 0
 ) -> Iterator[tuple[Server, Talks]]:
     """Run a server with a port for each door; it must have had that many faults, and nothing may be logged."""
+    with contextlib.ExitStack() as short:
+        for module in (http_endpoint, listener, stream_connection):
+            short.enter_context(patch.object(module, "LINGER_S", LINGER_S))
+        yield from _served(doors, limits, access, faults)
+
+
+def _served(
+    doors: tuple[Door, ...], limits: Limits | None, access: Access | None, faults: int
+) -> Iterator[tuple[Server, Talks]]:
     logged: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = logged.append  # type: ignore[assignment, method-assign]

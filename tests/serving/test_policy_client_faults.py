@@ -8,6 +8,7 @@ import time
 import pytest
 
 from menv.errors import EpisodeError, ServerGoneError
+from menv.serving.client import client_link
 from menv.serving.client.policy_client import PolicyClient
 from tests.serving.courses import Course, cut_wire, observation, play
 
@@ -20,7 +21,10 @@ ROUNDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in ra
 @pytest.mark.parametrize(
     ("mode", "transport", "most"), [("local", "tcp", 6000), ("remote", "tcp", 2500), ("remote", "http", 6000)]
 )
-def test_connections_may_be_cut_anywhere(mode: str, transport: str, most: int, seed: int) -> None:
+def test_connections_may_be_cut_anywhere(
+    mode: str, transport: str, most: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_link, "_LONGEST_PAUSE_S", 0.05)
     paid = [float(number) for number in range(90)]
     with Course(transport=transport) as course, cut_wire(course, seed, 8, most) as wire:  # type: ignore[arg-type]
         address = f"{course.scheme}://127.0.0.1:{wire.port}"

@@ -103,6 +103,8 @@ def test_chunks_of_several_environments_on_one_connection_are_told_apart_without
     with served(kind=RLlinkInput) as one, one.voice() as voice:
         for together in zip(*(parts(episode, 5, 11) for episode in sent), strict=True):
             voice.bring(*together)
+        # Two of the three would fill a fragment, and the last one would wait for more to come.
+        assert voice.ask("PING") == {"type": "PONG"}
         one.sample(48)
         assert sorted(returns(one)) == [(sum(episode["rewards"]), 16) for episode in sent]
 

@@ -27,7 +27,6 @@ from menv.connectors.flat_actions import flat_action_space
 from menv.errors import ConfigError
 from menv.loop.golden import columns
 from menv.loop.weights_history import WeightsHistory
-from tests.algorithms.test_custom_model import Net
 from tests.bundles.cases import CASES, Spaces, algorithm_of, observations
 
 WITH_A_MEMORY = {name for name, case in CASES.items() if {"use_lstm", "use_gru"} & set(case.model)}
@@ -316,11 +315,6 @@ class Acts(ActionConnector):
 def test_policies_that_no_file_holds_are_refused_with_what_works_instead() -> None:
     with pytest.raises(ConfigError, match=r"'Own': Own is code of your own, .* each action \(GET_ACTION\)$"):
         RLlinkGraph(Own(gym.spaces.Discrete(2), gym.spaces.Discrete(2)))
-    with (
-        PPO(env="CartPole-v1", config={"model": {"custom_model": Net}}) as algorithm,
-        pytest.raises(ConfigError, match=r"custom_model\) is run by torch, .* each action \(GET_ACTION\)$"),
-    ):
-        RLlinkGraph(algorithm.get_policy())
     with (
         algorithm_of("lstm") as algorithm,
         pytest.raises(ConfigError, match=r"it remembers 20 numbers, .* inference_mode=\"local\"$"),

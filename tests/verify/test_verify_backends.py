@@ -16,10 +16,13 @@ from tests.verify import hosted, unsteady
 # The games of PettingZoo that are tested here are made as its documentation says for its versions up to now.
 pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
 
-ALL = [backend.name for backend in BACKENDS]
+# Ray is started in the test that is about it, and may run already.
+WITHOUT_RAY = [backend for backend in BACKENDS if not backend.on_ray]
+ALL = [backend.name for backend in WITHOUT_RAY]
+WORKERS = ["2 workers (process)"]
 MULTI = [name for name in ALL if name != "VectorEnv"]
 WHOLE = ["copies", "copies once more", "another process"]
-HERE = [backend for backend in BACKENDS if backend.name != "another process"]
+HERE = [backend for backend in BACKENDS if not backend.elsewhere]
 
 
 def by_seat(agent_id: Any, *args: Any, **kwargs: Any) -> str:
@@ -43,7 +46,7 @@ def by_seat(agent_id: Any, *args: Any, **kwargs: Any) -> str:
     ids=lambda value: getattr(value, "__name__", str(value)) if not isinstance(value, list) else "",
 )
 def test_back_ends_agree(env: Any, names: list[str]) -> None:
-    report = verify_backends(env, env_steps=800)
+    report = verify_backends(env, env_steps=800, backends=WITHOUT_RAY)
     assert list(report.digests) == names
     assert report.same, str(report)
     assert report.left_out == {}
@@ -66,6 +69,20 @@ def test_policies_of_every_kind_are_the_same_everywhere(config: dict[str, Any]) 
     assert report.num_envs == 3
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", "tictactoe", "traffic", hosted.connect_four], ids=str)
+def test_workers_on_ray_agree_too(env: Any) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    report = verify_backends(env, env_steps=400, ray=True)
+    assert "2 workers (ray)" in report.digests
+    assert report.same, str(report)
+
+
+def test_ray_is_not_started_unasked() -> None:
+    report = verify_backends("tictactoe", env_steps=40, ray=False)
+    assert "2 workers (ray)" not in report.digests
+    assert "pass ray=True" in report.left_out["2 workers (ray)"]
+
+
 def first_of(report: Report, backend: str) -> Any:
     (finding,) = [one for one in report.differences if one.backend == backend]
     return finding.first
@@ -78,16 +95,16 @@ ALONE = ["2 samplers", "a sampler each"]
     ("env", "differing", "word"),
     [
         (unsteady.Global, ALL[1:], "global generators"),
-        (unsteady.GlobalNumpy, ALONE, "global generators"),
-        (unsteady.Crowd, ALONE, "attributes of a class"),
-        (unsteady.Placed, ALONE, "vector_index"),
-        (unsteady.Hashed, ["another process"], "hash() of strings"),
-        (unsteady.Ordered, ["another process"], "order of a set"),
+        (unsteady.GlobalNumpy, [*ALONE, *WORKERS], "global generators"),
+        (unsteady.Crowd, [*ALONE, *WORKERS], "attributes of a class"),
+        (unsteady.Placed, [*ALONE, *WORKERS], "vector_index"),
+        (unsteady.Hashed, ["another process", *WORKERS], "hash() of strings"),
+        (unsteady.Ordered, ["another process", *WORKERS], "order of a set"),
         (unsteady.Timed, ALL[1:], "the time"),
     ],
 )
 def test_what_depends_on_where_it_is_put_is_found(env: Any, differing: list[str], word: str) -> None:
-    report = verify_backends(env, num_envs=4, env_steps=200)
+    report = verify_backends(env, num_envs=4, env_steps=200, backends=WITHOUT_RAY)
     assert not report.same
     assert [finding.backend for finding in report.differences] == differing
     assert word in report.differences[0].suspects
@@ -101,7 +118,7 @@ def test_what_depends_on_where_it_is_put_is_found(env: Any, differing: list[str]
 
 
 def test_what_environments_leave_in_their_class_is_found() -> None:
-    report = verify_backends(unsteady.Numbered, num_envs=4, env_steps=200)
+    report = verify_backends(unsteady.Numbered, num_envs=4, env_steps=200, backends=WITHOUT_RAY)
     first = first_of(report, "copies once more")
     assert (first.env_index, first.episode, first.step, first.column) == (0, 0, 0, "rewards")
     assert "earlier environment" in report.differences[0].suspects
@@ -174,16 +191,18 @@ def test_the_lines_say_what_differs_where_and_what_to_look_for() -> None:
 
 
 def test_what_no_name_leads_to_is_left_out_of_another_process_and_said_so() -> None:
-    report = verify_backends(lambda context: unsteady.Walk(context), num_envs=2, env_steps=40)
+    report = verify_backends(
+        lambda context: unsteady.Walk(context), num_envs=2, env_steps=40, backends=WITHOUT_RAY
+    )
     assert report.same
-    assert list(report.digests) == ALL[:-1]
+    assert list(report.digests) == [name for name in ALL if name != "another process"]
     assert "no name leads to" in report.left_out["another process"]
     assert report.lines[-1].startswith("  left out, another process: no name leads to ")
 
 
 def test_settings_that_are_no_json_are_left_out_of_another_process() -> None:
     config = {"multiagent": {"policies": ["a", "b"], "policy_mapping_fn": by_seat}}
-    report = verify_backends("tictactoe", config, num_envs=2, env_steps=40)
+    report = verify_backends("tictactoe", config, num_envs=2, env_steps=40, backends=WITHOUT_RAY)
     assert report.same
     assert "JSON cannot hold these settings" in report.left_out["another process"]
 
@@ -192,21 +211,23 @@ def test_what_another_process_does_not_know_is_said_in_its_own_words() -> None:
     import gymnasium as gym
 
     gym.register("OnlyHere-v0", entry_point="tests.verify.unsteady:Walk")
-    report = verify_backends("OnlyHere-v0", num_envs=2, env_steps=40)
+    report = verify_backends("OnlyHere-v0", num_envs=2, env_steps=40, backends=WITHOUT_RAY)
     assert report.same
     assert "'OnlyHere-v0'" in report.left_out["another process"]
 
 
 def test_a_registered_name_is_found_in_another_process_by_what_it_stands_for() -> None:
     register_env("a walk", unsteady.Walk)
-    report = verify_backends("a walk", num_envs=2, env_steps=40)
+    report = verify_backends("a walk", num_envs=2, env_steps=40, backends=WITHOUT_RAY)
     assert list(report.digests) == ALL
     assert report.same
 
 
 def test_settings_reach_the_environments_everywhere() -> None:
     one, other = (
-        verify_backends(hosted.irregular, {"env_config": {"world": world}}, num_envs=2, env_steps=80)
+        verify_backends(
+            hosted.irregular, {"env_config": {"world": world}}, num_envs=2, env_steps=80, backends=WITHOUT_RAY
+        )
         for world in (0, 3)
     )
     assert one.same
@@ -247,7 +268,7 @@ def test_where_an_environment_fails_is_told_with_its_error() -> None:
             return 0.0
 
     with pytest.raises(EnvCrashError, match="no second worker") as caught:
-        verify_backends(NeverSecond, num_envs=4, env_steps=80)
+        verify_backends(NeverSecond, num_envs=4, env_steps=80, backends=WITHOUT_RAY)
     assert caught.value.__notes__ == ["while verify_backends played in the back-end '2 samplers'"]
 
 

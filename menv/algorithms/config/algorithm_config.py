@@ -17,12 +17,14 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "evaluation_duration_unit": ("episodes", "timesteps"),
     "batch_mode": ("truncate_episodes", "complete_episodes"),
     "inference": ("auto", "onnx", "torch"),
+    "engine": (None, "process", "ray"),
     "observation_filter": ("NoFilter", "MeanStdFilter"),
 }
 _FLAGS = (
     "always_attach_evaluation_results", "explore", "clip_actions", "normalize_actions",
-    "restart_failed_sub_environments",
+    "restart_failed_sub_environments", "remote_worker_envs", "overlap",
 )  # fmt: skip
+_LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 _AT_LEAST_ONE = ("num_envs_per_worker", "train_batch_size", "metrics_num_episodes_for_smoothing")
 
 
@@ -41,15 +43,29 @@ class AlgorithmConfig:
     action_space: Any = None
     """Likewise."""
     num_workers: int = 0
-    """Processes that sample; 0 samples in this one, the only choice in this version."""
+    """Processes that sample; 0 samples in this one."""
+    engine: Literal["process", "ray"] | None = None
+    """What workers and remote environments run on: processes here, or Ray; None takes Ray where it is installed."""
     num_envs_per_worker: int = 1
-    """Sub-environments that are stepped together."""
+    """Sub-environments that each worker steps together."""
+    remote_worker_envs: bool = False
+    """Whether sub-environments live in processes of their own, which pays where a step takes milliseconds."""
+    remote_env_batch_wait_ms: int = 0
+    """How long a poll waits for more of them once one is ready; 0 answers whoever is ready."""
+    env_timeout: float | None = None
+    """Seconds after which an environment that does not return, in another process, is given up; None never."""
+    overlap: bool = False
+    """Whether workers sample the next batch while this process learns from the last one."""
+    max_staleness: int = 1
+    """With `overlap`: so many updates may lie between the weights that acted and those that learn from it."""
+    log_level: str | None = None
+    """Level of what workers log, to stderr, such as "INFO"; None leaves it alone."""
     restart_failed_sub_environments: bool = True
     """Whether one that raises is made anew and costs its episode only; again and again, or with False, the run ends."""
     rollout_fragment_length: int | Literal["auto"] = "auto"
     """Steps of each sub-environment in a fragment; "auto" makes one fragment a train batch."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
-    """Whether a fragment may cut an episode or runs on to its end."""
+    """Whether a fragment may cut an episode or runs on to its end; in vectorised environments rows wait for it."""
     train_batch_size: int = 4096
     """Steps, of all sub-environments together, that one training iteration learns from."""
     explore: bool = True
@@ -134,9 +150,25 @@ class AlgorithmConfig:
             )
         if self.seed is not None and (not isinstance(self.seed, int | np.integer) or self.seed < 0):
             raise ConfigError(f"seed: {self.seed!r}, expected an integer of at least 0, or None; choose one")
-        if self.num_workers != 0:
+        self._check_scale()
+
+    def _check_scale(self) -> None:
+        """Refuse settings of other processes that cannot be."""
+        for name, least in (("num_workers", 0), ("remote_env_batch_wait_ms", 0), ("max_staleness", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}: {value!r}, expected an integer of at least {least}; choose one")
+        _check_choice("log_level", self.log_level, (None, *_LEVELS))
+        if self.env_timeout is not None:
+            _check_seconds("env_timeout", self.env_timeout)
+            if not self.num_workers and not self.remote_worker_envs:
+                raise ConfigError(
+                    f"env_timeout: {self.env_timeout} with environments in this process, which cannot be given up, "
+                    "expected some in others; set num_workers or remote_worker_envs=True"
+                )
+        if self.overlap and not self.num_workers:
             raise ConfigError(
-                f"num_workers: {self.num_workers}, expected 0 in this version; raise num_envs_per_worker instead"
+                "overlap: True without workers, expected some that sample meanwhile; set num_workers to 1 or more"
             )
 
     own_meaning: ClassVar[frozenset[str]] = frozenset()
@@ -161,6 +193,11 @@ class AlgorithmConfig:
 def _check_count(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name}: {value!r}, expected an integer of at least 1; set {name} to 1 or more")
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise ConfigError(f"{name}: {value!r}, expected seconds above 0, or None; choose one")
 
 
 def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -41,7 +41,6 @@ _WITHOUT_MEANING = frozenset(
         "framework_str",
         "ignore_worker_failures",
         "local_tf_session_args",
-        "log_level",
         "num_cpus_for_driver",
         "num_cpus_for_local_worker",
         "num_cpus_per_worker",
@@ -63,8 +62,6 @@ _NOT_YET: dict[str, Any] = {
     "custom_evaluation_function": None,
     "evaluation_num_workers": 0,
     "evaluation_parallel_to_training": False,
-    "remote_env_batch_wait_ms": 0,
-    "remote_worker_envs": False,
     "use_critic": True,
     "use_gae": True,
 }

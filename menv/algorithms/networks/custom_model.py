@@ -33,7 +33,9 @@
   as [B, T, ...] and the state before them as a list of [B, S_i], and returns the state after them as well:
   `(outputs [B, T, num_outputs], values [B, T], state)`, for DQN `(q_values, state)`. Acting is T = 1; learning takes
   sequences of at most `max_seq_len` rows, shorter ones padded behind their end.
-- torch runs it, in acting too; `result["inference"]` says "torch" then.
+- torch runs it, in acting too; `result["inference"]` says "torch" then. On disk it is a graph that torch's exporter has
+  written, once for a run, which takes a few seconds. A forward that branches on numbers has none: policies of such a
+  module are refused when they are exported, and left out of checkpoints, which hold the run all the same.
 """
 
 from __future__ import annotations

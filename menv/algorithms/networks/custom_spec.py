@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.action_head import ActionHead
 from menv.algorithms.networks.custom_model import CustomModel
 from menv.algorithms.networks.obs_structure import ObsStructure
@@ -110,6 +111,13 @@ class CustomSpec:
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Return None: torch runs it."""
+
+    @cached_property
+    def stored_graphs(self) -> ActingGraphs:
+        """What builds its acting graphs for a disk, where torch's exporter can express it."""
+        from menv.algorithms.networks.custom_graphs import CustomGraphs
+
+        return CustomGraphs(self)
 
     @cached_property
     def _first_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -33,7 +33,12 @@ class GraphBuilder:
 
     Attributes:
         reads: The name of what the first layers read.
+        own_deviations: Whether the outputs of continuous actions hold logarithms of standard deviations behind the
+            means; otherwise these are a weight.
     """
+
+    own_deviations = False
+    opset, ir_version = OPSET, IR_VERSION
 
     def __init__(self, spec: StockSpec, stacked: bool) -> None:
         self.spec = spec
@@ -237,6 +242,8 @@ class GraphBuilder:
         graph = helper.make_graph(
             self.nodes, name, list(self.inputs.values()), self.outputs, [*self.constants, *held]
         )
-        opsets = [helper.make_opsetid("", OPSET)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="menv")
+        opsets = [helper.make_opsetid("", self.opset)]
+        model = helper.make_model(
+            graph, opset_imports=opsets, ir_version=self.ir_version, producer_name="menv"
+        )
         return bytes(model.SerializeToString())

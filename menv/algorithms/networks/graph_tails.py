@@ -114,9 +114,12 @@ class _Gaussian:
 
     def sample(self) -> str:
         graph = self.graph
-        log_std = graph.of_each_row(LOG_STD, (self.head.outputs,))
+        log_std = self.deviations()
         draws = graph.given("noise", TensorProto.FLOAT, ["R", self.head.noise_width])
         return graph.add("Add", self.means, graph.add("Mul", graph.add("Exp", log_std), draws))
+
+    def deviations(self) -> str:
+        return self.graph.of_each_row(LOG_STD, (self.head.outputs,))
 
     def mode(self) -> str:
         return self.means
@@ -128,6 +131,23 @@ class _Gaussian:
         terms = graph.add("Sub", terms, self.log_std)
         terms = graph.add("Sub", terms, graph.constant(0.5 * np.log(2.0 * np.pi), np.float32))
         return graph.add("Squeeze", graph.row_sum(terms, self.head.outputs), graph.constant([-1]))
+
+
+class _OwnDeviations(_Gaussian):
+    """The tail of a diagonal normal distribution whose log_std the network computes for each row."""
+
+    def dist_inputs(self, masked: bool) -> str:
+        assert not masked, "continuous actions have no mask"
+        graph, size = self.graph, self.head.sizes[0]
+        outputs = graph.policy_outputs()
+        self.means, self.log_std = (
+            graph.add("Gather", outputs, graph.constant(np.arange(start, start + size)), axis=1)
+            for start in (0, size)
+        )
+        return outputs
+
+    def deviations(self) -> str:
+        return self.log_std
 
 
 class _QValues:
@@ -232,7 +252,7 @@ Tail: TypeAlias = _Choices | _Gaussian | _QValues
 def tail_of(graph: GraphBuilder, head: ActionHead) -> Tail:
     """Return what a head makes of the outputs of `graph`."""
     tails: dict[str, type[Tail]] = {
-        "gaussian": _Gaussian,
+        "gaussian": _OwnDeviations if graph.own_deviations else _Gaussian,
         "q_values": _QValues,
         "multi_q_values": _MultiQValues,
     }

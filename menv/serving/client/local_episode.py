@@ -79,7 +79,7 @@ class LocalEpisode:
                 observation = seat.policy.as_element(observation)
             if self.trained and seat.observe(observation):
                 actor.stepped(seat.policy.step_bytes)
-            decided = seat.policy.act([observation], seat.dice.throw(), seat.state, self._where)
+            decided = seat.policy.act([observation], seat.dice.throw(), seat.state, [seat.life], self._where)
             self._note(seat, decided, 0)
         return decided.answers[0]
 
@@ -194,12 +194,15 @@ class LocalEpisode:
         seats = [self._seats[agent] for agent in agents]
         noise = np.concatenate([seat.dice.throw() for seat in seats])
         states = np.concatenate([seat.state for seat in seats]) if policy.state_size else None
-        decided = policy.act([observations[agent] for agent in agents], noise, states, self._where)
+        lives = [seat.life for seat in seats]
+        decided = policy.act([observations[agent] for agent in agents], noise, states, lives, self._where)
         for row, seat in enumerate(seats):
             self._note(seat, decided, row)
         return dict(zip(agents, decided.answers, strict=True))
 
     def _note(self, seat: LocalTrajectory, decided: Any, row: int) -> None:
+        if decided.lives is not None:
+            seat.life = decided.lives[row]
         if self.trained:
             seat.acted(decided, row)
         elif seat.state is not None:

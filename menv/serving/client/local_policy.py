@@ -81,6 +81,11 @@ class LocalPolicy:
         self.state_size = sum(networks.state_sizes)
         self.step_bytes = _bytes_of(networks.observation_space) + _BYTES_BESIDE
         self._wants = "weights" if self.policy.plain else "bundle"
+        if self.policy.lives_stay:
+            raise ContractError(
+                f"policy {self.policy.policy_id!r}: its connectors remember lives and do not tell what, expected "
+                "tells_lives of all that keep some; use inference_mode='remote'"
+            )
 
     @property
     def wants(self) -> str:
@@ -111,20 +116,23 @@ class LocalPolicy:
         """Return [1, S] of a recurrent network before its first step; None of any other."""
         return np.zeros((1, self.state_size), np.float32) if self.state_size else None
 
-    def act(self, obs: Sequence[Any], noise: Column, states: Column | None, where: str) -> Decided:
+    def act(
+        self, obs: Sequence[Any], noise: Column, states: Column | None, lives: Sequence[Any], where: str
+    ) -> Decided:
         """Return what the policy does about R observations.
 
         Args:
             obs: R observations.
             noise: [R, width].
             states: [R, S] or None.
+            lives: Of each row what connectors remembered of its life the last time, None of a new one.
             where: Begins the message of an error.
 
         Raises:
             ContractError: An observation has another structure, shape or dtype than the space says.
         """
         try:
-            return self.policy.decide(obs, noise, states)
+            return self.policy.decide(obs, noise, states, lives)
         except OutsideSpaceError as error:
             raise ContractError(
                 f"{where}: {error.why}; pass observations of the space that the server was configured with"

@@ -29,6 +29,7 @@ class LocalTrajectory:
         where: Begins the messages of errors.
 
     Attributes:
+        life: What connectors remember of it, None before the first step.
         paid: Earned since the last action.
         t: Index of the first step that is still here.
         terminated: Whether the environment ended the trajectory.
@@ -37,12 +38,13 @@ class LocalTrajectory:
 
     __slots__ = (
         "_actions", "_inputs", "_judged", "_logp", "_masks", "_numbers", "_obs", "_rewards", "_rows", "_states",
-        "_where", "dice", "paid", "policy", "state", "t", "terminated", "truncated",
+        "_where", "dice", "life", "paid", "policy", "state", "t", "terminated", "truncated",
     )  # fmt: skip
 
     def __init__(self, policy: LocalPolicy, dice: Dice, t: int, where: str) -> None:
         self.policy, self.dice, self.t, self._where = policy, dice, t, where
         self.state = policy.first_state()
+        self.life: Any = None
         self.paid = 0.0
         self.terminated = self.truncated = False
         self._obs: list[Any] = []

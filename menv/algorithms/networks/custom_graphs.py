@@ -1,0 +1,201 @@
+"""Acting graphs of a user's own module, for disks and other runtimes: torch's exporter writes what it computes.
+
+`CustomSpec` makes one, policies are exported with it; training and acting go on in torch. What a head makes of the
+outputs is in `graph_tails`, as for stock networks. The exporter takes some seconds and is asked once.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto
+from torch import Tensor, nn
+
+from menv.acting.acting_graphs import GraphKind
+from menv.acting.model_scan import refuse_unsafe_model
+from menv.algorithms.networks.graph_builder import GraphBuilder
+from menv.algorithms.networks.graphs import add_policy
+from menv.algorithms.networks.torch_custom import build_module, initial_state, learned
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from menv.algorithms.networks.custom_spec import CustomSpec
+
+_BODY = "module/"
+"""Begins the names of all that the module computes."""
+_FIRST_ROWS = 3
+_MOST_TOLD = 200
+_LOGS = "torch.onnx"
+
+
+class CustomGraphs:
+    """Builds the graphs of one `CustomSpec`.
+
+    Args:
+        spec: The network.
+
+    Attributes:
+        stacks: False: policies are answered one after the other.
+    """
+
+    stacks = False
+
+    def __init__(self, spec: CustomSpec) -> None:
+        self.spec = spec
+        self._body: onnx.ModelProto | None = None
+        self._why_not = ""
+
+    def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
+        """Return a serialised model; see `ActingGraphs.build`. There are none of state values.
+
+        Raises:
+            ConfigError: The exporter cannot express the module.
+        """
+        assert not stacked, "modules have no stacked graphs"
+        assert kind != "values", "nobody asks a stored module for values"
+        graph = _Builder(self.spec, self._exported())
+        add_policy(graph, self.spec.head, kind, masked)
+        return graph.serialised(kind, {})
+
+    def _exported(self) -> onnx.ModelProto:
+        """Return what the module computes; asked once, whatever comes of it."""
+        if self._body is None and not self._why_not:
+            try:
+                self._body = _exported(_Rows(self.spec))
+                refuse_unsafe_model(self._body.SerializeToString(), "module")
+            except Exception as error:
+                # The exporter raises errors of any kind, also of the module's own.
+                self._body, self._why_not = None, _told(error)
+        if self._body is None:
+            name = getattr(self.spec.model, "__name__", type(self.spec.model).__name__)
+            raise ConfigError(
+                f"custom_model {name}: torch.onnx cannot express it ({self._why_not}), expected a forward without "
+                "branches and loops that depend on numbers; change it, or leave acting to processes that have the "
+                "module, and torch"
+            )
+        return self._body
+
+
+def _told(error: BaseException) -> str:
+    """Return the first line of what an error says that others came of."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.{_MOST_TOLD}}"
+
+
+class _Rows(nn.Module):
+    """A module as acting needs it: rows [R, F], and the state [R, S] if there is one, to outputs and the next state."""
+
+    first: Tensor
+
+    def __init__(self, spec: CustomSpec) -> None:
+        super().__init__()
+        self.module = build_module(spec, 0)
+        self._structure = spec.structure
+        first = initial_state(self.module)
+        self.state_sizes = [len(part) for part in first]
+        self.register_buffer("first", torch.cat(first) if first else torch.zeros(0))
+
+    def forward(self, rows: Tensor, state: Tensor | None = None) -> Any:
+        """Return outputs [R, D], and with a state the one after them."""
+        shown = self._structure(rows)
+        if state is None:
+            found = self.module(shown)
+            return found[0] if isinstance(found, tuple) else found
+        parts = list(torch.split(state + self.first, self.state_sizes, 1))
+        outputs, *_, after = self.module(_one_step(shown), parts)
+        return outputs.flatten(0, 1), torch.cat(list(after), 1) - self.first
+
+
+def _one_step(value: Any) -> Any:
+    """Return rows [R, ...] as sequences of one, [R, 1, ...], within dicts and tuples too."""
+    if isinstance(value, Tensor):
+        return value.unsqueeze(1)
+    if isinstance(value, Mapping):
+        return {name: _one_step(part) for name, part in value.items()}
+    return tuple(_one_step(part) for part in value)
+
+
+def _exported(rows: _Rows) -> onnx.ModelProto:
+    """Return the graph of a module; its learned parameters are initializers with the names they are learned under."""
+    size, width = rows._structure.size, sum(rows.state_sizes)
+    given = [torch.zeros(_FIRST_ROWS, size), *([torch.zeros(_FIRST_ROWS, width)] if width else [])]
+    count = torch.export.Dim("R")
+    log = logging.getLogger(_LOGS)
+    before = log.level
+    shapes = tuple({0: count} for _ in given)
+    with warnings.catch_warnings():
+        # It warns of its own ways and logs what it skips; what comes of it is compared with the module.
+        warnings.simplefilter("ignore")
+        log.setLevel(logging.ERROR)
+        try:
+            # What an optimizer folds together would no longer be a weight.
+            program = torch.onnx.export(
+                rows, tuple(given), dynamo=True, dynamic_shapes=shapes, optimize=False, verbose=False,
+                input_names=["rows", "state"][: len(given)], output_names=["outputs", "after"][: len(given)],
+            )  # fmt: skip
+        finally:
+            log.setLevel(before)
+    assert program is not None
+    model = program.model_proto
+    names = {id(param): name for name, param in learned(rows.module).items()}
+    params = dict(rows.named_parameters(remove_duplicate=False))
+    own = {name: names[id(param)] for name, param in params.items() if id(param) in names}
+    _rename(model.graph, own)
+    return model
+
+
+def _rename(graph: onnx.GraphProto, learned_names: Mapping[str, str]) -> None:
+    """Give values of a graph names that nothing else of a file has, and learned parameters their own."""
+    outside = {"": "", "state": "state", **learned_names}
+
+    def own(name: str) -> str:
+        return outside.get(name, f"{_BODY}{name}")
+
+    for node in graph.node:
+        node.name = f"{_BODY}{node.name}"
+        for names in (node.input, node.output):
+            renamed = [own(name) for name in names]
+            del names[:]
+            names.extend(renamed)
+    for constant in graph.initializer:
+        constant.name = own(constant.name)
+
+
+class _Builder(GraphBuilder):
+    """A graph whose policy is a module that has been exported."""
+
+    own_deviations = True
+
+    def __init__(self, spec: CustomSpec, body: onnx.ModelProto) -> None:
+        super().__init__(spec, False)  # type: ignore[arg-type] # nothing of a stock network is asked for
+        self.opset, self.ir_version = body.opset_import[0].version, body.ir_version
+        pixels = ObsPreprocessor(spec.observation_space).dtype == np.uint8
+        self.given("obs", TensorProto.UINT8 if pixels else TensorProto.FLOAT, ["R", spec.obs_size])
+        self.nodes.append(
+            onnx.helper.make_node("Cast", ["obs"], [f"{_BODY}rows"], "Cast_obs", to=TensorProto.FLOAT)
+        )
+        if spec.state_sizes:
+            self.given("state", TensorProto.FLOAT, ["R", sum(spec.state_sizes)])
+        shapes = spec.weight_shapes()
+        for constant in body.graph.initializer:
+            if constant.name in shapes:
+                self.weight(constant.name, shapes[constant.name])
+            else:
+                self.constants.append(constant)
+        self.nodes.extend(body.graph.node)
+
+    def policy_outputs(self) -> str:
+        """Return what the module gives first."""
+        return f"{_BODY}outputs"
+
+    def state_after(self) -> str:
+        """Return the state that it gives."""
+        return f"{_BODY}after"

@@ -1,0 +1,163 @@
+"""A worker: what samples in another process, made from a `Plan` and told the `News`.
+
+`menv.algorithms.worker_rollouts` lets an engine create it and asks it for fragments. It imports no torch, unless a
+policy acts with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from menv.algorithms.experience import make_experience
+from menv.algorithms.fragment import Company, Fragment, News, Plan
+from menv.algorithms.rollouts import LocalRollouts, Tree
+from menv.callbacks import read_callbacks
+from menv.connectors.mean_std_filter import SyncedFilterAgentConnector
+from menv.errors import EnvFaultWarning
+from menv.loop.net_policy import NetPolicy
+from menv.loop.own_cohort import OwnCohort
+from menv.metrics import Metrics
+from menv.policy import Policy
+from menv.scale.watchdog import Watchdog
+
+Filters = dict[str, list[tuple[int, Any]]]
+
+
+class RolloutWorker:
+    """Samples the share of the sub-environments that its place says.
+
+    Args:
+        plan: All that it needs to know.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        config = plan.config
+        if config.log_level is not None:
+            logging.basicConfig(level=config.log_level)
+            logging.getLogger().setLevel(config.log_level)
+        plan.known.tell()
+        self._company = plan.company
+        self._metrics = Metrics(0)
+        _, base_env = make_experience(config, plan.place)
+        self._rollouts = LocalRollouts(
+            config,
+            base_env,
+            plan.company,
+            read_callbacks(config.callbacks),
+            plan.seed,
+            self._metrics,
+            plan.place,
+        )
+        # Environments in processes of their own are watched from here.
+        seconds = None if config.remote_worker_envs else config.env_timeout
+        self._watchdog = Watchdog(seconds, self._progress)
+
+    def sample(self, weights_seq_no: int | None, explore: bool, news: News | None = None) -> Fragment:
+        """Return one fragment.
+
+        Args:
+            weights_seq_no: Number of the weights that act, which the rows shall tell; None if they shall not.
+            explore: Whether actions are drawn.
+            news: What has changed of the policies.
+        """
+        if news is not None:
+            self._take(news)
+        rollouts = self._rollouts
+        for cohort in self._company.cohorts:
+            cohort.weights_seq_no = weights_seq_no
+        rollouts.sampler.explore = explore
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", EnvFaultWarning)
+            with self._watchdog:
+                batch = rollouts.sample()
+        faults = [str(one.message) for one in caught if issubclass(one.category, EnvFaultWarning)]
+        for one in caught:
+            if not issubclass(one.category, EnvFaultWarning):
+                warnings.showwarning(one.message, one.category, one.filename, one.lineno)
+        return Fragment(
+            batch, rollouts.env_steps, rollouts.agent_steps, rollouts.digest.state(), rollouts.left_out,
+            rollouts.num_envs, len(rollouts.sampler._book.running), self._metrics.take(), self._seen(), faults,
+        )  # fmt: skip
+
+    def follow(self, company: Company) -> None:
+        """Go on with the policies that there are now; episodes that run keep theirs."""
+        own = self._company
+        added = company.cohorts[len(own.cohorts) :]
+        for mine, newer in zip(own.cohorts, company.cohorts, strict=False):
+            mine.adopt(newer)
+        cohorts = [*own.cohorts, *added]
+        # The newer policies stand on newer copies of the cohorts; those that are here know what runs.
+        home: dict[int, Any] = {id(newer): mine for newer, mine in zip(company.cohorts, cohorts, strict=True)}
+        policies = dict(company.policies)
+        for policy in policies.values():
+            if isinstance(policy, NetPolicy):
+                policy.networks = home[id(policy.networks)]
+        for cohort in own.cohorts:
+            if isinstance(cohort, OwnCohort):
+                known = dict(zip(cohort.policy_ids, cohort.policies, strict=True))
+                policies |= {name: policy for name, policy in known.items() if name in policies}
+        own.completion = company.completion.over(cohorts, policies, own.completion.left_out)
+        own.policy_map, own.policies = company.policy_map, policies
+        self._rollouts.sampler.policies = policies
+        self._rollouts.follow(added)
+        own.cohorts = cohorts
+
+    def state(self) -> Tree:
+        """Return where the sampler stands."""
+        return self._rollouts.state()
+
+    def begin_again(self, seed: int) -> None:
+        """Forget everything that was sampled."""
+        self._metrics.take()
+        self._rollouts.begin_again(seed)
+
+    def resume(self, tree: Mapping[str, Any]) -> int:
+        """Go on from what `state` returned."""
+        return self._rollouts.resume(tree)
+
+    def stop(self) -> None:
+        """Close the environments."""
+        self._rollouts.stop()
+
+    def _progress(self) -> int:
+        """Return a number that changes with each env step."""
+        steps = getattr(self._rollouts.base_env, "env_steps", None)
+        return 0 if steps is None else int(steps.sum())
+
+    def _take(self, news: News) -> None:
+        """Let policies be as they are in the driver."""
+        policies = self._company.policies
+        for policy_id, own in news.connectors.items():
+            policy = policies[policy_id]
+            assert isinstance(policy, NetPolicy)
+            policy.networks.connectors[policy.index] = own  # type: ignore[index]
+        for policy_id, weights in news.weights.items():
+            policies[policy_id].set_weights(weights)
+        for policy_id, filters in news.filters.items():
+            mine = synced(policies[policy_id])
+            for place, theirs in filters:
+                mine[place].sync(theirs)
+
+    def _seen(self) -> Filters:
+        """Return what filters have seen since the last time."""
+        found: Filters = {}
+        for policy_id, policy in self._company.policies.items():
+            for place, one in synced(policy).items():
+                if one.is_training:
+                    found.setdefault(policy_id, []).append((place, one.as_serializable()))
+                    one.reset_state()
+        return found
+
+
+def synced(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
+    """Return the filters of a policy whose statistics are merged, by their place in its agent connectors."""
+    if not isinstance(policy, NetPolicy):
+        return {}
+    return {
+        place: one
+        for place, one in enumerate(policy.agent_connectors.connectors)
+        if isinstance(one, SyncedFilterAgentConnector)
+    }

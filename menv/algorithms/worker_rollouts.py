@@ -1,0 +1,292 @@
+"""Rollouts of workers: their fragments put together as if one process had sampled them.
+
+`menv.algorithms.algorithm` has one where `num_workers` is not 0. Each worker has its share of the sub-environments;
+what comes out is in the order of these, whoever was ready first. A worker that is lost costs the episodes that ran in
+it: another one takes its place, with the policies of now, and samples its fragment.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from menv import draws
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.experience import Place
+from menv.algorithms.fragment import Fragment, Plan
+from menv.algorithms.headlines import Headlines
+from menv.algorithms.rollout_worker import RolloutWorker
+from menv.algorithms.rollouts import Crew, Tree
+from menv.algorithms.stand import Stand, spread
+from menv.errors import EnvFaultWarning, WorkerLostError
+from menv.loop.cohort import Cohort
+from menv.loop.digest import Digest
+from menv.metrics import Metrics
+from menv.multi_agent_batch import MultiAgentBatch
+from menv.registry import Known
+from menv.sample_batch import SampleBatch
+from menv.scale.engine import Engine
+from menv.scale.peer_group import PeerGroup
+from menv.scale.watchdog import where_it_hung
+from menv.segments import Column
+
+
+class WorkerRollouts:
+    """Workers that sample.
+
+    Args:
+        config: The settings.
+        crew: The policies.
+        seed: Key of every random draw.
+        metrics: Where episodes are recorded.
+        engine: Starts the workers.
+        num_envs: Sub-environments of each.
+
+    Attributes:
+        staleness: Updates between acting and learning, of the rows of the fragments since the last look.
+    """
+
+    idle = False
+
+    def __init__(
+        self, config: AlgorithmConfig, crew: Crew, seed: int, metrics: Metrics, engine: Engine, num_envs: int
+    ) -> None:
+        self._config = config
+        self._crew = crew
+        self._seed = seed
+        self._metrics = metrics
+        self._engine = engine
+        self._each = num_envs
+        self._count = config.num_workers
+        self._depth = config.max_staleness if config.overlap else 0
+        self._headlines = Headlines(crew)
+        # What the workers of now have done, and those that are gone.
+        self._stood = [Stand() for _ in range(self._count)]
+        self._gone = Stand()
+        # Questions that are not answered, and fragments that have come before their turn.
+        self._asked = [0] * self._count
+        self._early: list[deque[Fragment]] = [deque() for _ in range(self._count)]
+        self._unrolls = 0
+        self._warned: set[str] = set()
+        self.staleness: list[Column] = []
+        self._group = PeerGroup(engine, self._plan, self._count, "worker")
+
+    @property
+    def env_steps(self) -> int:
+        """See `Rollouts`."""
+        return self._total.env_steps
+
+    @property
+    def agent_steps(self) -> int:
+        """See `Rollouts`."""
+        return self._total.agent_steps
+
+    @property
+    def left_out(self) -> int:
+        """See `Rollouts`."""
+        return self._total.left_out
+
+    @property
+    def digest(self) -> Digest:
+        """See `Rollouts`."""
+        return self._total.digest
+
+    @property
+    def num_envs(self) -> int:
+        """See `Rollouts`."""
+        return self._each * self._count
+
+    @property
+    def lost(self) -> int:
+        """Workers that have been lost so far."""
+        return self._group.lost
+
+    @property
+    def pids(self) -> list[int | None]:
+        """Of the workers' processes."""
+        return [peer.pid for peer in self._group.peers]
+
+    @property
+    def _total(self) -> Stand:
+        """What all workers have done, those that are gone too."""
+        total = Stand()
+        for stand in (self._gone, *self._stood):
+            total.add(stand)
+        return total
+
+    def sample(self) -> MultiAgentBatch:
+        """See `Rollouts.sample`.
+
+        Raises:
+            WorkerLostError: Workers are lost again and again.
+        """
+        parcel = self._news()
+        for index in range(self._count):
+            if not self._asked[index] and not self._early[index]:
+                self._ask(index, parcel)
+        fragments = [self._next(index) for index in range(self._count)]
+        for index in range(self._count):
+            # Ahead of time: with the weights of now, which the learner will have left behind by then.
+            while self._asked[index] + len(self._early[index]) < self._depth:
+                self._ask(index, parcel)
+        return self._together(fragments)
+
+    def follow(self, added: Sequence[Cohort] = ()) -> None:
+        """See `Rollouts.follow`."""
+        parcel = self._engine.put(self._headlines.company())
+        for index in range(self._count):
+            self._sure(index, "follow", parcel=parcel)
+        self._headlines.told()
+
+    def retire(self, policy_id: str) -> None:
+        """See `Rollouts.retire`."""
+        for cohort in self._crew.cohorts:
+            if policy_id in cohort.policy_ids:
+                cohort.retire(policy_id)
+
+    def state(self) -> Tree:
+        """See `Rollouts.state`; what has been sampled ahead of time is not in it."""
+        states = [self._sure(index, "state") for index in range(self._count)]
+        return {"workers": states, "gone": self._gone.state(), "pieces": self._unrolls}
+
+    def begin_again(self, seed: int) -> None:
+        """See `Rollouts.begin_again`."""
+        self._seed = seed
+        self._gone = Stand()
+        for index in range(self._count):
+            self._sure(index, "begin_again", seed)
+            self._early[index].clear()
+            self._stood[index] = Stand()
+
+    def resume(self, tree: Mapping[str, Any]) -> int:
+        """See `Rollouts.resume`."""
+        tree = spread(tree, self._count, self._each)
+        self._gone, self._unrolls = Stand.of(tree["gone"]), tree["pieces"]
+        lost = 0
+        for index, state in enumerate(tree["workers"]):
+            lost += int(self._sure(index, "resume", state))
+            self._stood[index] = Stand.of(state)
+        return lost
+
+    def stop(self) -> None:
+        """See `Rollouts.stop`."""
+        self._engine.stop()
+
+    def _plan(self, index: int, times: int) -> tuple[Any, ...]:
+        """Return what creates a worker; one that takes another's place draws other numbers."""
+        config, seed = replace(self._config, evaluation_config=None, input=None), self._seed
+        if times:
+            seed = draws.key(seed, index, times) >> 2
+            config = config if config.seed is None else replace(config, seed=seed)
+        known = Known.behind(config.env)
+        return RolloutWorker, Plan(
+            config, Place(index + 1, recreated=times > 0), self._headlines.company(), seed, known
+        )
+
+    def _news(self) -> Any:
+        """Return a parcel with what has changed of the policies, None if nothing has."""
+        news = self._headlines.news()
+        return None if news.empty else self._engine.put(news)
+
+    def _ask(self, index: int, parcel: Any = None) -> None:
+        """Ask a worker for a fragment."""
+        number = self._headlines.version if self._depth else None
+        self._group.ask(index, "sample", number, self._config.explore, parcel=parcel)
+        self._asked[index] += 1
+
+    def _next(self, index: int) -> Fragment:
+        """Return a worker's next fragment; another worker's, if it is lost."""
+        while not self._early[index]:
+            self._fetch(index)
+        return self._early[index].popleft()
+
+    def _fetch(self, index: int) -> None:
+        """Wait for everything that a worker has been asked for."""
+        asked = self._asked[index]
+        while self._asked[index]:
+            try:
+                fragment = self._group.answer(index)
+            except WorkerLostError as error:
+                self._replace(index, error)
+                for _ in range(asked):
+                    self._ask(index)
+                continue
+            self._asked[index] -= 1
+            asked -= 1
+            self._early[index].append(fragment)
+            if not self._depth:
+                return
+
+    def _sure(self, index: int, method: str, *args: Any, parcel: Any = None) -> Any:
+        """Return what a worker answers to something else than for a fragment; of another worker, if it is lost."""
+        self._fetch(index)
+        while True:
+            self._group.ask(index, method, *args, parcel=parcel)
+            try:
+                return self._group.answer(index)
+            except WorkerLostError as error:
+                self._replace(index, error)
+
+    def _replace(self, index: int, error: WorkerLostError) -> None:
+        """Put another worker in the place of one that is lost; the episodes that ran in it are counted."""
+        line = str(error).partition("; the last lines of its stderr")[0].splitlines()[0]
+        hung = where_it_hung(str(error))
+        if hung is not None and self._config.env_timeout is not None:
+            line = f"{line}: an environment did not return for env_timeout={self._config.env_timeout:g} s, from {hung}"
+        for _ in range(self._stood[index].running or self._each):
+            self._metrics.record_faulty(line)
+        self._gone.add(self._stood[index])
+        self._stood[index], self._asked[index] = Stand(), 0
+        self._group.replace(index, error)
+        warnings.warn(
+            f"{line}: the episodes that ran in it are lost and another worker was started, expected none to end; "
+            "look at what it wrote to stderr",
+            EnvFaultWarning,
+            stacklevel=2,
+        )
+
+    def _together(self, fragments: Sequence[Fragment]) -> MultiAgentBatch:
+        """Return the fragments of all workers as one, as if one process had sampled it."""
+        for index, fragment in enumerate(fragments):
+            self._stood[index] = Stand.after(fragment)
+            self._metrics.absorb(fragment.metrics)
+            self._headlines.absorb(fragment.filters)
+            self._warn(fragment.warnings)
+            for batch in fragment.batch.policy_batches.values():
+                batch.segments.env_id = batch.segments.env_id + index * self._each
+        batches = [fragment.batch for fragment in fragments]
+        found = MultiAgentBatch.concat_samples(batches) if len(batches) > 1 else _own(batches[0])
+        order = [name for name in self._crew.policy_map.specs if name in found]
+        for name in order:
+            pieces = found[name].segments
+            pieces.unroll_id = np.arange(self._unrolls, self._unrolls + len(pieces.lengths))
+            self._unrolls += len(pieces.lengths)
+        self._measure(found)
+        return MultiAgentBatch({name: found[name] for name in order}, found.env_steps())
+
+    def _measure(self, batch: MultiAgentBatch) -> None:
+        """Note how old the weights are that acted."""
+        if self._depth:
+            numbers = np.concatenate(
+                [rows[SampleBatch.WEIGHTS_SEQ_NO] for rows in batch.policy_batches.values()]
+            )
+            ages = self._headlines.version - numbers
+            self.staleness.append(ages)
+
+    def _warn(self, lines: Sequence[str]) -> None:
+        """Warn of faults of environments, of each cause once."""
+        for line in lines:
+            if line not in self._warned:
+                self._warned.add(line)
+                warnings.warn(line, EnvFaultWarning, stacklevel=2)
+
+
+def _own(batch: MultiAgentBatch) -> MultiAgentBatch:
+    """Return a batch whose arrays may be written."""
+    columns = [column for rows in batch.policy_batches.values() for column in rows.stored().values()]
+    return batch if all(column.flags.writeable for column in columns) else batch.copy()

@@ -1,0 +1,88 @@
+"""Who samples for an algorithm: this process, or workers.
+
+`Algorithm` inherits it. It knows how many there are and what they run on, not what they do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from menv.adapters.local_envs import LocalEnvs
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.experience import make_experience
+from menv.algorithms.population import Population
+from menv.algorithms.rollouts import LocalRollouts, Rollouts
+from menv.base_env import BaseEnv
+from menv.callbacks import DefaultCallbacks
+from menv.errors import ConfigError
+from menv.metrics import Metrics
+
+
+class Workforce:
+    """An algorithm, as far as others work for it.
+
+    Attributes:
+        config: The settings.
+    """
+
+    config: AlgorithmConfig
+    _base_env: BaseEnv
+    _callbacks: DefaultCallbacks
+    _metrics: Metrics
+    _population: Population
+    _rollouts: Rollouts
+    _seed: int
+
+    def worker_pids(self) -> list[int | None]:
+        """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
+        return list(getattr(self._rollouts, "pids", []))
+
+    def _make_envs(self) -> tuple[Any, BaseEnv]:
+        """Create the environments of this process; with workers it is one, which is asked for its spaces only."""
+        config = self.config
+        if not config.num_workers:
+            return make_experience(config)
+        if config.input is not None:
+            raise ConfigError(
+                f"num_workers: {config.num_workers} with an input, expected 0, because one server takes many clients; "
+                "leave num_workers out"
+            )
+        return make_experience(replace(config, num_envs_per_worker=1, remote_worker_envs=False))
+
+    def _new_rollouts(self) -> Rollouts:
+        """Return what samples."""
+        config, base_env = self.config, self._base_env
+        if not config.num_workers:
+            return LocalRollouts(
+                config, base_env, self._population, self._callbacks, self._seed, self._metrics
+            )
+        from menv.algorithms.worker_rollouts import WorkerRollouts
+        from menv.scale.engines import make_engine
+
+        # A BaseEnv or a vectorised environment brings as many as it has.
+        own = 0 if isinstance(base_env, LocalEnvs) else base_env.num_envs
+        return WorkerRollouts(
+            config, self._population, self._seed, self._metrics, make_engine(config.engine),
+            own or config.num_envs_per_worker,
+        )  # fmt: skip
+
+    def _of_workers(self) -> dict[str, Any]:
+        """Return what a result tells of workers."""
+        if not self.config.num_workers:
+            return {}
+        from menv.algorithms.worker_rollouts import WorkerRollouts
+
+        rollouts = self._rollouts
+        assert isinstance(rollouts, WorkerRollouts)
+        told: dict[str, Any] = {"num_worker_restarts": rollouts.lost}
+        if self.config.overlap:
+            ages = np.concatenate([*rollouts.staleness, np.zeros(0, np.int64)])
+            rollouts.staleness.clear()
+            told["staleness"] = {
+                "mean": float(ages.mean()) if len(ages) else None,
+                "max": int(ages.max()) if len(ages) else None,
+            }
+        return told

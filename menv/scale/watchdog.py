@@ -1,0 +1,80 @@
+"""A watchdog: ends this process when an environment in it does not return.
+
+`menv.algorithms.rollout_worker` has one where there is an `env_timeout`. Nobody can interrupt an environment that
+hangs, least of all one that never lets go of the interpreter; so a timer outside of Python ends the process, having
+written where every thread stood to stderr, which whoever started the process shows.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import re
+import threading
+from collections.abc import Callable
+from pathlib import PurePath
+from types import TracebackType
+
+_STDERR = 2
+_FIRST = "Timeout ("
+_FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
+
+
+def where_it_hung(words: str) -> str | None:
+    """Return where a process stood that a watchdog ended, such as "step (world.py:41)".
+
+    Args:
+        words: What it wrote to stderr last; None is returned if no watchdog wrote that.
+    """
+    if _FIRST not in words and "(most recent call first)" not in words:
+        return None
+    # The main thread is the last one; its first frame is the innermost.
+    frame = _FRAME.search(words.rpartition("(most recent call first)")[2])
+    return None if frame is None else f"{frame[3]} ({PurePath(frame[1]).name}:{frame[2]})"
+
+
+class Watchdog:
+    """Watches while it is entered.
+
+    Args:
+        seconds: How long nothing may change; None watches nothing.
+        progress: Returns a number that changes when something has been done; called from a thread.
+    """
+
+    def __init__(self, seconds: float | None, progress: Callable[[], int]) -> None:
+        self._seconds = seconds
+        self._progress = progress
+        self._watches = threading.Event()
+        self._lock = threading.Lock()
+        if seconds is not None:
+            threading.Thread(target=self._look, args=(seconds,), name="menv watchdog", daemon=True).start()
+
+    def __enter__(self) -> None:
+        """Begin to watch."""
+        if self._seconds is not None:
+            self._set(self._seconds)
+            self._watches.set()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Watch no longer."""
+        with self._lock:
+            self._watches.clear()
+            if self._seconds is not None:
+                faulthandler.cancel_dump_traceback_later()
+
+    def _look(self, seconds: float) -> None:
+        """Put the timer off each time that something has been done."""
+        pause, before = threading.Event(), None
+        while True:
+            self._watches.wait()
+            pause.wait(min(1.0, seconds / 4))
+            now = self._progress()
+            if now != before:
+                before = now
+                with self._lock:
+                    if self._watches.is_set():
+                        self._set(seconds)
+
+    def _set(self, seconds: float) -> None:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)

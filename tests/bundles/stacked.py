@@ -1,0 +1,110 @@
+"""Policies that see several observations of a life at once, and an environment in which agents come and go."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from menv import MultiAgentEnv
+from menv.algorithms import DQN, PPO
+from menv.algorithms.algorithm import Algorithm
+from tests.bundles.cases import (
+    FOUR,
+    LIMITED,
+    MASKED,
+    MASKED_PICTURE,
+    NESTED,
+    PICTURE,
+    VECTOR,
+    livelier,
+    sample,
+)
+
+STACK = [("FrameStackAgentConnector", {"num_frames": 3})]
+SMALL: dict[str, Any] = {
+    "seed": 3, "num_envs_per_worker": 2, "rollout_fragment_length": 24, "agent_connectors": STACK,
+}  # fmt: skip
+LEARNING: dict[type[Algorithm], dict[str, Any]] = {
+    PPO: {"train_batch_size": 48, "sgd_minibatch_size": 24, "num_sgd_iter": 1},
+    DQN: {
+        "train_batch_size": 8,
+        "min_sample_timesteps_per_iteration": 48,
+        "num_steps_sampled_before_learning_starts": 8,
+    },
+}
+LSTM = {"use_lstm": True, "lstm_cell_size": 5}
+CONV = {"conv_filters": [[4, 3, 2]]}
+
+
+class Stacked(NamedTuple):
+    """One kind of policy."""
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any] = FOUR
+    algorithm: type[Algorithm] = PPO
+    settings: dict[str, Any] = {}  # noqa: RUF012 - it is only read
+    model: dict[str, Any] = {}  # noqa: RUF012
+
+
+STACKS = {
+    "vector": Stacked(VECTOR),
+    "nested": Stacked(NESTED, gym.spaces.MultiDiscrete([2, 3], start=[0, 5])),
+    "masked": Stacked(MASKED),
+    "continuous": Stacked(VECTOR, LIMITED),
+    "lstm": Stacked(VECTOR, model=LSTM),
+    "picture": Stacked(PICTURE, model=CONV),
+    "picture of three colours": Stacked(gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), model=CONV),
+    "picture in floats": Stacked(gym.spaces.Box(-1.0, 1.0, (8, 8, 2), np.float32), model=CONV),
+    "masked picture through an lstm": Stacked(MASKED_PICTURE, model={**CONV, **LSTM}),
+    "worth": Stacked(VECTOR, algorithm=DQN),
+    "behind running means": Stacked(VECTOR, settings={"observation_filter": "MeanStdFilter"}),
+}
+
+
+class Herd(MultiAgentEnv):
+    """Three agents: "b" dies early and comes back, "c" is asked every other step."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b", "c"]
+        self.observation_spaces = dict.fromkeys(self.possible_agents, observation_space)
+        self.action_spaces = dict.fromkeys(self.possible_agents, action_space)
+        self._space, self._at, self._rng = observation_space, 0, np.random.default_rng(0)
+
+    def _shown(self, agents: str) -> dict[str, Any]:
+        return {agent: sample(self._space, self._rng) for agent in agents}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._at, self._rng = 0, np.random.default_rng(seed)
+        return self._shown("abc"), {}
+
+    def step(self, action_dict: Any) -> Any:
+        self._at += 1
+        agents = ("a" if self._at in (4, 5) else "ab") + ("c" if self._at % 2 == 0 else "")
+        over = {"b": self._at == 3, "__all__": self._at == 9}
+        return (
+            self._shown("abc" if over["__all__"] else agents),
+            dict.fromkeys(agents, 1.0),
+            over,
+            {"__all__": False},
+            {},
+        )
+
+
+def stacking(kind: str, **more: Any) -> Algorithm:
+    """Return an algorithm with one policy of a kind, which has learned nothing but acts lively."""
+    case = STACKS[kind]
+    algorithm = case.algorithm(
+        env=lambda context: Herd(case.observation_space, case.action_space),
+        config={
+            **SMALL,
+            **LEARNING[case.algorithm],
+            **case.settings,
+            **more,
+            "model": {"fcnet_hiddens": [8], **case.model},
+        },
+    )
+    livelier(algorithm)
+    return algorithm

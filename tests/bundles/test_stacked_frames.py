@@ -1,0 +1,273 @@
+"""Policies that see several observations at once: on disk, and asked by hand along whole episodes of several agents."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from menv import Policy, export_onnx, local_policy_inference
+from menv.algorithms import PPO
+from menv.connectors import AgentConnector, register_connector
+from menv.errors import ConfigError, ContractError
+from menv.loop.golden import columns, paths
+from menv.sample_batch import SampleBatch
+from tests.bundles.cases import FOUR, VECTOR, Spaces, algorithm_of, observations, same
+from tests.bundles.stacked import STACKS, Herd, stacking
+from tests.bundles.test_damage import refused, sign
+from tests.house.sources import ROOT
+
+CARTPOLE: dict[str, Any] = {
+    "seed": 1, "train_batch_size": 64, "model": {"fcnet_hiddens": [8]},
+    "agent_connectors": [("FrameStackAgentConnector", {"num_frames": 4})],
+}  # fmt: skip
+
+
+def loaded_of(algorithm: Any, folder: Path) -> Any:
+    algorithm.export_policy_checkpoint(folder / "policy")
+    return Policy.from_checkpoint(folder / "policy")
+
+
+def played(policies: list[Any], kind: str, explore: bool | None) -> list[list[Any]]:
+    """Return what each policy answers along two episodes at a time, which go where the first one leads."""
+    envs = [Herd(*STACKS[kind][:2]) for _ in range(2)]
+    answers: list[list[Any]] = [[] for _ in policies]
+    for episode in range(2):
+        shown = [env.reset(seed=10 * episode + number)[0] for number, env in enumerate(envs)]
+        over: list[dict[str, bool]] = [{}, {}]
+        for _ in range(10):
+            for number, env in enumerate(envs):
+                asked: dict[str, Any] = {"env_id": number, "explore": explore}
+                ends = [
+                    over[number].get(agent, False) or over[number].get("__all__", False)
+                    for agent in shown[number]
+                ]
+                agents, obs = list(shown[number]), list(shown[number].values())
+                for policy, own in zip(policies, answers, strict=True):
+                    own.append(
+                        local_policy_inference(policy, agent_id=agents, obs=obs, terminated=ends, **asked)
+                    )
+                if over[number].get("__all__"):
+                    continue
+                taken = {
+                    agent: answer[0]
+                    for agent, answer, ended in zip(agents, answers[0][-1], ends, strict=True)
+                    if not ended
+                }
+                shown[number], _, over[number], _, _ = env.step(taken)
+    return answers
+
+
+@pytest.mark.parametrize("kind", STACKS)
+def test_a_loaded_policy_answers_as_the_live_one_along_episodes_to_the_last_bit(
+    kind: str, tmp_path: Path
+) -> None:
+    with stacking(kind) as algorithm:
+        algorithm.train()
+        live: Any = algorithm.get_policy()
+        loaded = loaded_of(algorithm, tmp_path)
+        for explore in (False, None):
+            wanted, found = played([live, loaded], kind, explore)
+            assert same(wanted, found)
+            told = {
+                (str(action), float(fetches["action_logp"])) for one in wanted for action, _, fetches in one
+            }
+            assert len(told) > 1
+
+
+@pytest.mark.parametrize("kind", ["vector", "lstm", "picture", "picture of three colours", "continuous"])
+def test_a_loaded_policy_does_by_hand_what_the_sampler_did(kind: str, tmp_path: Path) -> None:
+    with stacking(kind, explore=False, rollout_fragment_length=60) as algorithm:
+        batch = algorithm.sample()["default_policy"]
+        loaded = loaded_of(algorithm, tmp_path)
+    image = loaded.observation_space.shape if kind.startswith("picture") else (1, 1, 3)
+    newest = (
+        batch["obs"]
+        .reshape(-1, *image[:2], 3, image[2])[..., 2, :]
+        .reshape(-1, *loaded.observation_space.shape)
+    )
+    life = 0
+    for row, t in enumerate(batch["t"].tolist()):
+        life += t == 0
+        ((action, states, fetches),) = local_policy_inference(loaded, life, "any", newest[row], explore=False)
+        sampled = loaded.networks.output(batch["actions"][row : row + 1])
+        assert same(action, sampled[0])
+        assert fetches["action_logp"] == pytest.approx(batch["action_logp"][row], abs=1e-5)
+        if states and row + 1 < batch.count and batch["t"][row + 1]:
+            assert same(states, [batch[f"state_in_{number}"][row + 1] for number in range(len(states))])
+    assert life > 6
+
+
+def test_a_process_without_torch_and_onnx_plays_whole_episodes_as_the_live_policy(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=CARTPOLE) as algorithm:
+        algorithm.train()
+        algorithm.export_policy_checkpoint(tmp_path / "policy")
+        policy = algorithm.get_policy()
+        code = f"""
+            import sys
+            for name in ("torch", "onnx", "ray", "onnxscript"):
+                sys.modules[name] = None
+            from menv import Policy
+            policy = Policy.from_checkpoint({str(tmp_path / "policy")!r})
+        """
+        play = """
+            import gymnasium as gym
+            from menv import local_policy_inference
+            told = []
+            for seed in range(3):
+                env = gym.make("CartPole-v1")
+                (obs, _), over = env.reset(seed=seed), False
+                while not over:
+                    ((action, _, fetches),) = local_policy_inference(policy, 0, 0, obs, explore=False)
+                    told.append((int(action), float(fetches["action_logp"]).hex()))
+                    obs, _, terminated, truncated, _ = env.step(action)
+                    over = terminated or truncated
+                local_policy_inference(policy, 0, 0, obs, terminated=terminated, truncated=truncated)
+        """
+        here: dict[str, Any] = {"policy": policy}
+        exec(textwrap.dedent(play), here)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code) + textwrap.dedent(play) + "print(told)"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(here["told"])
+
+
+def test_one_observation_of_nobody_knows_whom_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with stacking("vector") as algorithm:
+        loaded = loaded_of(algorithm, tmp_path)
+    obs = observations(loaded, 1)[0]
+    for ask, asked in ((loaded.act, obs), (loaded.compute_actions, [obs])):
+        with pytest.raises(
+            ContractError, match=r"use local_policy_inference\(policy, env_id, agent_id, obs\)"
+        ):
+            ask(asked)
+
+
+def test_nothing_is_kept_of_agents_whose_episode_is_over(tmp_path: Path) -> None:
+    with stacking("lstm") as algorithm:
+        loaded = loaded_of(algorithm, tmp_path)
+    shown = observations(loaded, 4)
+    for episode in range(3):
+        local_policy_inference(
+            loaded, f"episode {episode}", [0, 1, 0, 1], shown, terminated=[False, False, True, True]
+        )
+    kept = [
+        value
+        for leaf in loaded.agent_connectors.connectors
+        for value in vars(leaf).values()
+        if type(value) is dict
+    ]
+    assert kept
+    assert not any(kept)
+
+
+def test_only_policies_that_need_it_are_written_in_the_newer_format(tmp_path: Path) -> None:
+    with stacking("vector") as algorithm:
+        algorithm.export_policy_checkpoint(tmp_path / "stacked")
+    with algorithm_of("mlp") as algorithm:
+        algorithm.export_policy_checkpoint(tmp_path / "plain")
+    stacked, plain = (
+        json.loads((tmp_path / name / "policy.json").read_text()) for name in ("stacked", "plain")
+    )
+    assert (stacked["format"], stacked["row_width"]) == (2, 9)
+    assert plain["format"] == 1
+    assert "row_width" not in plain
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda m: m.update(row_width=12), "'row_width' does not fit the rest"),
+    (lambda m: m.pop("row_width"), "'row_width' does not fit the rest"),
+    (lambda m: m["agent_connectors"][2][1].update(num_frames=4), "'agent_connectors' does not fit the rest"),
+    (lambda m: m["agent_connectors"].pop(2), "'agent_connectors' does not fit the rest"),
+    (lambda m: m.update(format=1), "'observation_space' does not fit the rest"),
+])  # fmt: skip
+def test_a_manifest_whose_width_was_made_up_is_refused(change: Any, said: str, tmp_path: Path) -> None:
+    with stacking("vector") as algorithm:
+        folder = algorithm.export_policy_checkpoint(tmp_path / "policy")
+    sign(folder, change)
+    assert said in refused(folder)
+
+
+class Twice(AgentConnector):
+    """Shows an observation and its squares."""
+
+    def transform(self, ac_data: Any) -> Any:
+        obs = ac_data.data[SampleBatch.NEXT_OBS]
+        ac_data.data[SampleBatch.NEXT_OBS] = np.concatenate((obs, obs * obs))
+        return ac_data
+
+    def space(self, space: Any, width: int) -> Any:
+        return space, 2 * width
+
+    def to_state(self) -> Any:
+        return "TwiceOnDisk", None
+
+    @classmethod
+    def from_state(cls, ctx: Any, params: Any) -> Any:
+        return cls(ctx)
+
+
+register_connector("TwiceOnDisk", Twice)
+
+
+def test_a_connector_of_ones_own_may_widen_rows_as_well(tmp_path: Path) -> None:
+    config = {"seed": 1, "agent_connectors": ["TwiceOnDisk"], "model": {"fcnet_hiddens": [8]}}
+    with PPO(env=lambda context: Spaces(VECTOR, FOUR), config=config) as algorithm:
+        live: Any = algorithm.get_policy()
+        loaded = loaded_of(algorithm, tmp_path)
+        shown = observations(live, 20)
+        assert same(*(one.compute_actions(shown, explore=False)[2] for one in (live, loaded)))
+        assert same(live.act(shown[0]), loaded.act(shown[0]))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STACKS if kind != "behind running means"])
+def test_the_onnx_file_is_given_frames_and_does_what_the_policy_does(kind: str, tmp_path: Path) -> None:
+    with stacking(kind) as algorithm:
+        policy: Any = algorithm.get_policy()
+        export_onnx(policy, tmp_path / "policy.onnx")
+        export_onnx(policy, tmp_path / "drawn.onnx", explore=True)
+        shown = observations(policy, 8)
+        wanted = [local_policy_inference(policy, 0, 0, obs, explore=False)[0] for obs in shown]
+    onnx.checker.check_model(tmp_path / "policy.onnx", full_check=True)
+    session = ort.InferenceSession(tmp_path / "policy.onnx")
+    frames, masks = np.maximum(np.arange(8)[:, None] + np.arange(-2, 1), 0), {"action_mask"}
+    space = policy.observation_space
+    feed = {
+        ".".join(("obs", *map(str, keys))): column if masks & {*keys} else column[frames]
+        for (keys, _), column in zip(paths(space), columns(space, shown), strict=True)
+    }
+    names = [given.name for given in session.get_outputs()]
+    state = np.zeros((1, sum(policy.networks.state_sizes)), np.float32)
+    for row, (action, _, _) in enumerate(wanted):
+        own = {name: column[row : row + 1] for name, column in feed.items()}
+        found = dict(
+            zip(names, session.run(names, {**own, "state": state} if state.size else own), strict=True)
+        )
+        state = found.get("state_after", state)
+        for (keys, _), value in zip(
+            paths(policy.action_space), columns(policy.action_space, [action]), strict=True
+        ):
+            np.testing.assert_allclose(
+                found[".".join(("action", *map(str, keys)))], value, rtol=1e-5, atol=1e-5
+            )
+    assert session.get_modelmeta().custom_metadata_map["frames"] == "3"
+
+
+def test_frames_behind_connectors_that_no_graph_expresses_are_refused_by_name(tmp_path: Path) -> None:
+    with (
+        stacking("behind running means") as algorithm,
+        pytest.raises(
+            ConfigError, match=r"connectors beyond the usual ones.*MeanStdObservationFilter.*FrameStack"
+        ),
+    ):
+        export_onnx(algorithm.get_policy(), tmp_path / "policy.onnx")

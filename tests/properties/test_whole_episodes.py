@@ -1,0 +1,148 @@
+"""Sub-environments that step together, sampled in complete episodes: rows wait for the end, and none is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given
+from hypothesis import strategies as st
+
+from menv.algorithms import PPO
+from menv.loop.digest import Digest
+from menv.multi_agent_batch import MultiAgentBatch
+from menv.sample_batch import SampleBatch
+from menv.vector_env import VectorEnv
+from tests.contract.scripted import SOLO, Script
+from tests.properties.test_vectorised import KINDS, Run, common, earned, quick, solo_scripts
+
+LENGTHS = [2, 3, 7]
+
+
+class Clocks(VectorEnv):
+    """Three sub-environments with episodes of 2, 3 and 7 steps; an observation tells index, episode and step."""
+
+    def __init__(self, lengths: list[int] = LENGTHS, actions: gym.Space[Any] | None = None) -> None:
+        super().__init__(Box(0.0, 1000.0, (3,), np.float32), actions or Discrete(2), len(lengths))
+        self.lengths = lengths
+        self.episodes = [0] * len(lengths)
+        self.at = [0] * len(lengths)
+        self.paid = 0.0
+
+    def _obs(self, index: int) -> Any:
+        return np.array([index, self.episodes[index], self.at[index]], np.float32)
+
+    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
+        self.at = [0] * self.num_envs
+        return [self._obs(index) for index in range(self.num_envs)], [{} for _ in self.lengths]
+
+    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> Any:
+        assert index is not None
+        self.at[index] = 0
+        self.episodes[index] += 1
+        return self._obs(index), {}
+
+    def vector_step(self, actions: Any) -> Any:
+        self.at = [at + 1 for at in self.at]
+        rewards = [10.0 * index + at for index, at in enumerate(self.at)]
+        self.paid += sum(rewards)
+        over = [at == length for at, length in zip(self.at, self.lengths, strict=True)]
+        nobody = [False] * self.num_envs
+        obs = [self._obs(index) for index in range(self.num_envs)]
+        return obs, rewards, over, nobody, [{} for _ in self.lengths]
+
+    def get_sub_environments(self) -> Any:
+        return []
+
+
+def training(env: Any, length: int, **config: Any) -> PPO:
+    """Return an algorithm whose fragments hold complete episodes."""
+    settings = {
+        "train_batch_size": 64, "sgd_minibatch_size": 32, "num_sgd_iter": 1, "model": {"fcnet_hiddens": [8]},
+        "rollout_fragment_length": length, "batch_mode": "complete_episodes", "inference": "onnx", "seed": 0,
+    }  # fmt: skip
+    return PPO(env=lambda context: env, config={**settings, **config})
+
+
+def episodes_of(batch: Any) -> list[tuple[int, int, int]]:
+    """Return index, episode and length of each piece, which must begin at step 0 and hold all that follow."""
+    found = []
+    for piece in batch["default_policy"].split_by_episode():
+        index, episode, _ = (int(number) for number in piece["obs"][0])
+        assert piece["obs"][:, 2].tolist() == piece["t"].tolist() == list(range(piece.count))
+        assert piece["rewards"].tolist() == [10.0 * index + at for at in range(1, piece.count + 1)]
+        assert piece["new_obs"][-1].tolist() == [index, episode, piece.count]
+        assert piece["terminateds"].tolist() == [False] * (piece.count - 1) + [True]
+        found.append((index, episode, piece.count))
+    return found
+
+
+@pytest.mark.parametrize("explore", [True, False])
+def test_a_fragment_is_full_when_enough_steps_of_ended_episodes_are(explore: bool) -> None:
+    env = Clocks()
+    with training(env, 3, explore=explore) as algo:
+        first, second = algo.sample(), algo.sample()
+        # After 4 steps 2 + 3 + 2 rows are of ended episodes, two less than asked for; after 6 there are 5 more.
+        assert episodes_of(first) == [(0, 0, 2), (0, 1, 2), (0, 2, 2), (1, 0, 3), (1, 1, 3)]
+        # The rows of the long one have waited for its end, in the 7th.
+        assert episodes_of(second) == [(0, 3, 2), (2, 0, 7)]
+        assert [batch.env_steps() for batch in (first, second)] == [12, 9]
+        sampler = algo._sampler
+        assert (sampler.env_steps, sampler.agent_steps) == (24, 24)
+        # Two steps of the second one and one of the third are under way.
+        assert sampler.held_rewards() == 11.0 + 12.0 + 21.0
+    rewards = [batch["default_policy"]["rewards"].sum() for batch in (first, second)]
+    assert sum(rewards) + 44.0 == env.paid
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_fragments_hold_whole_episodes_in_every_mode(kind: str, short: bool) -> None:
+    run = Run(kind, SOLO, 5, short=short, whole=True)
+    lived = run.lived(12)
+    for batch in run.batches:
+        part = batch["even"]
+        pieces = part.segments
+        assert batch.env_steps() == part.count >= 15
+        assert not pieces.first_t.any()
+        assert len(set(pieces.eps_id.tolist())) == len(pieces.eps_id)
+        assert (part["terminateds"] | part["truncateds"])[pieces.ends - 1].all()
+    unrolls = np.concatenate([batch["even"].segments.unroll_id for batch in run.batches])
+    assert unrolls.tolist() == list(range(len(unrolls)))
+    summary = run.metrics.summary()
+    assert summary["episodes_this_iter"] == len(unrolls)
+    assert sum(map(len, lived.values())) == run.loop.digest.rows
+
+
+def rows_of(batches: list[MultiAgentBatch], episodes: Any) -> SampleBatch:
+    """Return the rows of some episodes."""
+    batch = SampleBatch.concat_samples([one["even"] for one in batches])
+    return batch.take(np.flatnonzero(np.isin(batch["eps_id"], episodes)))
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_the_rows_are_those_of_a_run_whose_fragments_cut_episodes(kind: str, short: bool) -> None:
+    whole, cut = (Run(kind, SOLO, 4, short=short, salt=kind == "vector", whole=way) for way in (True, False))
+    one, other = whole.lived(10), cut.lived(20)
+    assert common(one, other) == whole.loop.digest.rows
+    episodes = np.concatenate([batch["even"].segments.eps_id for batch in whole.batches])
+    digest = Digest()
+    digest.take(rows_of(cut.batches, episodes))
+    assert digest == whole.loop.digest
+    assert digest.rows >= 120
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("kind", KINDS[1:])
+@given(script=solo_scripts(), length=st.integers(1, 9))
+@quick
+def test_no_reward_is_lost_while_rows_wait(kind: str, short: bool, script: Script, length: int) -> None:
+    run = Run(kind, script, length, short=short, whole=True)
+    for rows in run.lived(30 // length).values():
+        assert [row.t for row in rows] == list(range(len(rows)))
+        assert any(rows[-1].flags)
+    assert earned(run.batches) + run.loop.held_rewards() == run.paid()

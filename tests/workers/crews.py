@@ -1,0 +1,159 @@
+"""Algorithms with workers, and environments that misbehave, for the tests of this folder.
+
+Workers import this module by its name, as they would a module beside a user's script.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv.algorithms import PPO
+
+PLAYERS = {
+    "policies": ["player1", "player2"],
+    "policy_mapping_fn": lambda agent_id, *args, **kwargs: agent_id,
+}
+ROADS = {
+    "policies": ["car", "light"],
+    "policy_mapping_fn": lambda agent_id, *args, **kwargs: "car" if agent_id.startswith("car") else "light",
+}
+
+
+@contextmanager
+def running(num_workers: int, kind: Any = PPO, **settings: Any) -> Iterator[Any]:
+    """Yield an algorithm over workers that are processes, with small batches."""
+    config = {
+        "env": "CartPole-v1", "engine": "process", "num_workers": num_workers, "num_envs_per_worker": 2,
+        "train_batch_size": 128, "seed": 3, "model": {"fcnet_hiddens": [8]}, **settings,
+    }  # fmt: skip
+    if kind is PPO:
+        config = {"sgd_minibatch_size": 64, "num_sgd_iter": 2, **config}
+    algo = kind(config=config)
+    try:
+        yield algo
+    finally:
+        algo.stop()
+
+
+def weights_of(algo: Any) -> dict[str, dict[str, Any]]:
+    return {name: dict(own) for name, own in algo.get_weights().items()}
+
+
+def same(one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether two sets of weights are equal to the last bit."""
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name][key], other[name][key]) for name in one for key in one[name]
+    )
+
+
+def gone(pid: int) -> bool:
+    """Return whether no process has this id, or only a dead one that nobody has asked after."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+class Counting(gym.Env[Any, Any]):
+    """Episodes of `length` steps, each paying 1; what it does in a step may be something else once."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any) -> None:
+        self.config, self.at = config, 0
+        self.length = config.get("length", 5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.at = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        self.act()
+        return self._obs(), 1.0, self.at == self.length, False, {}
+
+    def act(self) -> None:
+        """Do what an environment should not."""
+
+    def once(self) -> bool:
+        """Return True the first time that anybody asks, in whatever process."""
+        try:
+            Path(self.config["flag"]).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _obs(self) -> Any:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+
+class Hanging(Counting):
+    """Does not return from one step; `deaf` never lets go of the interpreter either."""
+
+    def act(self) -> None:
+        if self.at == 3 and self.config.worker_index == 2 and self.once():
+            if self.config.get("deaf"):
+                # One call into C that takes for ever and holds the interpreter's lock.
+                sum(range(10**12))
+            while True:
+                time.sleep(60)
+
+
+class Dying(Counting):
+    """Ends its process in one step, as a fault in C does."""
+
+    def act(self) -> None:
+        if self.at == 3 and self.config.worker_index == 2 and (self.config.get("always") or self.once()):
+            sys.stderr.write("the simulator has no licence\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Raising(Counting):
+    """Raises in one step."""
+
+    def act(self) -> None:
+        if self.at == 3 and self.once():
+            raise ZeroDivisionError("no wheels")
+
+
+class Broken(Counting):
+    """Cannot be created in a worker."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.worker_index:
+            raise OSError("the map is missing")
+
+
+class Chatty(Counting):
+    """Logs."""
+
+    def act(self) -> None:
+        if self.at == 1:
+            logging.getLogger("simulator").info("one step in worker %d", self.config.worker_index)
+
+
+class Telling(Counting):
+    """Observes where it lives."""
+
+    observation_space = gym.spaces.Box(-1, 100, (4,), np.float32)
+
+    def _obs(self) -> Any:
+        place = self.config
+        told = [place.worker_index, place.vector_index, place.num_workers, place.recreated_worker]
+        return np.array(told, np.float32)

@@ -1,0 +1,227 @@
+"""Workers that die or hang: only the episodes that ran in them are lost, and training goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
+from tests.workers.crews import gone, running, same, weights_of
+
+HERE = "tests.workers.crews"
+
+
+def kill(pid: int) -> None:
+    """Kill a process and wait until it is dead."""
+    os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + 10
+    while not gone(pid) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def test_a_worker_that_is_killed_between_two_iterations_costs_its_own_episodes_only() -> None:
+    with running(2) as algo:
+        algo.train()
+        first, second = algo.worker_pids()
+        kill(second)
+        with pytest.warns(
+            EnvFaultWarning, match=r"worker 2 \(pid \d+\): ended with exit code -9 \(SIGKILL\)"
+        ):
+            result = algo.train()
+        assert result["num_faulty_episodes"] == 2
+        assert result["num_worker_restarts"] == 1
+        assert result["num_env_steps_sampled_this_iter"] == 128
+        assert "worker 2" in result["first_fault"]
+        assert algo.worker_pids()[0] == first
+        assert algo.worker_pids()[1] != second
+        again = algo.train()
+        assert again["num_faulty_episodes"] == 0
+        assert again["training_iteration"] == 3
+        assert again["faulty_episodes_total"] == 2
+
+
+def test_a_worker_that_is_killed_while_it_samples_is_replaced_in_the_same_iteration() -> None:
+    slow = {"env": f"{HERE}:Counting", "env_config": {"length": 50}, "train_batch_size": 40_000}
+    with running(2, num_envs_per_worker=4, **slow) as algo:
+        algo.sample()
+        victim = algo.worker_pids()[0]
+        shot = threading.Timer(0.05, kill, (victim,))
+        shot.start()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            batch = algo.sample()
+        shot.join()
+        # Wherever the shot fell, the fragment is whole.
+        assert batch.env_steps() == 40_000
+        if victim not in algo.worker_pids():
+            assert any(issubclass(one.category, EnvFaultWarning) for one in caught)
+        rows = batch["default_policy"]
+        assert set(np.unique(rows["env_id"])) == set(range(8))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_replacement_acts_with_the_weights_and_policies_of_now(overlap: bool) -> None:
+    names = ["default_policy", "other"]
+    mapping = {
+        "policies": names[:1],
+        "policy_mapping_fn": lambda agent_id, episode, *args, **kwargs: names[0],
+    }
+    with running(2, multiagent=mapping, overlap=overlap) as algo:
+        algo.train()
+        algo.add_policy(names[1], policy_mapping_fn=lambda *args, **kwargs: names[1])
+        algo.train()
+        kill(algo.worker_pids()[1])
+        with pytest.warns(EnvFaultWarning):
+            algo.train()
+        batch = algo.sample()[names[1]]
+        networks = algo.get_policy(names[1]).networks
+        fresh = networks.backend.evaluate(1, batch["obs"], None, batch["actions"])
+        if not overlap:
+            np.testing.assert_allclose(fresh.logp, batch["action_logp"], atol=1e-5)
+        assert set(np.unique(batch["env_id"])) == {0, 1, 2, 3}
+
+
+def test_a_replacement_lives_other_lives_than_the_worker_before_it() -> None:
+    with running(1) as algo:
+        before = algo.sample()["default_policy"]["obs"]
+        kill(algo.worker_pids()[0])
+        with pytest.warns(EnvFaultWarning):
+            after = algo.sample()["default_policy"]["obs"]
+        assert len(before) == len(after)
+        assert not np.intersect1d(before[:, 0], after[:, 0]).size
+
+
+def test_its_environments_are_told_that_the_worker_was_recreated(tmp_path: Path) -> None:
+    with running(2, env=f"{HERE}:Telling", env_config={"flag": str(tmp_path / "flag")}) as algo:
+        told = np.unique(algo.sample()["default_policy"]["obs"], axis=0)
+        assert told.tolist() == [[1, 0, 2, 0], [1, 1, 2, 0], [2, 0, 2, 0], [2, 1, 2, 0]]
+        kill(algo.worker_pids()[0])
+        with pytest.warns(EnvFaultWarning):
+            told = np.unique(algo.sample()["default_policy"]["obs"], axis=0)
+        assert told.tolist() == [[1, 0, 2, 1], [1, 1, 2, 1], [2, 0, 2, 0], [2, 1, 2, 0]]
+
+
+def test_a_simulator_that_ends_its_process_is_shown_with_its_last_words(tmp_path: Path) -> None:
+    settings = {"env": f"{HERE}:Dying", "env_config": {"flag": str(tmp_path / "flag")}}
+    with running(2, **settings) as algo:
+        with pytest.warns(EnvFaultWarning, match=r"SIGSEGV"):
+            result = algo.train()
+        assert result["num_env_steps_sampled"] == 128
+        assert algo.train()["num_worker_restarts"] == 1
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run_with_the_first_cause() -> None:
+    settings = {"env": f"{HERE}:Dying", "env_config": {"always": True}}
+    with running(2, **settings) as algo, warnings.catch_warnings():
+        warnings.simplefilter("ignore", EnvFaultWarning)
+        with pytest.raises(
+            WorkerLostError, match=r"(?s)worker 2 .*SIGSEGV.*no licence.*the first of 4 times"
+        ):
+            algo.train()
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_an_environment_that_hangs_is_given_up_with_the_line_where_it_stood(
+    deaf: bool, tmp_path: Path
+) -> None:
+    config = {"flag": str(tmp_path / "flag"), "deaf": deaf}
+    with running(2, env=f"{HERE}:Hanging", env_config=config, env_timeout=1.0) as algo:
+        with pytest.warns(EnvFaultWarning, match=r"worker 2"):
+            result = algo.train()
+        assert result["num_env_steps_sampled"] == 128
+        assert result["num_faulty_episodes"] == 2
+        assert "did not return for env_timeout=1 s, from act (crews.py:" in result["first_fault"]
+
+
+def test_an_environment_that_raises_costs_one_episode_in_a_worker_as_it_does_here(tmp_path: Path) -> None:
+    for workers in (0, 2):
+        config = {"flag": str(tmp_path / f"flag{workers}")}
+        with running(workers, env=f"{HERE}:Raising", env_config=config) as algo:
+            with pytest.warns(EnvFaultWarning, match="ZeroDivisionError: no wheels"):
+                result = algo.train()
+            assert result["num_faulty_episodes"] == 1
+            assert result["num_env_steps_sampled"] == 128
+            assert result.get("num_worker_restarts", 0) == 0
+
+
+def test_an_environment_that_cannot_be_created_in_a_worker_is_an_error_with_its_traceback() -> None:
+    with (
+        running(1, env=f"{HERE}:Broken") as algo,
+        pytest.raises(EnvCrashError, match="the map is missing") as caught,
+    ):
+        algo.train()
+    told = str(caught.value.__cause__)
+    assert "worker 1" in told
+    assert "crews.py" in told
+
+
+def test_stopping_leaves_no_process_behind_and_may_be_done_twice() -> None:
+    with running(2, overlap=True) as algo:
+        algo.train()
+        pids = algo.worker_pids()
+        assert len(set(pids)) == 2
+        algo.stop()
+    until = time.monotonic() + 10
+    while not all(gone(pid) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert all(gone(pid) for pid in pids)
+
+
+def test_what_cannot_travel_is_named() -> None:
+    lock: Any = threading.Lock()
+    mapping = {
+        "policies": ["default_policy"],
+        "policy_mapping_fn": lambda *args, **kwargs: lock and "default_policy",
+    }
+    with pytest.raises(ConfigError, match="lock"), running(1, multiagent=mapping) as algo:
+        algo.train()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_training_reaches_its_steps_while_workers_are_killed_at_random(overlap: bool) -> None:
+    rng = np.random.default_rng(7)
+    with running(2, train_batch_size=2000, num_envs_per_worker=4, overlap=overlap) as algo:
+        algo.train()
+        shots = 0
+        for iteration in range(6):
+            if iteration % 2 == 0:
+                delay, victim = rng.uniform(0, 0.05), algo.worker_pids()[int(rng.integers(2))]
+                threading.Timer(delay, kill, (victim,)).start()
+                shots += 1
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", EnvFaultWarning)
+                result = algo.train()
+            time.sleep(0.06)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EnvFaultWarning)
+            result = algo.train()
+        assert result["training_iteration"] == 8
+        assert result["num_env_steps_sampled"] == 16_000
+        assert result["num_worker_restarts"] == shots
+        assert result["faulty_episodes_total"] >= shots
+
+
+def test_frozen_weights_stay_equal_over_a_lost_worker() -> None:
+    names = ["learns", "frozen"]
+    mapping = {
+        "policies": names,
+        "policy_mapping_fn": lambda agent_id, episode, *args, **kwargs: names[episode.episode_id % 2],
+        "policies_to_train": ["learns"],
+    }
+    with running(2, multiagent=mapping) as algo:
+        before = weights_of(algo)
+        algo.train()
+        kill(algo.worker_pids()[0])
+        with pytest.warns(EnvFaultWarning):
+            algo.train()
+        after = weights_of(algo)
+        assert same({"frozen": before["frozen"]}, {"frozen": after["frozen"]})
+        assert not same({"learns": before["learns"]}, {"learns": after["learns"]})

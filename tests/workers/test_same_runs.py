@@ -1,0 +1,126 @@
+"""One seed is one run, however the sub-environments are spread over workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.algorithms import DQN, PPO
+from tests.workers.crews import PLAYERS, ROADS, running, same, weights_of
+
+GAMES: dict[str, dict[str, Any]] = {
+    "one agent": {"env": "CartPole-v1"},
+    "turns, a policy each": {"env": "tictactoe", "multiagent": PLAYERS},
+    "turns, one policy": {"env": "tictactoe"},
+    "agents that leave": {"env": "traffic", "multiagent": ROADS},
+    "recurrent": {
+        "env": "CartPole-v1",
+        "model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 8},
+    },
+    "continuous": {"env": "Pendulum-v1"},
+    "whole episodes": {"env": "CartPole-v1", "batch_mode": "complete_episodes"},
+    "images of turns": {"env": "connect_four"},
+}
+
+
+def trained(num_workers: int, each: int, iterations: int = 3, **settings: Any) -> tuple[str, Any, Any]:
+    """Return the digest of a run, its weights and its last result."""
+    with running(num_workers, num_envs_per_worker=each, **settings) as algo:
+        results = [algo.train() for _ in range(iterations)]
+        return results[-1]["digest"], weights_of(algo), results[-1]
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_two_workers_train_as_one_process_does_to_the_last_bit(game: str) -> None:
+    here = trained(0, 4, **GAMES[game])
+    there = trained(2, 2, **GAMES[game])
+    assert here[0] == there[0]
+    assert same(here[1], there[1])
+    for key in (
+        "num_env_steps_sampled",
+        "num_agent_steps_sampled",
+        "num_agent_steps_trained",
+        "episodes_total",
+    ):
+        assert here[2][key] == there[2][key]
+
+
+def test_one_worker_or_four_train_alike_and_other_seeds_do_not() -> None:
+    one, four = trained(1, 4), trained(4, 1)
+    assert one[0] == four[0]
+    assert same(one[1], four[1])
+    assert trained(1, 4, seed=4)[0] != one[0]
+
+
+def test_dqn_trains_alike_with_workers() -> None:
+    settings = {
+        "kind": DQN,
+        "train_batch_size": 16,
+        "rollout_fragment_length": 4,
+        "num_steps_sampled_before_learning_starts": 32,
+        "min_sample_timesteps_per_iteration": 32,
+    }
+    here, there = trained(0, 4, 5, **settings), trained(2, 2, 5, **settings)
+    assert here[0] == there[0]
+    assert same(here[1], there[1])
+
+
+def test_a_fragment_of_workers_has_the_rows_of_a_fragment_here_in_the_same_order() -> None:
+    with running(0, num_envs_per_worker=4) as algo:
+        here = [algo.sample()["default_policy"] for _ in range(3)]
+    with running(2, num_envs_per_worker=2) as algo:
+        there = [algo.sample()["default_policy"] for _ in range(3)]
+    for mine, theirs in zip(here, there, strict=True):
+        for column in (
+            "obs",
+            "new_obs",
+            "actions",
+            "rewards",
+            "terminateds",
+            "advantages",
+            "env_id",
+            "eps_id",
+            "t",
+            "unroll_id",
+        ):
+            np.testing.assert_array_equal(mine[column], theirs[column], err_msg=column)
+
+
+def test_fragments_may_be_written_into_and_hold_infos() -> None:
+    with running(1, env="tests.workers.crews:Counting") as algo:
+        batch = algo.sample()["default_policy"]
+        batch["rewards"][:] = 2.0
+        assert batch["infos"][0] == {}
+        assert set(np.unique(batch["env_id"])) == {0, 1}
+
+
+def test_overlapped_runs_repeat_too() -> None:
+    first, again = (trained(2, 2, 4, overlap=True) for _ in range(2))
+    assert first[0] == again[0]
+    assert same(first[1], again[1])
+
+
+def test_a_policy_that_learns_changes_the_rows_of_the_next_fragment() -> None:
+    with running(1) as algo:
+        algo.train()
+        before = algo.sample()["default_policy"]
+        algo.train()
+        after = algo.sample()["default_policy"]
+        policy = algo.get_policy()
+        # The probabilities that the worker computed are those of the weights that act here.
+        networks = policy.networks
+        fresh = networks.backend.evaluate(0, after["obs"], None, after["actions"])
+        np.testing.assert_allclose(fresh.logp, after["action_logp"], atol=1e-5)
+        old = networks.backend.evaluate(0, before["obs"], None, before["actions"])
+        assert np.abs(old.logp - before["action_logp"]).max() > 1e-3
+
+
+def test_ppo_of_workers_learns_the_first_steps_of_cartpole() -> None:
+    with running(2, kind=PPO, num_envs_per_worker=8, train_batch_size=2048, lr=3e-3, model={}) as algo:
+        first = algo.train()["episode_reward_mean"]
+        for _ in range(11):
+            last = algo.train()["episode_reward_mean"]
+    assert first < 40
+    assert last > 2 * first

@@ -1,0 +1,249 @@
+"""Policies, connectors, callbacks and names reach workers, and what they learn there comes back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy, register_env
+from menv.algorithms import PPO
+from menv.connectors.lambda_connectors import register_lambda_agent_connector
+from menv.errors import CallOrderError
+from tests.workers.crews import PLAYERS, Counting, running, same, weights_of
+
+NAMES = ["default_policy", "newcomer"]
+
+
+class Counts(DefaultCallbacks):
+    """Leaves a number with each episode."""
+
+    def on_episode_end(self, *, worker: Any, episode: Any, **kwargs: Any) -> None:
+        episode.custom_metrics["worker"] = float(worker.worker_index)
+        episode.media["where"] = worker.worker_index
+
+    def on_postprocess_trajectory(self, *, postprocessed_batch: Any, **kwargs: Any) -> None:
+        postprocessed_batch["rewards"] *= 10.0
+
+
+class Stubborn(Policy):
+    """Repeats what it did first; remembers how often it was asked."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.asked = 0
+
+    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.asked += len(obs_batch)
+        return [1] * len(obs_batch), [], {}
+
+
+def to_newcomer(agent_id: Any, episode: Any, *args: Any, **kwargs: Any) -> str:
+    return NAMES[1]
+
+
+def test_a_policy_that_is_added_answers_in_the_episodes_that_begin_in_workers_from_then_on() -> None:
+    with running(2, env="tests.workers.crews:Counting") as algo:
+        assert list(algo.sample().policy_batches) == NAMES[:1]
+        algo.add_policy(NAMES[1], policy_mapping_fn=to_newcomer)
+        batch = algo.sample()
+        assert set(batch.policy_batches) == set(NAMES)
+        assert algo.sample()[NAMES[1]].count == 128
+        result = algo.train()
+        assert np.isfinite(result["info"][NAMES[1]]["policy_loss"])
+        algo.remove_policy(NAMES[0])
+        assert set(algo.sample().policy_batches) == {NAMES[1]}
+
+
+def test_adding_policies_is_the_same_run_here_and_in_workers() -> None:
+    found = []
+    for workers, each in ((0, 4), (2, 2)):
+        with running(workers, num_envs_per_worker=each) as algo:
+            algo.train()
+            algo.add_policy(NAMES[1], policy_mapping_fn=to_newcomer)
+            algo.train()
+            algo.set_weights({NAMES[1]: algo.get_weights([NAMES[0]])[NAMES[0]]})
+            algo.add_policy(
+                "own", PolicySpec(policy_class=RandomPolicy), policy_mapping_fn=lambda *a, **k: "own"
+            )
+            algo.train()
+            algo.remove_policy(NAMES[0])
+            result = algo.train()
+            found.append((result["digest"], weights_of(algo)))
+    assert found[0][0] == found[1][0]
+    assert same(found[0][1], found[1][1])
+
+
+def test_a_policy_that_takes_a_removed_ones_name_is_another_one_in_workers_too() -> None:
+    with running(2, env="tests.workers.crews:Counting") as algo:
+        algo.add_policy(NAMES[1], PolicySpec(policy_class=Stubborn), policy_mapping_fn=to_newcomer)
+        algo.sample()
+        assert set(algo.sample()[NAMES[1]]["actions"]) == {1}
+        algo.remove_policy(NAMES[1], policy_mapping_fn=lambda *args, **kwargs: NAMES[0])
+        algo.add_policy(NAMES[1], PolicySpec(policy_class=RandomPolicy), policy_mapping_fn=to_newcomer)
+        algo.sample()
+        assert set(algo.sample()[NAMES[1]]["actions"]) == {0, 1}
+
+
+def test_weights_that_are_set_act_in_the_next_fragment() -> None:
+    with running(2) as algo:
+        algo.sample()
+        weights = weights_of(algo)
+        biased = {name: value * 0 for name, value in weights["default_policy"].items()}
+        name = "policy.out.bias"
+        biased[name] = np.broadcast_to(np.array([50.0, 0.0], np.float32), biased[name].shape).copy()
+        algo.set_weights({"default_policy": biased})
+        assert set(algo.sample()["default_policy"]["actions"]) == {0}
+
+
+def test_statistics_of_a_filter_are_merged_and_every_worker_acts_with_all_of_them() -> None:
+    settings: Mapping[str, Any] = {
+        "observation_filter": "MeanStdFilter",
+        "env": "tests.workers.crews:Counting",
+    }
+    with running(0, num_envs_per_worker=4, **settings) as algo:
+        for _ in range(3):
+            algo.train()
+        here = (
+            algo.get_policy().agent_connectors["MeanStdObservationFilterAgentConnector"][0].statistics.copy()
+        )
+    with running(2, num_envs_per_worker=2, **settings) as algo:
+        for _ in range(3):
+            algo.train()
+        there = (
+            algo.get_policy().agent_connectors["MeanStdObservationFilterAgentConnector"][0].statistics.copy()
+        )
+        rows = algo.sample()["default_policy"]
+    assert there.count == here.count
+    np.testing.assert_allclose(there.mean, here.mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(there.squares, here.squares, rtol=1e-4)
+    # Both workers subtract the same mean: what they show the network is centred alike.
+    halves = [rows["obs"][np.isin(rows["env_id"], part)] for part in ([0, 1], [2, 3])]
+    assert all(np.abs(half).max() <= 10.0 for half in halves)
+
+
+def test_connectors_that_are_edited_in_the_driver_are_those_of_the_workers() -> None:
+    with running(1, env="tests.workers.crews:Counting") as algo:
+        before = algo.sample()["default_policy"]["obs"]
+        policy = algo.get_policy()
+        made = register_lambda_agent_connector(
+            "Zeroed", lambda data: {**data, "new_obs": np.asarray(data["new_obs"]) * 0}
+        )
+        policy.agent_connectors.append(made(None))
+        algo.sample()
+        after = algo.sample()["default_policy"]["obs"]
+    assert np.abs(before).max() > 0
+    assert np.abs(after).max() == 0
+
+
+def test_callbacks_about_episodes_run_in_the_workers_and_their_metrics_come_back() -> None:
+    with running(2, env="tests.workers.crews:Counting", callbacks=Counts) as algo:
+        result = algo.train()
+        assert result["custom_metrics"]["worker_min"] == 1.0
+        assert result["custom_metrics"]["worker_max"] == 2.0
+        assert set(result["episode_media"]["where"]) == {1, 2}
+        assert result["episode_reward_mean"] == 5.0
+        assert set(algo.sample()["default_policy"]["rewards"]) == {10.0}
+
+
+def test_a_registered_name_a_lambda_and_a_gym_id_of_this_process_alone_are_known_in_workers() -> None:
+    class Local(Counting):
+        """Known to this function only."""
+
+    length = random.randint(3, 9)
+    register_env("local", lambda context: Local({**context, "length": length}))
+    gym.register("OnlyHere-v0", entry_point=lambda **kwargs: Local(kwargs))
+    try:
+        for env in ("local", lambda context: Local(context), Local, "OnlyHere-v0"):
+            with running(1, env=env) as algo:
+                result = algo.train()
+                assert result["episode_len_mean"] == (length if env == "local" else 5)
+    finally:
+        del gym.registry["OnlyHere-v0"]
+
+
+def test_explore_off_acts_greedily_in_workers() -> None:
+    with running(2, explore=False, num_envs_per_worker=4) as algo:
+        batch = algo.sample()["default_policy"]
+        policy = algo.get_policy()
+        greedy, _, _ = policy.compute_actions(list(batch["obs"]), explore=False)
+        assert list(greedy) == list(batch["actions"])
+
+
+def test_an_observation_fn_and_a_central_critic_work_in_workers() -> None:
+    for settings in ({"critic_obs": "all_agents"}, {}):
+        found = []
+        for workers, each in ((0, 2), (2, 1)):
+            with running(
+                workers, env="tictactoe", num_envs_per_worker=each, multiagent=PLAYERS, **settings
+            ) as algo:
+                algo.train()
+                found.append(weights_of(algo))
+        assert same(*found)
+
+
+def test_rows_tell_the_number_of_their_weights_and_staleness_is_bounded() -> None:
+    for most in (1, 3):
+        with running(2, env="tictactoe", overlap=True, max_staleness=most) as algo:
+            results = [algo.train() for _ in range(6)]
+            assert all(
+                0 <= one["staleness"]["mean"] <= one["staleness"]["max"] <= most + 1 for one in results
+            )
+            assert results[-1]["staleness"]["max"] >= most
+            assert results[-1]["staleness"]["mean"] <= most + 0.5
+            rows = algo.sample()["default_policy"]["weights_seq_no"]
+            assert rows.dtype == np.int64
+            assert rows.min() >= 1
+    with running(2) as algo:
+        assert "weights_seq_no" not in algo.sample()["default_policy"]
+        assert "staleness" not in algo.train()
+
+
+def test_an_algorithm_that_was_stopped_says_so() -> None:
+    with running(1) as algo:
+        algo.stop()
+        with pytest.raises(CallOrderError, match="was stopped"):
+            algo.sample()
+
+
+def test_checkpoints_go_from_workers_to_workers_and_to_one_process_and_back(tmp_path: Any) -> None:
+    with running(2) as algo:
+        algo.train()
+        algo.train()
+        algo.save(tmp_path / "run")
+        expected = [algo.train()["digest"] for _ in range(2)]
+        weights = weights_of(algo)
+    again = PPO.from_checkpoint(tmp_path / "run")
+    try:
+        assert [again.train()["digest"] for _ in range(2)] == expected
+        assert same(weights_of(again), weights)
+        assert again.train()["num_episodes_not_resumed"] == 0
+    finally:
+        again.stop()
+    alone = PPO.from_checkpoint(tmp_path / "run", config={"num_workers": 0, "num_envs_per_worker": 4})
+    try:
+        result = alone.train()
+        assert result["num_env_steps_sampled"] == 3 * 128
+        assert result["num_episodes_not_resumed"] > 0
+        alone.save(tmp_path / "alone")
+    finally:
+        alone.stop()
+    back = PPO.from_checkpoint(tmp_path / "alone", config={"num_workers": 2, "num_envs_per_worker": 2})
+    try:
+        result = back.train()
+        assert result["num_env_steps_sampled"] == 4 * 128
+        assert result["training_iteration"] == 4
+    finally:
+        back.stop()
+
+
+def test_evaluation_beside_workers_does_not_touch_their_run() -> None:
+    found = []
+    for interval in (None, 1):
+        with running(2, evaluation_interval=interval, evaluation_duration=2) as algo:
+            found.append([algo.train()["digest"] for _ in range(3)][-1])
+    assert found[0] == found[1]
