@@ -142,9 +142,7 @@ def env_context(config: AlgorithmConfig, vector_index: int, place: Place = _DRIV
 
 def _make_env(config: AlgorithmConfig, place: Place, vector_index: int) -> Any:
     """Create sub-environment number `vector_index`, in this process."""
-    return make_env(
-        config.env, env_context(config, vector_index, place).copy_with_overrides(remote=False)
-    )
+    return make_env(config.env, env_context(config, vector_index, place).copy_with_overrides(remote=False))
 
 
 def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
