@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from menv.errors import MenvError as MenvError
     from menv.external_env import ExternalEnv as ExternalEnv
     from menv.external_env import ExternalMultiAgentEnv as ExternalMultiAgentEnv
-    from menv.loop.convert import to_base_env as to_base_env
     from menv.loop.inference import local_policy_inference as local_policy_inference
     from menv.multi_agent_batch import MultiAgentBatch as MultiAgentBatch
     from menv.multi_agent_env import MultiAgentEnv as MultiAgentEnv
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from menv.random_policy import RandomPolicy as RandomPolicy
     from menv.registry import register_env as register_env
     from menv.sample_batch import SampleBatch as SampleBatch
+    from menv.scale.convert import to_base_env as to_base_env
     from menv.vector_env import VectorEnv as VectorEnv
     from menv.verify.verify import verify_backends as verify_backends
 
@@ -55,7 +55,7 @@ _HOMES = {
     "ExternalMultiAgentEnv": "external_env",
     "export_onnx": "algorithms.onnx_export",
     "local_policy_inference": "loop.inference",
-    "to_base_env": "loop.convert",
+    "to_base_env": "scale.convert",
     "MultiAgentEnv": "multi_agent_env",
     "make_multi_agent": "envs.independent_copies",
     "Policy": "policy",

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from menv.errors import ConfigError
 from menv.fault import Fault
 
 EnvId: TypeAlias = Hashable
@@ -230,6 +231,22 @@ def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
     return obs, rewards, terminateds, truncateds, infos, taken
 
 
+def method_of(env: Any, name: str, env_id: EnvId) -> Callable[..., Any]:
+    """Return a method of a sub-environment, also one of an environment that gymnasium's wrappers hide.
+
+    Raises:
+        ConfigError: It has no such method.
+    """
+    found = getattr(env, name, None) or getattr(getattr(env, "unwrapped", None), name, None)
+    if not callable(found):
+        raise ConfigError(
+            f"call: env {env_id} is a {type(getattr(env, 'unwrapped', env)).__name__} and has no method {name!r}, "
+            "expected the name of one of its methods; check the spelling"
+        )
+    method: Callable[..., Any] = found
+    return method
+
+
 class BaseEnv(abc.ABC):
     """Many sub-environments, each stepped when all of its waiting agents have been answered.
 
@@ -320,6 +337,25 @@ class BaseEnv(abc.ABC):
         """Render one sub-environment, the first by default."""
         return None
 
+    def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
+        """Call a method of one sub-environment, wherever it lives, and return what it returns.
+
+        Args:
+            env_id: The sub-environment.
+            method: The method's name.
+            args: What it is called with.
+
+        Raises:
+            ConfigError: There is no such sub-environment or method, or no sub-environments that could be called.
+        """
+        env = self.get_sub_environments(as_dict=True).get(env_id)
+        if env is None:
+            raise ConfigError(
+                f"call: {type(self).__name__} shows no sub-environment {env_id!r}, expected one of "
+                f"get_sub_environments; call {method!r} on an object of your own"
+            )
+        return method_of(env, method, env_id)(*args)
+
     def stop(self) -> None:  # noqa: B027 - optional
         """Close every sub-environment; may be called more than once."""
 
@@ -328,11 +364,11 @@ class BaseEnv(abc.ABC):
         make_env: Callable[[int], Any] | None = None,
         num_envs: int = 1,
         remote_envs: bool = False,
-        remote_env_batch_wait_ms: int = 0,
+        remote_env_batch_wait_ms: float = 0,
         restart_failed_sub_environments: bool = True,
     ) -> BaseEnv:
         """Return this environment in table form (itself, unless it returns six dicts)."""
-        from menv.loop.convert import to_base_env
+        from menv.scale.convert import to_base_env
 
         return to_base_env(
             self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,

@@ -93,11 +93,11 @@ class _External(abc.ABC):
         make_env: Callable[[int], Any] | None = None,
         num_envs: int = 1,
         remote_envs: bool = False,
-        remote_env_batch_wait_ms: int = 0,
+        remote_env_batch_wait_ms: float = 0,
         restart_failed_sub_environments: bool = True,
     ) -> BaseEnv:
         """Return this environment, and `num_envs - 1` more from `make_env`, as one `BaseEnv`."""
-        from menv.loop.convert import to_base_env
+        from menv.scale.convert import to_base_env
 
         return to_base_env(
             self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,

@@ -185,7 +185,7 @@ class MultiAgentEnv:
         make_env: Callable[[int], Any] | None = None,
         num_envs: int = 1,
         remote_envs: bool = False,
-        remote_env_batch_wait_ms: int = 0,
+        remote_env_batch_wait_ms: float = 0,
         restart_failed_sub_environments: bool = True,
     ) -> BaseEnv:
         """Return this environment and `num_envs - 1` more of its kind as one `BaseEnv`.
@@ -193,12 +193,13 @@ class MultiAgentEnv:
         Args:
             make_env: Makes the sub-environment of a given index; this one has index 0.
             num_envs: Sub-environments in all.
-            remote_envs: True is refused in this version.
-            remote_env_batch_wait_ms: Anything but 0 is refused in this version.
+            remote_envs: Whether each lives in a process of its own; all are made by `make_env` then, there, and this
+                one only tells spaces and agents, and is closed.
+            remote_env_batch_wait_ms: Milliseconds that a poll waits for more of them once one has answered.
             restart_failed_sub_environments: Whether one that raises is closed and made anew by `make_env`, at the cost
                 of its episode; False ends the run.
         """
-        from menv.loop.convert import to_base_env
+        from menv.scale.convert import to_base_env
 
         return to_base_env(
             self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,

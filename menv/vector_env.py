@@ -129,11 +129,11 @@ class VectorEnv:
         make_env: Callable[[int], Any] | None = None,
         num_envs: int = 1,
         remote_envs: bool = False,
-        remote_env_batch_wait_ms: int = 0,
+        remote_env_batch_wait_ms: float = 0,
         restart_failed_sub_environments: bool = True,
     ) -> BaseEnv:
         """Return the sub-environments as a `BaseEnv`; `num_envs`, if given, must be their number."""
-        from menv.loop.convert import to_base_env
+        from menv.scale.convert import to_base_env
 
         return to_base_env(
             self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,

@@ -16,7 +16,18 @@ from menv.adapters.answers import nested_answers
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report, check_info, finite, own_copy
-from menv.base_env import SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, FloatArray, Join, MultiEnvDict, Ready
+from menv.base_env import (
+    SINGLE_AGENT,
+    AgentId,
+    End,
+    EnvId,
+    EpisodeEnd,
+    FloatArray,
+    IntArray,
+    Join,
+    MultiEnvDict,
+    Ready,
+)  # fmt: skip
 from menv.errors import ContractError, MenvError
 
 
@@ -126,6 +137,10 @@ class GymEnvs(LocalEnvs):
     def slots_of(self, index: int) -> dict[AgentId, int]:
         """Return the slot of a copy's agent."""
         return {SINGLE_AGENT: index}
+
+    def present(self, index: int) -> tuple[Mapping[AgentId, int], IntArray]:
+        """Return the slot of a copy's agent, which waits."""
+        return self.slots_of(index), np.array([index])
 
     @property
     def seats(self) -> Sequence[tuple[EnvId, AgentId]]:

@@ -16,22 +16,17 @@ import numpy as np
 
 from menv import draws
 from menv.adapters.crash_log import PAUSES, CrashLog
+from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
-from menv.base_env import BaseEnv, EnvId, IntArray
+from menv.base_env import EnvId, IntArray, method_of
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.fault import Fault
 from menv.plain_data import digest
 
 
-class LocalEnvs(BaseEnv):
-    """A list of sub-environments with their index as env id.
-
-    Attributes:
-        on_created: Told the index and the sub-environment where one is created in another's place.
-    """
-
-    returns_table = True
+class LocalEnvs(CreatedEnvs):
+    """A list of sub-environments with their index as env id."""
 
     def __init__(
         self,
@@ -78,7 +73,6 @@ class LocalEnvs(BaseEnv):
         self._env_steps = np.zeros(num_envs, np.int64)
         self._started = False
         self._stopped = False
-        self.on_created: Callable[[int, Any], None] | None = None
         self._report = Report()
         self._crashes = CrashLog(restarts=restarts, creator=make_env is not None)
         self._was_reset = [False] * num_envs
@@ -90,6 +84,11 @@ class LocalEnvs(BaseEnv):
     def try_render(self, env_id: EnvId | None = None) -> Any:
         """Render one sub-environment, the first by default."""
         return self._envs[self._index(env_id or 0)].render()
+
+    def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
+        """Call a method of one sub-environment; see `BaseEnv.call`."""
+        index = self._index(env_id)
+        return method_of(self._envs[index], method, index)(*args)
 
     def stop(self) -> None:
         """Close every sub-environment that has a `close`."""
@@ -104,35 +103,15 @@ class LocalEnvs(BaseEnv):
         return self._env_steps
 
     @abstractmethod
-    def episode_start(self, index: int) -> int:
-        """Return the env steps of a sub-environment at its last reset."""
-
-    @abstractmethod
-    def slots_of(self, index: int) -> dict[Any, int]:
-        """Return the slot of each agent that a sub-environment knows."""
-
-    def episode_seed(self, index: int) -> int | None:
-        """Return the seed of a sub-environment's last reset, None where it was left alone."""
-        if self._seed is None:
-            return None
-        return draws.reset_seed(self._seed, self._first_index + index, self.episode_start(index))
+    def present(self, index: int) -> tuple[Mapping[Any, int], IntArray]:
+        """Return the slots of the agents that live in a sub-environment, and the slots of those who wait."""
 
     def shown(self, index: int) -> str | None:
         """Return a digest of what waits in a sub-environment, None where no file could hold that."""
         return digest(self._waits(index))
 
     def take_up(self, env_steps: IntArray, recorded: Mapping[int, Recorded], seats: Any) -> set[int]:
-        """Go on where another run was written down: play running episodes again, begin new ones for the others.
-
-        Args:
-            env_steps: [E] env steps so far.
-            recorded: Running episodes by index.
-            seats: What `seats` and `free_slots` of the other run's environment were.
-
-        Returns:
-            The sub-environments that begin their next episodes: whose episode is not in `recorded`, or came out
-            differently. Their first rows come with the next poll.
-        """
+        """Go on where another run was written down; see `CreatedEnvs.take_up`."""
         self._started = True
         self._clear(seats)
         fresh = set()
@@ -148,10 +127,18 @@ class LocalEnvs(BaseEnv):
                 fresh.add(index)
         return fresh
 
-    @property
-    @abstractmethod
-    def seats(self) -> Any:
-        """The seats by slot; see `Ready.seats`."""
+    def begin_at(self, env_steps: Mapping[int, int]) -> None:
+        """Begin new episodes in some sub-environments that have none, each at its count of env steps.
+
+        Args:
+            env_steps: By index; their first rows come with the next poll. The others wait for their own turn.
+        """
+        if not self._started:
+            self._started = True
+            self._clear(([], []))
+        for index, steps in env_steps.items():
+            self._env_steps[index] = steps
+            self._begin_next(index, {})
 
     @property
     def free_slots(self) -> list[int]:

@@ -167,6 +167,11 @@ class MultiAgentEnvs(LocalEnvs):
         """Return the slot of each agent that a copy knows."""
         return self._rosters[index].slots
 
+    def present(self, index: int) -> tuple[Mapping[AgentId, int], IntArray]:
+        """Return the slots of the agents that live in a copy, and the slots of those who wait."""
+        roster = self._rosters[index]
+        return {agent: roster.slots[agent] for agent in roster.living()}, roster.waiting.slots
+
     @property
     def seats(self) -> list[tuple[EnvId, AgentId]]:
         """The seats by slot."""

@@ -17,11 +17,12 @@ from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
 from menv.input_context import InputContext
-from menv.loop.convert import to_base_env
 from menv.loop.quota import ExternalQuota, Quota
 from menv.loop.whole_episodes import WholeQuota
 from menv.multi_agent_env import MultiAgentEnv
 from menv.registry import make_env
+from menv.scale.convert import to_base_env
+from menv.scale.far_env import FarEnv
 
 Spaces = Mapping[Hashable, gym.Space[Any]]
 
@@ -107,9 +108,16 @@ def _in_table_form(
     """Return environments as one `BaseEnv`."""
     brought = getattr(first, "num_envs", None)
     first_index = place.first_index(brought if isinstance(brought, int) else config.num_envs_per_worker)
+    settings: dict[str, Any] = {
+        "seed": seed, "first_index": first_index,
+        "restart_failed_sub_environments": config.restart_failed_sub_environments,
+    }  # fmt: skip
+    if not config.remote_worker_envs:
+        return to_base_env(first, make, config.num_envs_per_worker, **settings)
     return to_base_env(
-        first, make, config.num_envs_per_worker, seed=seed, first_index=first_index,
-        restart_failed_sub_environments=config.restart_failed_sub_environments,
+        first, FarEnv(config.env, env_context(config, 0, place)), config.num_envs_per_worker, remote_envs=True,
+        remote_env_batch_wait_ms=config.remote_env_batch_wait_ms, env_timeout=config.env_timeout,
+        engine=config.engine, **settings,
     )  # fmt: skip
 
 
@@ -128,13 +136,13 @@ def env_context(config: AlgorithmConfig, vector_index: int, place: Place = _DRIV
     """Return the context of sub-environment number `vector_index`."""
     return EnvContext(
         dict(config.env_config), worker_index=place.worker_index, vector_index=vector_index,
-        num_workers=config.num_workers, recreated_worker=place.recreated,
+        num_workers=config.num_workers, recreated_worker=place.recreated, remote=config.remote_worker_envs,
     )  # fmt: skip
 
 
 def _make_env(config: AlgorithmConfig, place: Place, vector_index: int) -> Any:
-    """Create sub-environment number `vector_index`."""
-    return make_env(config.env, env_context(config, vector_index, place))
+    """Create sub-environment number `vector_index`, in this process."""
+    return make_env(config.env, env_context(config, vector_index, place).copy_with_overrides(remote=False))
 
 
 def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.lockstep import LockstepEnvs
 from menv.algorithms.completion import Completion
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
@@ -142,7 +142,7 @@ class LocalRollouts:
         self.sampler = self._new_sampler()
         for index, env in enumerate(base_env.get_sub_environments()):
             self._tell_env_created(index, env)
-        if isinstance(base_env, LocalEnvs):
+        if isinstance(base_env, CreatedEnvs):
             base_env.on_created = self._tell_env_created
 
     @property
@@ -202,7 +202,7 @@ class LocalRollouts:
         Raises:
             ConfigError: The environment cannot.
         """
-        if self.sampler._polled and not isinstance(self.base_env, LocalEnvs | LockstepEnvs):
+        if self.sampler._polled and not isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
             raise ConfigError(
                 f"restore: {type(self.base_env).__name__} cannot begin again, expected environments that menv made; "
                 "load the checkpoint with from_checkpoint"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.created_envs import CreatedEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.experience import make_experience
 from menv.algorithms.population import Population
@@ -63,7 +63,7 @@ class Workforce:
         from menv.scale.engines import make_engine
 
         # A BaseEnv or a vectorised environment brings as many as it has.
-        own = 0 if isinstance(base_env, LocalEnvs) else base_env.num_envs
+        own = 0 if isinstance(base_env, CreatedEnvs) else base_env.num_envs
         return WorkerRollouts(
             config, self._population, self._seed, self._metrics, make_engine(config.engine),
             own or config.num_envs_per_worker,

@@ -1,6 +1,6 @@
 """One table: which kind of environment is turned into a `BaseEnv` by which adapter.
 
-The classic methods `env.to_base_env(...)` and `menv.loop.sampler` end here.
+`menv.scale.convert` and its hosts call it; what is to live in other processes is the former's affair.
 """
 
 from __future__ import annotations
@@ -28,21 +28,17 @@ def to_base_env(
     make_env: Callable[[int], Any] | None = None,
     num_envs: int = 1,
     *,
-    remote_envs: bool = False,
-    remote_env_batch_wait_ms: int = 0,
     restart_failed_sub_environments: bool = True,
     seed: int | None = None,
     first_index: int = 0,
 ) -> BaseEnv:
-    """Return `env` and its copies as one `BaseEnv`.
+    """Return `env` and its copies as one `BaseEnv` in this process.
 
     Args:
         env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which brings its sub-environments along, or
             a MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0.
         make_env: Creates sub-environment number `vector_index`, for the others.
         num_envs: How many sub-environments there shall be.
-        remote_envs: True would put each into a process of its own; not in this version.
-        remote_env_batch_wait_ms: How long to wait for more of them; not in this version.
         restart_failed_sub_environments: Whether one that raises is closed and made anew by `make_env`, at the cost of
             its episode; False ends the run. Sub-environments that `env` brings along are never made anew.
         seed: Gives every reset its own seed; None leaves the environments alone.
@@ -50,12 +46,8 @@ def to_base_env(
 
     Raises:
         ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is
-            missing, or something is asked for that is not in this version.
+            missing.
     """
-    _refuse_what_is_not_there(
-        remote_envs=remote_envs,
-        remote_env_batch_wait_ms=remote_env_batch_wait_ms,
-    )
     if isinstance(env, BaseEnv):
         if num_envs != 1 and num_envs != env.num_envs:
             raise ConfigError(
@@ -101,15 +93,6 @@ def _external(
     if isinstance(env, ExternalMultiAgentEnv):
         return ExternalEnvs(env.switchboard, envs, possible_agents=env.possible_agents)
     return ExternalEnvs(env.switchboard, envs, possible_agents=[SINGLE_AGENT])
-
-
-def _refuse_what_is_not_there(**settings: Any) -> None:
-    """Refuse settings of environments in other processes."""
-    for name, value in settings.items():
-        if value:
-            raise ConfigError(
-                f"to_base_env: {name}={value!r}, expected {type(value)()!r} in this version; leave it out"
-            )
 
 
 def _check_number(env: Any, num_envs: int) -> None:

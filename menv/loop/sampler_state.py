@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.lockstep import LockstepEnvs
 from menv.adapters.recorded import Recorded
 from menv.base_env import AgentId
@@ -51,7 +51,7 @@ def sampler_state(sampler: Sampler) -> Tree:
             "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
             "or in on_train_result"
         )
-    steps = env.env_steps if isinstance(env, LocalEnvs | LockstepEnvs) else sampler._steps
+    steps = env.env_steps if isinstance(env, CreatedEnvs | LockstepEnvs) else sampler._steps
     tree: Tree = {
         "env_steps": sampler.env_steps,
         "agent_steps": sampler.agent_steps,
@@ -64,7 +64,7 @@ def sampler_state(sampler: Sampler) -> Tree:
         "rows": [],
         "seats": ([], []),
     }
-    seats = (list(env.seats), list(env.free_slots)) if isinstance(env, LocalEnvs) else None
+    seats = (list(env.seats), list(env.free_slots)) if isinstance(env, CreatedEnvs) else None
     if seats is None or not sampler._polled or not is_plain(seats):
         return tree
     sampler.action_log.keep({episode.episode_id for episode in running.values()})
@@ -103,7 +103,7 @@ def resume(sampler: Sampler, tree: Mapping[str, Any]) -> int:
     if isinstance(env, LockstepEnvs):
         env.start_over(steps)
         sampler._steps = steps
-    if not isinstance(env, LocalEnvs):
+    if not isinstance(env, CreatedEnvs):
         return int(tree["running"])
     episodes = _fitting(sampler, tree) if same else {}
     recorded = {index: _as_recorded(sampler, one) for index, one in episodes.items()}
@@ -162,7 +162,7 @@ def _of_those_who_remember(part: Tree) -> list[int]:
 def _recorded(sampler: Sampler, index: int, rows: list[Tree]) -> Tree | None:
     """Return what is written down of a running episode, None if that cannot be all of it."""
     env, book = sampler.base_env, sampler._book
-    assert isinstance(env, LocalEnvs)
+    assert isinstance(env, CreatedEnvs)
     episode, shown = book.running.get(index), env.shown(index)
     if episode is None or shown is None or not sampler.policy_map.goes_on(book._maps[index]):
         return None

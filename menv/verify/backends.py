@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from menv.base_env import BaseEnv
-from menv.loop.convert import to_base_env
+from menv.scale.convert import to_base_env
 from menv.scale.engine import EngineName
+from menv.scale.far_env import FarEnv
 from menv.vector_env import VectorEnv
 from menv.verify.in_workers import play_in_workers
 from menv.verify.other_process import play_in_another_process
@@ -50,6 +51,14 @@ def vectorised(task: Task, make_env: MakeEnv, size: int, first_index: int) -> Ba
     return to_base_env(env, seed=task.seed, first_index=first_index)
 
 
+def remote(task: Task, make_env: MakeEnv, size: int, first_index: int, engine: EngineName) -> BaseEnv:
+    """Put copies of an environment into two other processes, to be answered as they finish."""
+    return to_base_env(
+        make_env(0), FarEnv(task.env, task.context(0)), size, remote_envs=True, remote_envs_per_process=-(-size // 2),
+        engine=engine, seed=task.seed, first_index=first_index,
+    )  # fmt: skip
+
+
 def play_here(task: Task, host: Host = copies, samplers: int = 1) -> Record:
     """Play a task in this process, by several samplers one after another, each with a share of the sub-environments."""
     record = Record()
@@ -75,6 +84,14 @@ def _workers(engine: EngineName) -> Backend:
     return Backend(f"2 workers ({engine})", _COPIES, play, _ELSEWHERE, elsewhere=True, on_ray=engine == "ray")
 
 
+def _remote(engine: EngineName) -> Backend:
+    """Return the back-end of one sampler whose environments run on an engine."""
+    play = partial(play_here, host=partial(remote, engine=engine))
+    return Backend(
+        f"remote environments ({engine})", _COPIES, play, _ELSEWHERE, elsewhere=True, on_ray=engine == "ray"
+    )
+
+
 BACKENDS: tuple[Backend, ...] = (
     Backend("copies", (*_COPIES, WHOLE), play_here),
     Backend(
@@ -91,6 +108,8 @@ BACKENDS: tuple[Backend, ...] = (
         "variables",
     ),
     _workers("process"),
+    _remote("process"),
     _workers("ray"),
+    _remote("ray"),
 )  # fmt: skip
 """The first one is what the others are compared with."""

@@ -82,13 +82,16 @@ class Task:
 
     def make_env(self, index: int, worker_index: int = 0, num_workers: int = 0) -> Any:
         """Create sub-environment number `index` of a worker, 0 for the driver."""
-        context = EnvContext(
+        return make_env(self.env, self.context(index, worker_index, num_workers))
+
+    def context(self, index: int, worker_index: int = 0, num_workers: int = 0) -> EnvContext:
+        """Return what sub-environment number `index` of a worker is created with."""
+        return EnvContext(
             dict(self._config.env_config),
             worker_index=worker_index,
             vector_index=index,
             num_workers=num_workers,
         )
-        return make_env(self.env, context)
 
     def sampler(self, base_env: BaseEnv, first_index: int) -> Sampler:
         """Return a sampler of its own for some of the sub-environments; all of them have the same policies."""

@@ -227,7 +227,7 @@ def test_a_conversion_that_cannot_be_is_refused_by_name() -> None:
         "at least 1": lambda: to_base_env(Counting(), Counting, 0),
         "num_envs=3": lambda: to_base_env(vector, None, 3),
         "num_envs=5": lambda: to_base_env(sync(AutoresetMode.SAME_STEP)(), None, 5),
-        "remote_envs": lambda: to_base_env(Counting(), Counting, 1, remote_envs=True),
+        "remote_envs": lambda: to_base_env(vector, Counting, 1, remote_envs=True),
         "num_envs=2": lambda: to_base_env(to_base_env(Counting()), None, 2),
         "num_envs: 1.5": lambda: to_base_env(Counting(), Counting, 1.5),  # type: ignore[arg-type]
     }

@@ -15,6 +15,7 @@ from menv.base_env import BaseEnv, Ready
 from menv.loop.convert import to_base_env
 from menv.vector_env import VectorEnv
 from tests.contract.callers import CalledEnvs, without_own_truncations
+from tests.contract.remote import FarGame, Make, remote
 from tests.contract.scripted import (
     IRREGULAR,
     SOLO,
@@ -43,6 +44,12 @@ class Adapter:
     name: str
     script: Script
     kind: str
+    per_process: int = 0
+
+    @property
+    def remote(self) -> bool:
+        """Whether the sub-environments live in other processes, so many in each."""
+        return self.per_process > 0
 
     @property
     def lockstep(self) -> bool:
@@ -57,6 +64,10 @@ class Adapter:
     def build(self, num_envs: int = 3, seed: int | None = None) -> tuple[BaseEnv, list[ScriptedEnv]]:
         """Return the environment in table form, and the games that it plays."""
         scripts = [rotated(self.script, world) for world in range(num_envs)]
+        if self.remote:
+            make = Make(scripts, self.kind == "gym")
+            base_env = remote(make, num_envs, seed=seed, per_process=self.per_process)
+            return base_env, [FarGame(base_env, index) for index in range(num_envs)]  # type: ignore[misc]
         if self.kind == "gym":
             made = [SoloGym(script, world) for world, script in enumerate(scripts)]
             return to_base_env(made[0], made.__getitem__, num_envs, seed=seed), [one.game for one in made]
@@ -91,6 +102,12 @@ ALL_ADAPTERS = [
     ],
 ]
 LOCAL_ADAPTERS = [adapter for adapter in ALL_ADAPTERS if adapter.kind in ("gym", "agents")]
+REMOTE_ADAPTERS = [
+    Adapter(f"remote-{adapter.name}-{size}", adapter.script, adapter.kind, size)
+    for adapter in LOCAL_ADAPTERS
+    for size in (1, 2)
+]
+"""All step in lock step here: how far the others are when one is ready is a matter of luck."""
 
 
 def name_of(adapter: Adapter) -> str:

@@ -5,6 +5,7 @@ The contract tests and the property tests put the same scripts through every ada
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -107,6 +108,10 @@ class ScriptedEnv(MultiAgentEnv):
     def episode(self) -> int:
         return len(self.resets) - 1
 
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
     def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
         for agent in sorted(self._alive):
             self.ended.append(self._ended(agent, False, True, None))
@@ -136,6 +141,10 @@ class ScriptedEnv(MultiAgentEnv):
 
     def close(self) -> None:
         self.closed += 1
+
+    def tell(self, name: str) -> Any:
+        """Return an attribute, for whoever asks from another process."""
+        return getattr(self, name)
 
     def _show(self, moment: Moment, noise: int) -> AgentDict:
         """Write the observations into the buffers, which the agents before them still share."""
@@ -184,6 +193,9 @@ class SoloGym(gym.Env[Any, Any]):
         obs, rewards, terminateds, truncateds, infos = self.game.step({"a": action})
         last = obs["a"].copy() if self.copies else obs["a"]
         return last, rewards.get("a", 0.0), terminateds[ALL], truncateds[ALL], infos["a"]
+
+    def tell(self, name: str) -> Any:
+        return self.game.tell(name)
 
     def close(self) -> None:
         self.game.close()

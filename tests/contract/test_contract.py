@@ -12,6 +12,7 @@ from menv.base_env import ALL, BaseEnv, Ready
 from menv.errors import ContractError
 from tests.contract.adapters import (
     ALL_ADAPTERS,
+    REMOTE_ADAPTERS,
     Adapter,
     answer_all,
     answer_as_dicts,
@@ -22,7 +23,7 @@ from tests.contract.adapters import (
 )
 from tests.contract.scripted import ScriptedEnv
 
-every_adapter = pytest.mark.parametrize("adapter", ALL_ADAPTERS, ids=name_of)
+every_adapter = pytest.mark.parametrize("adapter", [*ALL_ADAPTERS, *REMOTE_ADAPTERS], ids=name_of)
 POLLS = 60
 
 
@@ -269,7 +270,7 @@ def test_stop_closes_everything_and_may_be_called_twice(adapter: Adapter) -> Non
     base_env.poll()
     base_env.stop()
     base_env.stop()
-    if adapter.kind in ("gym", "agents") or adapter.lockstep:
+    if not adapter.remote and (adapter.kind in ("gym", "agents") or adapter.lockstep):
         assert [game.closed for game in games] == [1, 1, 1]
 
 

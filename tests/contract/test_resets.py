@@ -13,6 +13,7 @@ from menv.loop.convert import to_base_env
 from tests.contract.adapters import (
     ALL_ADAPTERS,
     LOCAL_ADAPTERS,
+    REMOTE_ADAPTERS,
     Adapter,
     Watch,
     answer_all,
@@ -24,14 +25,15 @@ from tests.contract.adapters import (
 from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SixDicts, SoloGym, seen
 
 local_adapter = pytest.mark.parametrize("adapter", LOCAL_ADAPTERS, ids=name_of)
+copies_adapter = pytest.mark.parametrize("adapter", [*LOCAL_ADAPTERS, *REMOTE_ADAPTERS], ids=name_of)
 OWN_NOW = [adapter for adapter in ALL_ADAPTERS if adapter.kind == "now"]
 
 
-@pytest.mark.parametrize("adapter", [*LOCAL_ADAPTERS, *OWN_NOW], ids=name_of)
+@pytest.mark.parametrize("adapter", [*LOCAL_ADAPTERS, *REMOTE_ADAPTERS, *OWN_NOW], ids=name_of)
 def test_the_classic_loop_works(adapter: Adapter) -> None:
     base_env, games = adapter.build(2)
     over = {0: 0, 1: 0}
-    for _ in range(60):
+    for number in range(60):
         obs, _rewards, terminateds, truncateds, _infos, _taken = base_env.poll()
         waiting = dict(obs)
         for env_id in obs:
@@ -39,16 +41,16 @@ def test_the_classic_loop_works(adapter: Adapter) -> None:
                 over[env_id] += 1
                 first, _ = base_env.try_reset(env_id)
                 waiting[env_id] = first[env_id]
-        base_env.send_actions(
-            {env_id: dict.fromkeys(agents, 1) for env_id, agents in waiting.items() if agents}
-        )
+        actions = {env_id: dict.fromkeys(agents, 1) for env_id, agents in waiting.items() if agents}
+        if number < 59:  # who lives elsewhere steps without a poll
+            base_env.send_actions(actions)
     assert [game.complaints for game in games] == [[], []]
     assert min(over.values()) > 1
     # One reset an episode: the loop's own try_reset has reset nothing a second time.
     assert [len(game.resets) for game in games] == [over[0] + 1, over[1] + 1]
 
 
-@local_adapter
+@copies_adapter
 def test_try_reset_of_a_fresh_sub_environment_resets_nothing(adapter: Adapter) -> None:
     base_env, games = adapter.build(2)
     obs, infos = base_env.try_reset()
@@ -61,7 +63,7 @@ def test_try_reset_of_a_fresh_sub_environment_resets_nothing(adapter: Adapter) -
     assert len(set(watch.rows)) == len(watch.rows)
 
 
-@local_adapter
+@copies_adapter
 def test_try_reset_of_a_running_sub_environment_ends_its_episode_as_truncated(adapter: Adapter) -> None:
     base_env, games = adapter.build(2)
     watch = Watch()
@@ -86,7 +88,7 @@ def test_try_reset_of_a_running_sub_environment_ends_its_episode_as_truncated(ad
     assert handed_out == paid
 
 
-@local_adapter
+@copies_adapter
 def test_try_reset_between_answer_and_poll_drops_the_answer(adapter: Adapter) -> None:
     base_env, games = adapter.build(2)
     for _ in range(2):
@@ -100,7 +102,7 @@ def test_try_reset_between_answer_and_poll_drops_the_answer(adapter: Adapter) ->
     assert all(row.episode == games[0].episode for row in rows)
 
 
-@local_adapter
+@copies_adapter
 def test_try_reset_passes_seed_and_options_on(adapter: Adapter) -> None:
     base_env, games = adapter.build(2)
     base_env.poll()
@@ -108,7 +110,7 @@ def test_try_reset_passes_seed_and_options_on(adapter: Adapter) -> None:
     assert games[1].resets[-1] == {"seed": 17, "options": {"level": 3}}
 
 
-@local_adapter
+@copies_adapter
 @pytest.mark.parametrize("env_id", [2, -1, "x", None])
 def test_an_unknown_env_id_is_an_error_that_names_the_valid_ones(adapter: Adapter, env_id: Any) -> None:
     base_env, _ = adapter.build(2)
@@ -119,7 +121,7 @@ def test_an_unknown_env_id_is_an_error_that_names_the_valid_ones(adapter: Adapte
         base_env.try_reset(env_id)
 
 
-@local_adapter
+@copies_adapter
 @pytest.mark.parametrize("started", [False, True])
 def test_try_restart_replaces_a_sub_environment_and_closes_the_old_one(
     adapter: Adapter, started: bool
@@ -163,7 +165,7 @@ def test_an_instance_without_a_creator_cannot_be_restarted() -> None:
         base_env.try_restart(0)
 
 
-@local_adapter
+@copies_adapter
 def test_with_a_seed_every_reset_gets_a_seed_of_its_own(adapter: Adapter) -> None:
     base_env, games = adapter.build(3, seed=5)
     run(base_env, 80)
@@ -173,7 +175,7 @@ def test_with_a_seed_every_reset_gets_a_seed_of_its_own(adapter: Adapter) -> Non
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
-@local_adapter
+@copies_adapter
 def test_the_same_seed_gives_the_same_seeds_and_another_gives_others(adapter: Adapter) -> None:
     def seeds(seed: int) -> list[Any]:
         base_env, games = adapter.build(2, seed=seed)
@@ -184,7 +186,7 @@ def test_the_same_seed_gives_the_same_seeds_and_another_gives_others(adapter: Ad
     assert seeds(1)[0][0] != seeds(2)[0][0]
 
 
-@local_adapter
+@copies_adapter
 def test_without_a_seed_reset_is_called_without_one(adapter: Adapter) -> None:
     base_env, games = adapter.build(2)
     run(base_env, 40)
@@ -334,12 +336,3 @@ def test_steps_without_a_waiting_agent_end_in_an_error_after_a_thousand() -> Non
         ):
             base_env.poll()
         assert 1000 <= game.step_count <= 1001
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("remote_envs", True), ("remote_env_batch_wait_ms", 10)],
-)
-def test_what_this_version_does_not_have_is_refused(setting: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"to_base_env: {setting}={value}, expected .* in this version"):
-        ScriptedEnv(TOGETHER).to_base_env(**{setting: value})

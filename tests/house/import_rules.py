@@ -31,7 +31,7 @@ DOORS = {
 }
 """Functions of a noun that may import from above, inside the function: (module, function) -> where from."""
 
-TO_BASE_ENV = ("menv.loop.convert",)
+TO_BASE_ENV = ("menv.scale.convert",)
 """The third door, which every noun that is an environment has: its `to_base_env` method."""
 
 HANDS_NAMES_ON = "menv"

@@ -68,7 +68,7 @@ def test_an_import_against_the_direction_is_found(
         ("policy.py", "class Policy:\n  def from_checkpoint():\n    from menv.loop.bundle import load"),
         (
             "vector_env.py",
-            "class VectorEnv:\n  def to_base_env():\n    from menv.loop.convert import to_base_env",
+            "class VectorEnv:\n  def to_base_env():\n    from menv.scale.convert import to_base_env",
         ),
         ("multi_agent_env.py", "def with_agent_groups():\n    from menv.wrappers import group_agents"),
         ("__init__.py", "if TYPE_CHECKING:\n    from menv.loop.sampler import Sampler"),

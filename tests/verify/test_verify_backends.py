@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API
 WITHOUT_RAY = [backend for backend in BACKENDS if not backend.on_ray]
 ALL = [backend.name for backend in WITHOUT_RAY]
 WORKERS = ["2 workers (process)"]
+FAR = [*WORKERS, "remote environments (process)"]
 MULTI = [name for name in ALL if name != "VectorEnv"]
 WHOLE = ["copies", "copies once more", "another process"]
 HERE = [backend for backend in BACKENDS if not backend.elsewhere]
@@ -70,10 +71,11 @@ def test_policies_of_every_kind_are_the_same_everywhere(config: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "tictactoe", "traffic", hosted.connect_four], ids=str)
-def test_workers_on_ray_agree_too(env: Any) -> None:
+def test_workers_and_remote_environments_on_ray_agree_too(env: Any) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     report = verify_backends(env, env_steps=400, ray=True)
     assert "2 workers (ray)" in report.digests
+    assert "remote environments (ray)" in report.digests
     assert report.same, str(report)
 
 
@@ -95,11 +97,11 @@ ALONE = ["2 samplers", "a sampler each"]
     ("env", "differing", "word"),
     [
         (unsteady.Global, ALL[1:], "global generators"),
-        (unsteady.GlobalNumpy, [*ALONE, *WORKERS], "global generators"),
-        (unsteady.Crowd, [*ALONE, *WORKERS], "attributes of a class"),
+        (unsteady.GlobalNumpy, [*ALONE, *FAR], "global generators"),
+        (unsteady.Crowd, [*ALONE, *FAR], "attributes of a class"),
         (unsteady.Placed, [*ALONE, *WORKERS], "vector_index"),
-        (unsteady.Hashed, ["another process", *WORKERS], "hash() of strings"),
-        (unsteady.Ordered, ["another process", *WORKERS], "order of a set"),
+        (unsteady.Hashed, ["another process", *FAR], "hash() of strings"),
+        (unsteady.Ordered, ["another process", *FAR], "order of a set"),
         (unsteady.Timed, ALL[1:], "the time"),
     ],
 )

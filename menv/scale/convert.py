@@ -1,0 +1,138 @@
+"""`to_base_env` for all: sub-environments here, or in other processes.
+
+The classic methods `env.to_base_env(...)` and `menv.algorithms.experience` end here. What stays in this process is
+`menv.loop.convert`'s affair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+
+from menv.base_env import BaseEnv
+from menv.errors import ConfigError
+from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
+from menv.loop import convert
+from menv.multi_agent_env import MultiAgentEnv
+from menv.scale.engine import Engine, EngineName
+from menv.scale.remote_envs import RemoteEnvs
+from menv.scale.remote_settings import RemoteSettings
+from menv.vector_env import VectorEnv
+
+
+def to_base_env(
+    env: Any,
+    make_env: Callable[[int], Any] | None = None,
+    num_envs: int = 1,
+    *,
+    remote_envs: bool = False,
+    remote_env_batch_wait_ms: float = 0,
+    restart_failed_sub_environments: bool = True,
+    seed: int | None = None,
+    first_index: int = 0,
+    env_timeout: float | None = None,
+    engine: EngineName | Engine | None = None,
+    remote_envs_per_process: int = 1,
+) -> BaseEnv:
+    """Return `env` and its copies as one `BaseEnv`.
+
+    Args:
+        env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which brings its sub-environments along, or
+            a MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0. With `remote_envs` it only tells spaces
+            and agents, and is closed.
+        make_env: Creates sub-environment number `vector_index`; with `remote_envs` all of them, elsewhere.
+        num_envs: How many sub-environments there shall be.
+        remote_envs: Whether each lives in a process of its own.
+        remote_env_batch_wait_ms: Milliseconds that a poll waits for more of them once one has answered. 0 takes whoever
+            is ready, a large number lets all step in lock step.
+        restart_failed_sub_environments: Whether one that raises, hangs or is killed is made anew by `make_env`, at the
+            cost of its episode; False ends the run. Those that `env` brings along are never made anew.
+        seed: Gives every reset its own seed; None leaves the environments alone.
+        first_index: Index of sub-environment 0 among those of all workers.
+        env_timeout: Seconds after which a remote one that does not answer is given up; None waits for ever.
+        engine: "process" or "ray", or an engine that nobody else uses; None takes Ray where it is initialised.
+        remote_envs_per_process: So many share a process, and step one after the other.
+
+    Raises:
+        ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is
+            missing, or a setting is wrong.
+    """
+    _check(remote_envs, remote_env_batch_wait_ms, env_timeout, remote_envs_per_process)
+    if not remote_envs:
+        return convert.to_base_env(
+            env, make_env, num_envs, restart_failed_sub_environments=restart_failed_sub_environments, seed=seed,
+            first_index=first_index,
+        )  # fmt: skip
+    make = _creator(env, make_env, num_envs)
+    settings = RemoteSettings(
+        remote_env_batch_wait_ms, env_timeout, remote_envs_per_process, restart_failed_sub_environments, seed,
+        first_index,
+    )  # fmt: skip
+    found = RemoteEnvs(make, num_envs, _engine(engine), like=env, settings=settings)
+    getattr(env, "close", _nothing)()
+    return found
+
+
+def _engine(engine: EngineName | Engine | None) -> Engine:
+    """Return an engine of one's own."""
+    if isinstance(engine, Engine):
+        return engine
+    from menv.scale.engines import make_engine
+
+    # An environment that waits for its actions takes nothing of a cluster's CPUs.
+    return make_engine(engine, cpus=0.0)
+
+
+def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> Callable[[int], Any]:
+    """Return `make_env` if what it creates can live elsewhere."""
+    kind = type(env).__name__
+    if isinstance(env, BaseEnv | VectorEnv | gym.vector.VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
+        raise ConfigError(
+            f"remote_envs: {kind} brings its own sub-environments along, expected a gymnasium.Env or a MultiAgentEnv; "
+            "leave remote_envs (remote_worker_envs) out"
+        )
+    if not isinstance(env, gym.Env | MultiAgentEnv):
+        convert.to_base_env(env)
+    if make_env is None:
+        raise ConfigError(
+            f"remote_envs: make_env is None, expected one that creates a {kind} in another process; pass "
+            "make_env=lambda index: YourEnv(...)"
+        )
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+        raise ConfigError(
+            f"num_envs: {num_envs!r}, expected at least 1; set num_envs_per_worker to 1 or more"
+        )
+    return make_env
+
+
+def _check(remote: bool, wait_ms: float, timeout: float | None, per_process: int) -> None:
+    """Refuse settings that say nothing, or nonsense."""
+    if not _is_number(wait_ms) or wait_ms < 0:
+        raise ConfigError(
+            f"remote_env_batch_wait_ms: {wait_ms!r}, expected milliseconds, 0 or more; 0 takes whoever is ready"
+        )
+    if timeout is not None and (not _is_number(timeout) or timeout <= 0):
+        raise ConfigError(f"env_timeout: {timeout!r}, expected seconds, more than 0; None waits for ever")
+    if isinstance(per_process, bool) or not isinstance(per_process, int) or per_process < 1:
+        raise ConfigError(
+            f"remote_envs_per_process: {per_process!r}, expected an integer, 1 or more; leave it out"
+        )
+    if remote:
+        return
+    for name, given in (("remote_env_batch_wait_ms", wait_ms), ("env_timeout", timeout)):
+        if given:
+            raise ConfigError(
+                f"{name}: {given!r} without remote environments, expected remote_envs=True (remote_worker_envs=True); "
+                "set that, or leave this out"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _nothing() -> None:
+    """Stand in for a `close` that an environment does not have."""

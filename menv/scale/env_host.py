@@ -1,0 +1,160 @@
+"""Sub-environments in a process of their own: the local adapter of a few of them, behind methods that are asked for.
+
+An engine makes an `EnvHost` elsewhere; `menv.scale.remote_envs` asks it. It steps, resets, seeds and contains crashes
+exactly as in the driver, because the same adapter does. It knows neither its process nor who acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.recorded import Recorded
+from menv.base_env import AgentId, IntArray
+from menv.errors import ConfigError, MenvError
+from menv.loop.convert import to_base_env
+from menv.scale.news import News, renumbered
+from menv.scale.stacks import pack, unpack
+
+Present: TypeAlias = tuple[Mapping[AgentId, int], IntArray]
+"""The slots of agents that live, and the slots of those who wait."""
+
+
+class EnvHost:
+    """The other end of a `RemoteEnvs`: some of its sub-environments.
+
+    Args:
+        make_env: Creates sub-environment number `vector_index`, counted among all hosts.
+        first: Number of the host's first sub-environment.
+        size: k, how many it has.
+        seed: Gives every reset its own seed; None leaves the environments alone.
+        first_index: Index of sub-environment 0 among those of all workers.
+        restarts: Whether one that raises is made anew.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[int], Any],
+        first: int,
+        size: int,
+        *,
+        seed: int | None,
+        first_index: int,
+        restarts: bool,
+    ) -> None:
+        self._first = first
+        env = make_env(first)
+        base_env = to_base_env(
+            env, lambda index: make_env(first + index), size, seed=seed, first_index=first_index + first,
+            restart_failed_sub_environments=restarts,
+        )  # fmt: skip
+        if not isinstance(base_env, LocalEnvs):
+            raise ConfigError(
+                f"remote_envs: make_env created a {type(env).__name__}, expected a gymnasium.Env or a MultiAgentEnv; "
+                "leave remote_worker_envs out"
+            )
+        self._envs = base_env
+        self._slots: IntArray | None = None
+        self._begun = False
+
+    def begin(self, env_steps: Mapping[int, int]) -> News:
+        """Begin episodes in sub-environments, by their places here, each at its count of env steps."""
+        self._begun = True
+        return self._told(lambda: self._envs.begin_at(env_steps))
+
+    def step(self, slots: IntArray | None, actions: Any) -> News:
+        """Answer rows, step, and return what came of it.
+
+        Args:
+            slots: Whose answers these are; None if all rows of the last news are answered in their order.
+            actions: Theirs, packed.
+        """
+        slots = self._slots if slots is None else slots
+        return self._told(lambda: self._envs.send_actions(slots, unpack(actions)))
+
+    def reset(self, place: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any, News]:
+        """Reset a sub-environment and return `(obs, infos)` by agent, and the news; see `BaseEnv.try_reset`."""
+        found: list[Any] = []
+        news = self._told(lambda: found.extend(self._envs.try_reset(place, seed=seed, options=options)))
+        return found[0][place], found[1][place], news
+
+    def restart(self, place: int) -> News | None:
+        """Create a sub-environment anew; there is no news where nothing has begun."""
+        if not self._begun:
+            self._envs.try_restart(place)
+            return None
+        return self._told(lambda: self._envs.try_restart(place))
+
+    def render(self, place: int) -> Any:
+        """Render a sub-environment."""
+        return self._envs.try_render(place)
+
+    def call(self, place: int, method: str, args: tuple[Any, ...]) -> Any:
+        """Call a method of a sub-environment."""
+        return self._envs.call(place, method, *args)
+
+    def free_slots(self) -> list[int]:
+        """Return the slots that nobody has."""
+        return list(self._envs.free_slots)
+
+    def slots_of(self, place: int) -> dict[AgentId, int]:
+        """Return the slot of each agent that a sub-environment knows."""
+        return dict(self._envs.slots_of(place))
+
+    def shown(self, place: int) -> str | None:
+        """Return a digest of what waits in a sub-environment, None where no file could hold that."""
+        return self._envs.shown(place)
+
+    def take_up(
+        self, env_steps: IntArray, recorded: Mapping[int, Recorded], seats: Any
+    ) -> tuple[set[int], dict[int, Present], News]:
+        """Go on where another run was written down; see `CreatedEnvs.take_up`.
+
+        Returns:
+            The places that begin new episodes; who lives and who waits in each of the others; the news.
+        """
+        fresh: set[int] = set()
+        self._begun = True
+        news = self._told(lambda: fresh.update(self._envs.take_up(env_steps, recorded, seats)))
+        present = {place: self._envs.present(place) for place in recorded if place not in fresh}
+        return fresh, present, news
+
+    def stop(self) -> None:
+        """Close all sub-environments."""
+        self._envs.stop()
+
+    def _told(self, act: Callable[[], Any]) -> News:
+        """Do something to the sub-environments and return what came of it."""
+        try:
+            act()
+            ready = self._envs.poll()
+        except MenvError as error:
+            self._renumber(error)
+            raise
+        slots = None if ready.slots is self._slots else ready.slots
+        self._slots = ready.slots
+        envs, first = self._envs, self._first
+        starts = [envs.episode_start(place) for place in range(envs.num_envs)]
+        held = {int(place) + first: paid for place, paid in envs.held_rewards().items()}  # type: ignore[call-overload]
+        infos = ready.infos if ready.infos is not None and any(ready.infos) else None
+        return News(
+            slots,
+            pack(ready.obs),
+            ready.rewards,
+            ready.env_steps,
+            infos,
+            held,
+            renumbered(ready, first, starts),
+        )
+
+    def _renumber(self, error: MenvError) -> None:
+        """Let a message name a sub-environment by its number among all hosts."""
+        for place in range(self._envs.num_envs):
+            before = f"env {place} "
+            if error.args and str(error.args[0]).startswith(before):
+                error.args = (
+                    f"env {self._first + place} {str(error.args[0])[len(before) :]}",
+                    *error.args[1:],
+                )
+                return

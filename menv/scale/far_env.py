@@ -1,0 +1,30 @@
+"""How a sub-environment is created in another process: what `register_env` and gymnasium know here goes with it.
+
+`menv.algorithms.experience` and `menv.verify.backends` hand one to `to_base_env`; it is pickled, and called over there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from menv.env_context import EnvContext
+from menv.registry import Known, make_env
+
+
+class FarEnv:
+    """Creates sub-environments of one kind elsewhere.
+
+    Args:
+        env: As in `menv.registry.make_env`.
+        context: Of all of them, but for `vector_index`.
+    """
+
+    def __init__(self, env: Any, context: EnvContext) -> None:
+        self._env = env
+        self._context = context
+        self._known = Known.behind(env)
+
+    def __call__(self, vector_index: int) -> Any:
+        """Create a sub-environment."""
+        self._known.tell()
+        return make_env(self._env, self._context.copy_with_overrides(vector_index=vector_index, remote=True))

@@ -1,0 +1,298 @@
+"""A host of sub-environments as its driver knows it: what it was asked, who lives there, what it told last.
+
+`menv.scale.remote_envs` has one for each process. It turns the host's slots into those of all hosts, and writes the
+ends of its episodes when the host cannot do so any more. It never waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from menv.adapters.recorded import Recorded
+from menv.base_env import AgentId, End, EnvId, EpisodeEnd, IntArray, Join, Unclaimed
+from menv.fault import Fault
+from menv.scale.due import Due, Layout, Rows
+from menv.scale.engine import Peer
+from menv.scale.env_host import Present
+from menv.scale.news import Events, News
+from menv.scale.stacks import unpack
+
+Kind = Literal["created", "begun", "news", "value"]
+
+
+class _Left(NamedTuple):
+    """What is known of an episode whose process is gone, while its rows wait to be answered."""
+
+    env_steps: int
+    start: int
+    held: Mapping[AgentId, float]
+
+
+class FarHost:
+    """One host.
+
+    Args:
+        first: Number of its first sub-environment.
+        size: k, how many it has.
+        seats: Of all hosts; see `Ready.seats`.
+
+    Attributes:
+        peer: The object over there.
+        asked: What its unanswered questions will be answered with, and the sub-environments that begin then.
+        since: When it began with the oldest of them, in seconds of `time.monotonic`.
+        news: Whether it has ever told anything, this process or one before.
+        failed: How often in a row its process could not begin.
+        layout: Who waited in its last news.
+        due: What no poll has handed out.
+    """
+
+    def __init__(self, first: int, size: int, seats: list[tuple[EnvId, AgentId]]) -> None:
+        self.first = first
+        self.size = size
+        self.peer: Peer
+        self.asked: deque[tuple[Kind, Collection[int]]] = deque()
+        self.since = 0.0
+        self.news = False
+        self.failed = 0
+        self.layout = _nobody()
+        self.due = Due()
+        self._seats = seats
+        self._env_steps: IntArray = np.zeros(size, np.int64)
+        self._starts: list[int] = [0] * size
+        self._held: dict[int, Mapping[AgentId, float]] = {}
+        self._left: dict[int, _Left] = {}
+        # Slots of all hosts by the host's own, the other way round, and those that nobody has any more.
+        self._slots: IntArray = np.zeros(0, np.int64)
+        self._own: dict[int, int] = {}
+        self._free: list[int] = []
+        self._alive: dict[int, Join] = {}
+
+    @property
+    def indices(self) -> range:
+        """The numbers of its sub-environments."""
+        return range(self.first, self.first + self.size)
+
+    @property
+    def name(self) -> str:
+        """What messages call its sub-environments."""
+        return f"env {self.first}" if self.size == 1 else f"envs {self.first} to {self.first + self.size - 1}"
+
+    @property
+    def beginning(self) -> set[int]:
+        """The sub-environments whose first rows have been asked for."""
+        return {index for _, indices in self.asked for index in indices}
+
+    @property
+    def left(self) -> Collection[int]:
+        """The sub-environments whose episodes are lost, which nobody is told before they are answered."""
+        return self._left
+
+    @property
+    def env_steps(self) -> IntArray:
+        """[k] env steps, as it told last."""
+        return self._env_steps
+
+    @property
+    def held(self) -> dict[int, Mapping[AgentId, float]]:
+        """Rewards that wait for their agents' next rows, by sub-environment and agent, as it told last."""
+        return self._held | {index: left.held for index, left in self._left.items() if left.held}
+
+    def meet(self, peer: Peer) -> None:
+        """Take another process for this host, of which only its creation has been asked."""
+        self.peer = peer
+        self.asked = deque([("created", ())])
+        self.since = time.monotonic()
+        self.layout, self._held = _nobody(), {}
+        # Its slots are numbered anew; those of trajectories that live on until their agents are answered are taken.
+        used = sorted([*self._free, *self._own])
+        self._free = [slot for slot in reversed(used) if slot not in self._alive]
+        self._slots, self._own = np.zeros(0, np.int64), {}
+
+    def leave(self, index: int) -> None:
+        """Let an episode that is lost wait until its agents are answered."""
+        place = index - self.first
+        if index not in self._left:
+            steps = int(self._env_steps[place])
+            self._left[index] = _Left(steps, self._starts[place], self._held.get(index, {}))
+
+    def ask(self, kind: Kind, method: str, *args: Any, begins: Collection[int] = ()) -> None:
+        """Ask for a method of the `EnvHost`."""
+        if not self.asked:
+            self.since = time.monotonic()
+        self.asked.append((kind, begins))
+        self.peer.ask(method, *args)
+
+    def begin(self, indices: Collection[int], after: int) -> None:
+        """Ask for new episodes.
+
+        Args:
+            indices: Their sub-environments.
+            after: Env steps that count more than have been told.
+        """
+        starts: dict[int, int] = {}
+        for index in indices:
+            place = index - self.first
+            starts[place] = int(self._env_steps[place]) + after
+            self._env_steps[place] = starts[place]
+        if starts:
+            self.ask("begun", "begin", starts, begins=list(indices))
+
+    def answered(self) -> Kind:
+        """Note that the oldest question has been answered, and return what it was."""
+        self.since = time.monotonic()
+        return self.asked.popleft()[0]
+
+    def own_slots(self, slots: Any) -> IntArray:
+        """Return slots as the host numbers them."""
+        return np.array([self._own[slot] for slot in slots], np.int64)
+
+    def living(self, index: int) -> list[Join]:
+        """Return how the trajectories began that live in a sub-environment."""
+        return [join for join in self._alive.values() if join.env_index == index]
+
+    def take(self, news: News) -> None:
+        """Take in what the host told."""
+        self.news, self.failed, before = True, 0, self._env_steps
+        events = None if news.events is None else self._mapped(news.events)
+        if news.slots is not None:
+            self.layout = self._laid_out(news.slots)
+        self._held = dict(news.held)
+        self._env_steps = np.array(news.env_steps)
+        for index in {*self._left, *self.beginning}:
+            # Of these it knows nothing yet.
+            self._env_steps[index - self.first] = before[index - self.first]
+        rows = Rows(self.layout, unpack(news.obs), news.rewards, news.infos)
+        self.due.add(rows, events)
+
+    def lose(
+        self, indices: Collection[int], reason: tuple[str, str] | None, *, withdrawn: bool = True
+    ) -> None:
+        """Write the ends of episodes that the host cannot tell of any more.
+
+        Args:
+            indices: Their sub-environments.
+            reason: The line of the fault, and what kind of fault it is; None if one was told.
+            withdrawn: Whether nobody knows what the last actions led to.
+        """
+        ended: list[End] = []
+        episodes: list[EpisodeEnd] = []
+        unclaimed: list[Unclaimed] = []
+        faults: list[Fault] = []
+        for index in indices:
+            self.leave(index)
+            left = self._left.pop(index)
+            unclaimed += [
+                Unclaimed(index, agent, reward, index) for agent, reward in left.held.items() if reward
+            ]
+            for slot in [slot for slot, join in self._alive.items() if join.env_index == index]:
+                join = self._alive.pop(slot)
+                if slot not in self._own:
+                    self._free.append(slot)
+                ended.append(End(slot, index, join.agent_id, 0.0, False, True, None, {}, withdrawn=withdrawn))
+            episodes.append(
+                EpisodeEnd(
+                    index, False, True, left.env_steps - left.start, index, len(unclaimed), faulty=True
+                )
+            )
+            if reason is not None:
+                line, kind = reason
+                faults.append(Fault(index, index, "step", f"{line} in step of env {index}", (kind, "", 0)))
+        self.due.add(None, Events([], ended, episodes, unclaimed, faults, []))
+
+    def start_of(self, index: int) -> int:
+        """Return the env steps of a sub-environment at its last reset."""
+        return self._starts[index - self.first]
+
+    def freed(self, own: Iterable[int]) -> list[int]:
+        """Return slots that nobody has, the host's own among them, as slots of all hosts."""
+        return [*(self._slot(slot) for slot in own), *self._free]
+
+    def global_slots(self, own: Mapping[AgentId, int]) -> dict[AgentId, int]:
+        """Return the slots of agents as slots of all hosts."""
+        return {agent: self._slot(slot) for agent, slot in own.items()}
+
+    def take_up(self, env_steps: IntArray, recorded: Mapping[int, Recorded], free: Iterable[int]) -> None:
+        """Ask to go on where another run was written down, whose seats are those of all hosts now."""
+        indices = self.indices
+        mine = [slot for slot, (env_id, _) in enumerate(self._seats) if env_id in indices]
+        self._slots = np.array(mine, np.int64)
+        self._own = {slot: own for own, slot in enumerate(mine)}
+        self._alive.clear()
+        self._left.clear()
+        self._free, self.due, self.layout = [], Due(), _nobody()
+        seats = [(int(self._seats[slot][0]) - self.first, self._seats[slot][1]) for slot in mine]  # type: ignore[call-overload]
+        again = {
+            index - self.first: Recorded(
+                one.start, one.stop, one.seed, {agent: iter(list(actions)) for agent, actions in one.actions.items()},
+                {agent: self._own[slot] for agent, slot in one.slots.items()}, one.shown,
+            )
+            for index, one in recorded.items()
+            if index in indices
+        }  # fmt: skip
+        self._starts = [
+            recorded[index].start if index in recorded else int(env_steps[index]) for index in indices
+        ]
+        self._env_steps = np.array(env_steps[self.first : self.first + self.size])
+        self.ask(
+            "value",
+            "take_up",
+            self._env_steps,
+            again,
+            (seats, [self._own[slot] for slot in free if slot in self._own]),
+        )
+
+    def go_on(self, present: Mapping[int, Present]) -> dict[int, IntArray]:
+        """Note who lives in episodes that were played again; return the slots of those who wait, by sub-environment."""
+        waiting: dict[int, IntArray] = {}
+        for place, (living, waits) in present.items():
+            index = self.first + place
+            for agent, own in living.items():
+                slot = int(self._slots[own])
+                self._alive[slot] = Join(slot, index, agent, index)
+            waiting[index] = self._slots[waits]
+        return waiting
+
+    def _mapped(self, events: Events) -> Events:
+        """Return events with the slots of all hosts, and note who lives."""
+        ended = [end._replace(slot=int(self._slots[end.slot])) for end in events.ended]
+        for end in ended:
+            self._alive.pop(end.slot, None)
+        joined = []
+        for join in events.joined:
+            slot = self._slot(join.slot)
+            self._seats[slot] = (join.env_id, join.agent_id)
+            joined.append(join._replace(slot=slot))
+            self._alive[slot] = joined[-1]
+        if events.starts:
+            self._starts = list(events.starts)
+        return events._replace(joined=joined, ended=ended)
+
+    def _slot(self, own: int) -> int:
+        """Return the slot for one of the host's own."""
+        while own >= len(self._slots):
+            # The host's own are numbered one after the other.
+            if not self._free:
+                self._free.append(len(self._seats))
+                self._seats.append((self.first, ""))
+            self._own[self._free[-1]] = len(self._slots)
+            self._slots = np.append(self._slots, self._free.pop())
+        return int(self._slots[own])
+
+    def _laid_out(self, own: IntArray) -> Layout:
+        """Return who waits."""
+        slots = self._slots[own]
+        if self.size == 1:
+            return Layout(slots, own, {self.first: slots} if len(slots) else {})
+        found: dict[int, list[int]] = {}
+        for slot in slots.tolist():
+            found.setdefault(int(self._seats[slot][0]), []).append(slot)
+        return Layout(slots, own, {index: np.array(mine, np.int64) for index, mine in found.items()})
+
+
+def _nobody() -> Layout:
+    return Layout(np.zeros(0, np.int64), np.zeros(0, np.int64), {})

@@ -1,0 +1,30 @@
+"""How sub-environments are hosted in other processes.
+
+`menv.scale.convert` makes it of the settings that users give; `hosts` and `successors` keep to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """How sub-environments are hosted elsewhere.
+
+    Attributes:
+        batch_wait_ms: Milliseconds that a poll waits for more hosts once one has answered; a large number lets all
+            step in lock step.
+        env_timeout: Seconds after which a sub-environment that does not answer is given up; None waits for ever.
+        per_process: Sub-environments that share a process.
+        restarts: Whether one that raises, hangs or is killed is made anew.
+        seed: Gives every reset its own seed; None leaves the environments alone.
+        first_index: Index of sub-environment 0 among those of all workers.
+    """
+
+    batch_wait_ms: float = 0
+    env_timeout: float | None = None
+    per_process: int = 1
+    restarts: bool = True
+    seed: int | None = None
+    first_index: int = 0

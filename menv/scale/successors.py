@@ -1,0 +1,176 @@
+"""Hosts that are lost, and the processes that take their places.
+
+`menv.scale.hosts` asks it what to do when a process ends, hangs or cannot begin. It starts successors with fresh
+seeds, a few times in a row at most; episodes that nobody acts in at the moment are not told before they are answered,
+because whoever samples still holds their rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Container, Sequence
+from contextlib import suppress
+from typing import Any
+
+from menv.adapters.crash_log import MOST, PAUSES, CrashLog
+from menv.errors import ConfigError, ContractError, EnvCrashError, WorkerLostError
+from menv.scale.engine import Engine
+from menv.scale.env_host import EnvHost
+from menv.scale.far_host import FarHost
+from menv.scale.remote_settings import RemoteSettings
+
+_CREATION = 60.0
+"""Seconds that a process has at least to import what it needs and create its sub-environments."""
+
+
+class Successors:
+    """Starts the processes of hosts.
+
+    Attributes:
+        last: Why each host was lost last, by its first sub-environment.
+    """
+
+    def __init__(self, engine: Engine, make_env: Callable[[int], Any], settings: RemoteSettings) -> None:
+        """Begin without losses; arguments as in `RemoteEnvs`."""
+        self.last: dict[int, Exception] = {}
+        self._engine = engine
+        self._make_env = make_env
+        self._settings = settings
+        self._log = CrashLog(restarts=settings.restarts, creator=True)
+
+    def start(self, host: FarHost) -> None:
+        """Start a process for a host."""
+        settings = self._settings
+        host.meet(
+            self._engine.start(
+                _make_host, self._make_env, host.first, host.size, settings.seed, settings.first_index,
+                settings.restarts, label=f"process of {host.name}",
+            )
+        )  # fmt: skip
+
+    def finished(self, host: FarHost) -> None:
+        """Note that an episode was finished in a host."""
+        self._log.finished(host.first)
+
+    def replace(self, host: FarHost, error: Exception, waiting: Container[int]) -> Collection[int]:
+        """Give a lost host a successor.
+
+        Args:
+            host: It has lost its process.
+            error: Why.
+            waiting: Sub-environments whose rows were handed out and have not been answered.
+
+        Returns:
+            The sub-environments that are created anew.
+
+        Raises:
+            EnvCrashError: It is not to be replaced, or has been too often.
+        """
+        self.last[host.first] = error
+        if not host.news:
+            raise EnvCrashError(
+                f"{host.name} reset, env step {int(host.env_steps.max())}: {_head(error)}, expected a sub-environment "
+                "that can be created and reset in another process; what it wrote last is above"
+            ) from error
+        over = self._playing(host)
+        if not over:
+            self._try_again(host, error)
+            return host.indices
+        self._log.note(
+            host.first, f"{host.name} step, env step {int(host.env_steps.max())}: {_head(error)}", error
+        )
+        for index in [index for index in over if index in waiting]:
+            host.leave(index)
+            over.remove(index)
+        host.lose(over, self._reason(host))
+        self._begin_anew(host, 0)
+        return host.indices
+
+    def failed_to_begin(self, host: FarHost, error: Exception, waiting: Container[int]) -> bool:
+        """Take note of what a process raised; False if that is to be raised here.
+
+        A successor may fail to create or reset its sub-environments a few times.
+        """
+        if not host.news or host.asked[0][0] not in ("created", "begun"):
+            return False
+        if isinstance(error, ContractError | ConfigError):
+            return False
+        self.replace(host, error, waiting)
+        return True
+
+    def tell_lost(self, host: FarHost, indices: Collection[int], *, withdrawn: bool = True) -> None:
+        """Let episodes be over that were lost while their rows waited, and begin the next ones."""
+        host.lose(indices, self._reason(host), withdrawn=withdrawn)
+        host.begin(indices, 1)
+
+    def patience(self, hosts: Sequence[FarHost], timeout: float | None) -> float | None:
+        """Return how long to wait for hosts before one of them may be overdue, `timeout` at most."""
+        left = [host.since + limit for host in hosts if (limit := self._limit(host)) is not None]
+        if not left:
+            return timeout
+        until = max(0.0, min(left) - time.monotonic())
+        return until if timeout is None else min(until, timeout)
+
+    def overdue(self, host: FarHost) -> bool:
+        """Return whether a host that has not answered has had its time."""
+        limit = self._limit(host)
+        return limit is not None and time.monotonic() - host.since >= limit
+
+    def give_up(self, host: FarHost) -> WorkerLostError:
+        """End the process of a host that hangs, and return the error for it."""
+        limit, pid = self._limit(host), host.peer.pid
+        host.peer.kill()
+        error = WorkerLostError(
+            f"{host.peer.label} (pid {pid}): no answer for {limit:g} s, expected one within env_timeout="
+            f"{self._settings.env_timeout:g}; it was ended"
+        )
+        try:
+            host.peer.answer()
+        except WorkerLostError as last_words:
+            error.__cause__ = last_words
+        return error
+
+    def _limit(self, host: FarHost) -> float | None:
+        """Return how many seconds a host has for its oldest question."""
+        each = self._settings.env_timeout
+        if each is None:
+            return None
+        # It steps its sub-environments one after the other.
+        return max(_CREATION, each) if host.asked[0][0] == "created" else each * host.size
+
+    def _playing(self, host: FarHost) -> list[int]:
+        """Return the sub-environments of a host whose episodes run."""
+        return [index for index in host.indices if index not in host.beginning and index not in host.left]
+
+    def _reason(self, host: FarHost) -> tuple[str, str]:
+        """Return why a host was lost last, in one line, and what kind of fault that is."""
+        error = self.last[host.first]
+        kind = type(error).__name__
+        return f"{kind}: {' '.join(str(error).split())[:200].rstrip()}", kind
+
+    def _try_again(self, host: FarHost, error: Exception) -> None:
+        """Start one more process in the place of one that could not begin."""
+        host.failed += 1
+        if host.failed >= MOST:
+            raise self._log.no_other(host.first, error)
+        self._begin_anew(host, host.failed)
+
+    def _begin_anew(self, host: FarHost, attempt: int) -> None:
+        """Start a process and begin in it, but for episodes that wait to be told of."""
+        time.sleep(PAUSES[attempt])
+        with suppress(Exception):
+            host.peer.kill()
+        self.start(host)
+        host.begin([index for index in host.indices if index not in host.left], 1)
+
+
+def _head(error: Exception) -> str:
+    """Return what became of a process, without what it wrote before."""
+    return " ".join(str(error).partition(", expected ")[0].split())
+
+
+def _make_host(
+    make_env: Callable[[int], Any], first: int, size: int, seed: int | None, first_index: int, restarts: bool
+) -> EnvHost:
+    """Create a host, in its process."""
+    return EnvHost(make_env, first, size, seed=seed, first_index=first_index, restarts=restarts)

@@ -1,0 +1,132 @@
+"""What remote environments hand out is what those of this process hand out, to the last number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.base_env import BaseEnv, Ready
+from menv.loop.convert import to_base_env
+from tests.contract.adapters import rotated
+from tests.contract.crashing import CrashingEnv, World
+from tests.contract.remote import LOCK_STEP, Make, hand_back, remote
+from tests.contract.scripted import IRREGULAR, SOLO, TOGETHER, TURNS, Script, SoloGym
+
+SCRIPTS = {"gym": SOLO, "turns": TURNS, "together": TOGETHER, "irregular": IRREGULAR}
+every_script = pytest.mark.parametrize("name", SCRIPTS)
+both_sizes = pytest.mark.parametrize("per_process", [1, 2])
+
+
+@pytest.fixture(autouse=True)
+def _processes_are_handed_back() -> Iterator[None]:
+    yield
+    hand_back()
+
+
+class Crashing:
+    """Creates environments that raise now and then, each with a history of its own."""
+
+    def __init__(self, script: Script, solo: bool) -> None:
+        self.script, self.solo = script, solo
+        self.worlds: dict[int, World] = {}
+
+    def __call__(self, index: int) -> CrashingEnv | SoloGym:
+        if index not in self.worlds:
+            self.worlds[index] = World(
+                rotated(self.script, index), index, steps=[2, 7, 8, 19][: index + 2], resets=[3, 4], salt=True
+            )
+            if self.solo:
+                self.worlds[index].settings["agents"] = "a"
+        return self.worlds[index].make_solo() if self.solo else self.worlds[index].make()
+
+
+def plain(value: Any) -> Any:
+    """Return a value that can be compared."""
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def told(ready: Ready) -> dict[str, Any]:
+    """Return all that a poll says, without slots, which may be numbered in another way."""
+    assert ready.infos is not None
+    rows = [
+        (*ready.seats[slot], plain(ready.obs[row]), float(ready.rewards[row]), dict(ready.infos[row]))
+        for row, slot in enumerate(ready.slots.tolist())
+    ]
+    return {
+        "rows": rows,
+        "env_steps": ready.env_steps.tolist(),
+        "joined": sorted((one.env_id, one.agent_id, one.env_index) for one in ready.joined),
+        "ended": sorted(
+            (one.env_id, one.agent_id, one.reward, one.terminated, one.truncated, plain(one.obs), one.withdrawn)
+            for one in ready.ended
+        ),
+        "episodes": sorted((*one[:5], one.faulty) for one in ready.episodes),
+        "unclaimed": sorted(tuple(one) for one in ready.unclaimed),
+        "faults": sorted((one.env_id, one.where, one.line, one.origin) for one in ready.faults),
+    }  # fmt: skip
+
+
+def play(base_env: BaseEnv, polls: int) -> list[dict[str, Any]]:
+    """Return what each poll says; actions depend on what is seen."""
+    polled = []
+    for _ in range(polls):
+        ready = base_env.poll()
+        polled.append(told(ready))
+        assert [slot for slot in ready.slots.tolist() if ready.seats[slot][1] == ""] == []
+        base_env.send_actions(ready.slots, [int(obs[4]) % 3 for obs in ready.obs])
+    return polled
+
+
+@every_script
+@both_sizes
+@pytest.mark.parametrize("crashes", [False, True])
+def test_every_poll_says_the_same(name: str, per_process: int, crashes: bool) -> None:
+    script, solo = SCRIPTS[name], name == "gym"
+    scripts: Sequence[Script] = [rotated(script, world) for world in range(3)]
+
+    def maker() -> Callable[[int], Any]:
+        return Crashing(script, solo) if crashes else Make(scripts, solo, salt=True)
+
+    here = maker()
+    expected = play(to_base_env(here(0), here, 3, seed=3, first_index=5), 60)
+    found = play(remote(maker(), 3, per_process=per_process, seed=3, first_index=5), 60)
+    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+        assert one == other, f"poll {number}"
+    assert sum(len(poll["episodes"]) for poll in found) > 10
+    assert bool(sum(len(poll["faults"]) for poll in found)) == crashes
+
+
+@every_script
+@both_sizes
+def test_whoever_is_ready_plays_the_same_trajectories(name: str, per_process: int) -> None:
+    """The order of the polls is a matter of luck; what each sub-environment does is not."""
+    make = Make([rotated(SCRIPTS[name], world) for world in range(3)], name == "gym", salt=True)
+
+    def rows(base_env: BaseEnv) -> dict[int, list[Any]]:
+        found: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+        while min(map(len, found.values())) < 40:
+            ready = base_env.poll()
+            for row, slot in enumerate(ready.slots.tolist()):
+                env_id, agent = ready.seats[slot]
+                found[int(str(env_id))].append((agent, plain(ready.obs[row]), float(ready.rewards[row])))
+            base_env.send_actions(ready.slots, [int(obs[4]) % 3 for obs in ready.obs])
+        return {index: mine[:40] for index, mine in found.items()}
+
+    expected = rows(to_base_env(make(0), make, 3, seed=3))
+    assert rows(remote(make, 3, wait=0, per_process=per_process, seed=3)) == expected
+
+
+def test_a_poll_waits_for_others_as_long_as_it_is_told() -> None:
+    make = Make([TOGETHER] * 4, False)
+    for wait, rounds in ((LOCK_STEP, 30), (0, 30)):
+        base_env = remote(make, 4, wait=wait)
+        sizes = set()
+        for _ in range(rounds):
+            ready = base_env.poll()
+            sizes.add(len({ready.seats[slot][0] for slot in ready.slots.tolist()}))
+            base_env.send_actions(ready.slots, [1] * len(ready.slots))
+        assert min(sizes) >= 1
+        assert (sizes == {4}) or not wait
