@@ -52,6 +52,14 @@ def test_tictactoe_loses_at_most_one_game_in_a_hundred_after_half_a_minute() -> 
     assert outcome["losses_vs_random_as_player2"] <= 10
 
 
+@pytest.mark.parametrize("arguments", [("--workers", "1", "--overlap"), ("--workers", "0")])
+def test_workers_share_out_a_simulator(arguments: tuple[str, ...]) -> None:
+    outcome, printed = outcome_of("workers", *arguments)
+    assert outcome["env_steps"] == 1600
+    assert 0 < outcome["mean_return"] < 50
+    assert "a second" in printed
+
+
 @pytest.mark.slow
 def test_cartpole_is_solved() -> None:
     outcome, _ = outcome_of("cartpole", seconds="60")
