@@ -1,7 +1,4 @@
-"""A simulator whose steps take a moment, shared out to workers that sample while this process learns.
-
-python examples/workers.py --workers 2 --overlap
-"""
+"""A simulator whose steps take a moment, shared out to workers: examples/workers.py --workers 2 --overlap."""
 
 import argparse
 import json
