@@ -141,8 +141,8 @@ def test_a_driver_that_is_killed_leaves_nobody(tmp_path: Path, kind: str) -> Non
     pids = [int(pid) for pid in program.stdout.readline().split()[-2:]]
     assert all(map(lives, pids))
     program.kill()
-    program.communicate()
     eventually(lambda: not any(map(lives, pids)))
+    program.communicate()
 
 
 INTERRUPTED = """
@@ -245,6 +245,7 @@ def test_a_process_that_was_forked_from_the_driver_does_no_harm_when_it_ends(tmp
         peer.answer()
         child = os.fork()
         if not child:
+            del peer
             sys.exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         peer.ask("add", 3)
