@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-
 _MT19937_BYTES = 625 * 4
 """624 words and the place among them."""
 

@@ -235,3 +235,14 @@ def test_training_learns_from_whole_episodes_alone(more: dict[str, Any], steps: 
     for part in batch.policy_batches.values():
         assert not part.segments.first_t.any()
         assert (part["terminateds"] | part["truncateds"])[part.segments.ends - 1].all()
+
+
+def test_what_was_broken_off_makes_no_later_episode_endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_episodes, "LONGEST", 20)
+    env = Clocks([2, 3, 40])
+    with training(env, 3) as algo:
+        while env.at[2] < 30:
+            algo.sample()
+        algo.add_policy("late", policy_mapping_fn=lambda agent_id, **kwargs: "late")
+        while not env.episodes[2]:
+            algo.sample()
