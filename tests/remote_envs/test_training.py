@@ -34,7 +34,9 @@ def test_training_is_the_same_as_in_one_process(env: str, more: dict[str, Any], 
     for far in ({}, {**FAR, "remote_env_batch_wait_ms": wait}):
         with PPO(env=env, config={**SMALL, **more, **far}) as algo:
             result = trained(algo, 3)
-            results.append((result["digest"], result["hist_stats"], weights_of(algo)))
+            # Episodes are told in the order in which they end.
+            told = {name: sorted(numbers) for name, numbers in result["hist_stats"].items()}
+            results.append((result["digest"], told, weights_of(algo)))
     assert results[0] == results[1]
 
 
