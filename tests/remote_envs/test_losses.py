@@ -20,7 +20,6 @@ from tests.remote_envs.doomed import Fate
 
 SCRIPTS = {"gym": SOLO, "turns": TURNS, "together": TOGETHER, "irregular": IRREGULAR}
 every_script = pytest.mark.parametrize("name", SCRIPTS)
-every_size = pytest.mark.parametrize("per_process", [1, 2, 3])
 DIES = [("step", 0, 1), ("step", 1, 12), ("step", 2, 24), ("step", 0, 36)]
 """Far enough from each other that an episode is finished in between, whoever shares a process."""
 
@@ -64,9 +63,15 @@ def every_letter(counts: Counter[str]) -> dict[str, int]:
     return {agent: counts[agent] for agent in "abcd"}
 
 
+ALONE, TOGETHER_IN_STEP = (1, 0), (2, LOCK_STEP)
+OTHERS = [(1, LOCK_STEP), (2, 0), (3, 0), (3, LOCK_STEP)]
+
+
 @every_script
-@every_size
-@pytest.mark.parametrize("wait", [0, LOCK_STEP])
+@pytest.mark.parametrize(
+    ("per_process", "wait"),
+    [ALONE, TOGETHER_IN_STEP, *[pytest.param(*one, marks=pytest.mark.slow) for one in OTHERS]],
+)
 def test_what_was_paid_is_in_rows_and_ends_or_held_or_unclaimed(
     name: str, per_process: int, wait: int, tmp_path: Path
 ) -> None:
@@ -271,6 +276,7 @@ def test_a_reset_from_outside_makes_a_loss_good(where: str, tmp_path: Path) -> N
     watch.until(0, 10)
 
 
+@pytest.mark.slow
 def test_stopping_does_not_wait_for_what_hangs(tmp_path: Path) -> None:
     from menv.scale.convert import to_base_env
 
