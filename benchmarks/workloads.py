@@ -15,6 +15,7 @@ from benchmarks.bundles import ROWS as BUNDLES
 from benchmarks.connector_rows import ROWS as CONNECTORS
 from benchmarks.other_kinds import ROWS as OTHER_KINDS
 from benchmarks.policy_rows import ROWS as POLICIES
+from benchmarks.remote_rows import ROWS as REMOTE
 from benchmarks.replay_rows import ROWS as REPLAY
 from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
 from benchmarks.sampling import fragments, two_policies
@@ -275,6 +276,7 @@ ROWS = (
     *CONNECTORS,
     *WIRE,
     *WORKERS,
+    *REMOTE,
     *TRANSPORTS,
     *SERVING,
 )

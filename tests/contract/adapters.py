@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from menv.base_env import BaseEnv, Ready
 from menv.loop.convert import to_base_env
+from menv.scale.engine import EngineName
 from menv.vector_env import VectorEnv
 from tests.contract.callers import CalledEnvs, without_own_truncations
 from tests.contract.remote import FarGame, Make, remote
@@ -45,6 +47,7 @@ class Adapter:
     script: Script
     kind: str
     per_process: int = 0
+    on: EngineName = "process"
 
     @property
     def remote(self) -> bool:
@@ -66,7 +69,7 @@ class Adapter:
         scripts = [rotated(self.script, world) for world in range(num_envs)]
         if self.remote:
             make = Make(scripts, self.kind == "gym")
-            base_env = remote(make, num_envs, seed=seed, per_process=self.per_process)
+            base_env = remote(make, num_envs, seed=seed, per_process=self.per_process, on=self.on)
             return base_env, [FarGame(base_env, index) for index in range(num_envs)]  # type: ignore[misc]
         if self.kind == "gym":
             made = [SoloGym(script, world) for world, script in enumerate(scripts)]
@@ -102,10 +105,20 @@ ALL_ADAPTERS = [
     ],
 ]
 LOCAL_ADAPTERS = [adapter for adapter in ALL_ADAPTERS if adapter.kind in ("gym", "agents")]
-REMOTE_ADAPTERS = [
-    Adapter(f"remote-{adapter.name}-{size}", adapter.script, adapter.kind, size)
-    for adapter in LOCAL_ADAPTERS
-    for size in (1, 2)
+REMOTE_ADAPTERS: list[Any] = [
+    *[
+        Adapter(f"remote-{adapter.name}-{size}", adapter.script, adapter.kind, size)
+        for adapter in LOCAL_ADAPTERS
+        for size in (1, 2)
+    ],
+    *[
+        pytest.param(
+            Adapter(f"ray-{adapter.name}-{size}", adapter.script, adapter.kind, size, "ray"),
+            marks=pytest.mark.slow,
+        )
+        for adapter in LOCAL_ADAPTERS
+        for size in (1, 2)
+    ],
 ]
 """All step in lock step here: how far the others are when one is ready is a matter of luck."""
 

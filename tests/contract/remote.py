@@ -9,24 +9,24 @@ from typing import Any
 
 from menv.base_env import BaseEnv
 from menv.scale.convert import to_base_env
-from menv.scale.engine import Engine, Peer
-from menv.scale.process_engine import ProcessEngine
+from menv.scale.engine import Engine, EngineName, Peer
+from menv.scale.engines import make_engine
 from tests.contract.recycled import RecycledEngine
 from tests.contract.scripted import Script, ScriptedEnv, SoloGym
 
 LOCK_STEP = 99_999_999
-_POOL: list[Peer] = []
+_POOLS: dict[EngineName, list[Peer]] = {"process": [], "ray": []}
 _USED: list[RecycledEngine] = []
 
 
 @cache
-def _processes() -> Engine:
-    return ProcessEngine()
+def _starter(name: EngineName) -> Engine:
+    return make_engine(name, cpus=0.0)
 
 
-def engine() -> Engine:
+def engine(name: EngineName) -> Engine:
     """Return an engine for one test, with processes of tests before."""
-    _USED.append(RecycledEngine(_processes(), _POOL))
+    _USED.append(RecycledEngine(_starter(name), _POOLS[name]))
     return _USED[-1]
 
 
@@ -65,10 +65,11 @@ def remote(
     *,
     wait: float = LOCK_STEP,
     per_process: int = 1,
+    on: EngineName = "process",
     **settings: Any,
 ) -> BaseEnv:
     """Return sub-environments in processes that are used again after."""
     return to_base_env(
         make(0), make, num_envs, remote_envs=True, remote_env_batch_wait_ms=wait,
-        remote_envs_per_process=per_process, engine=engine(), **settings,
+        remote_envs_per_process=per_process, engine=engine(on), **settings,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,20 +10,15 @@ import pytest
 
 from menv.base_env import BaseEnv, Ready
 from menv.loop.convert import to_base_env
+from menv.scale.engine import EngineName
 from tests.contract.adapters import rotated
 from tests.contract.crashing import CrashingEnv, World
-from tests.contract.remote import LOCK_STEP, Make, hand_back, remote
+from tests.contract.remote import LOCK_STEP, Make, remote
 from tests.contract.scripted import IRREGULAR, SOLO, TOGETHER, TURNS, Script, SoloGym
 
 SCRIPTS = {"gym": SOLO, "turns": TURNS, "together": TOGETHER, "irregular": IRREGULAR}
 every_script = pytest.mark.parametrize("name", SCRIPTS)
 both_sizes = pytest.mark.parametrize("per_process", [1, 2])
-
-
-@pytest.fixture(autouse=True)
-def _processes_are_handed_back() -> Iterator[None]:
-    yield
-    hand_back()
 
 
 class Crashing:
@@ -84,6 +79,16 @@ def play(base_env: BaseEnv, polls: int) -> list[dict[str, Any]]:
 @both_sizes
 @pytest.mark.parametrize("crashes", [False, True])
 def test_every_poll_says_the_same(name: str, per_process: int, crashes: bool) -> None:
+    check_polls(name, per_process, crashes, "process")
+
+
+@pytest.mark.usefixtures("running_ray")
+@every_script
+def test_every_poll_says_the_same_on_ray(name: str) -> None:
+    check_polls(name, 2, True, "ray")
+
+
+def check_polls(name: str, per_process: int, crashes: bool, on: EngineName) -> None:
     script, solo = SCRIPTS[name], name == "gym"
     scripts: Sequence[Script] = [rotated(script, world) for world in range(3)]
 
@@ -92,7 +97,7 @@ def test_every_poll_says_the_same(name: str, per_process: int, crashes: bool) ->
 
     here = maker()
     expected = play(to_base_env(here(0), here, 3, seed=3, first_index=5), 60)
-    found = play(remote(maker(), 3, per_process=per_process, seed=3, first_index=5), 60)
+    found = play(remote(maker(), 3, per_process=per_process, on=on, seed=3, first_index=5), 60)
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         assert one == other, f"poll {number}"
     assert sum(len(poll["episodes"]) for poll in found) > 10

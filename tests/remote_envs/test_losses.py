@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,14 @@ import pytest
 from menv.base_env import BaseEnv, Ready
 from menv.errors import EnvCrashError, WorkerLostError
 from tests.contract.adapters import Watch, held, nested
-from tests.contract.remote import LOCK_STEP, hand_back, remote
+from tests.contract.remote import LOCK_STEP, remote
 from tests.contract.scripted import IRREGULAR, SOLO, TOGETHER, TURNS, seen
 from tests.remote_envs.doomed import Fate
 
 SCRIPTS = {"gym": SOLO, "turns": TURNS, "together": TOGETHER, "irregular": IRREGULAR}
 every_script = pytest.mark.parametrize("name", SCRIPTS)
-every_size = pytest.mark.parametrize("per_process", [1, 2, 3])
 DIES = [("step", 0, 1), ("step", 1, 12), ("step", 2, 24), ("step", 0, 36)]
 """Far enough from each other that an episode is finished in between, whoever shares a process."""
-
-
-@pytest.fixture(autouse=True)
-def _processes_are_handed_back() -> Iterator[None]:
-    yield
-    hand_back()
 
 
 class Told(Watch):
@@ -71,9 +63,15 @@ def every_letter(counts: Counter[str]) -> dict[str, int]:
     return {agent: counts[agent] for agent in "abcd"}
 
 
+ALONE, TOGETHER_IN_STEP = (1, 0), (2, LOCK_STEP)
+OTHERS = [(1, LOCK_STEP), (2, 0), (3, 0), (3, LOCK_STEP)]
+
+
 @every_script
-@every_size
-@pytest.mark.parametrize("wait", [0, LOCK_STEP])
+@pytest.mark.parametrize(
+    ("per_process", "wait"),
+    [ALONE, TOGETHER_IN_STEP, *[pytest.param(*one, marks=pytest.mark.slow) for one in OTHERS]],
+)
 def test_what_was_paid_is_in_rows_and_ends_or_held_or_unclaimed(
     name: str, per_process: int, wait: int, tmp_path: Path
 ) -> None:
@@ -278,6 +276,7 @@ def test_a_reset_from_outside_makes_a_loss_good(where: str, tmp_path: Path) -> N
     watch.until(0, 10)
 
 
+@pytest.mark.slow
 def test_stopping_does_not_wait_for_what_hangs(tmp_path: Path) -> None:
     from menv.scale.convert import to_base_env
 
@@ -288,3 +287,22 @@ def test_stopping_does_not_wait_for_what_hangs(tmp_path: Path) -> None:
     began = time.monotonic()
     base_env.stop()
     assert time.monotonic() - began < 50
+
+
+@pytest.mark.usefixtures("running_ray")
+@pytest.mark.parametrize("per_process", [1, 2])
+def test_losses_on_ray_are_made_good_too(per_process: int, tmp_path: Path) -> None:
+    deaths = [("step", 0, 3), ("step", 2, 20)]
+    fate = Fate(tmp_path, TOGETHER, dies=deaths, hangs=[("step", 0, 26)])
+    base_env = remote(fate, 3, wait=0, per_process=per_process, on="ray", seed=1, env_timeout=1.0)
+    watch = Told(base_env)
+    for world in (0, 1, 2):
+        watch.until(world, 40)
+    ready = watch.poll()
+    while len(ready.slots) or ready.episodes:
+        ready = watch.poll()
+    assert len(watch.faulty) == 3 if per_process == 1 else len(watch.faulty) >= 4
+    got: Counter[str] = Counter()
+    for part in (watch.income, watch.unclaimed, held(base_env)):
+        got.update(part)
+    assert every_letter(got) == every_letter(fate.paid(3))

@@ -1,0 +1,15 @@
+"""The page about environments in other processes says what is so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.doc_blocks import blocks, run_python
+
+
+def test_the_block_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
+    (script,) = blocks("docs/remote_environments.md", "python")
+    assert run_python(tmp_path / "simulator.py", script) == [
+        "env steps: 160",
+        "faster than one after another: True",
+    ]

@@ -1,0 +1,229 @@
+"""Algorithms whose sub-environments live in other processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from menv import DefaultCallbacks, register_env
+from menv.algorithms import PPO
+from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning
+from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
+from tests.remote_envs.far import Counting
+
+TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
+FAR: dict[str, Any] = {"remote_worker_envs": True, "engine": "process"}
+
+
+@pytest.mark.parametrize(
+    ("env", "more"),
+    [
+        ("CartPole-v1", {}),
+        ("tictactoe", {"multiagent": TWO}),
+        ("CartPole-v1", {"batch_mode": "complete_episodes"}),
+        ("tictactoe", {"multiagent": {**TWO, "count_steps_by": "agent_steps"}}),
+    ],
+)
+@pytest.mark.parametrize("wait", [0, 99_999_999])
+def test_training_is_the_same_as_in_one_process(env: str, more: dict[str, Any], wait: int) -> None:
+    results = []
+    for far in ({}, {**FAR, "remote_env_batch_wait_ms": wait}):
+        with PPO(env=env, config={**SMALL, **more, **far}) as algo:
+            result = trained(algo, 3)
+            # Episodes are told in the order in which they end.
+            told = {name: sorted(numbers) for name, numbers in result["hist_stats"].items()}
+            results.append((result["digest"], told, weights_of(algo)))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("wait", [0, 99_999_999])
+def test_a_fragment_of_50_steps_of_4_environments_has_200_env_steps(wait: int) -> None:
+    config = {
+        **SMALL,
+        **FAR,
+        "num_envs_per_worker": 4,
+        "rollout_fragment_length": 50,
+        "train_batch_size": 200,
+    }
+    with PPO(env=Counting, config={**config, "remote_env_batch_wait_ms": wait}) as algo:
+        batches = [algo.sample() for _ in range(3)]
+        assert [batch.env_steps() for batch in batches] == [200] * 3
+        assert [batch.agent_steps() for batch in batches] == [200] * 3
+
+
+@pytest.mark.parametrize(("env", "more"), [("CartPole-v1", {}), ("tictactoe", {"multiagent": TWO})])
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
+    env: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    with PPO(env=env, config={**SMALL, **more, **FAR}) as algo:
+        trained(algo, 3)
+        algo.save(tmp_path)
+        expected = trained(algo, 3)
+        weights = weights_of(algo)
+    with PPO.from_checkpoint(tmp_path, more or None) as again:
+        found = trained(again, 3)
+        assert found["num_episodes_not_resumed"] == 0
+        assert found["digest"] == expected["digest"]
+        assert weights_of(again) == weights
+    # As it does in one process.
+    with PPO.from_checkpoint(tmp_path, {**more, "remote_worker_envs": False}) as again:
+        assert trained(again, 3)["digest"] == expected["digest"]
+
+
+def test_a_run_in_one_process_goes_on_in_others(tmp_path: Path) -> None:
+    with PPO(env="tictactoe", config={**SMALL, "multiagent": TWO}) as algo:
+        trained(algo, 2)
+        algo.save(tmp_path)
+        expected = trained(algo, 2)["digest"]
+    with PPO.from_checkpoint(tmp_path, {"multiagent": TWO, **FAR}) as again:
+        result = trained(again, 2)
+        assert (result["digest"], result["num_episodes_not_resumed"]) == (expected, 0)
+
+
+def test_a_state_can_be_restored_while_environments_run(tmp_path: Path) -> None:
+    with PPO(env="tictactoe", config={**SMALL, "multiagent": TWO, **FAR}) as algo:
+        trained(algo, 2)
+        algo.save(tmp_path)
+        expected = trained(algo, 2)["digest"]
+        algo.restore(tmp_path)
+        assert trained(algo, 2)["digest"] == expected
+
+
+def test_methods_of_an_environment_can_be_called_wherever_it_lives() -> None:
+    for far in ({}, FAR):
+        with PPO(env=Counting, config={**SMALL, **far, "env_config": {"x": 1}}) as algo:
+            base_env = algo._base_env
+            trained(algo, 1)
+            assert base_env.call(2, "set_level", 7, 1) == (8, 2)
+            place = base_env.call(1, "place")
+            assert (place["remote"], place["vector_index"], place["worker_index"]) == (bool(far), 1, 0)
+            assert place["settings"] == {"x": 1}
+            assert (place["pid"] == os.getpid()) == (not far)
+            with pytest.raises(LookupError, match="no such level"):
+                base_env.call(0, "fail")
+            with pytest.raises(
+                ConfigError, match=r"env 0 is a Counting and has no method 'set_lvel', expected"
+            ):
+                base_env.call(0, "set_lvel", 3)
+            with pytest.raises(ConfigError, match="env id 9"):
+                base_env.call(9, "place")
+            trained(algo, 1)
+
+
+def test_callbacks_are_given_handles_of_environments() -> None:
+    class Levels(DefaultCallbacks):
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def on_sub_environment_created(
+            self, *, worker: Any, sub_environment: Any, env_context: Any, **kwargs: Any
+        ) -> None:
+            self.told.append(
+                (sub_environment.call("set_level", 5), env_context.remote, env_context.vector_index)
+            )
+
+        def on_episode_start(self, *, base_env: Any, env_index: int, **kwargs: Any) -> None:
+            base_env.call(env_index, "set_level", 6)
+
+    callbacks = Levels()
+    with PPO(env=Counting, config={**SMALL, **FAR, "callbacks": callbacks}) as algo:
+        trained(algo, 1)
+        assert callbacks.told == [((5, index), True, index) for index in range(3)]
+
+
+@pytest.mark.parametrize("wait", [0, 99_999_999])
+def test_a_killed_environment_costs_one_episode_and_no_iteration(wait: int, tmp_path: Path) -> None:
+    env_config = {"killed_in": 25, "marker": str(tmp_path / "killed")}
+    config = {**SMALL, **FAR, "env_config": env_config, "remote_env_batch_wait_ms": wait}
+    with PPO(env=Counting, config=config) as algo:
+        with pytest.warns(EnvFaultWarning, match="SIGKILL"):
+            result = trained(algo, 3)
+        assert result["faulty_episodes_total"] == 1
+        assert result["num_env_steps_sampled"] == 3 * 96
+        assert result["first_fault"].startswith("WorkerLostError: process of env 1 (pid ")
+
+
+def test_evaluations_take_the_same_settings() -> None:
+    config = {
+        **SMALL, **FAR, "evaluation_interval": 1, "evaluation_duration": 6,
+        "evaluation_config": {"explore": False},
+    }  # fmt: skip
+    pids = set()
+
+    class Pids(DefaultCallbacks):
+        def on_episode_end(self, *, base_env: Any, env_index: int, **kwargs: Any) -> None:
+            pids.add(base_env.call(env_index, "place")["pid"])
+
+    with PPO(env=Counting, config={**config, "callbacks": Pids}) as algo:
+        result = algo.train()
+    assert result["evaluation"]["episodes_this_iter"] == 6
+    assert os.getpid() not in pids
+    assert len(pids) == 6
+
+
+def test_what_is_registered_here_is_known_there() -> None:
+    class Local(Counting):
+        pass
+
+    register_env("counted far away", lambda context: Local(context))
+    with PPO(env="counted far away", config={**SMALL, **FAR}) as algo:
+        assert trained(algo, 1)["episodes_total"] > 5
+
+
+def test_the_environment_that_tells_the_spaces_is_closed() -> None:
+    closed = []
+
+    class Closing(Counting):
+        def close(self) -> None:
+            closed.append(os.getpid())
+
+    with PPO(env=Closing, config={**SMALL, **FAR}) as algo:
+        assert closed == [os.getpid()]
+        trained(algo, 1)
+
+
+def test_an_environment_that_cannot_be_created_there_is_an_error_with_its_traceback() -> None:
+    class OnlyHere(Counting):
+        def __init__(self, context: Any) -> None:
+            if context.remote:
+                raise OSError("no display")
+            super().__init__(context)
+
+    with (
+        PPO(env=OnlyHere, config={**SMALL, **FAR}) as algo,
+        pytest.raises(EnvCrashError, match="its creator raised OSError: no display") as caught,
+    ):
+        algo.train()
+    assert "no display" in str(caught.value.__cause__)
+    assert "in __init__" in str(caught.value.__cause__)
+
+
+def test_environments_that_take_their_time_step_at_the_same_time() -> None:
+    def seconds(far: dict[str, Any]) -> float:
+        config = {**SMALL, "num_envs_per_worker": 8, "rollout_fragment_length": 4, "env_config": {"sleep": 0.05}}
+        with PPO(env=Counting, config={**config, **far}) as algo:
+            algo.sample()
+            began = time.monotonic()
+            algo.sample()
+            return time.monotonic() - began
+
+    assert seconds({}) > 3 * seconds(FAR)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"remote_env_batch_wait_ms": -1, **FAR}, "remote_env_batch_wait_ms: -1, expected"),
+        ({"env_timeout": 0, **FAR}, "env_timeout: 0, expected seconds"),
+        ({"env_timeout": 5}, "env_timeout: 5 with environments in this process"),
+        ({"remote_worker_envs": "yes"}, "remote_worker_envs"),
+        ({**FAR, "engine": "threads"}, "engine: 'threads'"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        PPO(env=Counting, config={**SMALL, **settings})
