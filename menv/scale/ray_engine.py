@@ -36,6 +36,7 @@ from menv.scale.ray_death import why
 from menv.scale.ray_home import RayHome, Whereabouts, boxed
 from menv.scale.ray_room import no_room
 
+_ACTOR: Any = ray.remote(max_restarts=0, max_task_retries=0)(RayHome)
 _LOOK_S = 1.0
 """Between two looks at whether Ray can place an actor."""
 
@@ -62,8 +63,7 @@ class RayPeer(Peer):
         self.pending = 1
         self._place: Whereabouts | None = None
         self._driver = _driver()
-        actor: Any = ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(RayHome)
-        self._home: Any = actor.remote()
+        self._home: Any = _ACTOR.options(num_cpus=cpus).remote()
         self._hello: Any = self._home.hello.remote([path or os.getcwd() for path in sys.path])
         self._answers: deque[Any] = deque([self._home.ask.remote(boxed(parts))])
 
@@ -136,7 +136,7 @@ class RayPeer(Peer):
 
     def lose(self, error: Exception) -> None:
         """Note that nothing more comes, and why."""
-        reason = why(self.label, self._place, error)
+        reason = why(self.label, self._place if self.is_placed() else None, error)
         self.kill()
         self.ended = reason
 
@@ -146,7 +146,7 @@ class RayPeer(Peer):
             return ray.get(self._answers[0])
         except RayTaskError as error:
             # What a method raises is sent as an answer; this is Ray's own trouble.
-            found = FarError(f"{self.label}: {str(error.cause).splitlines()[0]}")
+            found = FarError(f"{self.label}: {type(error.cause).__name__}: {error.cause}")
             found.__cause__ = FarTraceback(str(error))
             return found
         except RayError as error:
@@ -166,11 +166,11 @@ class RayEngine(Engine):
     def __init__(self, cpus: float = 1.0) -> None:
         self._cpus = cpus
         self._peers: weakref.WeakSet[RayPeer] = weakref.WeakSet()
-        if not ray.is_initialized():
-            ray.init(include_dashboard=False, logging_level=logging.ERROR)
+        _start_ray()
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> RayPeer:
         """Create an object in an actor; see `Engine.start`."""
+        _start_ray()
         peer = RayPeer(label, self._cpus, question(label, CREATE, (make, *args)))
         self._peers.add(peer)
         _everybody.add(peer)
@@ -178,11 +178,12 @@ class RayEngine(Engine):
 
     def put(self, value: Any) -> Any:
         """Return a parcel; see `Engine.put`."""
+        _start_ray()
         return ray.put(boxed(pack(value, "parcel")))
 
     def wait(self, peers: Sequence[Peer], timeout: float | None = None) -> list[Peer]:
         """Return those whose answer is there; see `Engine.wait`."""
-        return [*wait_for([peer for peer in peers if isinstance(peer, RayPeer)], timeout)]
+        return [*wait_for([peer for peer in peers if isinstance(peer, RayPeer) and peer.pending], timeout)]
 
     def stop(self, grace: float = 5.0) -> None:
         """End all actors; see `Engine.stop`."""
@@ -199,6 +200,12 @@ _everybody: weakref.WeakSet[RayPeer] = weakref.WeakSet()
 """The peers of all engines of this process."""
 
 
+def _start_ray() -> None:
+    """Start Ray unless the program has; by itself Ray would do so with a dashboard and many words."""
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, logging_level=logging.ERROR)
+
+
 def _driver() -> tuple[str, ...]:
     """Return who this process is to Ray, which is another one after each `ray.init`; nobody without Ray."""
     if not ray.is_initialized():
@@ -210,12 +217,13 @@ def _driver() -> tuple[str, ...]:
 def wait_for(peers: Sequence[RayPeer], timeout: float | None) -> list[RayPeer]:
     """Return the peers whose answer is there, lost ones too; at least one unless time is over."""
     until = float("inf") if timeout is None else time.monotonic() + timeout
-    while True:
+    while peers:
         left = 0.0 if any(peer.is_gone() for peer in peers) else max(0.0, until - time.monotonic())
         found = _answered(peers, left)
         if found or time.monotonic() >= until:
             return found
         _look_for_room(peers)
+    return []
 
 
 def _answered(peers: Sequence[RayPeer], timeout: float) -> list[RayPeer]:
@@ -234,10 +242,14 @@ def _answered(peers: Sequence[RayPeer], timeout: float) -> list[RayPeer]:
 
 def _look_for_room(peers: Sequence[RayPeer]) -> None:
     """End those that Ray cannot place."""
-    for peer in peers:
-        if not peer.is_gone() and not peer.is_placed():
-            held = sum(other.cpus for other in _everybody if other.ended is None and other.is_placed())
-            problem = no_room(peer.label, peer.cpus, time.monotonic() - peer.since, held)
-            if problem is not None:
-                peer.kill()
-                peer.ended = problem
+    waiting = [peer for peer in peers if not peer.is_gone() and not peer.is_placed()]
+    if not waiting:
+        return
+    running = [peer for peer in _everybody if not peer.is_gone()]
+    held = sum(peer.cpus for peer in running if peer.is_placed())
+    asked = sum(peer.cpus for peer in running) - held
+    for peer in waiting:
+        problem = no_room(peer.label, peer.cpus, time.monotonic() - peer.since, held, asked)
+        if problem is not None:
+            peer.kill()
+            peer.ended = problem

@@ -38,6 +38,11 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def resident() -> int:
+    """Return how many bytes of memory this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def children() -> set[int]:
     """Return the processes that this one has started and that still are there, zombies too."""
     tasks = Path("/proc/self/task").iterdir()

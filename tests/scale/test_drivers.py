@@ -107,7 +107,7 @@ LEAVING = """
 """
 
 
-@pytest.mark.parametrize("how", ["end", "crash"])
+@pytest.mark.parametrize("how", ["end", pytest.param("crash", marks=pytest.mark.slow)])
 def test_a_driver_that_ends_without_stop_leaves_nobody(tmp_path: Path, kind: str, how: str) -> None:
     program = driver(tmp_path, LEAVING, kind, str(tmp_path), how)
     out, err = program.communicate(timeout=2 * PATIENCE_S)
@@ -139,6 +139,20 @@ def test_a_driver_that_is_killed_leaves_nobody(tmp_path: Path, kind: str) -> Non
     program = driver(tmp_path, STAYING, kind)
     assert program.stdout is not None
     pids = [int(pid) for pid in program.stdout.readline().split()[-2:]]
+    assert all(map(lives, pids))
+    program.kill()
+    eventually(lambda: not any(map(lives, pids)))
+    program.communicate()
+
+
+@pytest.mark.slow
+def test_a_driver_that_has_started_ray_itself_takes_all_of_it_along(tmp_path: Path) -> None:
+    text = STAYING.replace("print(*", "print(*children(), *")
+    text = text.replace("    engine =", "    from tests.scale.processes import children\n    engine =")
+    program = driver(tmp_path, text, "ray")
+    assert program.stdout is not None
+    pids = [int(pid) for pid in program.stdout.readline().split()]
+    assert len(pids) > 4
     assert all(map(lives, pids))
     program.kill()
     eventually(lambda: not any(map(lives, pids)))

@@ -131,8 +131,12 @@ def test_waiting_ends_when_its_time_is_over(engine: Engine) -> None:
     before = time.monotonic()
     assert engine.wait([peer], 0.3) == []
     assert 0.25 < time.monotonic() - before < 3.0
-    assert engine.wait([], 0.0) == []
     peer.kill()
+
+
+def test_nobody_waits_for_those_who_were_asked_nothing(engine: Engine) -> None:
+    assert engine.wait([]) == []
+    assert engine.wait([started(engine)]) == []
 
 
 def test_an_answer_that_nobody_asked_for_is_not_waited_for(engine: Engine) -> None:

@@ -9,7 +9,7 @@ import pytest
 from menv.errors import WorkerLostError
 from menv.scale.engine import Engine
 from tests.scale.homes import Counter
-from tests.scale.processes import children, descriptors, eventually, lives
+from tests.scale.processes import children, descriptors, eventually, lives, resident
 from tests.scale.test_engines import asked, started
 
 WAYS = {"killed": "SIGKILL", "exit": "exit code 3", "sys.exit": "exit code 4", "crash": "SIGSEGV"}
@@ -102,22 +102,36 @@ def test_an_object_may_close_its_stderr_and_read_its_stdin(engine: Engine) -> No
     assert asked(peer, "add", 3) == 3
 
 
-def test_starting_and_killing_leaves_nothing_open(engine: Engine) -> None:
-    def cycle(number: int) -> None:
-        peer = engine.start(Counter, label=f"worker {number}")
-        if number % 2:
+def cycle(engine: Engine, number: int) -> None:
+    """Start one, and kill it before or after it has answered."""
+    peer = engine.start(Counter, label=f"worker {number}")
+    if number % 2:
+        peer.answer()
+    peer.ask("echo", b"x" * 100_000)
+    peer.kill()
+    for _ in range(peer.pending):
+        with pytest.raises(WorkerLostError):
             peer.answer()
-        peer.ask("echo", b"x" * 100_000)
-        peer.kill()
-        for _ in range(peer.pending):
-            with pytest.raises(WorkerLostError):
-                peer.answer()
 
+
+def test_starting_and_killing_leaves_nothing_open(engine: Engine) -> None:
     for number in range(2):
-        cycle(number)
+        cycle(engine, number)
     known, open_before = children(), descriptors()
     for number in range(30 if engine.name == "process" else 4):
-        cycle(number)
+        cycle(engine, number)
     # A connection of Ray's to the last ones may take a moment to close.
     eventually(lambda: descriptors() <= open_before + 2)
     eventually(lambda: children() <= known)
+
+
+@pytest.mark.soak
+def test_starting_and_killing_hundreds_of_times_takes_no_memory(engine: Engine) -> None:
+    count = 400 if engine.name == "process" else 100
+    for number in range(count // 4):
+        cycle(engine, number)
+    before, open_before = resident(), descriptors()
+    for number in range(count):
+        cycle(engine, number)
+    eventually(lambda: descriptors() <= open_before + 5)
+    assert resident() - before < 20_000_000

@@ -27,7 +27,6 @@ def test_an_actor_that_has_no_room_says_so_instead_of_waiting_for_ever(
     try:
         crowd = [engine.start(Counter, label=f"worker {index}") for index in range(3)]
         assert [crowd[0].answer(), crowd[1].answer()] == [None, None]
-        assert engine.wait([crowd[2]], 0.1) == []
         assert engine.wait([crowd[2]]) == [crowd[2]]
         with pytest.raises(
             NoRoomError, match=r"worker 2: has waited \d s for 2 CPU; the cluster has 4, all taken"
