@@ -104,13 +104,16 @@ def test_a_parcel_is_packed_once_and_given_to_many(engine: Engine) -> None:
     ]
 
 
-def test_what_one_writes_into_a_parcel_the_others_do_not_see(engine: Engine) -> None:
+def test_what_one_writes_into_a_parcel_the_others_do_not_see() -> None:
+    """Nobody can write into those of Ray."""
+    engine = ProcessEngine()
     first, second = started(engine), started(engine, label="worker 2")
     parcel = engine.put({"array": np.ones(100_000)})
     first.ask("changed", parcel=parcel)
     first.answer()
     second.ask("echo", parcel=parcel)
     assert second.answer()["array"].all()
+    engine.stop()
 
 
 def test_those_who_have_answered_are_told_in_the_given_order(engine: Engine) -> None:
