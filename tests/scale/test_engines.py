@@ -178,6 +178,19 @@ def test_an_exception_that_cannot_travel_says_what_it_was(engine: Engine) -> Non
     assert "in raise_secret" in str(caught.value.__cause__)
 
 
+def test_an_exception_that_cannot_say_what_it_is_does_no_harm(engine: Engine) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    peer = started(engine)
+    peer.ask("raises", MuteError())
+    peer.ask("add", 1)
+    with pytest.raises(MuteError):
+        peer.answer()
+    assert peer.answer() == 1
+
+
 def test_an_object_that_cannot_be_made_answers_every_question_with_the_reason(engine: Engine) -> None:
     peer = engine.start(Unmakeable, "no room", label="worker 1")
     peer.ask("add", 1)
