@@ -204,7 +204,12 @@ def test_an_environment_that_cannot_be_created_there_is_an_error_with_its_traceb
 
 def test_environments_that_take_their_time_step_at_the_same_time() -> None:
     def seconds(far: dict[str, Any]) -> float:
-        config = {**SMALL, "num_envs_per_worker": 8, "rollout_fragment_length": 4, "env_config": {"sleep": 0.05}}
+        config = {
+            **SMALL,
+            "num_envs_per_worker": 8,
+            "rollout_fragment_length": 4,
+            "env_config": {"sleep": 0.05},
+        }
         with PPO(env=Counting, config={**config, **far}) as algo:
             algo.sample()
             began = time.monotonic()
