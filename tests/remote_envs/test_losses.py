@@ -242,21 +242,18 @@ def test_an_episode_whose_rows_wait_is_lost_when_they_are_answered(name: str, tm
     ready = watch.poll()
     waiting = nested(ready, [1])
     base_env.send_actions(nested(ready, [0]))
-    while not watch.faulty:
-        watch.poll()
     for _ in range(6):
         # The first one goes on in the new process; the other is as it was.
         polled = watch.poll()
-        assert {polled.seats[slot][0] for slot in polled.slots.tolist()} <= {0}
+        assert {polled.seats[slot][0] for slot in polled.slots.tolist()} == {0}
         base_env.send_actions(nested(polled))
     assert watch.faulty == [0]
     base_env.send_actions(waiting)
-    while watch.faulty != [0, 1]:
+    for _ in range(6):
         polled = watch.poll()
-        base_env.send_actions(nested(polled, [0]))
-    while not any(row.world == 1 for row in watch.rows[-4:]):
-        polled = watch.poll()
-        base_env.send_actions(nested(polled, [0]))
+        base_env.send_actions(nested(polled))
+    assert watch.faulty == [0, 1]
+    assert len([row for row in watch.rows if row.world == 1]) > 5
 
 
 @pytest.mark.parametrize("where", ["waiting", "under way"])
