@@ -14,7 +14,6 @@ import gymnasium as gym
 from menv.algorithms import DQN, PPO
 from menv.serving.policy_server import PolicyServerInput
 
-IDLE_S = 5.0
 SETTINGS: dict[str, dict[str, Any]] = {
     "PPO": {"train_batch_size": 1024, "sgd_minibatch_size": 256, "num_sgd_iter": 4, "lr": 3e-3},
     "DQN": {"exploration_config": {"epsilon_timesteps": 5_000}},
@@ -30,6 +29,7 @@ def main() -> None:
     parser.add_argument("--stop-reward", type=float, default=1e9)
     parser.add_argument("--stop-iters", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--idle", type=float, default=5.0, help="seconds without steps to end after")
     args = parser.parse_args()
     env = gym.make("CartPole-v1")
     config = {
@@ -38,7 +38,7 @@ def main() -> None:
             args.address,
             args.port,
             transport=args.transport,
-            idle_timeout=IDLE_S,
+            idle_timeout=args.idle,
             force_on_policy=True,
         ),
         "observation_space": env.observation_space,

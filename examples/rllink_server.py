@@ -14,7 +14,6 @@ import gymnasium as gym
 from menv.algorithms import PPO
 from menv.serving.rllink import RLlinkInput
 
-IDLE_S = 5.0
 # Some clients read their model from a file that has to be larger than 128 KiB: two layers of 256 are.
 CONFIG: dict[str, Any] = {
     "train_batch_size": 1024,
@@ -33,10 +32,11 @@ def main() -> None:
     parser.add_argument("--stop-reward", type=float, default=1e9)
     parser.add_argument("--stop-iters", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--idle", type=float, default=5.0, help="seconds without steps to end after")
     args = parser.parse_args()
     env = gym.make("CartPole-v1")
     config = {
-        "input": lambda ioctx: RLlinkInput(ioctx, args.address, args.port, idle_timeout=IDLE_S),
+        "input": lambda ioctx: RLlinkInput(ioctx, args.address, args.port, idle_timeout=args.idle),
         "observation_space": env.observation_space,
         "action_space": env.action_space,
         "seed": args.seed,

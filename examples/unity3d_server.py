@@ -17,7 +17,6 @@ from menv.envs import RandomMultiAgentEnv
 from menv.serving.policy_server import PolicyServerInput
 
 TEAMS = ("blue", "purple")
-IDLE_S = 5.0
 GAME: dict[str, Any] = {
     "num_agents": [f"{team}_{number}" for team in TEAMS for number in range(2)],
     # Own place, place of the ball, place of the goal.
@@ -37,11 +36,12 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=9900, help="0 takes one that is free")
     parser.add_argument("--stop-iters", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--idle", type=float, default=5.0, help="seconds without steps to end after")
     args = parser.parse_args()
     config = {
         "env": RandomMultiAgentEnv,
         "env_config": GAME,
-        "input": lambda ioctx: PolicyServerInput(ioctx, port=args.port, idle_timeout=IDLE_S),
+        "input": lambda ioctx: PolicyServerInput(ioctx, port=args.port, idle_timeout=args.idle),
         "multiagent": {"policies": list(TEAMS), "policy_mapping_fn": policy_for},
         "train_batch_size": 512,
         "seed": args.seed,

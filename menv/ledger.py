@@ -257,13 +257,14 @@ class Ledger:
             living: S trajectories.
             columns: [S, ...] as from `held`.
         """
-        start, self._n = self._n, self._n + len(living.slot)
+        start, stop = self._n, self._n + len(living.slot)
         if _ENV_T in columns:
             self._columns.setdefault(_ENV_T, np.zeros(len(self._columns["slots"]), np.int64))
-        if self._n > len(self._columns["slots"]):
-            self._grow(self._n)
+        if stop > len(self._columns["slots"]):
+            self._grow(stop)
         for name, column in columns.items():
-            self._columns[name][start : self._n] = column
+            self._columns[name][start:stop] = column
+        self._n = stop
         self._living = self._living.and_then(living)
 
     def moved(self, rows: Rows) -> Rows:

@@ -6,13 +6,14 @@ kind of environment comes out, or what it is turned into.
 A string is looked up in this order, and the first that applies decides:
 
 1. a name given to `register_env`;
-2. the name of a built-in environment (`BUILT_IN`);
-3. `"package.module:Name"`, of which the module is imported first. It means an attribute of the module where
+2. a name given to `ray.tune.register_env`, in a program that has imported that;
+3. the name of a built-in environment (`BUILT_IN`);
+4. `"package.module:Name"`, of which the module is imported first. It means an attribute of the module where
    the module has one of that name (`"shop.games:Corridor"`, `"shop.games:Outer.Inner"`), else the gymnasium
    id that the import registered (`"shop:Corridor-v0"`). No Python name contains a hyphen, so an id that ends
    in a version is never taken for a class;
-4. a gymnasium id, its version may be left out (`"CartPole-v1"`, `"Pendulum"`);
-5. `"package.module.Name"`, the same as `"package.module:Name"`.
+5. a gymnasium id, its version may be left out (`"CartPole-v1"`, `"Pendulum"`);
+6. `"package.module.Name"`, the same as `"package.module:Name"`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeAlias
@@ -94,6 +96,9 @@ class Known:
             return cls({}, {})
         if env in _registered:
             return cls({env: _registered[env]}, {})
+        tuned = _from_tune(env)
+        if tuned is not None:
+            return cls({env: tuned}, {})
         return cls({}, {name: spec for name, spec in gym.registry.items() if _is_of(name, env)})
 
     def tell(self) -> None:
@@ -105,7 +110,8 @@ class Known:
 
 def is_known(name: str) -> bool:
     """Return whether an environment has this name in this process, so that nothing has to be imported to find it."""
-    return name in _registered or name in BUILT_IN or (":" not in name and _is_gym_id(name))
+    known = name in _registered or name in BUILT_IN or _from_tune(name) is not None
+    return known or (":" not in name and _is_gym_id(name))
 
 
 def resolve_env(env: Any) -> EnvCreator:
@@ -182,6 +188,8 @@ def _resolve_name(name: str) -> EnvCreator:
     """Return the creator that the string `name` stands for."""
     if name in _registered:
         return _registered[name]
+    if (creator := _from_tune(name)) is not None:
+        return creator
     name = BUILT_IN.get(name, name)
     module_name, colon, inner = name.partition(":")
     if colon:
@@ -192,6 +200,16 @@ def _resolve_name(name: str) -> EnvCreator:
     if all(part.isidentifier() for part in name.split(".")) and module_name:
         return _from_module(name, module_name, inner)
     raise _unknown(name)
+
+
+def _from_tune(name: str) -> EnvCreator | None:
+    """Return what Ray Tune knows by this name; it is looked at where the program has imported it, not imported."""
+    tune: Any = sys.modules.get("ray.tune.registry")
+    known = getattr(tune, "_global_registry", None)
+    if known is None or not name.isascii() or not known.contains(tune.ENV_CREATOR, name):
+        return None
+    creator: EnvCreator = known.get(tune.ENV_CREATOR, name)
+    return creator
 
 
 def _from_module(name: str, module_name: str, inner: str) -> EnvCreator:

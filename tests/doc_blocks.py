@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.house.sources import ROOT
+from tests.warm_python import run_warm
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -19,14 +18,7 @@ def blocks(document: str, language: str) -> list[str]:
 def run_python(script: Path, code: str) -> list[str]:
     """Write a script, run it in its folder and return the lines that it prints."""
     script.write_text(code, "utf-8")
-    done = subprocess.run(
-        [sys.executable, script.name],
-        cwd=script.parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={"PYTHONPATH": str(ROOT)},
-    )
+    done = run_warm([script.name], script.parent)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout.splitlines()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from benchmarks import processes
 from benchmarks.report import as_json, line
 from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
 from benchmarks.workloads import ROWS
-from tests.house.sources import ROOT
+from tests.warm_python import run_warm
 
 
 def a_row(at_most: bool = False, reach: float | None = 0.5) -> Row:
@@ -26,8 +25,7 @@ def a_row(at_most: bool = False, reach: float | None = 0.5) -> Row:
 
 def benchmarks(*arguments: str) -> dict[str, Any]:
     """Run the command and return its JSON."""
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--json", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run_warm(["-m", "benchmarks", "--quick", "--json", *arguments])
     assert done.returncode == 0, done.stderr
     (printed,) = done.stdout.splitlines()
     report: dict[str, Any] = json.loads(printed)
@@ -53,9 +51,21 @@ def test_a_quick_run_starts_real_processes() -> None:
     assert len(row["rates"]) == 1
 
 
-@pytest.mark.parametrize("kind", ["tcp", "http", "websocket"])
+TRANSPORTS = ["tcp", "http", "websocket"]
+
+
+@lru_cache(maxsize=1)
+def transports() -> list[dict[str, Any]]:
+    """Return the rows of all transports, measured once."""
+    names = [f"{kind}_{row}" for kind in TRANSPORTS for row in ("round_trip", "64_clients")]
+    rows: list[dict[str, Any]] = benchmarks("--only", *names, "--repeats", "1")["rows"]
+    return rows
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
 def test_a_quick_run_compares_a_transport_with_the_bare_echo_of_its_kind(kind: str) -> None:
-    rows = benchmarks("--only", f"{kind}_round_trip", f"{kind}_64_clients", "--repeats", "1")["rows"]
+    rows = [row for row in transports() if row["name"].startswith(kind)]
+    assert [row["name"] for row in rows] == [f"{kind}_round_trip", f"{kind}_64_clients"]
     for row in rows:
         assert len(row["floors"]) == len(row["rates"]) == 1
         assert row["floor"] > 0

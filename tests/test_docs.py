@@ -23,3 +23,11 @@ def test_the_blocks_of_deploying_run_one_after_the_other_in_processes_of_their_o
     assert float(printed[0].split()[1]) > 9
     for name in ("cartpole_policy", "stacked_policy"):
         assert (tmp_path / name / "policy.json").exists()
+
+
+def test_the_blocks_about_workers_print_what_the_page_says(tmp_path: Path) -> None:
+    first, second = blocks("docs/workers.md", "python")
+    printed = run_python(tmp_path / "same.py", first)
+    assert printed == ["0 workers: 0 processes, True", "2 workers: 2 processes, True"]
+    overlapped = run_python(tmp_path / "overlapped.py", "from menv.algorithms import PPO\n\n" + second)
+    assert overlapped == ["staleness: {'mean': 1.0, 'max': 1}"]

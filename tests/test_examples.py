@@ -1,4 +1,4 @@
-"""Every example runs as a newcomer would start it, and its last line tells what came of it."""
+"""Every example runs to its end, with nothing on stderr, and its last line tells what came of it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from typing import Any
 import pytest
 
 from tests.house.sources import ROOT, python_files
+from tests.warm_python import run_warm
 
 
-def outcome_of(name: str, *arguments: str, seconds: str = "0.1", seed: int = 3) -> tuple[dict[str, Any], str]:
-    """Run an example and return its JSON and everything it printed."""
-    command = [
-        sys.executable,
-        f"examples/{name}.py",
-        "--seconds",
-        seconds,
-        "--seed",
-        str(seed),
-        "--json",
-        *arguments,
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+def outcome_of(
+    name: str, *arguments: str, seconds: str = "0.1", seed: int = 3, cold: bool = False
+) -> tuple[dict[str, Any], str]:
+    """Run an example and return its JSON and everything it printed; `cold` has it import everything itself."""
+    command = [f"examples/{name}.py", "--seconds", seconds, "--seed", str(seed), "--json", *arguments]
+    if cold:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+    else:
+        done = run_warm(command)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     outcome: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -53,6 +52,14 @@ def test_tictactoe_loses_at_most_one_game_in_a_hundred_after_half_a_minute() -> 
     assert outcome["losses_vs_random_as_player2"] <= 10
 
 
+@pytest.mark.parametrize("arguments", [("--workers", "1", "--overlap"), ("--workers", "0")])
+def test_workers_share_out_a_simulator(arguments: tuple[str, ...]) -> None:
+    outcome, printed = outcome_of("workers", *arguments)
+    assert outcome["env_steps"] == 1600
+    assert 0 < outcome["mean_return"] < 50
+    assert "a second" in printed
+
+
 @pytest.mark.slow
 def test_cartpole_is_solved() -> None:
     outcome, _ = outcome_of("cartpole", seconds="60")
@@ -74,7 +81,7 @@ def test_two_algorithms_train_on_one_road(arguments: tuple[str, ...]) -> None:
 
 
 def test_cartpole_reports_its_return_after_each_iteration() -> None:
-    outcome, printed = outcome_of("cartpole")
+    outcome, printed = outcome_of("cartpole", cold=True)
     assert outcome["solved"] is False
     assert 5 < outcome["mean_return"] < 450
     assert "mean return" in printed

@@ -14,7 +14,7 @@ def test_the_example_of_the_readme_runs_and_learns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     script = tmp_path / "example.py"
     # Each goes on with what the ones before have made.
     script.write_text("".join(blocks), "utf-8")
@@ -24,9 +24,10 @@ def test_the_example_of_the_readme_runs_and_learns(
     assert (tmp_path / "even.onnx").exists()
     assert left["algo"].iteration == 5
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 8
+    assert len(lines) == 9
     assert 0 <= float(lines[5]) <= 9
     assert int(ast.literal_eval(lines[6])[1]) > 0
     assert lines[7] == "no step in 1 s: 0 clients connected, 0 open episodes"
+    assert ast.literal_eval(lines[8]) == {"mean": 1.0, "max": 1}
     returns = ast.literal_eval(lines[4])
     assert min(returns["even"], returns["odd"]) > 4.8

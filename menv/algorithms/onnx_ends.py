@@ -63,13 +63,19 @@ class Ends:
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
-    def observe(self, preprocess: ObsPreprocessor, frames: int | None = None) -> None:
+    def observe(
+        self,
+        preprocess: ObsPreprocessor,
+        change: Callable[[str], str] | None = None,
+        frames: int | None = None,
+    ) -> None:
         """Add an input for each leaf of the observations, and what makes rows and a mask of them.
 
         Args:
             preprocess: What makes rows of the same observations elsewhere.
-            frames: How many observations are stacked in a row; the inputs have them as their second axis then, but
-                for masks. None takes one, without such an axis.
+            change: Adds what is done to rows, given and returning their name.
+            frames: How many observations the inputs have, as their second axis, but for masks; `change` is given a row
+                for each. None takes one, without such an axis.
         """
         names: dict[tuple[Any, ...], str] = {}
         masks = {leaf.keys for leaf in preprocess.mask_leaves}
@@ -83,22 +89,10 @@ class Ends:
                 f"export_onnx: two parts of the observations would both be the input {max(names.values())!r}, expected "
                 "names of their own; take the dots out of the keys of the observation space"
             )
-        if frames is None:
-            self._read(names, preprocess)
-            return
-        for leaf in preprocess.leaves:
-            # One row an observation until they are stacked.
+        for leaf in preprocess.leaves if several else ():
             shape = self.constant([-1, *(leaf.space.shape or ())])
             names[leaf.keys] = self.add("Reshape", names[leaf.keys], shape)
-        self._read(names, preprocess, lambda rows: self._stacked(rows, preprocess, frames))
-
-    def _stacked(self, rows: str, preprocess: ObsPreprocessor, frames: int) -> str:
-        """Return rows of several observations, as `FrameStackAgentConnector` lays them: images by their channels."""
-        if preprocess.image is not None:
-            channels = preprocess.image[2]
-            shape = self.constant([-1, frames, preprocess.size // channels, channels])
-            rows = self.add("Transpose", self.add("Reshape", rows, shape), perm=[0, 2, 1, 3])
-        return self.add("Reshape", rows, self.constant([-1, frames * preprocess.size]))
+        self._read(names, preprocess, change)
 
     def observe_flat(
         self, preprocess: ObsPreprocessor, name: str, change: Callable[[str], str] | None = None

@@ -1,12 +1,11 @@
 """One ONNX file of a policy: observation in, action out, for runtimes that know nothing of menv.
 
-`menv.export_onnx` is its public name. Preprocessing, weights and the scaling of actions are inside the file; a
-recurrent state, an action mask and random draws are inputs. Needs onnx, but not torch.
+`menv.export_onnx` is its public name. Preprocessing, filters, weights and the scaling of actions are inside the file; a
+recurrent state, frames, an action mask and random draws are inputs. Needs onnx, but not torch.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import os
@@ -22,16 +21,13 @@ import menv
 from menv.acting.acting_graphs import GraphKind
 from menv.acting.onnx_acting import open_session
 from menv.algorithms.onnx_ends import Ends, dotted
-from menv.connectors.agent_rows import AgentRows
-from menv.connectors.default_pipelines import action_plan, steps_of
+from menv.algorithms.onnx_steps import Steps
+from menv.connectors.default_pipelines import action_plan
 from menv.connectors.flat_actions import leaves
-from menv.connectors.flat_obs import ObsPreprocessorConnector
-from menv.connectors.frame_stack import FrameStackAgentConnector
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ConfigError
-from menv.loop.connector_path import plain
-from menv.loop.golden import Array, Golden, difference, make_golden, paths, rehearsal
+from menv.loop.golden import Golden, difference, make_golden, paths, rehearsal
 from menv.loop.net_policy import NetPolicy
 from menv.policy import Policy
 from menv.spaces_json import space_to_json
@@ -71,28 +67,28 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
         raise ConfigError(
             f"{where}: its network has no acting graphs, expected one that has; export it by your own means"
         )
-    own = networks.connectors[policy.index]
-    stack = _stack(own)
-    if not (plain(own, networks.built) or (stack and action_plan(own.action) == networks.built)):
-        raise ConfigError(
-            f"{where}: connectors beyond the usual ones, which no graph expresses: {_listed(own)}, expected the usual "
-            "ones; remove the others from policy.agent_connectors and action_connectors, and do their work outside"
-        )
     assert networks.preprocess is not None
+    own = networks.connectors[policy.index]
+    steps = Steps(own.agent, networks.preprocess)
+    wide = own.agent.space(networks.observation_space, 0)[1]
+    if not steps.known or action_plan(own.action) != networks.built or wide != networks.row_width:
+        raise ConfigError(
+            f"{where}: connectors that no graph expresses among {_listed(own)}, expected the usual ones, filters of "
+            "means and frames; remove the others from policy.agent_connectors and action_connectors, and do their work "
+            "outside"
+        )
     kind: GraphKind = "act" if explore else "greedy"
     weights = networks.backend.get_weights(policy.index)
-    widen = None if stack is None else functools.partial(_one_life, stack)
-    golden = make_golden(networks, rehearsal(networks, graphs, weights), weights, widen)
+    golden = make_golden(networks, rehearsal(networks, graphs, weights), weights, steps.one_life)
     answers = f"{'action' if explore else 'greedy'}."
     ends = Ends()
-    frames = None if stack is None else stack.num_frames
-    ends.observe(networks.preprocess, frames)
+    ends.observe(networks.preprocess, functools.partial(steps.add, ends), steps.frames)
     inner = load_from_string(graphs.build(kind, False, networks.preprocess.mask_width > 0))
     ends.embed(inner, weights)
     samples = [golden[f"{answers}{index}"] for index in range(len(leaves(networks.action_space)))]
     ends.act(networks.action_space, networks.output, samples)
-    model = _model(ends, inner, policy, {"explore": explore, "frames": frames or 1})
-    wrong = _difference(model, policy, _framed(golden, networks.preprocess, frames), answers)
+    model = _model(ends, inner, policy, {"explore": explore, "frames": steps.frames or 1})
+    wrong = _difference(model, policy, _framed(golden, networks.preprocess, steps), answers)
     if wrong:
         raise ConfigError(
             f"{where}: {wrong} in ONNX Runtime, expected what the policy answers; report this as a bug"
@@ -104,34 +100,14 @@ def _listed(connectors: PolicyConnectors) -> str:
     return ", ".join(one.name for one in (*connectors.agent.connectors, *connectors.action.connectors))
 
 
-def _stack(connectors: PolicyConnectors) -> FrameStackAgentConnector | None:
-    """Return what stacks observations where it is all that is done to them beyond the usual."""
-    steps = steps_of(connectors.agent)
-    found = (
-        steps[-1]
-        if [type(one) for one in steps] == [ObsPreprocessorConnector, FrameStackAgentConnector]
-        else None
-    )
-    return found if isinstance(found, FrameStackAgentConnector) else None
-
-
-def _one_life(stack: FrameStackAgentConnector, rows: Array, width: int) -> Array:
-    """Return what a connector makes of rows that are those of one life, one after the other."""
-    alone, slot = copy.deepcopy(stack), np.zeros(1, np.int64)
-    shown = [AgentRows(row[None], slots=slot) for row in rows]
-    for one in shown:
-        alone.over_rows(one)
-    return np.concatenate([one.array() for one in shown])
-
-
-def _framed(golden: Golden, preprocess: ObsPreprocessor, frames: int | None) -> Golden:
+def _framed(golden: Golden, preprocess: ObsPreprocessor, steps: Steps) -> Golden:
     """Return golden rows whose observations are those of one life, each behind those before it."""
-    if frames is None:
+    if steps.frames is None:
         return golden
-    places = np.arange(len(golden["steady"]))[:, None] + np.arange(1 - frames, 1)
+    places = steps.places(len(golden["steady"]))
     masks = {leaf.keys for leaf in preprocess.mask_leaves}
     stacked = {
-        name: golden[name][np.maximum(places, 0)]
+        name: golden[name][places]
         for name, keys in ((f"obs.{index}", keys) for index, (keys, _) in enumerate(paths(preprocess.space)))
         if keys not in masks
     }

@@ -53,7 +53,7 @@ class RolloutWorker:
         )
         # Environments in processes of their own are watched from here.
         seconds = None if config.remote_worker_envs else config.env_timeout
-        self._watchdog = Watchdog(seconds, self._progress)
+        self._rollouts.guard = Watchdog(seconds, self._progress)
 
     def sample(self, weights_seq_no: int | None, explore: bool, news: News | None = None) -> Fragment:
         """Return one fragment.
@@ -71,8 +71,7 @@ class RolloutWorker:
         rollouts.sampler.explore = explore
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", EnvFaultWarning)
-            with self._watchdog:
-                batch = rollouts.sample()
+            batch = rollouts.sample()
         faults = [str(one.message) for one in caught if issubclass(one.category, EnvFaultWarning)]
         for one in caught:
             if not issubclass(one.category, EnvFaultWarning):

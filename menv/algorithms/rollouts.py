@@ -7,6 +7,7 @@ there in every worker; `menv.algorithms.worker_rollouts` asks workers for theirs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from menv.adapters.created_envs import CreatedEnvs
@@ -120,6 +121,7 @@ class LocalRollouts:
     Attributes:
         sampler: Takes what happens.
         base_env: The sub-environments.
+        guard: Is entered while environments are stepped.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class LocalRollouts:
         self._metrics = metrics
         self._place = place or Place()
         self.base_env = base_env
+        self.guard: AbstractContextManager[Any] = nullcontext()
         self.sampler = self._new_sampler()
         for index, env in enumerate(base_env.get_sub_environments()):
             self._tell_env_created(index, env)
@@ -177,7 +180,8 @@ class LocalRollouts:
 
     def sample(self) -> MultiAgentBatch:
         """See `Rollouts.sample`."""
-        batch = self.sampler.sample()
+        with self.guard:
+            batch = self.sampler.sample()
         self._crew.completion.complete(batch, self.sampler.episodes)
         self.sampler.finish(batch)
         return batch

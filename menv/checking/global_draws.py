@@ -31,7 +31,7 @@ def used_since(before: tuple[Any, Any]) -> str | None:
 
 def _state_of_numpy() -> Any:
     # A normal number that numpy has kept for the next call is left out: whoever drew it was seen to draw.
-    generator = np.random.get_bit_generator()
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy's stubs leave it out
     if type(generator) is np.random.MT19937:
         # As it lies in memory; `get_state` takes fifty times as long, and is asked twice in each env step.
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)

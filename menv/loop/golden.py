@@ -82,7 +82,7 @@ def make_golden(
         networks: What is around its graphs.
         acting: A `rehearsal` of these; which weights its policy 0 has afterwards is not said.
         weights: Of the policy.
-        widen: Makes rows [R, row width] of preprocessed ones [R, F], where connectors widen them; None for any.
+        widen: Makes rows [R, row width] of preprocessed ones [R, F], as connectors do; None for any of that width.
 
     Returns:
         Inputs `obs.<leaf>`, `noise`, `state`, and `rows`, what the network is shown where connectors widen rows;
@@ -101,7 +101,7 @@ def make_golden(
     golden["noise"] = np.asarray(
         rng.standard_normal((rows, head.noise_width)) if noise is None else noise, np.float32
     )
-    if networks.row_width != preprocess.size:
+    if widen is not None or networks.row_width != preprocess.size:
         golden["rows"] = (widen or _widened)(preprocessed(networks, golden)[0], networks.row_width)
     if networks.state_sizes:
         golden["state"] = rng.uniform(-1, 1, (rows, sum(networks.state_sizes))).astype(np.float32)

@@ -88,7 +88,7 @@ class Engine(ABC):
         """Return those whose `answer` would not wait, in the order of `peers`; at least one unless time is over.
 
         Args:
-            peers: Each with a question that is not answered.
+            peers: Those who have no question to answer are left out; without any other it returns at once.
             timeout: Seconds; None waits as long as it takes.
         """
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from typing import get_args
 
-from menv.errors import ConfigError
+from menv.errors import ConfigError, MissingExtraError
 from menv.scale.engine import Engine, EngineName
 from menv.scale.process_engine import ProcessEngine
 
@@ -23,17 +22,20 @@ def make_engine(name: EngineName | None = None, *, cpus: float = 1.0) -> Engine:
         ConfigError: Nothing has this name.
         MissingExtraError: It is Ray, which is not installed.
     """
-    name = name or ("ray" if importlib.util.find_spec("ray") else "process")
     if name == "process":
         return ProcessEngine()
-    if name == "ray":
+    if name not in (None, "ray"):
+        raise ConfigError(
+            f"engine: got {name!r}, expected one of {get_args(EngineName)} or None; "
+            "None takes Ray where it is installed"
+        )
+    try:
         from menv.scale.ray_engine import RayEngine
-
-        return RayEngine(cpus)
-    raise ConfigError(
-        f"engine: got {name!r}, expected one of {get_args(EngineName)} or None; "
-        "None takes Ray where it is installed"
-    )
+    except MissingExtraError:
+        if name is None:
+            return ProcessEngine()
+        raise
+    return RayEngine(cpus)
 
 
 def ray_runs() -> bool:

@@ -23,6 +23,7 @@ from menv.scale.packing import Parts
 _HEAD = struct.Struct("<I?")
 """How many parts there are, and whether another letter belongs to this one."""
 _LENGTH = struct.Struct("<Q")
+_FD = struct.Struct("i")
 _SHARED = 1 << 15
 """Bytes from which on shared memory is worth its price, about 30 us. The rest fits into a socket."""
 _ALIGNED = 64
@@ -119,12 +120,13 @@ class Link:
         Raises:
             OSError: The other end is gone, or nothing can be sent any more.
         """
-        view, fds = memoryview(packed.letter(more=more)), [packed.fd] if packed.fd >= 0 else []
+        view, rights = memoryview(packed.letter(more=more)), []
+        if packed.fd >= 0:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(packed.fd))]
         try:
             while view:
                 try:
-                    view = view[socket.send_fds(self._socket, [view], fds, socket.MSG_DONTWAIT) :]
-                    fds = []
+                    view, rights = view[self._socket.sendmsg([view], rights, socket.MSG_DONTWAIT) :], []
                 except BlockingIOError:
                     self._take_in()
         except BaseException:
@@ -205,12 +207,13 @@ def _memory() -> int:
 
 def _head(source: socket.socket) -> tuple[bytes, int | None]:
     """Return the first bytes of a letter, and the descriptor of shared memory that came with them."""
-    head, fds, _, _ = socket.recv_fds(source, _HEAD.size, 1, _CLOSE_ON_EXEC)
+    # Not socket.recv_fds, nor send_fds above: they drop the flags that they are given.
+    head, rights, _, _ = source.recvmsg(_HEAD.size, socket.CMSG_LEN(_FD.size), _CLOSE_ON_EXEC)
     if not head:
         raise EOFError
     if len(head) < _HEAD.size:
         head += _exactly(source, _HEAD.size - len(head))
-    return head, (fds[0] if fds else None)
+    return head, (_FD.unpack(rights[0][2])[0] if rights else None)
 
 
 def _exactly(source: socket.socket, size: int) -> Any:

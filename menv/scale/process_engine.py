@@ -163,7 +163,10 @@ class ProcessEngine(Engine):
 
     def wait(self, peers: Sequence[Peer], timeout: float | None = None) -> list[Peer]:
         """Return those whose answer is there; see `Engine.wait`."""
-        poll, own = select.poll(), [peer for peer in peers if isinstance(peer, ProcessPeer)]
+        own = [peer for peer in peers if isinstance(peer, ProcessPeer) and peer.pending]
+        if not own:
+            return []
+        poll = select.poll()
         waiting = {fd for peer in own if (fd := peer.fileno()) >= 0}
         for fd in waiting:
             poll.register(fd, select.POLLIN)

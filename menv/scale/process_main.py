@@ -18,7 +18,7 @@ from menv.scale.home import Home
 from menv.scale.link import Link, Packed
 from menv.scale.packing import pack
 
-ORPHAN_S = 5.0
+ORPHAN_S = 2.0
 """How long a call may go on whose driver is gone."""
 _LOOK_S = 0.5
 

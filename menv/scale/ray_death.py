@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import ActorUnavailableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from menv.errors import WorkerLostError
@@ -36,8 +37,15 @@ def why(label: str, place: Whereabouts | None, error: Exception) -> WorkerLostEr
     return WorkerLostError(f"{label} ({at}): is lost: {_cause(error)}, expected it to go on{told}")
 
 
+def _node_lives(place: Whereabouts) -> bool:
+    return any(node["NodeID"] == place.node and node["Alive"] for node in _cluster.nodes())
+
+
 def _cause(error: Exception) -> str:
     """Return what Ray says in one line, without its list of what it might have been."""
+    if isinstance(error, ActorUnavailableError):
+        # Ray knows a node to be gone only seconds after that.
+        return "it cannot be reached any more, so its process or its node is gone"
     lines = [line for line in str(error).splitlines() if line.strip() and line[0] not in "\t "]
     said = lines[-1] if lines else type(error).__name__
     return said.partition(" Some common causes")[0][:_LONGEST]
@@ -46,7 +54,7 @@ def _cause(error: Exception) -> str:
 def _last_words(place: Whereabouts) -> Sequence[str]:
     if os.path.exists(place.stderr):
         return tail(place.stderr)
-    if not any(node["NodeID"] == place.node and node["Alive"] for node in _cluster.nodes()):
+    if not ray.is_initialized() or not _node_lives(place):
         return []
     there = NodeAffinitySchedulingStrategy(place.node, soft=False)
     task = _cluster.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(tail)

@@ -36,6 +36,7 @@ from menv.scale.ray_death import why
 from menv.scale.ray_home import RayHome, Whereabouts, boxed
 from menv.scale.ray_room import no_room
 
+_ACTOR: Any = ray.remote(max_restarts=0, max_task_retries=0)(RayHome)
 _LOOK_S = 1.0
 """Between two looks at whether Ray can place an actor."""
 
@@ -61,8 +62,8 @@ class RayPeer(Peer):
         self.ended: MenvError | None = None
         self.pending = 1
         self._place: Whereabouts | None = None
-        actor: Any = ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(RayHome)
-        self._home: Any = actor.remote()
+        self._driver = _driver()
+        self._home: Any = _ACTOR.options(num_cpus=cpus).remote()
         self._hello: Any = self._home.hello.remote([path or os.getcwd() for path in sys.path])
         self._answers: deque[Any] = deque([self._home.ask.remote(boxed(parts))])
 
@@ -79,12 +80,9 @@ class RayPeer(Peer):
     def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
         """Ask for a method; see `Peer.ask`."""
         parts = boxed(question(self.label, method, args))
-        if self.ended is None:
-            try:
-                self._answers.append(self._home.ask.remote(parts, parcel))
-            except Exception as error:
-                # Ray was shut down; that is told by the answer.
-                self.lose(error)
+        # One that is gone is told by the answer.
+        if not self.is_gone():
+            self._answers.append(self._home.ask.remote(parts, parcel))
         self.pending += 1
 
     def answer(self) -> Any:
@@ -111,28 +109,34 @@ class RayPeer(Peer):
                 f"{self.label} (pid {self.pid}): was killed by this process, expected no question "
                 "afterwards; start another one"
             )
-        if ray.is_initialized():
-            with suppress(Exception):
+        if _driver() == self._driver:
+            with suppress(RayError, ValueError):
                 ray.kill(self._home)
 
     def end(self) -> Any:
         """Ask it to end by itself; return what to wait for, None if there is nothing."""
-        if self.ended is None and self.is_placed():
-            with suppress(Exception):
-                return self._home.end.remote()
-        return None
+        return self._home.end.remote() if not self.is_gone() and self.is_placed() else None
 
     def is_placed(self) -> bool:
         """Return whether it is known where it lives."""
-        if self._place is None and self.ended is None and ray.is_initialized():
+        if self._place is None and not self.is_gone():
             with suppress(RayError):
                 if ray.wait([self._hello], timeout=0)[0]:
                     self._place = ray.get(self._hello)
         return self._place is not None
 
+    def is_gone(self) -> bool:
+        """Return whether it will answer no more."""
+        if self.ended is None and _driver() != self._driver:
+            # Ray would start anew by itself if it were asked for anything.
+            self.ended = WorkerLostError(
+                f"{self.label}: is lost: Ray was shut down, expected it to go on; stop the engine before that"
+            )
+        return self.ended is not None
+
     def lose(self, error: Exception) -> None:
         """Note that nothing more comes, and why."""
-        reason = why(self.label, self._place, error)
+        reason = why(self.label, self._place if self.is_placed() else None, error)
         self.kill()
         self.ended = reason
 
@@ -142,7 +146,7 @@ class RayPeer(Peer):
             return ray.get(self._answers[0])
         except RayTaskError as error:
             # What a method raises is sent as an answer; this is Ray's own trouble.
-            found = FarError(f"{self.label}: {str(error.cause).splitlines()[0]}")
+            found = FarError(f"{self.label}: {type(error.cause).__name__}: {error.cause}")
             found.__cause__ = FarTraceback(str(error))
             return found
         except RayError as error:
@@ -162,11 +166,11 @@ class RayEngine(Engine):
     def __init__(self, cpus: float = 1.0) -> None:
         self._cpus = cpus
         self._peers: weakref.WeakSet[RayPeer] = weakref.WeakSet()
-        if not ray.is_initialized():
-            ray.init(include_dashboard=False, logging_level=logging.ERROR)
+        _start_ray()
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> RayPeer:
         """Create an object in an actor; see `Engine.start`."""
+        _start_ray()
         peer = RayPeer(label, self._cpus, question(label, CREATE, (make, *args)))
         self._peers.add(peer)
         _everybody.add(peer)
@@ -174,17 +178,18 @@ class RayEngine(Engine):
 
     def put(self, value: Any) -> Any:
         """Return a parcel; see `Engine.put`."""
+        _start_ray()
         return ray.put(boxed(pack(value, "parcel")))
 
     def wait(self, peers: Sequence[Peer], timeout: float | None = None) -> list[Peer]:
         """Return those whose answer is there; see `Engine.wait`."""
-        return [*wait_for([peer for peer in peers if isinstance(peer, RayPeer)], timeout)]
+        return [*wait_for([peer for peer in peers if isinstance(peer, RayPeer) and peer.pending], timeout)]
 
     def stop(self, grace: float = 5.0) -> None:
         """End all actors; see `Engine.stop`."""
         peers = list(self._peers)
         ends = [end for end in [peer.end() for peer in peers] if end is not None]
-        if ends and ray.is_initialized():
+        if ends:
             ray.wait(ends, num_returns=len(ends), timeout=grace)
         for peer in peers:
             peer.kill()
@@ -195,23 +200,35 @@ _everybody: weakref.WeakSet[RayPeer] = weakref.WeakSet()
 """The peers of all engines of this process."""
 
 
+def _start_ray() -> None:
+    """Start Ray unless the program has; by itself Ray would do so with a dashboard and many words."""
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, logging_level=logging.ERROR)
+
+
+def _driver() -> tuple[str, ...]:
+    """Return who this process is to Ray, which is another one after each `ray.init`; nobody without Ray."""
+    if not ray.is_initialized():
+        return ()
+    context = ray.get_runtime_context()
+    return context.gcs_address, context.get_worker_id()
+
+
 def wait_for(peers: Sequence[RayPeer], timeout: float | None) -> list[RayPeer]:
     """Return the peers whose answer is there, lost ones too; at least one unless time is over."""
     until = float("inf") if timeout is None else time.monotonic() + timeout
-    while True:
-        if not ray.is_initialized():
-            for peer in peers:
-                peer.lose(RuntimeError("Ray was shut down"))
-        left = 0.0 if any(peer.ended for peer in peers) else max(0.0, until - time.monotonic())
+    while peers:
+        left = 0.0 if any(peer.is_gone() for peer in peers) else max(0.0, until - time.monotonic())
         found = _answered(peers, left)
         if found or time.monotonic() >= until:
             return found
         _look_for_room(peers)
+    return []
 
 
 def _answered(peers: Sequence[RayPeer], timeout: float) -> list[RayPeer]:
     """Wait a while, but not long if one has not been placed yet."""
-    living = {peer.oldest: peer for peer in peers if not peer.ended}
+    living = {peer.oldest: peer for peer in peers if not peer.is_gone()}
     if not all(peer.is_placed() for peer in living.values()):
         timeout = min(timeout, _LOOK_S)
     there: list[Any] = []
@@ -225,10 +242,14 @@ def _answered(peers: Sequence[RayPeer], timeout: float) -> list[RayPeer]:
 
 def _look_for_room(peers: Sequence[RayPeer]) -> None:
     """End those that Ray cannot place."""
-    for peer in peers:
-        if peer.ended is None and not peer.is_placed():
-            held = sum(other.cpus for other in _everybody if other.ended is None and other.is_placed())
-            problem = no_room(peer.label, peer.cpus, time.monotonic() - peer.since, held)
-            if problem is not None:
-                peer.kill()
-                peer.ended = problem
+    waiting = [peer for peer in peers if not peer.is_gone() and not peer.is_placed()]
+    if not waiting:
+        return
+    running = [peer for peer in _everybody if not peer.is_gone()]
+    held = sum(peer.cpus for peer in running if peer.is_placed())
+    asked = sum(peer.cpus for peer in running) - held
+    for peer in waiting:
+        problem = no_room(peer.label, peer.cpus, time.monotonic() - peer.since, held, asked)
+        if problem is not None:
+            peer.kill()
+            peer.ended = problem

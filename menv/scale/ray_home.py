@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -43,6 +45,7 @@ class RayHome:
     def __init__(self) -> None:
         for name in ONE_THREAD:
             os.environ.setdefault(name, "1")
+        os.register_at_fork(after_in_child=functools.partial(_leave, _sockets()))
         self._home = Home()
 
     def hello(self, paths: Sequence[str]) -> Whereabouts:
@@ -66,3 +69,24 @@ class RayHome:
         self._home.stop()
         leave: Any = ray.actor.exit_actor
         leave()
+
+
+def _sockets() -> dict[int, tuple[int, int]]:
+    """Return the sockets that this process has open, and what each of them is."""
+    found = {}
+    with suppress(FileNotFoundError):
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):
+                seen = os.fstat(fd)
+                if stat.S_ISSOCK(seen.st_mode):
+                    found[fd] = (seen.st_dev, seen.st_ino)
+    return found
+
+
+def _leave(sockets: dict[int, tuple[int, int]]) -> None:
+    """Close those of Ray in a process that the object has forked: Ray takes an actor to live while one is open."""
+    for fd, known in sockets.items():
+        with suppress(OSError):
+            seen = os.fstat(fd)
+            if (seen.st_dev, seen.st_ino) == known:
+                os.close(fd)

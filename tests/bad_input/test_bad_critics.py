@@ -67,7 +67,7 @@ HOOKS = [
     (bare, ContractError, "returned 3 rows without 'action_dist_inputs'"),
     (short_column, ConfigError, "column 'joint' has 2 rows, expected 3"),
     (sometimes, ContractError, "columns ['joint'] are in some batches and not in others"),
-    (ragged, ContractError, "column 'joint' has rows of shape (1,), expected (3,)"),
+    (ragged, ContractError, "column 'joint' has rows of shape (4,), expected (3,)"),
 ]  # fmt: skip
 
 

@@ -22,6 +22,9 @@ RUNS: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
         DQN, {**REPLAYED, "model": SMALLEST, "replay_buffer_config": {"prioritized_replay": True, "capacity": 50}},
     ),
     "format_1_with_policies": (PPO, {**SMALL, "model": SMALLEST}),
+    "format_1_with_frames": (
+        PPO, {**SMALL, "model": SMALLEST, "agent_connectors": [("FrameStackAgentConnector", {"num_frames": 2})]},
+    ),
 }  # fmt: skip
 WITHOUT_POLICIES = ("format_1_ppo", "format_1_dqn")
 """Those that hold nothing beside the run."""

@@ -10,7 +10,7 @@ import pytest
 
 from menv import PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, QMIX, Algorithm
-from menv.envs import TwoStepGame
+from menv.envs import NullEnv, TwoStepGame
 from menv.errors import CallOrderError
 from tests.checkpoints.runs import REPLAYED, SMALL, by_seat, trained, weights_of
 
@@ -119,6 +119,17 @@ def test_the_policy_of_a_group_goes_on_too(tmp_path: Path) -> None:
         trained(algo, 3)
         with QMIX.from_checkpoint(tmp_path, env=grouped) as again:
             assert trained(again, 3)["num_episodes_not_resumed"] == 0
+            assert weights_of(again) == weights_of(algo)
+
+
+def test_more_agents_than_a_ledger_has_room_for_at_first_go_on(tmp_path: Path) -> None:
+    config = {**SMALL, "rollout_fragment_length": 2, "train_batch_size": 6, "env_config": {"num_agents": 100}}
+    with PPO(env=NullEnv, config=config) as algo:
+        trained(algo, 2)
+        algo.save(tmp_path)
+        trained(algo, 2)
+        with PPO.from_checkpoint(tmp_path, env=NullEnv) as again:
+            assert trained(again, 2)["num_episodes_not_resumed"] == 0
             assert weights_of(again) == weights_of(algo)
 
 

@@ -68,6 +68,7 @@ def test_dqn_finds_the_better_action_in_logs_alone(play: Any, places: int) -> No
     config: dict[str, Any] = {
         "min_sample_timesteps_per_iteration": 200, "rollout_fragment_length": 50, "train_batch_size": 32, "seed": 0,
         "num_steps_sampled_before_learning_starts": 100, "lr": 2e-3, "target_network_update_freq": 100,
+        "training_intensity": 16,
     }  # fmt: skip
     with training(env, DQN, **config) as algo:
         for _ in range(12):

@@ -44,7 +44,7 @@ def test_the_script_of_deploying_gives_the_actions_that_the_policy_gives(
     node_modules: Path, tmp_path: Path
 ) -> None:
     python = blocks("docs/deploying.md", "python")
-    for number in (0, 2):
+    for number in (0, 3):
         run_python(tmp_path / f"block_{number}.py", python[number])
     (script,) = blocks("docs/deploying.md", "js")
     (tmp_path / "node_modules").symlink_to(node_modules, target_is_directory=True)

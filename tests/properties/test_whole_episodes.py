@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from menv.algorithms import PPO
+from menv.errors import ContractError
+from menv.loop import whole_episodes
 from menv.loop.digest import Digest
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.sample_batch import SampleBatch
@@ -146,3 +148,101 @@ def test_no_reward_is_lost_while_rows_wait(kind: str, short: bool, script: Scrip
         assert [row.t for row in rows] == list(range(len(rows)))
         assert any(rows[-1].flags)
     assert earned(run.batches) + run.loop.held_rewards() == run.paid()
+
+
+def test_an_episode_that_a_new_mapping_breaks_off_counts_as_truncated_and_is_not_lost() -> None:
+    env = Clocks()
+    with training(env, 3) as algo:
+        first = algo.sample()
+        # After 6 steps the third one has not ended; the others have just begun again.
+        algo.add_policy("late", policy_mapping_fn=lambda agent_id, **kwargs: "late")
+        second = algo.sample()
+        held = algo._sampler.held_rewards()
+    old, late = second["default_policy"], second["late"]
+    assert old["obs"].tolist() == [[2.0, 0.0, step] for step in range(6)]
+    assert old["truncateds"].tolist() == [False] * 5 + [True]
+    assert not old["terminateds"].any()
+    assert old["new_obs"][-1].tolist() == [2.0, 0.0, 6.0]
+    assert late["terminateds"][late.segments.ends - 1].all()
+    paid = [batch["rewards"].sum() for batch in (first["default_policy"], old, late)]
+    assert sum(paid) + held == env.paid
+
+
+def test_rows_that_wait_keep_what_they_were_drawn_from() -> None:
+    actions = Box(-1.0, 1.0, (1,), np.float32)
+    with training(Clocks(actions=actions), 3) as algo:
+        backend: Any = algo.get_policy().networks.backend  # type: ignore[attr-defined]
+        algo.sample()
+        before = algo.get_weights()
+        changed = {name: weight + 0.5 for name, weight in before["default_policy"].items()}
+        algo.set_weights({"default_policy": changed})
+        batch = algo._sampler.sample()["default_policy"]
+        (long,) = [piece for piece in batch.split_by_episode() if piece["obs"][0][0] == 2.0]
+        # The action of the row that waited when the weights changed was drawn later.
+        rows = long.slice(0, 6)
+        now = backend.evaluate(0, rows["obs"], None, rows["actions"])
+        algo.set_weights(before)
+        then = backend.evaluate(0, rows["obs"], None, rows["actions"])
+    assert len(rows["obs"]) == 6
+    np.testing.assert_allclose(rows["action_dist_inputs"], then[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rows["action_logp"], then[1], rtol=1e-5, atol=1e-5)
+    assert (np.abs(now[1] - then[1]) > 0.01).all()
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_waiting_for_the_end_of_an_endless_episode_is_refused(
+    short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_episodes, "LONGEST", 100)
+    more: Any = (
+        {} if short else {"multiagent": {"policies": ["p", "q"], "policy_mapping_fn": lambda agent: "p"}}
+    )
+    # The short episodes alone would fill fragments for ever, and the rows of the long one all memory.
+    message = r'env 2 took 131 env steps without the end of an episode, .*use "truncate_episodes"'
+    with training(Clocks([2, 3, 100_000]), 3, **more) as algo:
+
+        def sample_on() -> None:
+            for _ in range(100):
+                algo.sample()
+
+        with pytest.raises(ContractError, match=message):
+            sample_on()
+
+
+@pytest.mark.parametrize("steps", ["env_steps", "agent_steps"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"model": {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 5}},
+        {"observation_filter": "MeanStdFilter"},
+        {"inference": "torch"},
+    ],
+    ids=["plain", "lstm", "filter", "torch"],
+)
+def test_training_learns_from_whole_episodes_alone(more: dict[str, Any], steps: str) -> None:
+    multiagent = {
+        "count_steps_by": steps,
+        "policies": ["even", "odd"],
+        "policy_mapping_fn": lambda agent_id, episode, **kwargs: ["even", "odd"][episode.env_id % 2],
+    }
+    env = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
+    with training(env, 10, multiagent=multiagent, **more) as algo:
+        results = [algo.train() for _ in range(3)]
+        batch = algo.sample()
+    assert results[-1]["num_env_steps_trained"] >= 3 * 64
+    assert results[-1]["num_env_steps_sampled"] >= results[-1]["num_env_steps_trained"]
+    for part in batch.policy_batches.values():
+        assert not part.segments.first_t.any()
+        assert (part["terminateds"] | part["truncateds"])[part.segments.ends - 1].all()
+
+
+def test_what_was_broken_off_makes_no_later_episode_endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_episodes, "LONGEST", 20)
+    env = Clocks([2, 3, 40])
+    with training(env, 3) as algo:
+        while env.at[2] < 30:
+            algo.sample()
+        algo.add_policy("late", policy_mapping_fn=lambda agent_id, **kwargs: "late")
+        while not env.episodes[2]:
+            algo.sample()

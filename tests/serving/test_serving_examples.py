@@ -27,7 +27,7 @@ def started(name: str, *arguments: str, folder: Path = ROOT) -> subprocess.Popen
 @contextlib.contextmanager
 def serving(name: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start a server on a free port; yield it and the port."""
-    server = started(name, "--port=0", *arguments)
+    server = started(name, "--port=0", *arguments, "--idle=2")
     try:
         assert server.stdout is not None
         first = server.stdout.readline()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy, register_env
-from menv.algorithms import PPO
+from menv.algorithms import DQN, PPO
 from menv.connectors.lambda_connectors import register_lambda_agent_connector
 from menv.errors import CallOrderError
 from tests.workers.crews import PLAYERS, Counting, running, same, weights_of
@@ -246,4 +247,32 @@ def test_evaluation_beside_workers_does_not_touch_their_run() -> None:
     for interval in (None, 1):
         with running(2, evaluation_interval=interval, evaluation_duration=2) as algo:
             found.append([algo.train()["digest"] for _ in range(3)][-1])
+    assert found[0] == found[1]
+
+
+class Tells(DefaultCallbacks):
+    """Tells what its process has imported."""
+
+    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+        for name in ("torch", "onnx", "ray", "pettingzoo", "starlette"):
+            episode.custom_metrics[name] = float(name in sys.modules)
+
+
+@pytest.mark.parametrize("kind", [PPO, DQN], ids=lambda kind: kind.__name__)
+def test_a_worker_imports_nothing_heavy(kind: Any) -> None:
+    with running(1, kind=kind, callbacks=Tells, num_envs_per_worker=8) as algo:
+        result = algo.train()
+        while not result["custom_metrics"]:
+            result = algo.train()
+        assert {name: value for name, value in result["custom_metrics"].items() if value} == {}
+        assert "torch_max" in result["custom_metrics"]
+
+
+def test_a_policy_that_acts_with_torch_does_so_in_its_worker() -> None:
+    found = []
+    for workers, each in ((0, 4), (2, 2)):
+        with running(workers, inference="torch", num_envs_per_worker=each) as algo:
+            result = [algo.train() for _ in range(2)][-1]
+            assert result["inference"] == {"default_policy": "torch"}
+            found.append(result["episodes_total"])
     assert found[0] == found[1]

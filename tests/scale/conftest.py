@@ -1,0 +1,47 @@
+"""Both engines; one Ray for all tests of a session, because starting it takes seconds."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+from menv.scale.engine import Engine
+from menv.scale.engines import make_engine
+from tests.scale.processes import eventually, lives
+
+
+@pytest.fixture(scope="session")
+def running_ray() -> Iterator[None]:
+    """Ray on this machine, with four CPUs whatever there are."""
+    mine = not ray.is_initialized()
+    if mine:
+        ray.init(
+            num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
+            object_store_memory=400_000_000,
+        )  # fmt: skip
+    yield
+    if mine:
+        ray.shutdown()
+
+
+@pytest.fixture(params=["process", "ray"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """An engine of each kind, and the promise that nobody is left when it has stopped."""
+    if request.param == "ray":
+        request.getfixturevalue("running_ray")
+    made = make_engine(request.param)
+    pids: list[int] = []
+    start = made.start
+
+    def noted(*args: object, **settings: object) -> object:
+        peer = start(*args, **settings)  # type: ignore[arg-type]
+        peers.append(peer)
+        return peer
+
+    peers: list[object] = []
+    made.start = noted  # type: ignore[method-assign,assignment]
+    yield made
+    pids = [peer.pid for peer in peers if peer.pid is not None]  # type: ignore[attr-defined]
+    made.stop(grace=1.0)
+    eventually(lambda: not any(map(lives, pids)))

@@ -1,0 +1,253 @@
+"""Both engines: whoever uses one sees no difference."""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.errors import CallOrderError, ConfigError
+from menv.scale.engine import Engine, Peer
+from menv.scale.engines import make_engine
+from menv.scale.far_error import FarError, FarTraceback
+from menv.scale.packing import UnsendableError
+from menv.scale.process_engine import ProcessEngine
+from tests.scale.homes import Counter, Stubborn, Unmakeable, raise_secret
+from tests.scale.processes import PATIENCE_S, eventually, lives
+
+
+def started(engine: Engine, make: Callable[..., Any] = Counter, *args: Any, label: str = "worker 1") -> Peer:
+    """Return a peer whose object is there."""
+    peer = engine.start(make, *args, label=label)
+    assert peer.answer() is None
+    return peer
+
+
+def asked(peer: Peer, method: str, *args: Any) -> Any:
+    peer.ask(method, *args)
+    return peer.answer()
+
+
+def test_an_object_lives_in_another_process_and_keeps_what_it_knows(engine: Engine) -> None:
+    peer = started(engine, Counter, 5)
+    assert peer.pid not in {None, os.getpid()}
+    assert [asked(peer, "add", number) for number in (1, 2)] == [6, 8]
+    assert peer.pending == 0
+
+
+def test_answers_come_in_the_order_of_the_questions(engine: Engine) -> None:
+    peer = engine.start(Counter, label="worker 1")
+    for number in range(50):
+        peer.ask("echo", number)
+    assert peer.pending == 51
+    assert [peer.answer() for _ in range(51)] == [None, *range(50)]
+
+
+def test_many_questions_and_answers_may_be_under_way_at_once(engine: Engine) -> None:
+    """More than a socket holds, in both directions."""
+    peer, text = started(engine), "x" * 20_000
+    for number in range(60):
+        peer.ask("echo", text, number)
+    assert [peer.answer()[1] for _ in range(60)] == [*range(60)]
+
+
+def test_asking_does_not_wait_for_the_answer(engine: Engine) -> None:
+    peer = started(engine)
+    before = time.monotonic()
+    peer.ask("sleep", 1.0)
+    peer.ask("echo", np.ones(1_000_000))
+    assert time.monotonic() - before < 0.9
+    assert peer.answer() == 1.0
+    assert peer.answer().sum() == 1_000_000
+
+
+def test_arrays_arrive_as_they_are(engine: Engine) -> None:
+    peer = started(engine)
+    for size in (0, 1, 1_000, 10_000_000):
+        values: dict[str, Any] = {
+            "floats": np.random.default_rng(0).random(size, np.float32),
+            "backwards": np.arange(size)[::-2],
+            "matrix": np.asfortranarray(np.ones((3, size // 100), np.uint8)),
+            "words": np.array(["a", "längere"], object),
+            "number": np.float64(size),
+        }
+        back = asked(peer, "echo", values)
+        for name, value in values.items():
+            np.testing.assert_array_equal(back[name], value)
+            assert back[name].dtype == value.dtype
+
+
+def test_what_is_written_into_an_argument_stays_there(engine: Engine) -> None:
+    mine = {"small": np.ones(3), "large": np.ones(100_000)}
+    fixed = asked(started(engine), "changed", mine)
+    assert fixed == ([] if engine.name == "process" else ["small", "large"])
+    assert all(value.all() for value in mine.values())
+
+
+def test_a_parcel_is_packed_once_and_given_to_many(engine: Engine) -> None:
+    peers = [started(engine, label=f"worker {index}") for index in range(3)]
+    array = np.arange(100_000)
+    parcel, small = engine.put(array), engine.put([1, 2])
+    array[:] = 0
+    for index, peer in enumerate(peers):
+        peer.ask("add", index, parcel=parcel)
+        peer.ask("add", 0, parcel=small)
+    del parcel
+    total = 99_999 * 50_000
+    assert [[peer.answer(), peer.answer()] for peer in peers] == [
+        [total + index, total + index + 3] for index in range(3)
+    ]
+
+
+def test_what_one_writes_into_a_parcel_the_others_do_not_see(engine: Engine) -> None:
+    first, second = started(engine), started(engine, label="worker 2")
+    parcel = engine.put({"array": np.ones(100_000)})
+    first.ask("changed", parcel=parcel)
+    first.answer()
+    second.ask("echo", parcel=parcel)
+    assert second.answer()["array"].all()
+
+
+def test_those_who_have_answered_are_told_in_the_given_order(engine: Engine) -> None:
+    slow, *quick = [started(engine, label=f"worker {index}") for index in range(3)]
+    slow.ask("sleep", 1.5)
+    for peer in quick:
+        peer.ask("echo", 1)
+    eventually(lambda: engine.wait([quick[1], slow, quick[0]], 0.0) == [quick[1], quick[0]])
+    assert engine.wait([slow], 0.0) == []
+    assert engine.wait([slow, quick[0]]) == [quick[0]]
+    assert engine.wait([slow], PATIENCE_S) == [slow]
+    assert slow.answer() == 1.5
+
+
+def test_waiting_ends_when_its_time_is_over(engine: Engine) -> None:
+    peer = started(engine)
+    peer.ask("sleep", 60.0)
+    before = time.monotonic()
+    assert engine.wait([peer], 0.3) == []
+    assert 0.25 < time.monotonic() - before < 3.0
+    peer.kill()
+
+
+def test_nobody_waits_for_those_who_were_asked_nothing(engine: Engine) -> None:
+    assert engine.wait([]) == []
+    assert engine.wait([started(engine)]) == []
+
+
+def test_an_answer_that_nobody_asked_for_is_not_waited_for(engine: Engine) -> None:
+    with pytest.raises(CallOrderError, match="worker 1: was asked nothing"):
+        started(engine).answer()
+
+
+def test_what_a_method_raises_arrives_with_the_traceback_of_over_there(engine: Engine) -> None:
+    peer = started(engine)
+    peer.ask("raises", KeyError("a key"))
+    peer.ask("add", 1)
+    with pytest.raises(KeyError, match="a key") as caught:
+        peer.answer()
+    assert isinstance(caught.value.__cause__, FarTraceback)
+    assert "in worker 1:" in str(caught.value.__cause__)
+    assert "homes.py" in caught.value.__cause__.text
+    assert peer.answer() == 1
+
+
+def test_an_exception_of_the_program_itself_is_of_the_same_class_when_it_is_back(engine: Engine) -> None:
+    class OwnError(Exception):
+        pass
+
+    def fail() -> None:
+        raise OwnError("mine")
+
+    with pytest.raises(OwnError, match="mine"):
+        asked(started(engine, lambda: Counter()), "raises", OwnError("mine"))
+    with pytest.raises(OwnError, match="mine"):
+        started(engine, fail)
+
+
+def test_an_exception_that_cannot_travel_says_what_it_was(engine: Engine) -> None:
+    with pytest.raises(FarError, match=r"^worker 1: SecretError: nobody can read this$") as caught:
+        started(engine, raise_secret)
+    assert "in raise_secret" in str(caught.value.__cause__)
+
+
+def test_an_object_that_cannot_be_made_answers_every_question_with_the_reason(engine: Engine) -> None:
+    peer = engine.start(Unmakeable, "no room", label="worker 1")
+    peer.ask("add", 1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no room"):
+            peer.answer()
+    with pytest.raises(ValueError, match="no room"):
+        asked(peer, "add", 1)
+
+
+def test_an_argument_that_cannot_travel_is_named_in_one_line(engine: Engine) -> None:
+    peer, lock, own = started(engine), threading.Lock(), Counter()
+    own.__dict__["lock_of_mine"] = lock
+    named: list[tuple[Any, str]] = [
+        ({"a": [1, lock]}, "args[0]['a'][1] is a lock"),
+        ({"steps": (step for step in [1])}, "args[0]['steps'] is a generator"),
+        (own, "args[0].lock_of_mine is a lock"),
+        (lambda: lock, "args[0]'s variable 'lock' is a lock"),
+    ]
+    for value, told in named:
+        with pytest.raises(UnsendableError, match=f"^{re.escape(f'worker 1, echo: {told}')}") as caught:
+            peer.ask("echo", value)
+        assert len(str(caught.value).splitlines()) == 1
+    assert (peer.pending, asked(peer, "echo", 1)) == (0, 1)
+
+
+def test_what_cannot_travel_is_named_in_functions_parcels_and_answers_too(engine: Engine) -> None:
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"worker 1, to make it: args\[0\]'s variable 'lock' is a lock"):
+        engine.start(lambda: Counter() if lock else None, label="worker 1")
+    with pytest.raises(TypeError, match=r"^parcel\['x'\] is a lock"):
+        engine.put({"x": lock})
+    with pytest.raises(UnsendableError, match=r"^the answer of 'lock'\[0\] is a lock"):
+        asked(started(engine), "lock")
+
+
+def test_one_whose_peer_is_dropped_ends(engine: Engine, tmp_path: Path) -> None:
+    peer = make_engine(engine.name).start(Counter, 0, str(tmp_path), label="worker 1")
+    peer.answer()
+    pid = peer.pid
+    assert pid is not None
+    del peer
+    eventually(lambda: not lives(pid))
+
+
+def test_objects_are_stopped_before_their_processes_end(engine: Engine, tmp_path: Path) -> None:
+    peers = [started(engine, Counter, 0, str(tmp_path), label=f"worker {index}") for index in range(2)]
+    pids = [peer.pid for peer in peers]
+    engine.stop()
+    assert {path.name for path in tmp_path.iterdir()} == set(map(str, pids))
+    eventually(lambda: not any(lives(pid) for pid in pids if pid))
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_object_that_does_not_stop_is_ended_when_its_time_is_over(engine: Engine, busy: bool) -> None:
+    peer = started(engine, Stubborn)
+    if busy:
+        peer.ask("sleep", 60.0)
+    pid, before = peer.pid, time.monotonic()
+    assert pid is not None
+    engine.stop(grace=0.5)
+    eventually(lambda: not lives(pid))
+    assert time.monotonic() - before < 10.0
+    engine.stop()
+
+
+def test_an_engine_can_be_used_again_after_it_was_stopped(engine: Engine) -> None:
+    started(engine)
+    engine.stop()
+    assert asked(started(engine), "add", 2) == 2
+
+
+def test_an_unknown_engine_is_refused_and_none_takes_ray_where_it_is() -> None:
+    with pytest.raises(ConfigError, match=re.escape("got 'rray', expected one of ('process', 'ray')")):
+        make_engine("rray")  # type: ignore[arg-type]
+    assert isinstance(make_engine("process"), ProcessEngine)

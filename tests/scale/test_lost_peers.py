@@ -1,0 +1,137 @@
+"""Both engines: a process that ends costs what it was asked, and nothing else."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from menv.errors import WorkerLostError
+from menv.scale.engine import Engine
+from tests.scale.homes import Counter
+from tests.scale.processes import children, descriptors, eventually, lives, resident
+from tests.scale.test_engines import asked, started
+
+WAYS = {"killed": "SIGKILL", "exit": "exit code 3", "sys.exit": "exit code 4", "crash": "SIGSEGV"}
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_process_that_ends_is_told_with_its_pid_and_last_words(engine: Engine, how: str) -> None:
+    peer, other = started(engine), started(engine, label="worker 2")
+    words = "\n".join(f"word {number}" for number in range(30))
+    peer.ask("dies", how, words)
+    peer.ask("add", 1)
+    other.ask("add", 1)
+    for _ in range(2):
+        with pytest.raises(WorkerLostError, match=rf"^worker 1 \(pid {peer.pid}") as caught:
+            peer.answer()
+    told = str(caught.value)
+    if how == "crash":
+        assert "Segmentation fault" in told or engine.name == "process"
+    else:
+        assert told.endswith("\nword 28\nword 29")
+        assert "word 9\n" not in told
+    assert WAYS[how] in told or engine.name == "ray"
+    assert other.answer() == 1
+
+
+def test_an_answer_that_was_there_before_is_not_lost(engine: Engine) -> None:
+    peer = started(engine)
+    peer.ask("add", 5)
+    peer.ask("dies", "exit")
+    assert peer.answer() == 5
+    with pytest.raises(WorkerLostError):
+        peer.answer()
+    with pytest.raises(WorkerLostError):
+        asked(peer, "add", 1)
+
+
+def test_a_peer_that_is_killed_from_outside_wakes_those_who_wait(engine: Engine) -> None:
+    peer, other = started(engine), started(engine, label="worker 2")
+    peer.ask("sleep", 60.0)
+    other.ask("sleep", 60.0)
+    assert peer.pid is not None
+    os.kill(peer.pid, signal.SIGKILL)
+    assert engine.wait([other, peer], 30.0) == [peer]
+    with pytest.raises(WorkerLostError, match="worker 1"):
+        peer.answer()
+
+
+def test_a_peer_that_is_killed_has_lost_what_it_was_asked(engine: Engine) -> None:
+    peer, other = started(engine), started(engine, label="worker 2")
+    pid = peer.pid
+    assert pid is not None
+    peer.ask("sleep", 60.0)
+    other.ask("sleep", 0.1)
+    peer.kill()
+    peer.kill()
+    assert engine.wait([other, peer]) == [peer]
+    with pytest.raises(WorkerLostError, match=r"worker 1 .*was killed by this process"):
+        peer.answer()
+    with pytest.raises(WorkerLostError):
+        asked(peer, "add", 1)
+    eventually(lambda: not lives(pid))
+    assert other.answer() == 0.1
+
+
+def test_one_that_was_killed_before_it_had_started_is_lost_too(engine: Engine) -> None:
+    peer = engine.start(Counter, label="worker 1")
+    peer.kill()
+    with pytest.raises(WorkerLostError, match="worker 1"):
+        peer.answer()
+
+
+def test_a_child_that_an_object_leaves_behind_does_not_hide_its_end(engine: Engine) -> None:
+    peer = started(engine)
+    child = asked(peer, "forks")
+    try:
+        peer.ask("dies", "killed")
+        before = time.monotonic()
+        with pytest.raises(WorkerLostError):
+            peer.answer()
+        assert time.monotonic() - before < 30.0
+    finally:
+        if lives(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_an_object_may_close_its_stderr_and_read_its_stdin(engine: Engine) -> None:
+    peer = started(engine)
+    assert asked(peer, "reads_stdin") == ""
+    assert asked(peer, "closes_stderr") is None
+    assert asked(peer, "add", 3) == 3
+
+
+def cycle(engine: Engine, number: int) -> None:
+    """Start one, and kill it before or after it has answered."""
+    peer = engine.start(Counter, label=f"worker {number}")
+    if number % 2:
+        peer.answer()
+    peer.ask("echo", b"x" * 100_000)
+    peer.kill()
+    for _ in range(peer.pending):
+        with pytest.raises(WorkerLostError):
+            peer.answer()
+
+
+def test_starting_and_killing_leaves_nothing_open(engine: Engine) -> None:
+    for number in range(2):
+        cycle(engine, number)
+    known, open_before = children(), descriptors()
+    for number in range(30 if engine.name == "process" else 4):
+        cycle(engine, number)
+    # A connection of Ray's to the last ones may take a moment to close.
+    eventually(lambda: descriptors() <= open_before + 2)
+    eventually(lambda: children() <= known)
+
+
+@pytest.mark.soak
+def test_starting_and_killing_hundreds_of_times_takes_no_memory(engine: Engine) -> None:
+    count = 400 if engine.name == "process" else 100
+    for number in range(count // 4):
+        cycle(engine, number)
+    before, open_before = resident(), descriptors()
+    for number in range(count):
+        cycle(engine, number)
+    eventually(lambda: descriptors() <= open_before + 5)
+    assert resident() - before < 20_000_000

@@ -1,0 +1,186 @@
+"""What is Ray's alone: room on a cluster, the user's own `ray.init`, nodes that disappear."""
+
+from pathlib import Path
+
+import pytest
+import ray
+
+from menv.errors import NoRoomError
+from menv.scale import ray_room
+from menv.scale.ray_engine import RayEngine
+from tests.scale.homes import Counter
+from tests.scale.processes import driver, ran
+
+
+@pytest.fixture
+def address(running_ray: None) -> str:
+    """Where the Ray of these tests is."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_an_actor_that_has_no_room_says_so_instead_of_waiting_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_room, "NEVER_S", 1.0)
+    engine, crowd = RayEngine(2.0), []
+    try:
+        crowd = [engine.start(Counter, label=f"worker {index}") for index in range(3)]
+        assert [crowd[0].answer(), crowd[1].answer()] == [None, None]
+        assert engine.wait([crowd[2]]) == [crowd[2]]
+        with pytest.raises(
+            NoRoomError, match=r"worker 2: has waited \d s for 2 CPU; the cluster has 4, all taken"
+        ):
+            crowd[2].answer()
+        crowd[0].kill()
+        crowd.append(engine.start(Counter, label="worker 3"))
+        assert crowd[3].answer() is None
+    finally:
+        engine.stop()
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_an_actor_that_is_larger_than_every_node_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_room, "NEVER_S", 0.5)
+    peer = RayEngine(100.0).start(Counter, label="worker 1")
+    with pytest.raises(NoRoomError, match="for 100 CPU; the cluster has 4, all taken"):
+        peer.answer()
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_actors_that_take_no_cpu_are_not_counted() -> None:
+    engine = RayEngine(0.0)
+    crowd = [engine.start(Counter, label=f"host {index}") for index in range(6)]
+    assert [peer.answer() for peer in crowd] == [None] * 6
+    engine.stop()
+
+
+WITH_RUNTIME_ENV = """
+    import sys
+    from pathlib import Path
+    import ray
+    folder = Path(FOLDER := sys.argv[2])
+    ray.init(
+        address=sys.argv[1], log_to_driver=False, logging_level="error",
+        runtime_env={
+            "py_modules": [str(folder / "modules" / "their_game")],
+            "working_dir": str(folder / "work"),
+            "env_vars": {"OF_THE_JOB": "yes"},
+        },
+    )
+    from menv.scale.engines import make_engine
+    from tests.scale.homes import Counter
+
+    class Own(Counter):
+        def look(self):
+            import their_game, beside
+            return their_game.SIZE, beside.SIZE, their_game.__file__.startswith(FOLDER)
+
+    peer = make_engine("ray").start(Own, label="worker 1")
+    peer.ask("look")
+    peer.ask("variable", "OF_THE_JOB")
+    print(*[peer.answer() for _ in range(3)])
+"""
+
+
+def test_the_runtime_env_of_the_users_job_reaches_actors(tmp_path: Path, address: str) -> None:
+    package, work = tmp_path / "modules" / "their_game", tmp_path / "work"
+    package.mkdir(parents=True)
+    work.mkdir()
+    (package / "__init__.py").write_text("SIZE = 5\n")
+    (work / "beside.py").write_text("SIZE = 6\n")
+    assert ran(driver(tmp_path, WITH_RUNTIME_ENV, address, str(tmp_path))).splitlines()[-1] == (
+        "None (5, 6, False) yes"
+    )
+
+
+SHUT_DOWN = """
+    import sys
+    import ray
+    from menv.errors import WorkerLostError
+    from menv.scale.engines import make_engine
+    from tests.scale.homes import Counter
+    engine = make_engine("ray")
+    peer, idle = engine.start(Counter, label="worker 1"), engine.start(Counter, label="worker 2")
+    print(peer.answer(), idle.answer(), ray.get_runtime_context().gcs_address == sys.argv[1])
+    peer.ask("sleep", 1.0)
+    ray.shutdown()
+    for peer in (peer, idle):
+        peer.ask("add", 1)
+        print(engine.wait([peer]) == [peer])
+        try:
+            peer.answer()
+        except WorkerLostError as error:
+            print(error)
+    engine.stop()
+    print(ray.is_initialized())
+"""
+
+
+def test_peers_are_lost_when_the_program_shuts_ray_down(tmp_path: Path, address: str) -> None:
+    """And RAY_ADDRESS was honoured before that."""
+    program = driver(tmp_path, SHUT_DOWN, address, env={"RAY_ADDRESS": address})
+    first, *told, last = ran(program).splitlines()
+    assert first == "None None True"
+    assert [line.partition(":")[0] for line in told] == ["True", "worker 1", "True", "worker 2"]
+    assert all("Ray was shut down" in line for line in (told[1], told[3]))
+    assert last == "False"
+
+
+THREE_NODES = """
+    import sys
+    import ray
+    from ray.cluster_utils import Cluster
+    from menv.errors import WorkerLostError
+    from menv.scale.engines import make_engine
+    from tests.scale.homes import Counter
+
+    class There(Counter):
+        def node(self):
+            return ray.get_runtime_context().get_node_id()
+
+    small = {"num_cpus": 1, "object_store_memory": 100_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    nodes = [cluster.add_node(**small) for _ in range(2)]
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    engine = make_engine("ray")
+    peers = [engine.start(There, label=f"worker {index}") for index in range(3)]
+    places = {}
+    for peer in peers:
+        peer.ask("node")
+        peer.answer()
+        places[peer.answer()] = peer
+    print('>', len(places))
+    lost = places.pop(nodes[0].node_id)
+    lost.ask("says", "words of the lost one")
+    lost.answer()
+    for peer in peers:
+        peer.ask("sleep", 1.0)
+    cluster.remove_node(nodes[0], allow_graceful=False)
+    for peer in peers:
+        try:
+            print('>', peer is lost, peer.answer())
+        except WorkerLostError as error:
+            print('>', peer is lost, error)
+    for node, peer in places.items():
+        peer.ask("add", 1)
+        print('>', peer.answer())
+    places.pop(nodes[1].node_id).kill()
+    fresh = engine.start(There, label="worker 3")
+    fresh.ask("node")
+    print('>', fresh.answer(), fresh.answer() == nodes[1].node_id)
+    engine.stop()
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+def test_a_node_that_disappears_costs_its_own_peers(tmp_path: Path) -> None:
+    lines = ran(driver(tmp_path, THREE_NODES)).splitlines()
+    lines = [line.removeprefix("> ") for line in lines if line.startswith(("> ", "words"))]
+    assert lines[0] == "3"
+    assert sorted(line for line in lines[1:] if line.startswith("False")) == ["False 1.0"] * 2
+    (told,) = [index for index, line in enumerate(lines) if line.startswith("True ")]
+    assert "its process or its node is gone" in lines[told]
+    assert "words of the lost one" in lines[told + 1]
+    assert lines[-3:] == ["1", "1", "None True"]

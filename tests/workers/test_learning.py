@@ -1,0 +1,76 @@
+"""Training reaches its bar while workers are killed, with and without overlap."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from menv.errors import EnvFaultWarning
+from tests.workers.crews import running
+
+
+@contextmanager
+def killing(algo: Any, seconds: float) -> Iterator[list[int]]:
+    """Kill one worker after the other, one every so many seconds; yield those that were killed."""
+    done, killed = threading.Event(), []
+
+    def kill() -> None:
+        turn = 0
+        while not done.wait(seconds):
+            turn += 1
+            pid = algo.worker_pids()[turn % 2]
+            if pid is not None:
+                killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EnvFaultWarning)
+            yield killed
+    finally:
+        done.set()
+        thread.join()
+
+
+def best(bar: float, kill_every: float, iterations: int, **settings: Any) -> tuple[float, int, int]:
+    """Return the best mean return up to a bar, how many workers were killed, and the iterations that it took."""
+    with (
+        running(
+            2, num_envs_per_worker=8, train_batch_size=2048, sgd_minibatch_size=256, num_sgd_iter=4, lr=3e-3, model={},
+            **settings,
+        ) as algo,
+        killing(algo, kill_every) as killed,
+    ):  # fmt: skip
+        found = 0.0
+        for iteration in range(1, iterations + 1):
+            result = algo.train()
+            assert result["training_iteration"] == iteration
+            assert result["num_env_steps_sampled"] == 2048 * iteration
+            found = max(found, result["episode_reward_mean"] or 0.0)
+            if found >= bar:
+                break
+        return found, len(killed), iteration
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_cartpole_gets_better_while_workers_are_killed(overlap: bool) -> None:
+    found, _, _ = best(100.0, 2.0, 60, overlap=overlap)
+    assert found >= 100.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("engine", ["process", "ray"])
+def test_cartpole_is_solved_while_a_worker_is_killed_every_five_seconds(overlap: bool, engine: str) -> None:
+    found, killed, _ = best(450.0, 5.0, 300, overlap=overlap, engine=engine)
+    assert found >= 450.0
+    assert killed >= 1
