@@ -212,6 +212,18 @@ def test_with_nobody_waiting_for_it_what_hangs_holds_nobody_up(tmp_path: Path) -
     assert watch.faulty == []
 
 
+def test_a_poll_with_a_timeout_comes_back_with_nothing_while_what_it_waits_for_takes_longer(
+    tmp_path: Path,
+) -> None:
+    base_env = remote(Fate(tmp_path, TOGETHER, hangs=[("step", 0, 1)]), 1)
+    base_env.send_actions(nested(base_env.poll()))
+    began = time.monotonic()
+    for timeout in (0.0, 0.2):
+        ready = base_env.poll(timeout)
+        assert (len(ready.slots), list(ready.episodes)) == (0, [])
+    assert 0.2 <= time.monotonic() - began < 2.0
+
+
 def test_a_process_that_was_killed_from_outside_is_found_out_when_it_is_asked(tmp_path: Path) -> None:
     base_env = remote(Fate(tmp_path, TOGETHER), 2)
     watch = Told(base_env)
