@@ -97,6 +97,9 @@ class Hosts:
             return
         ready = self._engine.wait([host.peer for host in busy], self.successors.patience(busy, timeout))
         for host in busy:
+            if not host.asked:
+                # Somebody who was told of another host has called a method in this one, and waited for it.
+                continue
             if host.peer in ready:
                 self._take_answer(host)
             elif self.successors.overdue(host):

@@ -18,12 +18,13 @@ def _processes_are_handed_back() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def running_ray() -> Iterator[None]:
-    """Ray on this machine, unless it runs already."""
+    """Ray on this machine, unless it runs in this process already; others of this machine are not joined."""
     ray = pytest.importorskip("ray", reason="Ray is not installed")
     mine = not ray.is_initialized()
     if mine:
         ray.init(
-            num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
+            address="local", num_cpus=4, include_dashboard=False, log_to_driver=False,
+            logging_level=logging.ERROR,
             object_store_memory=400_000_000,
         )  # fmt: skip
     yield

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.base_env import BaseEnv, Ready
+from menv.base_env import BaseEnv, EpisodeEnd, Ready
 from menv.loop.convert import to_base_env
 from menv.scale.engine import EngineName
 from tests.contract.adapters import rotated
@@ -43,6 +43,12 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
+def paid_before(ready: Ready, episode: EpisodeEnd) -> int:
+    """Return how many unclaimed rewards of an episode's sub-environment came before its end."""
+    before = ready.unclaimed[: episode.unclaimed]
+    return sum(one.env_index == episode.env_index for one in before)
+
+
 def told(ready: Ready) -> dict[str, Any]:
     """Return all that a poll says, without slots, which may be numbered in another way."""
     assert ready.infos is not None
@@ -58,7 +64,7 @@ def told(ready: Ready) -> dict[str, Any]:
             (one.env_id, one.agent_id, one.reward, one.terminated, one.truncated, plain(one.obs), one.withdrawn)
             for one in ready.ended
         ),
-        "episodes": sorted((*one[:5], one.faulty) for one in ready.episodes),
+        "episodes": sorted((*one[:5], one.faulty, paid_before(ready, one)) for one in ready.episodes),
         "unclaimed": sorted(tuple(one) for one in ready.unclaimed),
         "faults": sorted((one.env_id, one.where, one.line, one.origin) for one in ready.faults),
     }  # fmt: skip

@@ -147,6 +147,23 @@ def test_a_killed_environment_costs_one_episode_and_no_iteration(wait: int, tmp_
         assert result["first_fault"].startswith("WorkerLostError: process of env 1 (pid ")
 
 
+def test_callbacks_may_call_methods_of_all_environments_when_one_is_made_anew(tmp_path: Path) -> None:
+    levels = []
+
+    class Levels(DefaultCallbacks):
+        def on_sub_environment_created(self, *, worker: Any, env_index: int, **kwargs: Any) -> None:
+            for index in range(3):
+                worker.base_env.call(index, "set_level", 5)
+            levels.append(env_index)
+
+    env_config = {"killed_in": 25, "marker": str(tmp_path / "killed")}
+    with PPO(env=Counting, config={**SMALL, **FAR, "env_config": env_config, "callbacks": Levels}) as algo:
+        with pytest.warns(EnvFaultWarning, match="SIGKILL"):
+            trained(algo, 2)
+        assert levels == [0, 1, 2, 1]
+        assert algo._base_env.call(1, "set_level", 1, 1) == (2, 1)
+
+
 def test_evaluations_take_the_same_settings() -> None:
     config = {
         **SMALL, **FAR, "evaluation_interval": 1, "evaluation_duration": 6,
@@ -204,7 +221,12 @@ def test_an_environment_that_cannot_be_created_there_is_an_error_with_its_traceb
 
 def test_environments_that_take_their_time_step_at_the_same_time() -> None:
     def seconds(far: dict[str, Any]) -> float:
-        config = {**SMALL, "num_envs_per_worker": 8, "rollout_fragment_length": 4, "env_config": {"sleep": 0.05}}
+        config = {
+            **SMALL,
+            "num_envs_per_worker": 8,
+            "rollout_fragment_length": 4,
+            "env_config": {"sleep": 0.05},
+        }
         with PPO(env=Counting, config={**config, **far}) as algo:
             algo.sample()
             began = time.monotonic()
