@@ -231,6 +231,7 @@ def test_every_example_is_tested_here() -> None:
         "two_step_game",
         "pistonball",
         "offline_logs",
+        "workers",
     }
     # `tests/serving/test_serving_examples.py` starts these in pairs.
     pairs = {f"{name}_{end}" for name in ("cartpole", "rllink", "unity3d") for end in ("server", "client")}

@@ -17,7 +17,7 @@ def running_ray() -> Iterator[None]:
     mine = not ray.is_initialized()
     if mine:
         ray.init(
-            num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
+            address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
             object_store_memory=400_000_000,
         )  # fmt: skip
     yield

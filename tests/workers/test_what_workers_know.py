@@ -157,14 +157,14 @@ def test_a_registered_name_a_lambda_and_a_gym_id_of_this_process_alone_are_known
 
     length = random.randint(3, 9)
     register_env("local", lambda context: Local({**context, "length": length}))
-    gym.register("OnlyHere-v0", entry_point=lambda **kwargs: Local(kwargs))
+    gym.register("KnownToTheDriver-v0", entry_point=lambda **kwargs: Local(kwargs))
     try:
-        for env in ("local", lambda context: Local(context), Local, "OnlyHere-v0"):
+        for env in ("local", lambda context: Local(context), Local, "KnownToTheDriver-v0"):
             with running(1, env=env) as algo:
                 result = algo.train()
                 assert result["episode_len_mean"] == (length if env == "local" else 5)
     finally:
-        del gym.registry["OnlyHere-v0"]
+        del gym.registry["KnownToTheDriver-v0"]
 
 
 def test_explore_off_acts_greedily_in_workers() -> None:
