@@ -48,6 +48,14 @@ class Block:
             taken = [self.taken[place] for place in np.flatnonzero(chosen).tolist()]
         return Block(self.slots[chosen], which, self.env_indices[chosen], rows[chosen], raw, taken=taken)
 
+    def of(self, values: Any) -> Any:
+        """Return the block's own of the values of all rows of its poll, an array or a list."""
+        if self.places is None:
+            return values
+        if isinstance(values, np.ndarray):
+            return values[self.places]
+        return [values[place] for place in self.places.tolist()]
+
     def copy(self) -> Block:
         """Return a block with the same look-ups, to be given rows of its own."""
         return Block(self.slots, self.which, self.env_indices, self.rows, self.raw, self.places)

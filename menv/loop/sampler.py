@@ -355,14 +355,7 @@ class Sampler:
 
     def _write(self, number: int, block: Block, ready: Ready) -> None:
         """Write the rows of a block into its cohort's ledger."""
-        obs, rewards = ready.obs, ready.rewards
-        if block.places is not None:
-            rewards = rewards[block.places]
-            obs = (
-                obs[block.places]
-                if isinstance(obs, np.ndarray)
-                else [obs[place] for place in block.places.tolist()]
-            )
+        obs, rewards = block.of(ready.obs), block.of(ready.rewards)
         try:
             block.rows = self._cohorts[number].write(block, obs, rewards, ready)
             self._cohorts[number].ledger.inform(ready.infos, block.places)

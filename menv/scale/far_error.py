@@ -47,7 +47,10 @@ class Raised:
     def of(cls, error: BaseException) -> Self:
         """Return an exception in the form in which it travels."""
         text = "".join(traceback.format_exception(error))
-        line = f"{type(error).__name__}: {error}"
+        try:
+            line = f"{type(error).__name__}: {error}"
+        except Exception:
+            line = type(error).__name__
         try:
             pickled: bytes | None = dumps(error)
             # Many classes are pickled without complaint and cannot be made again.
@@ -58,10 +61,10 @@ class Raised:
 
     def error(self, label: str) -> BaseException:
         """Return the exception, to be raised in the process that asked."""
-        found: BaseException
         try:
-            found = FarError(f"{label}: {self.line}") if self.pickled is None else loads(self.pickled)
+            made = loads(self.pickled) if self.pickled is not None else None
         except Exception:
-            found = FarError(f"{label}: {self.line}")
+            made = None
+        found = made if isinstance(made, BaseException) else FarError(f"{label}: {self.line}")
         found.__cause__ = FarTraceback(f"in {label}:\n{self.text}")
         return found

@@ -6,9 +6,11 @@ after the call that is under way, or a few seconds later where that does not ret
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -27,6 +29,9 @@ def main() -> None:
     """Serve until the driver is gone."""
     link = _link()
     threading.Thread(target=_watch, args=(link, os.getppid()), name="menv watch", daemon=True).start()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What an environment prints is seen at once, and not lost when the process is killed.
+        sys.stdout.reconfigure(line_buffering=True)
     home = Home()
     with suppress(EOFError, OSError):
         while True:

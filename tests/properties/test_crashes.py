@@ -39,7 +39,7 @@ quick = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 # Every fragment length among them, each with other schedules.
-many = settings(quick, max_examples=70)
+many = settings(quick, max_examples=50)
 
 
 class Due(NamedTuple):

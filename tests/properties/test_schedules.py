@@ -36,7 +36,7 @@ quick = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 # Every fragment length among them, each with other schedules.
-many = settings(quick, max_examples=100)
+many = settings(quick, max_examples=70)
 
 
 class Run:

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.algorithms import PPO
@@ -62,11 +62,11 @@ class Clocks(VectorEnv):
 
 def training(env: Any, length: int, **config: Any) -> PPO:
     """Return an algorithm whose fragments hold complete episodes."""
-    settings = {
+    small = {
         "train_batch_size": 64, "sgd_minibatch_size": 32, "num_sgd_iter": 1, "model": {"fcnet_hiddens": [8]},
         "rollout_fragment_length": length, "batch_mode": "complete_episodes", "inference": "onnx", "seed": 0,
     }  # fmt: skip
-    return PPO(env=lambda context: env, config={**settings, **config})
+    return PPO(env=lambda context: env, config={**small, **config})
 
 
 def episodes_of(batch: Any) -> list[tuple[int, int, int]]:
@@ -141,7 +141,7 @@ def test_the_rows_are_those_of_a_run_whose_fragments_cut_episodes(kind: str, sho
 @pytest.mark.parametrize("short", [True, False])
 @pytest.mark.parametrize("kind", KINDS[1:])
 @given(script=solo_scripts(), length=st.integers(1, 9))
-@quick
+@settings(quick, max_examples=12)
 def test_no_reward_is_lost_while_rows_wait(kind: str, short: bool, script: Script, length: int) -> None:
     run = Run(kind, script, length, short=short, whole=True)
     for rows in run.lived(30 // length).values():

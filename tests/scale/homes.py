@@ -57,6 +57,9 @@ class Counter:
     def says(self, text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
+    def prints(self, text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+
     def closes_stderr(self) -> None:
         os.close(2)
 

@@ -224,6 +224,20 @@ def test_what_a_process_writes_to_stderr_is_passed_on_in_whole_lines(tmp_path: P
     assert (out, err) == ("", "one\ntwo\nthree\n" + "x" * 100_000 + "\n")
 
 
+def test_what_a_process_prints_is_seen_at_once(tmp_path: Path) -> None:
+    text = """
+        from menv.scale.engines import make_engine
+        from tests.scale.homes import Counter
+        peer = make_engine("process").start(Counter, label="worker 1")
+        peer.ask("prints", "hello")
+        peer.answer()
+        peer.answer()
+        peer.kill()
+        print("killed")
+    """
+    assert ran(driver(tmp_path, text, env={"PYTHONUNBUFFERED": ""})) == "hello\nkilled\n"
+
+
 def test_what_an_object_started_ends_with_its_process(tmp_path: Path) -> None:
     text = """
         import os, signal

@@ -104,13 +104,16 @@ def test_a_parcel_is_packed_once_and_given_to_many(engine: Engine) -> None:
     ]
 
 
-def test_what_one_writes_into_a_parcel_the_others_do_not_see(engine: Engine) -> None:
+def test_what_one_writes_into_a_parcel_the_others_do_not_see() -> None:
+    """Nobody can write into those of Ray."""
+    engine = ProcessEngine()
     first, second = started(engine), started(engine, label="worker 2")
     parcel = engine.put({"array": np.ones(100_000)})
     first.ask("changed", parcel=parcel)
     first.answer()
     second.ask("echo", parcel=parcel)
     assert second.answer()["array"].all()
+    engine.stop()
 
 
 def test_those_who_have_answered_are_told_in_the_given_order(engine: Engine) -> None:
@@ -173,6 +176,19 @@ def test_an_exception_that_cannot_travel_says_what_it_was(engine: Engine) -> Non
     with pytest.raises(FarError, match=r"^worker 1: SecretError: nobody can read this$") as caught:
         started(engine, raise_secret)
     assert "in raise_secret" in str(caught.value.__cause__)
+
+
+def test_an_exception_that_cannot_say_what_it_is_does_no_harm(engine: Engine) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    peer = started(engine)
+    peer.ask("raises", MuteError())
+    peer.ask("add", 1)
+    with pytest.raises(MuteError):
+        peer.answer()
+    assert peer.answer() == 1
 
 
 def test_an_object_that_cannot_be_made_answers_every_question_with_the_reason(engine: Engine) -> None:

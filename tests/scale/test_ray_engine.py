@@ -1,12 +1,15 @@
 """What is Ray's alone: room on a cluster, the user's own `ray.init`, nodes that disappear."""
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 import ray
 
-from menv.errors import NoRoomError
+from menv.errors import NoRoomError, WorkerLostError
 from menv.scale import ray_room
+from menv.scale.engine import Peer
 from menv.scale.ray_engine import RayEngine
 from tests.scale.homes import Counter
 from tests.scale.processes import driver, ran
@@ -18,23 +21,32 @@ def address(running_ray: None) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
+def outcome(peer: Peer) -> str:
+    """Return what comes of asking a peer."""
+    if not peer.pending:
+        peer.ask("add", 1)
+    try:
+        return repr(peer.answer())
+    except NoRoomError as error:
+        return repr(error)
+
+
 @pytest.mark.usefixtures("running_ray")
 def test_an_actor_that_has_no_room_says_so_instead_of_waiting_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ray_room, "NEVER_S", 1.0)
-    engine, crowd = RayEngine(2.0), []
+    engine = RayEngine(2.0)
+    crowd = [engine.start(Counter, label=f"worker {index}") for index in range(3)]
     try:
-        crowd = [engine.start(Counter, label=f"worker {index}") for index in range(3)]
-        assert [crowd[0].answer(), crowd[1].answer()] == [None, None]
-        assert engine.wait([crowd[2]]) == [crowd[2]]
-        with pytest.raises(
-            NoRoomError, match=r"worker 2: has waited \d s for 2 CPU; the cluster has 4, all taken"
-        ):
-            crowd[2].answer()
-        crowd[0].kill()
-        crowd.append(engine.start(Counter, label="worker 3"))
-        assert crowd[3].answer() is None
+        # Ray gives room in an order of its own.
+        without = [peer for peer in crowd if "NoRoom" in outcome(peer)]
+        assert len(without) == 1
+        assert re.search(
+            r"worker \d: has waited \d+ s for 2 CPU; the cluster has 4, all taken", outcome(without[0])
+        )
+        next(peer for peer in crowd if peer not in without).kill()
+        assert outcome(engine.start(Counter, label="worker 3")) == "None"
     finally:
         engine.stop()
 
@@ -50,9 +62,21 @@ def test_an_actor_that_is_larger_than_every_node_says_so(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("running_ray")
 def test_actors_that_take_no_cpu_are_not_counted() -> None:
     engine = RayEngine(0.0)
-    crowd = [engine.start(Counter, label=f"host {index}") for index in range(6)]
-    assert [peer.answer() for peer in crowd] == [None] * 6
+    crowd = [engine.start(Counter, label=f"host {index}") for index in range(5)]
+    assert [peer.answer() for peer in crowd] == [None] * 5
     engine.stop()
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_last_words_are_fetched_from_the_node_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = RayEngine()
+    peer = engine.start(Counter, label="worker 1")
+    peer.answer()
+    # The file is here, since the node is; a driver elsewhere would not see it.
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    peer.ask("dies", "killed", "word 1\nword 2\n")
+    with pytest.raises(WorkerLostError, match=r"the last lines of its stderr:\nword 1\nword 2$"):
+        peer.answer()
 
 
 WITH_RUNTIME_ENV = """
@@ -175,6 +199,7 @@ THREE_NODES = """
 """
 
 
+@pytest.mark.slow
 def test_a_node_that_disappears_costs_its_own_peers(tmp_path: Path) -> None:
     lines = ran(driver(tmp_path, THREE_NODES)).splitlines()
     lines = [line.removeprefix("> ") for line in lines if line.startswith(("> ", "words"))]

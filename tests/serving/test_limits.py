@@ -249,7 +249,7 @@ def test_a_client_over_http_whose_connections_are_gone_is_given_up_before_one_th
     with serving(HTTP, limits=Limits(handshake_s=0.3, idle_s=100.0)) as (server, talks):
         with Client(HTTP, server.addresses[0]) as one:
             assert one.ask(b"{here") == b"{here"
-            time.sleep(1.0)
+            time.sleep(0.6)
             assert talks.losses == [0]
         assert eventually(lambda: talks.losses == [1])
 
@@ -261,7 +261,7 @@ def test_a_request_over_http_may_wait_for_its_reply_as_long_as_it_takes() -> Non
     ):
         one.send(HOLD)
         assert eventually(lambda: talks.bodies)
-        time.sleep(1.0)
+        time.sleep(0.6)
         assert talks.losses == [0]
         server.post(lambda: talks.all[0].held[0](b"{at last"))
         assert one.receive() == b"{at last"
