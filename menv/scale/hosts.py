@@ -120,7 +120,7 @@ class Hosts:
         while host.asked:
             value = self._wait_once(host)
             if host.peer is not peer:
-                raise self.successors.last[host.first]
+                raise self.successors.loss(host)
         return value
 
     def _wait_once(self, host: FarHost) -> Any:

@@ -8,6 +8,7 @@ which live in the hosts. It knows no policies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,9 @@ class RemoteEnvs(CreatedEnvs):
             self._let_go(host, index)
             self._hosts.settle(host)
             host.ask("news" if self._started else "value", "restart", index - host.first)
-            self._hosts.wait_for(host)
+            # One that ends meanwhile is made anew just the same.
+            with suppress(WorkerLostError):
+                self._hosts.wait_for(host)
             self._tell_created(index)
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:

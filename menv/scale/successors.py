@@ -26,13 +26,13 @@ _CREATION = 60.0
 class Successors:
     """Starts the processes of hosts.
 
-    Attributes:
-        last: Why each host was lost last, by its first sub-environment.
+    It keeps no exceptions of hosts that play on: a traceback keeps alive all that its callers had.
     """
 
     def __init__(self, engine: Engine, make_env: Callable[[int], Any], settings: RemoteSettings) -> None:
         """Begin without losses; arguments as in `RemoteEnvs`."""
-        self.last: dict[int, Exception] = {}
+        # What was raised when each host was lost last, and its words, by its first sub-environment.
+        self._last: dict[int, tuple[str, str]] = {}
         self._engine = engine
         self._make_env = make_env
         self._settings = settings
@@ -66,7 +66,7 @@ class Successors:
         Raises:
             EnvCrashError: It is not to be replaced, or has been too often.
         """
-        self.last[host.first] = error
+        self._last[host.first] = type(error).__name__, str(error)
         if not host.news:
             raise EnvCrashError(
                 f"{host.name} reset, env step {int(host.env_steps.max())}: {_head(error)}, expected a sub-environment "
@@ -97,6 +97,10 @@ class Successors:
             return False
         self.replace(host, error, waiting)
         return True
+
+    def loss(self, host: FarHost) -> WorkerLostError:
+        """Return the error for whoever asked a host that was lost meanwhile."""
+        return WorkerLostError(self._last[host.first][1])
 
     def tell_lost(self, host: FarHost, indices: Collection[int], *, withdrawn: bool = True) -> None:
         """Let episodes be over that were lost while their rows waited, and begin the next ones."""
@@ -144,9 +148,8 @@ class Successors:
 
     def _reason(self, host: FarHost) -> tuple[str, str]:
         """Return why a host was lost last, in one line, and what kind of fault that is."""
-        error = self.last[host.first]
-        kind = type(error).__name__
-        return f"{kind}: {' '.join(str(error).split())[:200].rstrip()}", kind
+        kind, words = self._last[host.first]
+        return f"{kind}: {' '.join(words.split())[:200].rstrip()}", kind
 
     def _try_again(self, host: FarHost, error: Exception) -> None:
         """Start one more process in the place of one that could not begin."""

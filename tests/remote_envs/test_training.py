@@ -19,16 +19,22 @@ TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
 FAR: dict[str, Any] = {"remote_worker_envs": True, "engine": "process"}
 
 
+WHOLE = {"batch_mode": "complete_episodes"}
+BY_ROWS = {"multiagent": {**TWO, "count_steps_by": "agent_steps"}}
+
+
 @pytest.mark.parametrize(
-    ("env", "more"),
+    ("env", "more", "wait"),
     [
-        ("CartPole-v1", {}),
-        ("tictactoe", {"multiagent": TWO}),
-        ("CartPole-v1", {"batch_mode": "complete_episodes"}),
-        ("tictactoe", {"multiagent": {**TWO, "count_steps_by": "agent_steps"}}),
+        ("CartPole-v1", {}, 0),
+        ("tictactoe", {"multiagent": TWO}, 0),
+        ("tictactoe", BY_ROWS, 0),
+        ("CartPole-v1", WHOLE, 99_999_999),
+        pytest.param("CartPole-v1", {}, 99_999_999, marks=pytest.mark.slow),
+        pytest.param("CartPole-v1", WHOLE, 0, marks=pytest.mark.slow),
+        pytest.param("tictactoe", BY_ROWS, 99_999_999, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("wait", [0, 99_999_999])
 def test_training_is_the_same_as_in_one_process(env: str, more: dict[str, Any], wait: int) -> None:
     results = []
     for far in ({}, {**FAR, "remote_env_batch_wait_ms": wait}):
