@@ -47,13 +47,17 @@ def stack(values: Sequence[Any] | Array, space: gym.Space[Any], path: str = "") 
         return _stack_discrete(values, space, path)
     if isinstance(values, np.ndarray) and values.dtype != object:
         return _checked_array(values, space, path)
-    dtype, shape = space.dtype, space.shape
-    assert dtype is not None
+    shape = space.shape
+    assert space.dtype is not None
     assert shape is not None
+    # A space that was pickled has a dtype of its own; that of arrays is numpy's one.
+    dtype = np.dtype(space.dtype.str)
     try:
         # A join costs a quarter of np.array, but sees bytes only: dtypes are compared by identity.
         data = b"".join(values)
-        other = [value for value in values if value.dtype is not dtype] or _other_shapes(values, shape)
+        other = [value for value in values if value.dtype is not dtype]
+        # Arrays may have been pickled too.
+        other = [value for value in other if value.dtype != dtype] or _other_shapes(values, shape)
     except (TypeError, AttributeError, BufferError, ValueError):
         return _stack_slowly(values, space, path)
     rows = len(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import gymnasium as gym
@@ -138,3 +139,15 @@ def test_bounds_of_every_array_space_are_inclusive() -> None:
         [2, 1],
     ]
     assert [array.tolist() for array in bounds(gym.spaces.MultiBinary(2))] == [[0, 0], [1, 1]]
+
+
+def test_spaces_and_arrays_that_were_pickled_are_stacked_as_quickly_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    rows = [space.sample() for _ in range(4)]
+    expected = np.stack(rows)
+    monkeypatch.setattr("menv.spaces._stack_slowly", None)
+    for one in (space, pickle.loads(pickle.dumps(space))):
+        for values in (rows, pickle.loads(pickle.dumps(rows))):
+            np.testing.assert_array_equal(stack(values, one), expected)
