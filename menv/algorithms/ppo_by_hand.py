@@ -13,11 +13,11 @@ from torch import Tensor
 
 from menv.acting.action_head import ActionHead
 from menv.algorithms.flat_adam import FlatAdam
+from menv.algorithms.networks.mlp_passes import MlpPasses, Workspace, can_pass
 from menv.algorithms.networks.network_spec import NetworkSpec
-from menv.algorithms.networks.stock import LOG_STD, StockSpec
-from menv.algorithms.networks.stock_passes import StockPasses, can_pass
+from menv.algorithms.networks.stock import LOG_STD, ROLES, StockSpec
 from menv.algorithms.ppo_loss import LossWeights, Minibatch
-from menv.algorithms.ppo_slopes import Columns, places, ppo_slopes
+from menv.algorithms.ppo_slopes import Columns, loss_terms, places, policy_slopes, value_slopes
 
 _HEADS = ("categorical", "multi_categorical", "gaussian")
 _SCALARS = 5
@@ -69,7 +69,17 @@ class ColumnRows(NamedTuple):
         """Return some of the rows in columns."""
         numbers = self.numbers[:, part]
         forbidden = None if self.forbidden is None else self.forbidden[:, part]
-        return Columns(forbidden, self.actions[:, part], *numbers[:_SCALARS].unbind(0), numbers[_SCALARS:])
+        old_logp, losses, least, most, targets = numbers[:_SCALARS].unbind(0)
+        return Columns(
+            forbidden=forbidden,
+            actions=self.actions[:, part],
+            old_logp=old_logp,
+            losses=losses,
+            least=least,
+            most=most,
+            targets=targets,
+            old_inputs=numbers[_SCALARS:],
+        )
 
 
 class PPOByHand:
@@ -84,7 +94,8 @@ class PPOByHand:
         assert isinstance(spec, StockSpec)
         self._head = spec.head
         self._adam = adam
-        self._passes = StockPasses(spec, adam.params)
+        workspace = Workspace(spec)
+        self._policy, self._value = (MlpPasses(spec, role, adam.params, workspace) for role in ROLES)
         log_std = adam.params.get(LOG_STD)
         self._log_std = None if log_std is None else log_std.detach()
         self._by_log_std = None if log_std is None else log_std.grad
@@ -115,14 +126,19 @@ class PPOByHand:
         self, rows: ColumnRows, part: slice, weights: LossWeights, report: bool
     ) -> tuple[Tensor, ...]:
         """Write the gradient and return the terms of the loss."""
-        outputs, values = self._passes.forward(rows.obs[part], rows.value_obs[part])
-        slopes = ppo_slopes(
-            self._head, weights, rows.columns(part), outputs, values, self._log_std, report=report
+        columns = rows.columns(part)
+        # One network after the other, for both use the same memory.
+        obs = rows.obs[part]
+        policy = policy_slopes(
+            self._head, weights, columns, self._policy.forward(obs), self._log_std, report=report
         )
-        self._passes.backward(slopes.outputs, slopes.values)
-        if self._by_log_std is not None and slopes.log_std is not None:
-            self._by_log_std.copy_(slopes.log_std)
-        return slopes.terms
+        self._policy.backward(obs, policy.outputs)
+        if self._by_log_std is not None and policy.log_std is not None:
+            self._by_log_std.copy_(policy.log_std)
+        seen = rows.value_obs[part]
+        by_values, errors = value_slopes(weights, columns, self._value.forward(seen)[0])
+        self._value.backward(seen, by_values[None])
+        return loss_terms(weights, policy.terms, errors) if report else ()
 
 
 def can_learn(spec: NetworkSpec) -> bool:

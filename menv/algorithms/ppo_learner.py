@@ -194,7 +194,7 @@ class PPOLearner:
             if self._by_hand is not None and columns is not None:
                 last_epoch = self._by_hand.epoch(columns.ordered(order), size, weights, report)
             else:
-                parts = rows.each(lambda column, order=order: column.index_select(0, order)).split(size)
+                parts = self._minibatches(rows, order, size)
                 last_epoch = [self._update(part, weights, report) for part in parts]
         return dict(zip(self._statistics, torch.stack(last_epoch).mean(0).tolist(), strict=True))
 
@@ -207,6 +207,9 @@ class PPOLearner:
         # A last part of a single row would be a step on noise.
         rest = len(order) % size
         return (order[:-rest] if rest and rest < least and len(order) > size else order), size
+
+    def _minibatches(self, rows: Minibatch, order: Tensor, size: int) -> list[Minibatch]:
+        return rows.each(lambda column: column.index_select(0, order)).split(size)
 
     def _update(self, rows: Minibatch, weights: LossWeights, report: bool) -> Tensor:
         """Make a gradient step and return its statistics, an empty tensor unless they are to be reported."""

@@ -47,72 +47,66 @@ class Columns(NamedTuple):
     old_inputs: Tensor
 
 
-class Slopes(NamedTuple):
-    """What the loss changes by.
+class PolicySlopes(NamedTuple):
+    """What the policy's part of the loss changes by.
 
     Attributes:
         outputs: [D, B] for each output of the policy network.
-        values: [B] for each value.
         log_std: [k] for the logarithms of standard deviations; None for choices.
-        terms: The loss and its parts as in `LossTerms`, if they are reported.
+        terms: policy_loss, entropy and kl, if they are reported.
     """
 
     outputs: Tensor
-    values: Tensor
     log_std: Tensor | None
     terms: tuple[Tensor, ...]
 
 
-class _Policy(NamedTuple):
-    """The policy's part of `Slopes`, and of the terms policy_loss, entropy and kl."""
-
-    outputs: Tensor
-    log_std: Tensor | None
-    terms: tuple[Tensor, ...]
-
-
-def ppo_slopes(
+def policy_slopes(
     head: ActionHead,
     weights: LossWeights,
     rows: Columns,
     outputs: Tensor,
-    values: Tensor,
     log_std: Tensor | None,
     *,
     report: bool,
-) -> Slopes:
-    """Return the slopes of the loss that `ppo_loss` returns.
+) -> PolicySlopes:
+    """Return the slopes of policy_loss - entropy_coeff * entropy + kl_coeff * kl.
 
     Args:
         head: What the outputs mean.
         weights: Coefficients.
         rows: The minibatch.
         outputs: [D, B] of the policy network, before masking; may be overwritten.
-        values: [B].
         log_std: [k] of a Gaussian head.
         report: Whether the terms are to be told.
     """
     if log_std is None:
-        policy = _choices(head, weights, rows, outputs, report)
-    else:
-        policy = _numbers(weights, rows, outputs, log_std, report)
+        return _choices(head, weights, rows, outputs, report)
+    return _numbers(weights, rows, outputs, log_std, report)
+
+
+def value_slopes(weights: LossWeights, rows: Columns, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return [B] the slopes of vf_loss_coeff * vf_loss in `values` [B], and [B] the errors V - V_target."""
     errors = values - rows.targets
-    limit, size = weights.vf_clip_param, len(errors)
-    by_values = errors * (2.0 * weights.vf_loss_coeff / size)
-    if limit is not None:
-        by_values *= errors.square() <= limit
-    if not report:
-        return Slopes(policy.outputs, by_values, policy.log_std, ())
+    slopes = errors * (2.0 * weights.vf_loss_coeff / len(errors))
+    if weights.vf_clip_param is not None:
+        slopes *= errors.square() <= weights.vf_clip_param
+    return slopes, errors
+
+
+def loss_terms(weights: LossWeights, policy: tuple[Tensor, ...], errors: Tensor) -> tuple[Tensor, ...]:
+    """Return the terms of `LossTerms` from those of the policy and the errors [B] of the values."""
+    policy_loss, entropy, kl = policy
     squares = errors.square()
+    limit = weights.vf_clip_param
     vf_loss = (squares if limit is None else squares.clamp_(max=limit)).mean()
-    policy_loss, entropy, kl = policy.terms
     total = policy_loss + weights.vf_loss_coeff * vf_loss
     # A weight of 0 leaves out terms that may be infinite.
     if weights.entropy_coeff:
-        total -= weights.entropy_coeff * entropy
+        total = total - weights.entropy_coeff * entropy
     if weights.kl_coeff:
-        total += weights.kl_coeff * kl
-    return Slopes(policy.outputs, by_values, policy.log_std, (total, policy_loss, vf_loss, entropy, kl))
+        total = total + weights.kl_coeff * kl
+    return total, policy_loss, vf_loss, entropy, kl
 
 
 def places(head: ActionHead, actions: Tensor) -> Tensor:
@@ -129,16 +123,20 @@ def _by_logp(rows: Columns, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     clipped = log_ratio.clamp(rows.least, rows.most)
     within = clipped == log_ratio
     losses = clipped.exp_().mul_(rows.losses)
-    return losses, losses * within
+    return losses, torch.where(within, losses, 0.0)
 
 
-def _choices(head: ActionHead, weights: LossWeights, rows: Columns, outputs: Tensor, report: bool) -> _Policy:
+def _choices(
+    head: ActionHead, weights: LossWeights, rows: Columns, outputs: Tensor, report: bool
+) -> PolicySlopes:
     if rows.forbidden is not None:
         outputs.masked_fill_(rows.forbidden, ILLEGAL)
     sizes = list(head.sizes)
     one = len(sizes) == 1
     logp = (
-        outputs.log_softmax(0) if one else torch.cat([part.log_softmax(0) for part in outputs.split(sizes)])
+        outputs.log_softmax(0)
+        if one
+        else torch.cat([part.log_softmax(0) for part in torch.split(outputs, sizes)])
     )
     chosen = logp.gather(0, rows.actions)
     losses, push = _by_logp(rows, (chosen[0] if one else chosen.sum(0)) - rows.old_logp)
@@ -152,20 +150,22 @@ def _choices(head: ActionHead, weights: LossWeights, rows: Columns, outputs: Ten
         terms = losses.mean(), entropy, kl
     pull: Tensor = -push
     if weights.entropy_coeff:
-        negentropy = [part.sum(0, keepdim=True).expand_as(part) for part in (chances * logp).split(sizes)]
+        negentropy = [
+            part.sum(0, keepdim=True).expand_as(part) for part in torch.split(chances * logp, sizes)
+        ]
         pull = pull + (logp - torch.cat(negentropy)) * (weights.entropy_coeff * share)
-    if weights.kl_coeff:
-        pull = pull + weights.kl_coeff * share
-    slopes = chances.mul_(pull)
-    if weights.kl_coeff:
-        slopes.sub_(rows.old_inputs.exp(), alpha=weights.kl_coeff * share)
+    slopes = chances * pull
     slopes.scatter_add_(0, rows.actions, push.expand_as(rows.actions))
+    if weights.kl_coeff:
+        slopes.add_(chances - rows.old_inputs.exp(), alpha=weights.kl_coeff * share)
     if rows.forbidden is not None:
         slopes.masked_fill_(rows.forbidden, 0.0)
-    return _Policy(slopes, None, terms)
+    return PolicySlopes(slopes, None, terms)
 
 
-def _numbers(weights: LossWeights, rows: Columns, means: Tensor, log_std: Tensor, report: bool) -> _Policy:
+def _numbers(
+    weights: LossWeights, rows: Columns, means: Tensor, log_std: Tensor, report: bool
+) -> PolicySlopes:
     shrink = log_std.neg().exp_()[:, None]
     scaled = (rows.actions - means).mul_(shrink)
     spread = log_std.sum()
@@ -189,4 +189,4 @@ def _numbers(weights: LossWeights, rows: Columns, means: Tensor, log_std: Tensor
             by_log_std += (1.0 - moment.mean(1)) * weights.kl_coeff
     if weights.entropy_coeff:
         by_log_std -= weights.entropy_coeff
-    return _Policy(slopes, by_log_std, terms)
+    return PolicySlopes(slopes, by_log_std, terms)

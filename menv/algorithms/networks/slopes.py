@@ -1,6 +1,6 @@
 """The activations and their derivatives, computed where they are stored.
 
-`stock_passes` calls them. A linear layer has none.
+`mlp_passes` calls them. A linear layer has none.
 """
 
 from __future__ import annotations
