@@ -29,9 +29,9 @@ class ColumnRows(NamedTuple):
     Attributes:
         obs: [N, F].
         value_obs: [N, C]; obs itself, unless the value network sees something else.
-        numbers: [N, 5 + D] float32: old_logp, -A_t, least and most log r_t, value targets, old inputs.
+        numbers: [5 + D, N] float32: old_logp, -A_t, least and most log r_t, value targets, old inputs.
         actions: [components, N] as `places` returns them.
-        forbidden: [N, D] choices that the mask does not allow, or None.
+        forbidden: [D, N] choices that the mask does not allow, or None.
     """
 
     obs: Tensor
@@ -48,21 +48,21 @@ class ColumnRows(NamedTuple):
         return cls(
             obs=rows.obs,
             value_obs=rows.obs if rows.critic_obs is None else rows.critic_obs,
-            numbers=torch.cat((torch.stack(scalars, 1), rows.old_inputs), 1),
+            numbers=torch.cat((torch.stack(scalars), rows.old_inputs.t())),
             actions=places(head, rows.actions),
-            forbidden=None if rows.mask is None else ~rows.mask,
+            forbidden=None if rows.mask is None else ~rows.mask.t().contiguous(),
         )
 
     def ordered(self, order: Tensor) -> ColumnRows:
-        """Return the rows of `order`, numbers and flags turned to columns."""
+        """Return the rows of `order`."""
         obs = self.obs.index_select(0, order)
         forbidden = self.forbidden
         return ColumnRows(
             obs=obs,
             value_obs=obs if self.value_obs is self.obs else self.value_obs.index_select(0, order),
-            numbers=self.numbers.index_select(0, order).t().contiguous(),
+            numbers=self.numbers.index_select(1, order),
             actions=self.actions.index_select(1, order),
-            forbidden=None if forbidden is None else forbidden.index_select(0, order).t().contiguous(),
+            forbidden=None if forbidden is None else forbidden.index_select(1, order),
         )
 
     def columns(self, part: slice) -> Columns:

@@ -2,7 +2,7 @@
 
 `ppo_by_hand` calls it. The same loss as `ppo_loss`, whose symbols it uses: with the ratio r_t clipped, the loss of a
 row has the slope -r_t A_t in the log-probability of its action, or 0 where the clip holds. A choice of probability p
-adds (1 - p) times that to its own output and -p times to the others'.
+moves its own output by (1 - p) times that and the others by -p times.
 
 Everything lies in columns, [D, B] for D numbers a row, because a handful of choices is quicker to add up down a column.
 """
@@ -20,6 +20,7 @@ from menv.acting.action_head import ILLEGAL, ActionHead
 from menv.algorithms.ppo_loss import LossWeights
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+_MINUS_ONE = torch.tensor(-1.0)
 _NORMAL_ENTROPY = _HALF_LOG_TWO_PI + 0.5
 
 
@@ -119,7 +120,7 @@ def places(head: ActionHead, actions: Tensor) -> Tensor:
 
 
 def _by_logp(rows: Columns, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Return [B] the loss of each row, -r_t A_t, and [B] its slope in the log-probability, times B."""
+    """Return [B] the loss of each row, -r_t A_t, and [B] its slope in the log-probability."""
     clipped = log_ratio.clamp(rows.least, rows.most)
     within = clipped == log_ratio
     losses = clipped.exp_().mul_(rows.losses)
@@ -141,26 +142,35 @@ def _choices(
     chosen = logp.gather(0, rows.actions)
     losses, push = _by_logp(rows, (chosen[0] if one else chosen.sum(0)) - rows.old_logp)
     share = 1.0 / len(push)
-    push *= share
     chances = logp.exp()
     terms: tuple[Tensor, ...] = ()
     if report:
         entropy = (chances * logp).sum() * -share
         kl = (rows.old_inputs.exp() * (rows.old_inputs - logp)).sum() * share
         terms = losses.mean(), entropy, kl
-    pull: Tensor = -push
+    drift = _drift(sizes, weights, rows, logp, chances)
+    slopes = chances.scatter_add_(0, rows.actions, _MINUS_ONE.expand_as(rows.actions)).mul_(push.mul_(-share))
+    if drift is not None:
+        slopes.add_(drift, alpha=share)
+    if rows.forbidden is not None:
+        slopes.masked_fill_(rows.forbidden, 0.0)
+    return PolicySlopes(slopes, None, terms)
+
+
+def _drift(
+    sizes: list[int], weights: LossWeights, rows: Columns, logp: Tensor, chances: Tensor
+) -> Tensor | None:
+    """Return [D, B] the slopes of kl_coeff * kl - entropy_coeff * entropy of each row, None if both weigh nothing."""
+    found: Tensor | None = None
     if weights.entropy_coeff:
         negentropy = [
             part.sum(0, keepdim=True).expand_as(part) for part in torch.split(chances * logp, sizes)
         ]
-        pull = pull + (logp - torch.cat(negentropy)) * (weights.entropy_coeff * share)
-    slopes = chances * pull
-    slopes.scatter_add_(0, rows.actions, push.expand_as(rows.actions))
+        found = (logp - torch.cat(negentropy)).mul_(chances).mul_(weights.entropy_coeff)
     if weights.kl_coeff:
-        slopes.add_(chances - rows.old_inputs.exp(), alpha=weights.kl_coeff * share)
-    if rows.forbidden is not None:
-        slopes.masked_fill_(rows.forbidden, 0.0)
-    return PolicySlopes(slopes, None, terms)
+        change = (chances - rows.old_inputs.exp()).mul_(weights.kl_coeff)
+        found = change if found is None else found.add_(change)
+    return found
 
 
 def _numbers(

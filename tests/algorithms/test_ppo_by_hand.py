@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,14 @@ HEADS = [
 EVERYTHING: dict[str, Any] = {"entropy_coeff": 0.02, "kl_coeff": 0.3, "vf_clip_param": 1.0}
 Columns = dict[str, npt.NDArray[Any]]
 Weights = dict[str, npt.NDArray[np.float32]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def weights_for(spec: StockSpec) -> Weights:
@@ -71,7 +80,7 @@ def batch_for(spec: StockSpec, weights: Weights, rows: int, masked: bool = False
 
 def both(spec: StockSpec, **settings: Any) -> tuple[PPOLearner, PPOLearner]:
     """Return a learner that works gradients out by hand and one that leaves them to autograd."""
-    chosen = PPOSettings(**{"sgd_minibatch_size": 24, "num_sgd_iter": 3, "lr": 1e-3, **settings})
+    chosen = PPOSettings(**{"sgd_minibatch_size": 24, "num_sgd_iter": 2, "lr": 1e-3, **settings})
     by_hand, by_autograd = (
         PPOLearner(spec, chosen, weights_for(spec), 0, by_hand=by_hand) for by_hand in (True, False)
     )
@@ -211,7 +220,7 @@ def test_weights_set_from_outside_are_those_that_are_learned_from() -> None:
     changed, fresh = both(spec)[0], PPOLearner(spec, PPOSettings(), other, 0)
     changed.set_weights(other)
     batch = batch_for(spec, other, 60)
-    same = PPOSettings(sgd_minibatch_size=24, num_sgd_iter=3, lr=1e-3)
+    same = PPOSettings(sgd_minibatch_size=24, num_sgd_iter=2, lr=1e-3)
     fresh = PPOLearner(spec, same, other, 0)
     changed.learn(batch, 0)
     fresh.learn(batch, 0)
