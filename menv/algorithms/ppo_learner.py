@@ -44,8 +44,8 @@ class PPOLearner:
         seed: Decides the order of rows; the same seed and batches give the same weights.
         max_seq_len: Rows through which a recurrent network learns at a time.
         policy: A policy with a loss or modules of its own; `weights` has those of the modules too.
-        by_hand: False leaves the gradients of all networks to autograd, not only of those that nobody has worked
-            out. Both forms agree but for rounding, so that a run keeps to one of them.
+        by_hand: False leaves all gradients to autograd, not only those of networks and losses that `PPOByHand` does
+            not know. Both forms agree but for rounding; a run keeps to one of them.
     """
 
     def __init__(
@@ -74,9 +74,8 @@ class PPOLearner:
         self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip)
         self._network = spec.torch_network(self._adam.params)
         self._policy = policy
-        self._by_hand = (
-            PPOByHand(spec, self._adam) if by_hand and policy is None and can_learn(spec) else None
-        )
+        plain = by_hand and (policy is None or policy.learns_as_ppo)
+        self._by_hand = PPOByHand(spec, self._adam) if plain and can_learn(spec) else None
         if policy is not None:
             policy.learn_with(self._network, self._adam.params)
 
