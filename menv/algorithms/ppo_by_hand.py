@@ -94,8 +94,8 @@ class PPOByHand:
         assert isinstance(spec, StockSpec)
         self._head = spec.head
         self._adam = adam
-        workspace = Workspace(spec)
-        self._policy, self._value = (MlpPasses(spec, role, adam.params, workspace) for role in ROLES)
+        self._workspace = Workspace(spec)
+        self._policy, self._value = (MlpPasses(spec, role, adam.params, self._workspace) for role in ROLES)
         log_std = adam.params.get(LOG_STD)
         self._log_std = None if log_std is None else log_std.detach()
         self._by_log_std = None if log_std is None else log_std.grad
@@ -121,6 +121,10 @@ class PPOByHand:
             if report:
                 found.append(torch.stack((*terms, norm)))
         return found
+
+    def free(self) -> None:
+        """Give back the memory that epochs took; the next one takes it anew."""
+        self._workspace.free()
 
     def _backward(
         self, rows: ColumnRows, part: slice, weights: LossWeights, report: bool

@@ -195,6 +195,8 @@ class PPOLearner:
             else:
                 parts = self._minibatches(rows, order, size)
                 last_epoch = [self._update(part, weights, report) for part in parts]
+        if self._by_hand is not None:
+            self._by_hand.free()
         return dict(zip(self._statistics, torch.stack(last_epoch).mean(0).tolist(), strict=True))
 
     def _order(self, rng: np.random.Generator, rows: Minibatch) -> tuple[Tensor, int]:

@@ -16,9 +16,6 @@ from torch import Tensor
 from menv.algorithms.networks.slopes import SLOPES, Slope
 from menv.algorithms.networks.stock import Layer, Role, StockSpec
 
-# Of whole minibatches and of a batch's last one.
-_SIZES = 2
-
 
 class _Affine(NamedTuple):
     """A layer's weights [in, out] and bias [out], and where their gradients belong."""
@@ -58,13 +55,15 @@ class Workspace:
         self._blocks: dict[int, Sequence[_Block]] = {}
 
     def blocks(self, rows: int) -> Sequence[_Block]:
-        """Return the memory for so many rows, the same each time."""
+        """Return the memory for so many rows, the same each time until it is freed."""
         found = self._blocks.get(rows)
         if found is None:
-            if len(self._blocks) >= _SIZES:
-                self._blocks.clear()
             found = self._blocks[rows] = [self._block(rows, width) for width in self._widths]
         return found
+
+    def free(self) -> None:
+        """Give the memory back; the next pass takes it anew."""
+        self._blocks.clear()
 
     def _block(self, rows: int, width: int) -> _Block:
         before, slope = torch.empty(rows, width), torch.empty(rows, width)
