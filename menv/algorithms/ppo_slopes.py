@@ -1,8 +1,8 @@
 """The slopes of PPO's loss in what the networks return, worked out by hand.
 
 `ppo_by_hand` calls it. The same loss as `ppo_loss`, whose symbols it uses: with the ratio r_t clipped, the loss of a
-row has the slope -r_t A_t in the log-probability of its action, or 0 where the clip holds. A choice of probability p
-moves its own output by (1 - p) times that and the others by -p times.
+row has the slope -r_t A_t in the log-probability of its action, or 0 where the clip holds. The output of the action
+gets 1 - p times that, the output of every other choice -p times, p being the probability of the choice itself.
 
 Everything lies in columns, [D, B] for D numbers a row, because a handful of choices is quicker to add up down a column.
 """
