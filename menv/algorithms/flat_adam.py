@@ -78,18 +78,21 @@ class FlatAdam:
         """
         grad = self._grad
         norm: Tensor = torch.linalg.vector_norm(grad)
-        if not math.isfinite(norm.item()):
+        length = norm.item()
+        if not math.isfinite(length):
             self.skipped += 1
             grad.zero_()
             return norm
         self.steps += 1
-        if self._grad_clip is not None:
-            grad.mul_((self._grad_clip / (norm + 1e-6)).clamp_(max=1.0))
+        if self._grad_clip is not None and length + 1e-6 > self._grad_clip:
+            grad.mul_(self._grad_clip / (length + 1e-6))
         beta1, beta2 = self._betas
         self._mean.lerp_(grad, 1.0 - beta1)
         self._square.mul_(beta2).addcmul_(grad, grad, value=1.0 - beta2)
-        root = self._square.sqrt().div_(math.sqrt(1.0 - beta2**self.steps)).add_(self._eps)
-        self._flat.addcdiv_(self._mean, root, value=-self.lr / (1.0 - beta1**self.steps))
+        # The second moment's correction is left to the numbers beside it.
+        unbias = math.sqrt(1.0 - beta2**self.steps)
+        root = self._square.sqrt().add_(self._eps * unbias)
+        self._flat.addcdiv_(self._mean, root, value=-self.lr * unbias / (1.0 - beta1**self.steps))
         grad.zero_()
         return norm
 

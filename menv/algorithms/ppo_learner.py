@@ -17,6 +17,7 @@ from torch import Tensor
 from menv.algorithms import distributions
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
+from menv.algorithms.ppo_by_hand import ColumnRows, PPOByHand, can_learn
 from menv.algorithms.ppo_loss import FIELDS, LossWeights, Minibatch, adapted_kl_coeff, clip_bounds, ppo_loss
 from menv.algorithms.ppo_policy import PPOPolicy
 from menv.algorithms.ppo_settings import PPOSettings
@@ -43,6 +44,8 @@ class PPOLearner:
         seed: Decides the order of rows; the same seed and batches give the same weights.
         max_seq_len: Rows through which a recurrent network learns at a time.
         policy: A policy with a loss or modules of its own; `weights` has those of the modules too.
+        by_hand: False leaves all gradients to autograd, not only those of networks and losses that `PPOByHand` does
+            not know. Both forms agree but for rounding; a run keeps to one of them.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class PPOLearner:
         seed: int,
         max_seq_len: int = 1,
         policy: PPOPolicy | None = None,
+        *,
+        by_hand: bool = True,
     ) -> None:
         self._max_seq_len = max_seq_len
         self._head = spec.head
@@ -69,6 +74,8 @@ class PPOLearner:
         self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip)
         self._network = spec.torch_network(self._adam.params)
         self._policy = policy
+        plain = by_hand and (policy is None or policy.learns_as_ppo)
+        self._by_hand = PPOByHand(spec, self._adam) if plain and can_learn(spec) else None
         if policy is not None:
             policy.learn_with(self._network, self._adam.params)
 
@@ -179,20 +186,30 @@ class PPOLearner:
         self._batches += 1
         last_epoch: list[Tensor] = []
         epochs = self._settings.num_sgd_iter
+        columns = None if self._by_hand is None else ColumnRows.of(self._head, rows)
         for epoch in range(epochs):
-            order = torch.from_numpy(rng.permutation(len(rows.obs)))
+            order, size = self._order(rng, rows)
             report = epoch == epochs - 1
-            last_epoch = [self._update(part, weights, report) for part in self._minibatches(rows, order)]
+            if self._by_hand is not None and columns is not None:
+                last_epoch = self._by_hand.epoch(columns.ordered(order), size, weights, report)
+            else:
+                parts = self._minibatches(rows, order, size)
+                last_epoch = [self._update(part, weights, report) for part in parts]
+        if self._by_hand is not None:
+            self._by_hand.free()
         return dict(zip(self._statistics, torch.stack(last_epoch).mean(0).tolist(), strict=True))
 
-    def _minibatches(self, rows: Minibatch, order: Tensor) -> list[Minibatch]:
+    def _order(self, rng: np.random.Generator, rows: Minibatch) -> tuple[Tensor, int]:
+        """Return the order of rows in an epoch, and how many of them make a minibatch."""
         size, least = self._settings.sgd_minibatch_size, 2
         if rows.valid is not None:
             size, least = max(1, size // rows.valid.shape[1]), 1
+        order = torch.from_numpy(rng.permutation(len(rows.obs)))
         # A last part of a single row would be a step on noise.
         rest = len(order) % size
-        if rest and rest < least and len(order) > size:
-            order = order[:-rest]
+        return (order[:-rest] if rest and rest < least and len(order) > size else order), size
+
+    def _minibatches(self, rows: Minibatch, order: Tensor, size: int) -> list[Minibatch]:
         return rows.each(lambda column: column.index_select(0, order)).split(size)
 
     def _update(self, rows: Minibatch, weights: LossWeights, report: bool) -> Tensor:

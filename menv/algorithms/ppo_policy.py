@@ -137,6 +137,12 @@ class PPOPolicy(NetPolicy):
             )
         return self._network
 
+    @property
+    def learns_as_ppo(self) -> bool:
+        """Whether the class leaves the loss and what it is computed from as they are."""
+        own, names = type(self), ("loss", "ppo_loss", "checked_loss", "network")
+        return not self.modules and all(getattr(own, name) is getattr(PPOPolicy, name) for name in names)
+
     def get_weights(self) -> dict[str, Any]:
         """Return copies of the weights by name, those of the modules among them."""
         own = {name: param.detach().numpy().copy() for name, param in self.module_params()}
