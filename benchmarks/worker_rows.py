@@ -48,6 +48,20 @@ def cartpoles() -> tuple[str, int, Settings]:
     return "agents", 80_000, settings
 
 
+def make_room(engine: EngineName) -> None:
+    """Start Ray, if it is meant, with room for all workers of a row."""
+    if engine == "ray":
+        import ray
+
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            ignore_reinit_error=True,
+        )
+
+
 class Sampling:
     """An algorithm that samples and does not learn.
 
@@ -82,6 +96,7 @@ def second_worker(
     """Return what measures how much a second worker gains, as a share of what a second bare loop does."""
 
     def measure(effort: Effort) -> Finding:
+        make_room(engine)
         loop, expected, settings = what()
         steps = effort.steps(expected)
         bare, ours = _bare_loops(), [Sampling(count, engine, settings) for count in (1, 2)]
@@ -110,6 +125,7 @@ def one_worker(engine: EngineName) -> Callable[[Effort], Finding]:
     """Return what compares one worker with sampling in this process."""
 
     def measure(effort: Effort) -> Finding:
+        make_room(engine)
         _, expected, settings = cartpole()
         here, there = Sampling(0, engine, settings), Sampling(1, engine, settings)
         steps = effort.steps(expected)
@@ -127,10 +143,7 @@ def first_fragment(engine: EngineName) -> Callable[[Effort], Finding]:
 
     def measure(effort: Effort) -> Finding:
         seconds = []
-        if engine == "ray":
-            import ray
-
-            ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False)
+        make_room(engine)
         # The driver's own imports and networks are not the worker's.
         PPO(config={"env": "CartPole-v1", "num_envs_per_worker": 4}).stop()
         for _ in range(effort.repeats):
