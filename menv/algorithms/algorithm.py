@@ -64,6 +64,7 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce):
         multi = self.config.multiagent
         self._callbacks = read_callbacks(self.config.callbacks)
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
+        self._hire()
         set_torch_threads(self.config.torch_threads)
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
         first, self._base_env = self._make_envs()

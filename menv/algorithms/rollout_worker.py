@@ -26,6 +26,28 @@ from menv.scale.watchdog import Watchdog
 Filters = dict[str, list[tuple[int, Any]]]
 
 
+class WorkerSeat:
+    """A place for a worker, which has imported what that will need; all but `take` is asked of the worker."""
+
+    def __init__(self) -> None:
+        import menv.acting.onnx_acting  # noqa: F401 - takes longest of all, and nobody has to wait for it yet
+
+        self._worker: RolloutWorker | None = None
+
+    def take(self, plan: Plan) -> None:
+        """Create the worker."""
+        self._worker = RolloutWorker(plan)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the worker."""
+        return getattr(self._worker, name)
+
+    def stop(self) -> None:
+        """Close the worker's environments."""
+        if self._worker is not None:
+            self._worker.stop()
+
+
 class RolloutWorker:
     """Samples the share of the sub-environments that its place says.
 

@@ -20,7 +20,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.experience import Place
 from menv.algorithms.fragment import Fragment, Plan
 from menv.algorithms.headlines import Headlines
-from menv.algorithms.rollout_worker import RolloutWorker
+from menv.algorithms.rollout_worker import WorkerSeat
 from menv.algorithms.rollouts import Crew, Tree
 from menv.algorithms.stand import Stand, spread
 from menv.errors import EnvFaultWarning, WorkerLostError
@@ -30,7 +30,7 @@ from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.registry import Known
 from menv.sample_batch import SampleBatch
-from menv.scale.engine import Engine
+from menv.scale.engine import Engine, Peer
 from menv.scale.peer_group import PeerGroup
 from menv.scale.watchdog import where_it_hung
 from menv.segments import Column
@@ -46,6 +46,7 @@ class WorkerRollouts:
         metrics: Where episodes are recorded.
         engine: Starts the workers.
         num_envs: Sub-environments of each.
+        early: Seats that the engine has started already.
 
     Attributes:
         staleness: Updates between acting and learning, of the rows of the fragments since the last look.
@@ -54,7 +55,14 @@ class WorkerRollouts:
     idle = False
 
     def __init__(
-        self, config: AlgorithmConfig, crew: Crew, seed: int, metrics: Metrics, engine: Engine, num_envs: int
+        self,
+        config: AlgorithmConfig,
+        crew: Crew,
+        seed: int,
+        metrics: Metrics,
+        engine: Engine,
+        num_envs: int,
+        early: Sequence[Peer] = (),
     ) -> None:
         self._config = config
         self._crew = crew
@@ -74,7 +82,7 @@ class WorkerRollouts:
         self._unrolls = 0
         self._warned: set[str] = set()
         self.staleness: list[Column] = []
-        self._group = PeerGroup(engine, self._plan, self._count, "worker")
+        self._group = PeerGroup(engine, WorkerSeat, self._plan, self._count, "worker", early)
 
     @property
     def env_steps(self) -> int:
@@ -178,15 +186,14 @@ class WorkerRollouts:
         self._engine.stop()
 
     def _plan(self, index: int, times: int) -> tuple[Any, ...]:
-        """Return what creates a worker; one that takes another's place draws other numbers."""
+        """Return what a seat is asked to make a worker; one that takes another's place draws other numbers."""
         config, seed = replace(self._config, evaluation_config=None, input=None), self._seed
         if times:
             seed = draws.key(seed, index, times) >> 2
             config = config if config.seed is None else replace(config, seed=seed)
         known = Known.behind(config.env)
-        return RolloutWorker, Plan(
-            config, Place(index + 1, recreated=times > 0), self._headlines.company(), seed, known
-        )
+        place = Place(index + 1, recreated=times > 0)
+        return "take", Plan(config, place, self._headlines.company(), seed, known)
 
     def _news(self) -> Any:
         """Return a parcel with what has changed of the policies, None if nothing has."""

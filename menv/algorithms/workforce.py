@@ -19,6 +19,7 @@ from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.metrics import Metrics
+from menv.scale.engine import Engine, Peer
 
 
 class Workforce:
@@ -40,6 +41,20 @@ class Workforce:
         """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
         return list(getattr(self._rollouts, "pids", []))
 
+    def _hire(self) -> None:
+        """Start the processes of workers, which import what they need while this one does likewise."""
+        self._engine: Engine | None = None
+        self._seats: list[Peer] = []
+        if self.config.num_workers and self.config.input is None:
+            from menv.algorithms.rollout_worker import WorkerSeat
+            from menv.scale.engines import make_engine
+
+            self._engine = make_engine(self.config.engine)
+            self._seats = [
+                self._engine.start(WorkerSeat, label=f"worker {number}")
+                for number in range(1, self.config.num_workers + 1)
+            ]
+
     def _make_envs(self) -> tuple[Any, BaseEnv]:
         """Create the environments of this process; with workers it is one, which is asked for its spaces only."""
         config = self.config
@@ -60,13 +75,13 @@ class Workforce:
                 config, base_env, self._population, self._callbacks, self._seed, self._metrics
             )
         from menv.algorithms.worker_rollouts import WorkerRollouts
-        from menv.scale.engines import make_engine
 
+        assert self._engine is not None
         # A BaseEnv or a vectorised environment brings as many as it has.
         own = 0 if isinstance(base_env, CreatedEnvs) else base_env.num_envs
         return WorkerRollouts(
-            config, self._population, self._seed, self._metrics, make_engine(config.engine),
-            own or config.num_envs_per_worker,
+            config, self._population, self._seed, self._metrics, self._engine,
+            own or config.num_envs_per_worker, self._seats,
         )  # fmt: skip
 
     def _of_workers(self) -> dict[str, Any]:

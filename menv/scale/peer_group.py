@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from menv.errors import WorkerLostError
@@ -15,8 +15,8 @@ from menv.scale.engine import Engine, Peer
 PAUSES = (0.0, 0.5, 2.0)
 """Seconds before each replacement of a peer that has answered nothing since the last one; after them it is given up."""
 
-Make = Callable[[int, int], tuple[Any, ...]]
-"""`(index, times replaced) -> (make, *args)`, as `Engine.start` takes them."""
+Brief = Callable[[int, int], tuple[Any, ...]]
+"""`(index, times replaced) -> (method, *args)`: what a peer is asked first, which makes it what it is to be."""
 
 
 class PeerGroup:
@@ -24,25 +24,39 @@ class PeerGroup:
 
     Args:
         engine: Starts them.
-        make: Says what is to be created for an index.
+        create: Creates an object elsewhere that can be briefed.
+        brief: Says how.
         count: How many there are.
         label: What messages call one; its number, from 1, comes behind.
+        early: Peers that have been started already and not been asked anything.
 
     Attributes:
         peers: They.
         lost: How many have been lost so far.
     """
 
-    def __init__(self, engine: Engine, make: Make, count: int, label: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        create: Callable[[], Any],
+        brief: Brief,
+        count: int,
+        label: str,
+        early: Sequence[Peer] = (),
+    ) -> None:
         self._engine = engine
-        self._make = make
+        self._create = create
+        self._brief = brief
         self._label = label
         self._replaced = [0] * count
         # Of each peer: the errors since its last answer, the first cause before the others.
         self._errors: list[list[WorkerLostError]] = [[] for _ in range(count)]
-        self._born = [False] * count
+        # Answers that tell no more than that it is there, and that it is briefed.
+        self._first = [2] * count
         self.lost = 0
-        self.peers: list[Peer] = [self._start(index) for index in range(count)]
+        self.peers: list[Peer] = [
+            self._briefed(index, early[index] if index < len(early) else None) for index in range(count)
+        ]
 
     def ask(self, index: int, method: str, *args: Any, parcel: Any = None) -> None:
         """Ask one of them; see `Peer.ask`."""
@@ -55,9 +69,9 @@ class PeerGroup:
             WorkerLostError: It is lost; it may be replaced.
         """
         peer = self.peers[index]
-        if not self._born[index]:
+        while self._first[index]:
             peer.answer()
-            self._born[index] = True
+            self._first[index] -= 1
         value = peer.answer()
         self._errors[index].clear()
         return value
@@ -79,9 +93,13 @@ class PeerGroup:
         time.sleep(PAUSES[len(errors) - 1])
         self.peers[index].kill()
         self._replaced[index] += 1
-        self._born[index] = False
-        self.peers[index] = self._start(index)
+        self._first[index] = 2
+        self.peers[index] = self._briefed(index)
 
-    def _start(self, index: int) -> Peer:
-        make, *args = self._make(index, self._replaced[index])
-        return self._engine.start(make, *args, label=f"{self._label} {index + 1}")
+    def _briefed(self, index: int, peer: Peer | None = None) -> Peer:
+        """Return a peer that knows what it is to be, a new one if none is given."""
+        if peer is None:
+            peer = self._engine.start(self._create, label=f"{self._label} {index + 1}")
+        method, *args = self._brief(index, self._replaced[index])
+        peer.ask(method, *args)
+        return peer
