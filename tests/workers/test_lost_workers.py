@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ HERE = "tests.workers.crews"
 
 def kill(pid: int) -> None:
     """Kill a process and wait until it is dead."""
-    os.kill(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + 10
     while not gone(pid) and time.monotonic() < until:
         time.sleep(0.01)
@@ -194,12 +196,13 @@ def test_training_reaches_its_steps_while_workers_are_killed_at_random(overlap: 
         for iteration in range(6):
             if iteration % 2 == 0:
                 delay, victim = rng.uniform(0, 0.05), algo.worker_pids()[int(rng.integers(2))]
-                threading.Timer(delay, kill, (victim,)).start()
+                shot = threading.Timer(delay, kill, (victim,))
+                shot.start()
                 shots += 1
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", EnvFaultWarning)
                 result = algo.train()
-            time.sleep(0.06)
+            shot.join()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EnvFaultWarning)
             result = algo.train()
