@@ -28,7 +28,8 @@ class Quota:
     Args:
         length: Steps a sub-environment.
         batch_mode: "truncate_episodes" stops there, "complete_episodes" at the next episode end.
-        count_steps_by: "env_steps" or "agent_steps" (answered rows; checked after each env step).
+        count_steps_by: "env_steps" or "agent_steps" (answered rows; checked after each env step, so that the answer
+            to the last row has had its effect, however long a sub-environment takes for it).
         lockstep: The sub-environments step at once: the share counts for all of them together, so that
             one whose resets take env steps of the others does not hold them up. Complete episodes of theirs
             are the matter of `menv.loop.whole_episodes.WholeQuota`.
@@ -49,17 +50,23 @@ class Quota:
         self._target: Column = np.zeros(0, np.int64)
         self._rows: Column = np.zeros(0, np.int64)
         self._boundary: Flags = np.zeros(0, np.bool_)
+        # Env steps at the last look, and those at the last answer.
+        self._seen: Column = np.zeros(0, np.int64)
+        self._asked: Column = np.zeros(0, np.int64)
 
     def begin(self, env_steps: Column) -> None:
         """Begin a fragment at these env step counts [E]."""
         self._target = env_steps + self.length
         self._rows = np.zeros(len(env_steps), np.int64)
         self._boundary = np.ones(len(env_steps), np.bool_)
+        self._seen = env_steps.copy()
+        self._asked = np.full(len(env_steps), -1)
 
     def count(self, env_indices: Column) -> None:
         """Count answered rows [R] of these sub-environments."""
         if self._by_rows:
             self._rows += np.bincount(env_indices, minlength=len(self._rows))
+            self._asked[env_indices] = self._seen[env_indices]
         if self._complete:
             self._boundary[env_indices] = False
 
@@ -79,11 +86,17 @@ class Quota:
             steps = self._rows.sum() if self._by_rows else (env_steps - self._target).sum()
             goal = self.length * len(env_steps) if self._by_rows else 0
             return np.ones(len(env_steps), np.bool_) if steps >= goal else None
-        done: Flags = self._rows >= self.length if self._by_rows else env_steps >= self._target
+        done: Flags = self._full_of_rows(env_steps) if self._by_rows else env_steps >= self._target
         if self._complete:
             self._check_endless(env_steps)
             done &= self._boundary
         return done if np.logical_or.reduce(done) else None
+
+    def _full_of_rows(self, env_steps: Column) -> Flags:
+        """Return [E] True where the rows are enough and the sub-environment has stepped with the last of them."""
+        self._seen[:] = env_steps
+        done: Flags = (self._rows >= self.length) & (env_steps > self._asked)
+        return done
 
     def _check_endless(self, env_steps: Column) -> None:
         """Refuse to wait for ever for the end of an episode."""
@@ -101,6 +114,8 @@ class Quota:
         self._target = np.concatenate((self._target, np.full(more, self.length)))
         self._rows = np.concatenate((self._rows, np.zeros(more, np.int64)))
         self._boundary = np.concatenate((self._boundary, np.ones(more, np.bool_)))
+        self._seen = np.concatenate((self._seen, np.zeros(more, np.int64)))
+        self._asked = np.concatenate((self._asked, np.full(more, -1)))
 
 
 class ExternalQuota(Quota):
@@ -149,7 +164,7 @@ class ExternalQuota(Quota):
         """Make room for episodes that appeared."""
         if num_envs <= len(self._boundary):
             return
-        for name, value in (("_rows", 0), ("_boundary", True)):
+        for name, value in (("_rows", 0), ("_boundary", True), ("_seen", 0), ("_asked", -1)):
             column = getattr(self, name)
             more = np.full(max(0, num_envs - len(column)), value, column.dtype)
             setattr(self, name, np.concatenate((column, more)))

@@ -189,3 +189,20 @@ def test_a_train_batch_is_made_of_whole_fragments(
         assert result["num_env_steps_trained"] == steps
         result = algorithm.train()
         assert (result["num_env_steps_sampled"], result["training_iteration"]) == (2 * steps, 2)
+
+
+def test_a_share_of_rows_is_full_once_the_last_answer_has_had_its_effect() -> None:
+    quota = Quota(4, count_steps_by="agent_steps")
+    env_steps = np.zeros(2, np.int64)
+    quota.begin(env_steps)
+    for step in range(2):
+        assert quota.closed(env_steps) is None
+        quota.count(np.array([0, 0, 1, 1]))
+        env_steps = env_steps + (1 if step == 0 else np.array([1, 0]))
+    # Both have 4 answered rows; the result of the second one's last answers is still under way.
+    closed = quota.closed(env_steps)
+    assert closed is not None
+    assert closed.tolist() == [True, False]
+    closed = quota.closed(np.array([2, 2]))
+    assert closed is not None
+    assert closed.tolist() == [True, True]
