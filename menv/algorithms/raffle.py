@@ -62,6 +62,8 @@ class Raffle:
         self._unit = np.array(1.0)
         self._span = 0
         self._spread = _spread(1, 0)
+        # What was drawn last. As a rule its priorities come next, and it need not be looked at again.
+        self._drawn: Places | None = None
 
     @property
     def span(self) -> int:
@@ -81,12 +83,8 @@ class Raffle:
         Raises:
             ConfigError: A place or a priority is out of range.
         """
-        # Read without a sign a place below 0 is the last of all.
-        last = places.item(places.view(np.uint64).argmax())
-        if not 0 <= last < self.capacity:
-            raise ConfigError(
-                f"Raffle.update: place {last}, expected 0 to {self.capacity - 1}; correct the places"
-            )
+        if places is not self._drawn:
+            self._reach(places)
         least, most = priorities.item(priorities.argmin()), priorities.item(priorities.argmax())
         if not (least >= 0.0 and most < np.inf):
             raise ConfigError(
@@ -94,8 +92,6 @@ class Raffle:
                 "errors that are no numbers, as of a learning rate that is too high"
             )
         self._priorities[places] = priorities
-        if last >= self._end:
-            self._end = last + 1
         lacking = priorities - self._worth[places]
         lacking /= self._unit
         np.maximum(np.ceil(lacking, out=lacking), _ZERO, out=lacking)
@@ -127,6 +123,7 @@ class Raffle:
         points *= spread.widths
         places, priorities = self.drawn(points, count)
         if len(places) == count:
+            self._drawn = places
             return places, priorities
         while len(places) < count:
             more, theirs = self.drawn(rng.random(_MORE) * (self._span * _BELOW), _MORE)
@@ -153,9 +150,8 @@ class Raffle:
         numbers = points.astype(np.int64)
         rest = points - numbers
         places = self._tickets[numbers].astype(np.int64)
-        held = self._held.take(places, axis=0).T
-        priorities = held[0]
-        rest *= held[1]
+        priorities = self._priorities[places]
+        rest *= self._worth[places]
         counting = (rest < priorities).nonzero()[0][:most]
         return places[counting], priorities[counting]
 
@@ -172,12 +168,23 @@ class Raffle:
         tickets, (worth, room, span) = state["tickets"], state["raffle"].tolist()
         self._end, self._count = len(state["priorities"]), len(tickets)
         self._set_worth_of_one(worth)
+        self._drawn = None
         self._held[:] = 0.0
         self._priorities[: self._end] = state["priorities"]
         self._worth[: self._end] = np.bincount(tickets, minlength=self._end) * worth
         self._tickets = np.full(int(room), self.capacity, np.int32)
         self._tickets[: self._count] = tickets
         self._span = int(span)
+
+    def _reach(self, places: Places) -> None:
+        """Refuse places that are out of range, and take note of the last one."""
+        # Read without a sign a place below 0 is the last of all.
+        last = places.item(places.view(np.uint64).argmax())
+        if not 0 <= last < self.capacity:
+            raise ConfigError(
+                f"Raffle.update: place {last}, expected 0 to {self.capacity - 1}; correct the places"
+            )
+        self._end = max(self._end, last + 1)
 
     def _append(self, tickets: Places) -> None:
         """Add tickets, [N] places, for which there is room."""
