@@ -113,7 +113,7 @@ class GymVectorEnvs(LockstepEnvs):
         done: Flags = np.logical_or(terminated, truncated)
         begun, self._due = self._due, None
         frame = Frame(self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun)
-        if np.logical_or.reduce(done):
+        if np.count_nonzero(done):
             frame.done = done
             self._see_to_ends(frame, infos)
         return frame

@@ -40,7 +40,9 @@ class Noise:
         self._first: Column = np.zeros(0, np.int64)
         self._block = np.zeros((0, 0, width), np.float32)
         self._misses = 0
-        self._everybody: Column = np.zeros(0, np.int64)
+        # The same block as rows, and what to take off for a place in them.
+        self._rows = self._block.reshape(-1, width)
+        self._origin = self._first
 
     def rows(self, slots: Column, table: SlotTable, env_steps: Column) -> Drawn:
         """Return the numbers of the rows at `slots` [R].
@@ -64,10 +66,14 @@ class Noise:
     def draw_ahead(self, table: SlotTable, env_steps: Column) -> None:
         """Draw `AHEAD` env steps of all sub-environments, from this one on; each is its own slot."""
         self._draw_block(table, env_steps)
+        self._lay_out()
 
     def ahead(self, env_steps: Column) -> Drawn:
         """Return what `draw_ahead` has drawn for these env steps [E] of all sub-environments."""
-        drawn: Drawn = self._block[env_steps - self._first, self._everybody]
+        # One look-up in the block as rows [AHEAD * E, width], which is less work than two indices for each.
+        places = env_steps * len(env_steps)
+        places -= self._origin
+        drawn: Drawn = self._rows.take(places, axis=0)
         return drawn
 
     def _drawn_ahead(self, slots: Column, table: SlotTable, ahead: Column) -> Drawn | None:
@@ -88,4 +94,9 @@ class Noise:
         self._first = env_steps.copy()
         keys, steps = table.keys[: table.used], env_steps[table.env_indices[: table.used]]
         self._block = self.draw(keys[None, :], steps[None, :] + np.arange(AHEAD)[:, None], self.width)
-        self._everybody = np.arange(table.used)
+
+    def _lay_out(self) -> None:
+        """Prepare for `ahead`."""
+        count = len(self._first)
+        self._rows = self._block.reshape(-1, self.width)
+        self._origin = self._first * count - np.arange(count)

@@ -8,6 +8,7 @@ the row `policy * R + row` of the [P * R] results that each row wants.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,7 @@ class GraphBuilder:
     def serialised(self, name: str, defaults: Mapping[str, npt.NDArray[np.float32]]) -> bytes:
         """Return the model; `defaults` are held as overridable initializers."""
         held = [numpy_helper.from_array(defaults[key], key) for key in self.inputs if key in defaults]
+        self._drop_copies()
         graph = helper.make_graph(
             self.nodes, name, list(self.inputs.values()), self.outputs, [*self.constants, *held]
         )
@@ -247,3 +249,33 @@ class GraphBuilder:
             graph, opset_imports=opsets, ir_version=self.ir_version, producer_name="menv"
         )
         return bytes(model.SerializeToString())
+
+    def _drop_copies(self) -> None:
+        """Drop the nodes that only name a result: what computes it takes the name.
+
+        ONNX Runtime drops such a copy itself, but not where somebody else reads what is copied.
+        """
+        if any(attribute.HasField("g") for node in self.nodes for attribute in node.attribute):
+            return
+        made = {name for node in self.nodes for name in node.output}
+        results = {output.name for output in self.outputs}
+        names: dict[str, str] = {}
+        kept = []
+        for node in self.nodes:
+            source, name = next(iter(node.input), ""), node.output[0]
+            if node.op_type == "Identity" and name in results and source in made and source not in names:
+                names[source] = name
+            else:
+                kept.append(node)
+        self.nodes = [_renamed(node, names) for node in kept]
+
+
+def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """Return the node with other names for what it reads and gives; it may be part of other graphs too."""
+    if not any(name in names for name in chain(node.input, node.output)):
+        return node
+    renamed = onnx.NodeProto()
+    renamed.CopyFrom(node)
+    for ends in (renamed.input, renamed.output):
+        ends[:] = [names.get(name, name) for name in ends]
+    return renamed
