@@ -21,10 +21,13 @@ RESET: Final = 2
 MAPPING: Final = 3
 WEIGHTS: Final = 4
 
-_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
-_LANE: Final = np.uint64(0xD1B54A32D192ED03)
-_M1: Final = np.uint64(0xBF58476D1CE4E5B9)
-_M2: Final = np.uint64(0x94D049BB133111EB)
+# For numbers one by one, and for arrays.
+_ONE_GAMMA: Final = 0x9E3779B97F4A7C15
+_ONE_LANE: Final = 0xD1B54A32D192ED03
+_ONE_M1: Final = 0xBF58476D1CE4E5B9
+_ONE_M2: Final = 0x94D049BB133111EB
+_GAMMA, _LANE = np.uint64(_ONE_GAMMA), np.uint64(_ONE_LANE)
+_M1, _M2 = np.uint64(_ONE_M1), np.uint64(_ONE_M2)
 _S30, _S27, _S31, _S41 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(41)
 _MASK: Final = (1 << 64) - 1
 _UNIT: Final = np.float32(2.0**-23)
@@ -50,9 +53,9 @@ def key(seed: int, *parts: int) -> int:
     """Return a 64-bit key for `seed` and any number of integers, their order included."""
     word = seed & _MASK
     for part in parts:
-        mixed = (word * int(_LANE) + (part & _MASK) + int(_GAMMA)) & _MASK
-        mixed = ((mixed ^ (mixed >> 30)) * int(_M1)) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * int(_M2)) & _MASK
+        mixed = (word * _ONE_LANE + (part & _MASK) + _ONE_GAMMA) & _MASK
+        mixed = ((mixed ^ (mixed >> 30)) * _ONE_M1) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * _ONE_M2) & _MASK
         word = mixed ^ (mixed >> 31)
     return word
 

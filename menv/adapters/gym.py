@@ -184,9 +184,10 @@ class GymEnvs(LocalEnvs):
 
     def _begin(self, index: int, obs: Any, info: Any) -> None:
         """Note the first row of an episode."""
-        check_info(info, f"env {index} reset")
+        if type(info) is not dict:
+            check_info(info, f"env {index} reset")
         self._obs[index], self._infos[index] = obs, info
-        self._episode_start[index] = int(self._env_steps[index])
+        self._episode_start[index] = self._env_steps.item(index)
         self._fresh[index] = True
         self._report.joined.append(Join(index, index, SINGLE_AGENT, index))
 
@@ -261,7 +262,7 @@ class GymEnvs(LocalEnvs):
                 if type(info) is not dict:
                     check_info(info, f"env {index} step")
                 if terminated or truncated:
-                    length = int(self._env_steps[index]) + 1 - self._episode_start[index]
+                    length = self._env_steps.item(index) + 1 - self._episode_start[index]
                     self._end(index, obs, reward, (bool(terminated), bool(truncated)), info, length)
                     finished.append(index)
                     reward = 0.0
@@ -284,7 +285,9 @@ class GymEnvs(LocalEnvs):
         length: int,
     ) -> None:
         """Report the end of a copy's episode."""
-        number = finite(reward, f"env {index} step: the reward")
+        # Most rewards are what they should be; a message costs more than a look at them.
+        good = type(reward) is float and math.isfinite(reward)
+        number = reward if good else finite(reward, f"env {index} step: the reward")
         self._report.ended.append(End(index, index, SINGLE_AGENT, number, *flags, own_copy(obs), info))
         self._report.episodes.append(EpisodeEnd(index, *flags, length, index))
 

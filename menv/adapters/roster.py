@@ -321,9 +321,10 @@ class Roster:
 
     def _check_info(self, agent: AgentId, info: Any) -> None:
         """Refuse an info that is no dict."""
-        check_info(
-            info, f"env {self.env_id} step, env step {self.episode_steps} of the episode, agent {agent!r}"
-        )
+        if type(info) is not dict:
+            check_info(
+                info, f"env {self.env_id} step, env step {self.episode_steps} of the episode, agent {agent!r}"
+            )
 
     def _new_layout(self, agents: tuple[AgentId, ...]) -> Layout:
         """Give each agent a slot and remember the layout."""

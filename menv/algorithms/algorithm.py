@@ -25,7 +25,6 @@ from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.outside import Outside
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
-from menv.algorithms.torch_threads import set_torch_threads
 from menv.algorithms.workforce import Workforce
 from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
@@ -65,7 +64,6 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce):
         self._callbacks = read_callbacks(self.config.callbacks)
         self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         self._hire()
-        set_torch_threads(self.config.torch_threads)
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
         first, self._base_env = self._make_envs()
         self._first_env = first
@@ -100,7 +98,7 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce):
     @property
     def inference(self) -> dict[str, str]:
         """What runs each policy's network, "onnx" or "torch", by policy id."""
-        return dict(self._population.inference)
+        return self._population.inference
 
     def sample(self) -> MultiAgentBatch:
         """Return one fragment, ready to learn from, without learning.

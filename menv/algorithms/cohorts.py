@@ -34,21 +34,37 @@ from menv.policy import Policy
 from menv.policy_spec import PolicySpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Built:
     """A cohort of networks and how it was made.
 
     Attributes:
         cohort: The cohort.
         network: Description of its networks.
-        inference: What runs them, "onnx" or "torch".
         form: What another policy must have in common with them to be added.
+        check: Returns another back-end if the cohort's is wrong; None once that is known.
     """
 
     cohort: NetCohort
     network: NetworkSpec
-    inference: str
     form: Any
+    check: Callable[[], ActingBackend | None] | None
+
+    @property
+    def inference(self) -> str:
+        """What runs the networks, "onnx" or "torch"."""
+        from menv.acting.onnx_acting import OnnxActing
+
+        return "onnx" if isinstance(self.cohort.backend, OnnxActing) else "torch"
+
+    def settle(self) -> bool:
+        """Check what runs the networks, the first time; return whether something else runs them now."""
+        check, self.check = self.check, None
+        other = check() if check else None
+        if other is None:
+            return False
+        self.cohort.backend = other
+        return True
 
 
 def build_cohorts(
@@ -226,13 +242,13 @@ def _net_cohort(
 ) -> Built:
     """Create the networks of one architecture."""
     preprocessor = ObsPreprocessor(spec.observation_space)
-    backend, inference = _backend(network, weights, config.inference, seed, preprocessor)
+    backend, check = _backend(network, weights, config.inference, seed, preprocessor)
     output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
     cohort = NetCohort(
         members, spec.observation_space, spec.action_space, backend, output, network.state_sizes, connectors
     )
     cohort.graphs = partial(_stored_graphs, network)
-    return Built(cohort, network, inference, _form(spec, config, network))
+    return Built(cohort, network, _form(spec, config, network), check)
 
 
 def _stored_graphs(network: NetworkSpec) -> ActingGraphs | None:
@@ -246,28 +262,36 @@ def _backend(
     inference: str,
     seed: int,
     preprocessor: ObsPreprocessor,
-) -> tuple[ActingBackend, str]:
-    """Return what runs the networks; "auto" falls back on torch where ONNX Runtime disagrees with it."""
+) -> tuple[ActingBackend, Callable[[], ActingBackend | None] | None]:
+    """Return what runs the networks, and for "auto" what checks it; see `Built.check`."""
     from menv.acting.onnx_acting import OnnxActing
 
     state_size = sum(network.state_sizes)
     graphs = None if inference == "torch" else network.graphs(weights[0])
+    if graphs is not None:
+        onnx = OnnxActing(graphs, network.head, weights, state_size)
+        return onnx, None if inference == "onnx" else partial(_checked, onnx, network, seed, preprocessor)
     if inference == "onnx":
-        if graphs is None:
-            raise ConfigError(
-                'inference: "onnx" for a network that has no acting graph, expected "auto" or "torch"; choose one'
-            )
-        return OnnxActing(graphs, network.head, weights, state_size), "onnx"
+        raise ConfigError(
+            'inference: "onnx" for a network that has no acting graph, expected "auto" or "torch"; choose one'
+        )
+    from menv.algorithms.torch_acting import TorchActing
+
+    return TorchActing(network.torch_network, network.head, weights, state_size), None
+
+
+def _checked(
+    onnx: ActingBackend, network: NetworkSpec, seed: int, preprocessor: ObsPreprocessor
+) -> ActingBackend | None:
+    """Return torch with the same weights if ONNX Runtime disagrees with it, None if all is well."""
     from menv.algorithms.torch_acting import TorchActing, check_against
 
-    reference = TorchActing(network.torch_network, network.head, weights, state_size)
-    if graphs is None:
-        return reference, "torch"
-    onnx = OnnxActing(graphs, network.head, weights, state_size)
+    weights = [onnx.get_weights(policy) for policy in range(onnx.policies)]
+    reference = TorchActing(network.torch_network, network.head, weights, sum(network.state_sizes))
     try:
         rng, masked = np.random.default_rng(seed), preprocessor.mask_width > 0
         critic_size = network.critic_size if isinstance(network, StockSpec) else 0
         check_against(onnx, reference, rng, masked=masked, critic_size=critic_size, dtype=preprocessor.dtype)
     except ConfigError:
-        return reference, "torch"
-    return onnx, "onnx"
+        return reference
+    return None

@@ -51,7 +51,6 @@ class Population:
         learners: Who learns.
         completion: Makes fragments ready to be learned from.
         cohorts: Who answers together.
-        inference: What runs each policy's network, by policy id.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class Population:
         }
         configs = {name: self._config_of(name, specs[name], own, specs) for name, own in recipes.items()}
         self.cohorts, nets = build_cohorts(specs, configs, recipes, seed)
-        self.inference = {name: built.inference for built in nets for name in built.cohort.policy_ids}
         found = {name: cohort for cohort in self.cohorts for name in cohort.policy_ids}
         self.policies = {
             name: _policy_of(found[name], name, spec, seed, nets, configs) for name, spec in specs.items()
@@ -88,6 +86,19 @@ class Population:
         self._freeze()
         for name, policy in self.policies.items():
             callbacks.on_create_policy(policy_id=name, policy=policy)
+
+    @property
+    def inference(self) -> dict[str, str]:
+        """What runs each policy's network, "onnx" or "torch", by policy id."""
+        nets = self.learners.nets
+        return {
+            name: one.inference for one in nets for name in one.cohort.policy_ids if name in self.policies
+        }
+
+    def settle(self) -> bool:
+        """Check what runs the networks, the first time; return whether something else runs some of them now."""
+        settled = [built.settle() for built in self.learners.nets]
+        return any(settled)
 
     def get(self, policy_id: str) -> Policy:
         """Return a policy.
@@ -129,7 +140,8 @@ class Population:
         home = list(added)
         for built in learners.nets:
             if policy_id in built.cohort.policy_ids:
-                home, self.inference[policy_id] = [built.cohort], built.inference
+                built.settle()
+                home = [built.cohort]
         try:
             policy = _policy_of(home[0], policy_id, resolved, self._seed, learners.nets, learners.configs)
         except Exception:
@@ -151,7 +163,6 @@ class Population:
         self.learners.forget(policy_id)
         self.completion.postprocessing.forget(policy_id)
         del self.policies[policy_id]
-        self.inference.pop(policy_id, None)
         self._take(changed)
 
     def read_ids(self, policy_ids: Any) -> list[str]:
@@ -187,7 +198,6 @@ class Population:
         learners = self.learners
         learners.forget(policy_id)
         self.completion.postprocessing.forget(policy_id)
-        self.inference.pop(policy_id, None)
         cohort.retire(policy_id)
         # A cohort that was made for it is nobody's.
         learners.nets[:] = [built for built in learners.nets if built.cohort in self.cohorts]

@@ -81,6 +81,8 @@ class WorkerRollouts:
         self._early: list[deque[Fragment]] = [deque() for _ in range(self._count)]
         self._unrolls = 0
         self._warned: set[str] = set()
+        # Whether workers were told to begin and nobody has taken what they sample.
+        self._begun = False
         self.staleness: list[Column] = []
         self._group = PeerGroup(engine, WorkerSeat, self._plan, self._count, "worker", early)
 
@@ -127,6 +129,14 @@ class WorkerRollouts:
             total.add(stand)
         return total
 
+    def begin(self) -> None:
+        """Let workers that may run ahead sample what comes first, while this process gets ready to learn."""
+        if self._depth:
+            self._begun = True
+            for index in range(self._count):
+                for _ in range(1 + self._depth):
+                    self._ask(index)
+
     def sample(self) -> MultiAgentBatch:
         """See `Rollouts.sample`.
 
@@ -134,6 +144,9 @@ class WorkerRollouts:
             WorkerLostError: Workers are lost again and again.
         """
         parcel = self._news()
+        if parcel is not None:
+            self.take_back()
+        self._begun = False
         for index in range(self._count):
             if not self._asked[index] and not self._early[index]:
                 self._ask(index, parcel)
@@ -146,6 +159,7 @@ class WorkerRollouts:
 
     def follow(self, added: Sequence[Cohort] = ()) -> None:
         """See `Rollouts.follow`."""
+        self.take_back()
         parcel = self._engine.put(self._headlines.company())
         for index in range(self._count):
             self._sure(index, "follow", parcel=parcel)
@@ -159,11 +173,13 @@ class WorkerRollouts:
 
     def state(self) -> Tree:
         """See `Rollouts.state`; what has been sampled ahead of time is not in it."""
+        self.take_back()
         states = [self._sure(index, "state") for index in range(self._count)]
         return {"workers": states, "gone": self._gone.state(), "pieces": self._unrolls}
 
     def begin_again(self, seed: int) -> None:
         """See `Rollouts.begin_again`."""
+        self.take_back()
         self._seed = seed
         self._gone = Stand()
         for index in range(self._count):
@@ -184,6 +200,15 @@ class WorkerRollouts:
     def stop(self) -> None:
         """See `Rollouts.stop`."""
         self._engine.stop()
+
+    def take_back(self) -> None:
+        """Make workers anew that began with policies that have changed before anybody took what they sampled."""
+        if self._begun:
+            self._begun = False
+            for index in range(self._count):
+                self._group.renew(index)
+                self._asked[index] = 0
+                self._early[index].clear()
 
     def _plan(self, index: int, times: int) -> tuple[Any, ...]:
         """Return what a seat is asked to make a worker; one that takes another's place draws other numbers."""

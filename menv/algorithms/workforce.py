@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +15,15 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.experience import make_experience
 from menv.algorithms.population import Population
 from menv.algorithms.rollouts import LocalRollouts, Rollouts
+from menv.algorithms.torch_threads import set_torch_threads
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.metrics import Metrics
 from menv.scale.engine import Engine, Peer
+
+if TYPE_CHECKING:
+    from menv.algorithms.worker_rollouts import WorkerRollouts
 
 
 class Workforce:
@@ -68,14 +72,32 @@ class Workforce:
         return make_experience(replace(config, num_envs_per_worker=1, remote_worker_envs=False))
 
     def _new_rollouts(self) -> Rollouts:
-        """Return what samples."""
-        config, base_env = self.config, self._base_env
+        """Return what samples, once it is known what runs the networks."""
+        config, population = self.config, self._population
+        if not (config.num_workers and config.overlap):
+            self._prepare_torch()
         if not config.num_workers:
             return LocalRollouts(
-                config, base_env, self._population, self._callbacks, self._seed, self._metrics
+                config, self._base_env, population, self._callbacks, self._seed, self._metrics
             )
+        rollouts = self._new_workers()
+        if config.overlap:
+            # Importing torch takes a second; workers that may run ahead have begun by then.
+            rollouts.begin()
+            if self._prepare_torch():
+                rollouts.take_back()
+        return rollouts
+
+    def _prepare_torch(self) -> bool:
+        """Import torch and check what runs the networks; return whether something else runs some of them now."""
+        set_torch_threads(self.config.torch_threads)
+        return self._population.settle()
+
+    def _new_workers(self) -> WorkerRollouts:
+        """Return workers that do not sample yet."""
         from menv.algorithms.worker_rollouts import WorkerRollouts
 
+        config, base_env = self.config, self._base_env
         assert self._engine is not None
         # A BaseEnv or a vectorised environment brings as many as it has.
         own = 0 if isinstance(base_env, CreatedEnvs) else base_env.num_envs

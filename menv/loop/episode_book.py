@@ -120,7 +120,8 @@ class EpisodeBook:
                 self._book(ready.unclaimed[booked : finished.unclaimed])
                 booked = finished.unclaimed
             self.finish(finished)
-        self._book(ready.unclaimed[booked:])
+        if len(ready.unclaimed) > booked:
+            self._book(ready.unclaimed[booked:])
 
     def end(self, end: End, env_steps: Column) -> None:
         """Book the end of a trajectory; `env_steps` [E] are those of now."""
@@ -128,7 +129,7 @@ class EpisodeBook:
         cohort = self._cohorts[seat.cohort]
         if self._hooks.active:
             episode.look_at(end.agent_id, end.obs, end.info)
-        earned = float(self._table.returns[end.slot]) + end.reward
+        earned = self._table.returns.item(end.slot) + end.reward
         if end.withdrawn:
             # What was paid before a first action that does not count belongs to nobody.
             early = cohort.ledger.disown(end.slot)
@@ -176,9 +177,9 @@ class EpisodeBook:
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
         """Begin an episode of a sub-environment."""
-        number = int(self._begun[env_index])
+        number = self._begun.item(env_index)
         self._begun[env_index] = number + 1
-        episode_id = draws.key(int(self._episode_keys[env_index]), number) >> 5
+        episode_id = draws.key(self._episode_keys.item(env_index), number) >> 5
         episode = self.running[env_id] = Episode(episode_id, env_id)
         self._maps[env_id] = self._worker.policy_map
         self._hooks.begin(episode, env_index)

@@ -76,7 +76,7 @@ class Hooks:
 
         One that a fault of its environment broke off is neither told nor recorded.
         """
-        for begun in [one for one in self._begun if one[0] is episode]:
+        for begun in [one for one in self._begun if one[0] is episode] if self._begun else ():
             # It began in the same poll.
             self._begun.remove(begun)
             if not faulty:

@@ -96,6 +96,13 @@ class PeerGroup:
         self._first[index] = 2
         self.peers[index] = self._briefed(index)
 
+    def renew(self, index: int) -> None:
+        """Start one of them anew, as if it had never been asked anything."""
+        self.peers[index].kill()
+        self._first[index] = 2
+        self._errors[index].clear()
+        self.peers[index] = self._briefed(index)
+
     def _briefed(self, index: int, peer: Peer | None = None) -> Peer:
         """Return a peer that knows what it is to be, a new one if none is given."""
         if peer is None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN, PPO
+from menv.algorithms.worker_rollouts import WorkerRollouts
 from tests.workers.crews import PLAYERS, ROADS, running, same, weights_of
 
 GAMES: dict[str, dict[str, Any]] = {
@@ -100,6 +101,30 @@ def test_overlapped_runs_repeat_too() -> None:
     first, again = (trained(2, 2, 4, overlap=True) for _ in range(2))
     assert first[0] == again[0]
     assert same(first[1], again[1])
+
+
+def test_workers_that_begin_before_anybody_learns_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = trained(2, 2, 3, overlap=True, max_staleness=2)
+    monkeypatch.setattr(WorkerRollouts, "begin", lambda self: None)
+    late = trained(2, 2, 3, overlap=True, max_staleness=2)
+    assert early[0] == late[0]
+    assert same(early[1], late[1])
+
+
+def test_workers_that_began_with_other_weights_begin_again() -> None:
+    with running(1, overlap=True) as algo:
+        weights = algo.get_weights()
+        moved = {name: {key: value + 0.1 for key, value in own.items()} for name, own in weights.items()}
+        pids = algo.worker_pids()
+        algo.set_weights(moved)
+        rows = algo.sample()["default_policy"]
+        assert algo.worker_pids() != pids
+        fresh = algo.get_policy().networks.backend.evaluate(0, rows["obs"], None, rows["actions"])
+        np.testing.assert_allclose(fresh.logp, rows["action_logp"], atol=1e-5)
+        assert (rows["t"][0], rows["unroll_id"][0]) == (0, 0)
+        again = algo.worker_pids()
+        assert algo.train()["num_worker_restarts"] == 0
+        assert algo.worker_pids() == again
 
 
 def test_a_policy_that_learns_changes_the_rows_of_the_next_fragment() -> None:
