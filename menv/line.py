@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,24 @@ from menv.played import Played
 
 Answer: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
 """Takes the actions of all agents that were asked for, or why there are none; called in the sampler's thread."""
+
+
+class Call(NamedTuple):
+    """What is asked in an episode, and what was paid before.
+
+    Attributes:
+        episode_id: The episode.
+        obs: By agent.
+        answer: Takes the actions.
+        size: What it counts for in the backlog, in bytes.
+        paid: Rewards, infos and done flags by agent, and what these count for; None if there are none.
+    """
+
+    episode_id: str
+    obs: Mapping[AgentId, Any]
+    answer: Answer
+    size: int = 0
+    paid: tuple[Mapping[AgentId, Any], Mapping[AgentId, Any], Mapping[AgentId, bool], int] | None = None
 
 
 @dataclass(slots=True)

@@ -197,6 +197,8 @@ class Roster:
 
     def _some_paid(self, rewards: Any) -> bool:
         """Return whether there is a reward other than 0."""
+        if not rewards:
+            return False
         try:
             return any(rewards.values()) or None in rewards.values()
         except ValueError:

@@ -60,6 +60,8 @@ class Frames:
         """
         if self._broken is not None:
             raise BadMessageError(self._broken.code, self._broken.text)
+        if not self._rest and self._is_whole(data):
+            return [bytes(data[HEADER_BYTES:])]
         self._rest += data
         self.completed = []
         try:
@@ -70,6 +72,12 @@ class Frames:
             raise
         bodies, self.completed = self.completed, []
         return bodies
+
+    def _is_whole(self, data: bytes | bytearray | memoryview) -> bool:
+        """Return whether these are exactly one frame, as they nearly always are; what is wrong is found by `_take`."""
+        size = len(data) - HEADER_BYTES
+        header = bytes(data[:HEADER_BYTES])
+        return 0 <= size <= self._max_body and header.isdigit() and int(header) == size
 
     def _take(self) -> None:
         """Move complete bodies from the rest to `completed`."""
