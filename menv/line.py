@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,24 +21,10 @@ from menv.played import Played
 
 Answer: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
 """Takes the actions of all agents that were asked for, or why there are none; called in the sampler's thread."""
-
-
-class Call(NamedTuple):
-    """What is asked in an episode, and what was paid before.
-
-    Attributes:
-        episode_id: The episode.
-        obs: By agent.
-        answer: Takes the actions.
-        size: What it counts for in the backlog, in bytes.
-        paid: Rewards, infos and done flags by agent, and what these count for; None if there are none.
-    """
-
-    episode_id: str
-    obs: Mapping[AgentId, Any]
-    answer: Answer
-    size: int = 0
-    paid: tuple[Mapping[AgentId, Any], Mapping[AgentId, Any], Mapping[AgentId, bool], int] | None = None
+Paid: TypeAlias = tuple[Mapping[AgentId, Any], Mapping[AgentId, Any], Mapping[AgentId, bool], int]
+"""Rewards, infos and done flags by agent, and what these count for in the backlog, in bytes."""
+Call: TypeAlias = tuple[str, Mapping[AgentId, Any], Answer, int, Paid | None]
+"""A question: the episode's id, observations by agent, who takes the actions, bytes, and what was paid before."""
 
 
 @dataclass(slots=True)
@@ -115,9 +101,9 @@ class Line:
         self.infos: dict[AgentId, Mapping[str, Any]] = {}
         self.done: dict[AgentId, bool] = {}
 
-    def turn(self, obs: Mapping[AgentId, Any] | None) -> Turn:
+    def turn(self, obs: Mapping[AgentId, Any] | None, answer: Answer | None = None) -> Turn:
         """Return a turn with all that has been paid and told since the last one."""
-        turn = Turn(obs, self.rewards, self.infos, self.done)
+        turn = Turn(obs, self.rewards, self.infos, self.done, None, None, answer)
         self.rewards, self.infos, self.done = {}, {}, {}
         return turn
 

@@ -17,7 +17,7 @@ from menv.backlog import Backlog
 from menv.base_env import AgentId, EnvId
 from menv.call_errors import mixed, stopped
 from menv.errors import CallOrderError, EpisodeError
-from menv.line import Answer, Call, Line, Turn
+from menv.line import Answer, Call, Line, Paid, Turn
 from menv.open_lines import OpenLines
 from menv.played import Played
 
@@ -130,7 +130,7 @@ class Switchboard:
             EpisodeError: There is no such episode, or somebody waits for its actions already.
         """
         with self._news:
-            self._ask(Call(episode_id, obs, answer, size))
+            self._ask(episode_id, obs, answer, size)
             self._ring()
 
     def ask_all(self, calls: Iterable[Call]) -> list[tuple[Call, CallOrderError]]:
@@ -143,7 +143,7 @@ class Switchboard:
         with self._lock:
             for call in calls:
                 try:
-                    self._ask(call)
+                    self._ask(*call)
                 except CallOrderError as error:
                     refused.append((call, error))
             self._ring()
@@ -356,17 +356,17 @@ class Switchboard:
         self._check_running()
         return self._lines.free(call, episode_id)
 
-    def _ask(self, call: Call) -> None:
+    def _ask(
+        self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer, size: int, paid: Paid | None = None
+    ) -> None:
         """Put a question where the sampler finds it."""
-        line = self._line("get_action", call.episode_id)
+        line = self._line("get_action", episode_id)
         if line.plays:
-            raise mixed("episode", line.episode_id)
-        if call.paid is not None:
-            line.pay(*call.paid)
-        turn = line.turn(call.obs)
-        turn.answer = call.answer
+            raise mixed("episode", episode_id)
+        if paid is not None:
+            line.pay(*paid)
         line.plays, line.asked = False, True
-        self._push(line, turn, call.size)
+        self._push(line, line.turn(obs, answer), size)
 
     def _say(self, line: Line, turn: Turn, size: int) -> None:
         """Put a turn where the sampler finds it."""

@@ -93,8 +93,8 @@ class Interactive:
         link.answer = EpisodeStarted(episode_id=name)
         answerer.send(link.answer)
 
-    def turn(self, state: ClientState, request: Turn, answerer: Answerer) -> None:
-        """Take one message of an episode.
+    def question(self, state: ClientState, request: GetAction, answerer: Answerer) -> None:
+        """Take a message that asks for actions, but for its observation, which is read with those of others.
 
         Raises:
             BadMessageError: It cannot be taken, and was not.
@@ -102,14 +102,33 @@ class Interactive:
         link = self._link(state, request, answerer)
         if link is None:
             return
-        if link.waiting:
-            raise BadMessageError(
-                Code.WRONG_ORDER,
-                f"{type(request).__struct_config__.tag}: the action that was asked for has not been answered, expected "
-                "one message after the other within an episode; wait for it",
-            )
-        if isinstance(request, GetAction):
-            self._question(state, link, request, answerer)
+        state.check_backlog(len(request.observation), self._limits, "GET_ACTION")
+        paid = None
+        if request.reward or request.info or request.done:
+            paid = self._paid(state, request, answerer.dialect)
+        self._questions.add(Question(link, request, answerer, paid, self._decided, link.seq, link.answer))
+
+    def _paid(
+        self, state: ClientState, request: GetAction, dialect: Dialect
+    ) -> tuple[Any, Any, Any, int] | None:
+        """Return what came with a question, as in `menv.line.Call`."""
+        told = len(request.info)
+        if told:
+            state.check_backlog(told, self._limits, "info")
+        returns = self._returns(request, dialect)
+        if returns is None:
+            return None
+        rewards, infos, done = returns
+        return rewards, infos or {}, done or {}, told
+
+    def turn(self, state: ClientState, request: Turn, answerer: Answerer) -> None:
+        """Take one message of an episode that asks for nothing.
+
+        Raises:
+            BadMessageError: It cannot be taken, and was not.
+        """
+        link = self._link(state, request, answerer)
+        if link is None:
             return
         try:
             answer = self._take(state, link, request, answerer)
@@ -122,22 +141,8 @@ class Interactive:
             state.finish(request.episode_id)
         answerer.send(answer)
 
-    def _question(self, state: ClientState, link: Link, request: GetAction, answerer: Answerer) -> None:
-        """Take a message that asks for actions, but for its observation."""
-        state.check_backlog(len(request.observation), self._limits, "GET_ACTION")
-        told = len(request.info)
-        if told:
-            state.check_backlog(told, self._limits, "info")
-        returns = self._returns(request, answerer.dialect)
-        paid = None
-        if returns is not None:
-            rewards, infos, done = returns
-            paid = rewards, infos or {}, done or {}, told
-        before = link.seq, link.answer
-        self._questions.add(Question(link, request, answerer, paid, self._decided, before))
-
     def _link(self, state: ClientState, request: Turn, answerer: Answerer) -> Link | None:
-        """Return the episode that a message belongs to, None if the message came before."""
+        """Return the episode that a message belongs to, in which nobody waits; None if the message came before."""
         name, seq = request.episode_id, request.seq
         link = state.links.get(name)
         if link is not None and not link.waiting and (seq is None or seq == link.seq + 1):
@@ -145,33 +150,44 @@ class Interactive:
         # What was put off may change what there is to say.
         self.settle()
         link = link or state.finished.get(name)
-        if link is not None and seq is not None:
-            if seq == link.seq:
-                # The reply was lost, or is still to come.
-                if link.answer is not None:
-                    answerer.send(link.answer)
-                elif len(link.waiting) < _MOST_REPEATED:
-                    link.waiting.append(answerer)
-                else:
-                    raise BadMessageError(
-                        Code.TOO_MANY,
-                        f"{type(request).__struct_config__.tag}.seq: {seq} has come {_MOST_REPEATED} times, expected "
-                        "fewer; wait for the answer",
-                    )
-                return None
-            if seq != link.seq + 1 and link.seq >= 0:
-                raise BadMessageError(
-                    Code.WRONG_ORDER,
-                    f"{type(request).__struct_config__.tag}.seq: {seq} after {link.seq}, expected {link.seq + 1}; "
-                    "number the messages of an episode one by one",
-                )
+        if link is not None and seq is not None and self._came_before(link, seq, request, answerer):
+            return None
         if link is None or name in state.finished:
             why = "was not found" if link is None else "is completed"
             raise BadMessageError(
                 Code.UNKNOWN_EPISODE,
                 f"episode_id: this episode {why}, expected an open one; send START_EPISODE",
             )
+        if link.waiting:
+            raise BadMessageError(
+                Code.WRONG_ORDER,
+                f"{type(request).__struct_config__.tag}: the action that was asked for has not been answered, expected "
+                "one message after the other within an episode; wait for it",
+            )
         return link
+
+    def _came_before(self, link: Link, seq: int, request: Turn, answerer: Answerer) -> bool:
+        """Answer a message that comes again as before; False if it is the next one."""
+        where = f"{type(request).__struct_config__.tag}.seq"
+        if seq != link.seq:
+            if seq != link.seq + 1 and link.seq >= 0:
+                raise BadMessageError(
+                    Code.WRONG_ORDER,
+                    f"{where}: {seq} after {link.seq}, expected {link.seq + 1}; number the messages of an episode one "
+                    "by one",
+                )
+            return False
+        # The reply was lost, or is still to come.
+        if link.answer is not None:
+            answerer.send(link.answer)
+        elif len(link.waiting) < _MOST_REPEATED:
+            link.waiting.append(answerer)
+        else:
+            raise BadMessageError(
+                Code.TOO_MANY,
+                f"{where}: {seq} has come {_MOST_REPEATED} times, expected fewer; wait for the answer",
+            )
+        return True
 
     def _take(self, state: ClientState, link: Link, request: Turn, answerer: Answerer) -> Answer:
         """Do what a message says that asks for nothing."""
@@ -206,8 +222,6 @@ class Interactive:
 
     def _returns(self, request: Turn, dialect: Dialect) -> tuple[Any, Any, Any] | None:
         """Return rewards, infos and done flags by agent, None if the message has none."""
-        if not (request.reward or request.info or request.done) and isinstance(request, GetAction):
-            return None
         multi, told = self._ioctx.multi_agent, len(memoryview(request.reward)) > 0
         info = _plain(request.info, dialect)
         if not told and not info and not request.done:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from msgspec import Struct
+
 from menv.errors import CallOrderError
-from menv.line import Call
+from menv.line import Call, Paid
 from menv.serving.answerer import Answerer
 from menv.serving.client_state import Link
 from menv.serving.turn_values import TurnValues
@@ -22,6 +23,7 @@ from menv.serving.wire.dialect import Dialect
 from menv.serving.wire.messages import Answer, GetAction
 from menv.switchboard import Switchboard
 
+_DIALECTS = tuple(Dialect)
 _MOST_BYTES = 65_536
 """Bytes of observations that are read in one go."""
 
@@ -31,25 +33,26 @@ Refused: TypeAlias = Callable[[BadMessageError | CallOrderError, Answerer, int |
 """Answers a message that cannot be taken: why, where to, and the message's number."""
 
 
-@dataclass(slots=True, eq=False)
-class Question:
+class Question(Struct, eq=False):
     """One GET_ACTION; called with the actions, or with why there are none.
 
     Attributes:
         link: The episode.
         request: The message.
         answerer: Where it came from.
-        paid: What came with it, as in `Call.paid`.
+        paid: What came with it.
         decided: Called in the sampler's thread.
-        before: Number and answer of the message before it.
+        seq_before: Number of the message before it.
+        answer_before: What that was answered.
     """
 
     link: Link
     request: GetAction
     answerer: Answerer
-    paid: tuple[Any, Any, Any, int] | None
+    paid: Paid | None
     decided: Decided
-    before: tuple[int, Answer | None]
+    seq_before: int
+    answer_before: Answer | None
 
     def __call__(self, actions: Mapping[Any, Any] | BaseException) -> None:
         """Take what was decided."""
@@ -90,18 +93,18 @@ class Questions:
         if not self._added:
             return
         added, self._added, self._bytes = self._added, [], 0
-        calls = []
-        for dialect in Dialect:
+        calls: list[Call] = []
+        for dialect in _DIALECTS:
             mine = [question for question in added if question.answerer.dialect is dialect]
             for question, obs in zip(mine, self._read(mine, dialect), strict=True):
                 if isinstance(obs, Exception):
                     self._refuse(question, obs)
                 else:
                     size = len(question.request.observation)
-                    calls.append(Call(question.link.board_id, obs, question, size, question.paid))
-        for call, error in self._board.ask_all(calls):
-            assert isinstance(call.answer, Question)
-            self._refuse(call.answer, error)
+                    calls.append((question.link.board_id, obs, question, size, question.paid))
+        for (_, _, asked, _, _), error in self._board.ask_all(calls):
+            assert isinstance(asked, Question)
+            self._refuse(asked, error)
 
     def _read(self, questions: list[Question], dialect: Dialect) -> list[dict[Any, Any] | Exception]:
         """Return the observations of questions by agent, or why they are none."""
@@ -124,7 +127,7 @@ class Questions:
         """Take a question back: nothing of its message has been taken."""
         link = question.link
         waiting, link.waiting = link.waiting, []
-        link.seq, link.answer = question.before
+        link.seq, link.answer = question.seq_before, question.answer_before
         for answerer in waiting:
             if isinstance(error, BadMessageError | CallOrderError):
                 self._refused(error, answerer, question.request.seq)

@@ -21,7 +21,7 @@ from menv.input_context import InputContext
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.limits import Limits
-from menv.serving.carriers.transport import Peer
+from menv.serving.carriers.transport import Peer, Reply
 from menv.serving.chunks import ChunkDesk
 from menv.serving.client_state import ClientState
 from menv.serving.errands import Errands
@@ -139,6 +139,7 @@ class Reception:
 
     def _send(self, decisions: deque[tuple[Question, Any, int]]) -> None:
         multi = self.ioctx.multi_agent
+        replies: list[tuple[Reply, bytes]] = []
         for question, actions, number in decisions:
             link, request = question.link, question.request
             if isinstance(actions, BaseException):
@@ -154,7 +155,11 @@ class Reception:
             link.answer = answer
             waiting, link.waiting = link.waiting, []
             for answerer in waiting:
-                answerer.send(answer)
+                replies.append((answerer.reply, answerer.body(answer)))
+        # One right after the other: a peer that comes to the end of its work in between falls asleep, and waking it
+        # costs as much as sending.
+        for reply, body in replies:
+            reply(body)
 
     def lost(self, session: Session) -> None:
         """Forget a connection; its client loses its episodes unless it may return."""

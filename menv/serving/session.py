@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from asyncio import Future
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from menv.backlog import Backlog
 from menv.errors import CallOrderError, MenvError
 from menv.serving.answerer import Answerer
-from menv.serving.carriers.transport import Peer, Reply
+from menv.serving.carriers.transport import Peer
 from menv.serving.client_state import ClientState
 from menv.serving.errands import Do, Then
 from menv.serving.intake import Intake
@@ -63,6 +62,7 @@ class Session:
         admitted: Whether a token is not needed, or was shown.
         state: What is remembered of the client.
         played_at: When it last brought episodes.
+        received: Takes one body; see `Conversation.received`.
     """
 
     def __init__(self, reception: Reception, peer: Peer, admitted: bool) -> None:
@@ -75,17 +75,14 @@ class Session:
         self.admitted = admitted
         limits, over_http = reception.limits, peer.transport == "http"
         self._intake = Intake(self, reception.translation, reception.slices, limits.max_depth, over_http)
-
-    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> Future[None] | None:
-        """Take one body; see `Conversation.received`."""
-        return self._intake.received(body, reply, close)
+        self.received = self._intake.received
 
     def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
         """Do what a request says; see `menv.serving.intake`."""
         interactive = self._reception.interactive
         try:
             if self.admitted and isinstance(request, GetAction):
-                interactive.turn(self.state, request, answerer)
+                interactive.question(self.state, request, answerer)
                 return
             interactive.settle()
             if self.admitted and isinstance(request, Episodes):

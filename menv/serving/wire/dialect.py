@@ -86,6 +86,7 @@ class Typed:
 
 
 _FIELDS = Typed(dict[str, Raw])
+_JSON_FIELDS: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def fields(data: Data, dialect: Dialect, where: str) -> dict[str, Raw]:
@@ -129,16 +130,36 @@ def check_keys(data: Data, dialect: Dialect, where: str, keys: int, strings: int
         fields(data, dialect, where)
 
 
+def is_plain(body: bytes, dialect: Dialect, keys: int, strings: int) -> bool:
+    """Return whether an object surely has each key once, after it was decoded; the arguments are those of `check_keys`.
+
+    Where it says no, that has to be found out.
+
+    Raises:
+        msgspec.MsgspecError: It is not written well.
+    """
+    if dialect is not Dialect.JSON:
+        return _entries(body) == keys
+    quotes = body.count(b'"')
+    if quotes == 2 * (keys + strings):
+        return True
+    if b"\\" in body:
+        return False
+    found = _JSON_FIELDS(body)
+    # What is beyond the keys are texts in values, or a key that is there twice, with its value.
+    return quotes == 2 * len(found) + b"".join(found.values()).count(b'"')
+
+
 def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:
     """Return whether a JSON object has more strings than its entries: those of an entry that was lost."""
-    hidden = _quotes(text) - 2 * len(found)
+    if b"\\" in text:
+        text = without_escapes(text)
+    # Two quotes begin and end a text.
+    hidden = text.count(b'"') - 2 * len(found)
+    if hidden <= 0:
+        return False
     # No value ends within a text, so that one look at all of them sees what one at each would.
-    return hidden > 0 and hidden > _quotes(b"".join(found.values()))
-
-
-def _quotes(text: bytes) -> int:
-    """Return how many quotes begin or end a text."""
-    return without_escapes(text).count(b'"')
+    return hidden > without_escapes(b"".join(found.values())).count(b'"')
 
 
 def _entries(data: Data) -> int:
@@ -173,7 +194,8 @@ def check_stack(body: bytes, dialect: Dialect) -> None:
     Raises:
         BadMessageError: It is one.
     """
-    if sys.getrecursionlimit() > _SAFE_LEVELS:
+    # As many levels take as many bytes at least.
+    if len(body) > _SAFE_LEVELS and sys.getrecursionlimit() > _SAFE_LEVELS:
         _check_levels(body, dialect, _SAFE_LEVELS, "message")
 
 

@@ -51,6 +51,13 @@ class Frames:
         """Bytes that are here of a frame that is not complete, its header included."""
         return len(self._rest)
 
+    def only(self, data: bytes) -> bytes | None:
+        """Take in bytes that are exactly one frame, as nearly all are, and return its body; None if they are not."""
+        size = len(data) - HEADER_BYTES
+        if self._rest or self._broken is not None or not 0 <= size <= self._max_body:
+            return None
+        return data[HEADER_BYTES:] if data[:HEADER_BYTES] == b"%08d" % size else None
+
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Take in the next bytes of the stream and return the bodies that are complete now.
 
@@ -60,8 +67,6 @@ class Frames:
         """
         if self._broken is not None:
             raise BadMessageError(self._broken.code, self._broken.text)
-        if not self._rest and self._is_whole(data):
-            return [bytes(data[HEADER_BYTES:])]
         self._rest += data
         self.completed = []
         try:
@@ -72,12 +77,6 @@ class Frames:
             raise
         bodies, self.completed = self.completed, []
         return bodies
-
-    def _is_whole(self, data: bytes | bytearray | memoryview) -> bool:
-        """Return whether these are exactly one frame, as they nearly always are; what is wrong is found by `_take`."""
-        size = len(data) - HEADER_BYTES
-        header = bytes(data[:HEADER_BYTES])
-        return 0 <= size <= self._max_body and header.isdigit() and int(header) == size
 
     def _take(self) -> None:
         """Move complete bodies from the rest to `completed`."""
