@@ -67,9 +67,9 @@ class Switchboard:
         return len(self._lines)
 
     @property
-    def ready(self) -> bool:
-        """Whether something was said that nobody has taken."""
-        return bool(self._ready)
+    def ready(self) -> int:
+        """In how many episodes something was said that nobody has taken."""
+        return len(self._ready)
 
     @property
     def all_ready(self) -> bool:
@@ -102,7 +102,8 @@ class Switchboard:
         with self._news:
             if wait and self._backlog >= _MOST_OVER:
                 self._news.wait_for(lambda: self._backlog < _MOST_OVER or self._stopped, _LONGEST_WAIT)
-            self._check_running()
+            if self._stopped:
+                raise stopped()
             if episode_id is None:
                 episode_id = uuid.uuid4().hex
             self._lines.check_new(episode_id)
@@ -345,15 +346,15 @@ class Switchboard:
             known: Episodes that the sampler has begun; some of them may be closed here.
         """
         with self._news:
-            lines: dict[EnvId, Line] = {
-                line.episode_id: line for line in (*known, *self._ready.values(), *self._lines.values())
-            }
+            everybody = (*known, *self._ready.values(), *self._lines.values())
+            lines: dict[EnvId, Line] = {line.episode_id: line for line in everybody}
             found = {name: line.owed() for name, line in lines.items()}
         return {name: owed for name, owed in found.items() if owed}
 
     def _line(self, call: str, episode_id: str) -> Line:
         """Return an open episode in which nobody waits."""
-        self._check_running()
+        if self._stopped:
+            raise stopped()
         return self._lines.free(call, episode_id)
 
     def _ask(
@@ -393,10 +394,6 @@ class Switchboard:
         line.over = True
         self._backlog += 1
         self._lines.close(line)
-
-    def _check_running(self) -> None:
-        if self._stopped:
-            raise stopped()
 
 
 def _named(agents: Iterable[AgentId]) -> str:

@@ -146,8 +146,17 @@ class ServedEnvs(ExternalEnvs):
         board = self.switchboard
         # Also where something is there already: what was decided last goes out in the loop.
         self.server.run(0.0 if board.ready else seconds)
-        if board.ready:
-            self.server.linger(self._batch_wait, lambda: board.all_ready)
+        if not board.ready:
+            return
+        seen = 1
+
+        def all_here() -> bool:
+            """Whether those are there who were answered together last, and the last look has brought nobody else."""
+            nonlocal seen
+            more, seen = board.ready > seen, board.ready
+            return board.all_ready and not more
+
+        self.server.linger(self._batch_wait, all_here)
 
     def _wake(self) -> None:
         """Let a poll that waits look for errands."""

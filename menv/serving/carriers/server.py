@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ from menv.serving.carriers.transport import Handler, Transport
 _STOP_S = 0.8
 """The most that transports may take together to end; sockets are then closed with the loop."""
 _JOIN_S = 10.0
+_let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 _RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE)
 
 
@@ -170,6 +172,8 @@ class Server:
             if done() or monotonic() >= until:
                 loop.stop()
             else:
+                # Whom it waits for may need this very processor.
+                _let_others_run()
                 next_look = loop.call_soon(look)
 
         self._lingers, next_look = True, loop.call_soon(look)
