@@ -286,8 +286,9 @@ def error_reply(error: BadMessageError, seq: int | None = None) -> Error:
     return Error(code=error.code, message=error.text, seq=error.seq if seq is None else seq)
 
 
-_JSON_QUESTION: Callable[[bytes], GetAction] = msgspec.json.Decoder(GetAction).decode
-_MSGPACK_QUESTION: Callable[[bytes], GetAction] = msgspec.msgpack.Decoder(GetAction).decode
+# Of one type alone msgspec would do without the tag.
+_JSON_QUESTION: Callable[[bytes], Request] = msgspec.json.Decoder(GetAction | Ping).decode
+_MSGPACK_QUESTION: Callable[[bytes], Request] = msgspec.msgpack.Decoder(GetAction | Ping).decode
 _JSON = msgspec.json.Encoder(enc_hook=plain_array)
 _MSGPACK = msgspec.msgpack.Encoder(enc_hook=plain_array)
 
@@ -299,7 +300,7 @@ def _question(body: bytes, dialect: Dialect) -> GetAction | None:
         return None
     try:
         asked = _JSON_QUESTION(body) if dialect is Dialect.JSON else _MSGPACK_QUESTION(body)
-        if asked.info or asked.done is not None:
+        if not isinstance(asked, GetAction) or asked.info or asked.done is not None:
             return None
         # Type, id and observation are there; the first two are texts.
         keys = 3 + bool(asked.reward) + (asked.seq is not None)
