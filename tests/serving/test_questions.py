@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from menv.serving import questions
+from menv.serving.turn_values import TurnValues
 from menv.serving.wire import messages
 from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.framing import Frames
@@ -93,14 +94,16 @@ def test_refusals_come_in_the_order_of_what_is_refused(door: Door) -> None:
             asks("nobody", obs_of(0)),
             asks("e1", [0.0]),
             b"{}",
+            asks("e1", TOO_LARGE),
+            asks("e0", obs_of(0), reward="much"),
             asks("e0", TOO_LARGE),
             {"type": "LOG_RETURNS", "episode_id": "e0", "reward": 1.0},
         )
         say_at_once(voice, door, *said)
         told = [voice.hear() for _ in said]
         assert [answer.get("code", answer["type"]) for answer in told] == [
-            "out_of_range", "PONG", "out_of_range", "unknown_episode", "wrong_length", "missing_field", "out_of_range",
-            "OK",
+            "out_of_range", "PONG", "out_of_range", "unknown_episode", "wrong_length", "missing_field",
+            "out_of_range", "wrong_type", "out_of_range", "OK",
         ]  # fmt: skip
 
 
@@ -199,11 +202,19 @@ def test_a_mask_that_allows_nothing_among_others_is_refused_alone() -> None:
 
 def test_more_bytes_than_are_read_in_one_go_are_read_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "_MOST_BYTES", 50)
+    together, several = [], TurnValues.observations_of_several
+
+    def counted(values: TurnValues, raws: Any, *rest: Any) -> Any:
+        together.append(len(raws))
+        return several(values, raws, *rest)
+
+    monkeypatch.setattr(TurnValues, "observations_of_several", counted)
     with served() as one, one.sampling(), one.voice() as voice:
         names = begin(voice, 12)
         said = [asks(name, TOO_LARGE if name == "e7" else obs_of(1)) for name in names]
         say_at_once(voice, TCP, *said)
         assert sorted(heard(voice, 12)) == sorted([*(set(names) - {"e7"}), "out_of_range"])
+    assert 1 < max(together) < 6
 
 
 def outcome(body: bytes) -> tuple[Any, ...]:

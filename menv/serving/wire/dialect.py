@@ -143,10 +143,8 @@ def is_plain(body: bytes, dialect: Dialect, keys: int, strings: int) -> bool:
     quotes = body.count(b'"')
     if quotes == 2 * (keys + strings):
         return True
-    if b"\\" in body:
-        return False
     found = _JSON_FIELDS(body)
-    # What is beyond the keys are texts in values, or a key that is there twice, with its value.
+    # What is beyond the keys are quotes in values, or a key that is there twice, or one with quotes in it.
     return quotes == 2 * len(found) + b"".join(found.values()).count(b'"')
 
 
