@@ -104,6 +104,7 @@ class ServedEnvs(ExternalEnvs):
             },
         }
         self._reception.chunks.widths = _widths(trainer)
+        self._reception.chunks.refused = trainer.observation_fn
         self.server.start()
 
     def published(self) -> None:

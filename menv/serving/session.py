@@ -162,6 +162,7 @@ class Session:
     def _take_episodes(self, request: Episodes, answerer: Answerer, translated: bool) -> None:
         """Take what a client played by itself."""
         reception = self._reception
+        reception.chunks.check_allowed(request)
         if isinstance(request, EpisodesAndGetState):
             self._check_errands()
 
