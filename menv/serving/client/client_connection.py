@@ -199,6 +199,9 @@ class WebSocketClientConnection:
                     f"PolicyClient: {address} refuses ({error}), expected to be let in; check token and address"
                 ) from error
             raise ConnectionRefusedError(f"the server lets no WebSocket in ({error})") from error
+        except self._errors as error:
+            # Cut before the handshake was over; encrypted, that is no OSError.
+            raise _lost(error) from error
 
     def send(self, body: bytes) -> None:
         """Send a message; see `ClientConnection`."""
@@ -217,7 +220,8 @@ class WebSocketClientConnection:
 
     def close(self) -> None:
         """End the connection."""
-        self._opened.__exit__(None, None, None)
+        with contextlib.suppress(*self._errors):
+            self._opened.__exit__(None, None, None)
 
 
 def _end(connected: socket.socket) -> None:
