@@ -19,6 +19,9 @@ from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.framing import MOST_BODY_BYTES, Frames, frame
 
 _CHUNK = 1 << 18
+_OPEN_S = 5.0
+"""Seconds for the handshake of a WebSocket, which is tried again then: encrypted ones were seen that never end, though
+both sides wait for each other."""
 _CLOSE_S = 1.0
 _UNWELCOME = (401, 403)
 _MSGPACK = "application/msgpack"
@@ -187,7 +190,7 @@ class WebSocketClientConnection:
                 f"ws{'s' * address.tls}://{address.authority}{address.path}",
                 additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
                 compression=None,
-                open_timeout=timeout,
+                open_timeout=min(timeout, _OPEN_S),
                 close_timeout=_CLOSE_S,
                 max_size=None,
                 ssl=_context() if address.tls else None,
