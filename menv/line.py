@@ -21,6 +21,10 @@ from menv.played import Played
 
 Answer: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
 """Takes the actions of all agents that were asked for, or why there are none; called in the sampler's thread."""
+Paid: TypeAlias = tuple[Mapping[AgentId, Any], Mapping[AgentId, Any], Mapping[AgentId, bool], int]
+"""Rewards, infos and done flags by agent, and what these count for in the backlog, in bytes."""
+Call: TypeAlias = tuple[str, Mapping[AgentId, Any], Answer, int, Paid | None]
+"""A question: the episode's id, observations by agent, who takes the actions, bytes, and what was paid before."""
 
 
 @dataclass(slots=True)
@@ -97,9 +101,9 @@ class Line:
         self.infos: dict[AgentId, Mapping[str, Any]] = {}
         self.done: dict[AgentId, bool] = {}
 
-    def turn(self, obs: Mapping[AgentId, Any] | None) -> Turn:
+    def turn(self, obs: Mapping[AgentId, Any] | None, answer: Answer | None = None) -> Turn:
         """Return a turn with all that has been paid and told since the last one."""
-        turn = Turn(obs, self.rewards, self.infos, self.done)
+        turn = Turn(obs, self.rewards, self.infos, self.done, None, None, answer)
         self.rewards, self.infos, self.done = {}, {}, {}
         return turn
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,10 +17,10 @@ from menv.backlog import Backlog
 from menv.base_env import AgentId, EnvId
 from menv.call_errors import mixed, stopped
 from menv.errors import CallOrderError, EpisodeError
-from menv.line import Answer, Line, Turn
+from menv.line import Answer, Call, Line, Paid, Turn
+from menv.open_lines import OpenLines
 from menv.played import Played
 
-_KEPT_IDS = 10_000
 _MOST_AHEAD = 64
 # Episodes that are over and not taken in yet, and the most seconds for which a new one waits for these: a caller that
 # plays several by turns may have to go on before they can be.
@@ -48,10 +47,11 @@ class Switchboard:
         self.weights_seq_no = 0
         self.on_news: Callable[[], None] | None = None
         self._max_open = max_open
-        self._news = threading.Condition()
-        self._lines: dict[str, Line] = {}
+        # Taken by itself where nobody is waited for: a condition takes it in Python, and takes longer.
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
+        self._lines = OpenLines()
         self._ready: dict[str, Line] = {}
-        self._finished: OrderedDict[str, None] = OrderedDict()
         # How many episodes are over and have turns that the sampler has not taken.
         self._backlog = 0
         self._fault: BaseException | None = None
@@ -67,9 +67,9 @@ class Switchboard:
         return len(self._lines)
 
     @property
-    def ready(self) -> bool:
-        """Whether something was said that nobody has taken."""
-        return bool(self._ready)
+    def ready(self) -> int:
+        """In how many episodes something was said that nobody has taken."""
+        return len(self._ready)
 
     @property
     def all_ready(self) -> bool:
@@ -102,14 +102,11 @@ class Switchboard:
         with self._news:
             if wait and self._backlog >= _MOST_OVER:
                 self._news.wait_for(lambda: self._backlog < _MOST_OVER or self._stopped, _LONGEST_WAIT)
-            self._check_running()
+            if self._stopped:
+                raise stopped()
             if episode_id is None:
                 episode_id = uuid.uuid4().hex
-            elif episode_id in self._lines or episode_id in self._finished:
-                state = "already started" if episode_id in self._lines else "already completed"
-                raise EpisodeError(
-                    f"start_episode: episode {episode_id!r} is {state}, expected a new id; leave the id out to get one"
-                )
+            self._lines.check_new(episode_id)
             if self._max_open is not None and len(self._lines) >= self._max_open:
                 raise CallOrderError(
                     f"start_episode: {len(self._lines)} episodes are open, expected at most max_concurrent="
@@ -134,9 +131,24 @@ class Switchboard:
             EpisodeError: There is no such episode, or somebody waits for its actions already.
         """
         with self._news:
-            line = self._line("get_action", episode_id)
-            self._say(line, line.turn(obs), size, answer=answer)
-            line.asked = True
+            self._ask(episode_id, obs, answer, size)
+            self._ring()
+
+    def ask_all(self, calls: Iterable[Call]) -> list[tuple[Call, CallOrderError]]:
+        """Ask for the actions of many episodes, as `ask` and `pay` do one by one; returns at once.
+
+        Returns:
+            The calls that cannot be made, and why; nothing of them has been noted.
+        """
+        refused = []
+        with self._lock:
+            for call in calls:
+                try:
+                    self._ask(*call)
+                except CallOrderError as error:
+                    refused.append((call, error))
+            self._ring()
+        return refused
 
     def log(
         self,
@@ -236,10 +248,10 @@ class Switchboard:
                     "pieces from its beginning; do one or the other"
                 )
             line.plays = True
-            line.push(piece, size)
-            self._ring(line)
+            self._push(line, piece, size)
             if piece.over:
                 self._close(line)
+            self._ring()
 
     def lose(self, episode_id: str) -> None:
         """Break an episode off whose client is gone; what its last action led to is unknown."""
@@ -249,9 +261,9 @@ class Switchboard:
                 return
             turn = line.turn(None)
             turn.over = False, True
-            line.push(turn, 0)
-            self._ring(line)
+            self._push(line, turn, 0)
             self._close(line)
+            self._ring()
 
     def fail(self, fault: BaseException) -> None:
         """Let `collect` raise, once everything that was said before has been taken, but soon in any case."""
@@ -305,7 +317,7 @@ class Switchboard:
 
     def next_turn(self, line: Line) -> Turn | Played | None:
         """Return what is to be taken next in an episode, None while its last turn is not answered."""
-        with self._news:
+        with self._lock:
             if line.busy or not line.turns:
                 return None
             if len(line.turns) == _MOST_AHEAD:
@@ -334,40 +346,45 @@ class Switchboard:
             known: Episodes that the sampler has begun; some of them may be closed here.
         """
         with self._news:
-            lines: dict[EnvId, Line] = {
-                line.episode_id: line for line in (*known, *self._ready.values(), *self._lines.values())
-            }
+            everybody = (*known, *self._ready.values(), *self._lines.values())
+            lines: dict[EnvId, Line] = {line.episode_id: line for line in everybody}
             found = {name: line.owed() for name, line in lines.items()}
         return {name: owed for name, owed in found.items() if owed}
 
     def _line(self, call: str, episode_id: str) -> Line:
         """Return an open episode in which nobody waits."""
-        self._check_running()
-        line = self._lines.get(episode_id)
-        if line is None:
-            why = "is completed" if episode_id in self._finished else "was not found"
-            raise EpisodeError(
-                f"{call}: episode {episode_id!r} {why}, expected one that is open; call start_episode first"
-            )
-        if line.asked and call != "log_returns":
-            raise EpisodeError(
-                f"{call}: get_action of episode {episode_id!r} has not returned, expected one call after the other "
-                "within an episode; wait for its action"
-            )
-        return line
+        if self._stopped:
+            raise stopped()
+        return self._lines.free(call, episode_id)
 
-    def _say(self, line: Line, turn: Turn, size: int, answer: Answer | None = None) -> None:
+    def _ask(
+        self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer, size: int, paid: Paid | None = None
+    ) -> None:
+        """Put a question where the sampler finds it."""
+        line = self._line("get_action", episode_id)
+        if line.plays:
+            raise mixed("episode", episode_id)
+        if paid is not None:
+            line.pay(*paid)
+        line.plays, line.asked = False, True
+        self._push(line, line.turn(obs, answer), size)
+
+    def _say(self, line: Line, turn: Turn, size: int) -> None:
         """Put a turn where the sampler finds it."""
         if line.plays:
             raise mixed("episode", line.episode_id)
         line.plays = False
-        turn.answer = answer
-        line.push(turn, size)
-        self._ring(line)
+        self._push(line, turn, size)
+        self._ring()
 
-    def _ring(self, line: Line) -> None:
+    def _push(self, line: Line, said: Turn | Played, size: int) -> None:
+        line.push(said, size)
         if not line.busy:
             self._ready[line.episode_id] = line
+
+    def _ring(self) -> None:
+        """Tell whoever samples that something was said."""
+        if self._ready:
             self._news.notify_all()
             if self.on_news is not None:
                 self.on_news()
@@ -376,14 +393,7 @@ class Switchboard:
         """Take an episode's id out of use."""
         line.over = True
         self._backlog += 1
-        del self._lines[line.episode_id]
-        self._finished[line.episode_id] = None
-        if len(self._finished) > _KEPT_IDS:
-            self._finished.popitem(last=False)
-
-    def _check_running(self) -> None:
-        if self._stopped:
-            raise stopped()
+        self._lines.close(line)
 
 
 def _named(agents: Iterable[AgentId]) -> str:

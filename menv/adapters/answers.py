@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from menv.base_env import AgentId, EnvId
 from menv.errors import ContractError
 
@@ -43,7 +45,11 @@ def by_sub_environment(
     if actions is None:
         return {env_id: dict(answers) for env_id, answers in nested_answers(slots).items()}
     by_env: dict[EnvId, dict[AgentId, Any]] = {}
-    for slot, action in zip(slots, actions, strict=True):
-        env_id, agent = seats[int(slot)]
-        by_env.setdefault(env_id, {})[agent] = action
+    numbers = slots.tolist() if isinstance(slots, np.ndarray) else map(int, slots)
+    for slot, action in zip(numbers, actions, strict=True):
+        env_id, agent = seats[slot]
+        if env_id in by_env:
+            by_env[env_id][agent] = action
+        else:
+            by_env[env_id] = {agent: action}
     return by_env

@@ -28,6 +28,8 @@ from menv.line import Line, Turn
 from menv.played import Played
 from menv.switchboard import Switchboard
 
+_GOES_ON: dict[AgentId, bool] = {ALL: False}
+
 
 class _Game:
     """An open episode: its line, its agents, and the turn that waits for an answer."""
@@ -106,18 +108,18 @@ class ExternalEnvs(BaseEnv):
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer callers; see `BaseEnv.send_actions`."""
         by_env = by_sub_environment(slots, actions, self._pool.seats)
+        due = []
         for env_id, answers in by_env.items():
             game = self._games.get(env_id)
-            waits = game is not None and game.turn is not None
-            check_answers(env_id, game.roster.waiting.agents if game and waits else [], answers)
-        games = [self._games[env_id] for env_id in by_env]
-        turns = [game.turn for game in games]
+            turn = None if game is None else game.turn
+            check_answers(env_id, [] if game is None or turn is None else game.roster.waiting.agents, answers)
+            if game is not None and turn is not None:
+                due.append((game, turn, answers))
         # First the line is free, then its caller is told: it calls again at once.
-        self.switchboard.answered(game.line for game in games)
-        for game, turn, answers in zip(games, turns, by_env.values(), strict=True):
+        self.switchboard.answered([game.line for game, _, _ in due])
+        for game, turn, answers in due:
             game.turn = None
-            if turn is not None:
-                turn.tell(answers)
+            turn.tell(answers)
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
         """Return the external environments whose `run` is executed here."""
@@ -212,10 +214,12 @@ class ExternalEnvs(BaseEnv):
             roster.lose(turn.rewards, report)
             return True
         self._env_steps[roster.env_index] += 1
-        terminated, truncated = turn.over or (False, False)
-        flags = {**turn.done, ALL: terminated}
+        terminateds, truncateds = _GOES_ON, _GOES_ON
+        if turn.done or turn.over is not None:
+            terminated, truncated = turn.over or (False, False)
+            terminateds, truncateds = {**turn.done, ALL: terminated}, {ALL: truncated}
         before = len(report.joined)
-        over = roster.step((turn.obs, turn.rewards, flags, {ALL: truncated}, turn.infos), report)
+        over = roster.step((turn.obs, turn.rewards, terminateds, truncateds, turn.infos), report)
         if len(report.joined) > before:
             self._mark_untrained(game.line)
         return over

@@ -351,6 +351,11 @@ def possible_agents(env: Any) -> frozenset[AgentId] | None:
 
 def as_numbers(rosters: Iterable[Roster]) -> FloatArray:
     """Return rewards that need a conversion, or say whose is not a finite number."""
+    rosters = list(rosters)
+    told = list(chain.from_iterable([roster.rewards for roster in rosters]))
+    # The sum is finite if each is: one look at all of them instead of one at each.
+    if {float}.issuperset(map(type, told)) and math.isfinite(sum(told)):
+        return np.array(told, np.float64)
     numbers = []
     for roster in rosters:
         for agent, reward in zip(roster.waiting.agents, roster.rewards, strict=True):
@@ -360,6 +365,8 @@ def as_numbers(rosters: Iterable[Roster]) -> FloatArray:
 
 def check_answers(env_id: EnvId, agents: Sequence[AgentId], answers: Mapping[AgentId, Any]) -> None:
     """Raise if the answered agents are not exactly those who wait."""
+    if list(answers) == agents:
+        return
     missing = sorted(repr(agent) for agent in agents if agent not in answers)
     extra = sorted(repr(agent) for agent in answers if agent not in agents)
     if missing or extra:

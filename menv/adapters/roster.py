@@ -127,7 +127,7 @@ class Roster:
         if flagged:
             self._pay(rewards, obs, terminateds, truncateds, report)
             obs = self._end_flagged(obs, terminateds, truncateds, infos, report)
-        elif self._held or self._some_paid(rewards):
+        elif self._held or (rewards and self._some_paid(rewards)):
             agents = self.waiting.agents
             if not self._held and list(rewards) == agents and list(obs) == agents:
                 # The same agents as last time, each paid for its own action: nothing to look up.

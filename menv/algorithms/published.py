@@ -35,6 +35,7 @@ class Published:
         env_steps_per_sample: Env steps of one fragment.
         force_on_policy: As `on_policy`.
         weights_seq_no: The number of the weights that act now, from 1.
+        observation_fn: Whether the algorithm has one.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Published:
         self.env_steps_per_sample = config.fragment_length(1)
         self.force_on_policy = on_policy
         self.weights_seq_no = 0
+        self.observation_fn = config.multiagent.observation_fn is not None
         self._base_env = base_env
         self._policies = policies
         self._history = WeightsHistory()

@@ -20,9 +20,12 @@ class Answerer:
         close: Ends the connection after what was replied.
         always: Whether the transport needs a reply to every body.
         answers_in: The dialect of answers, where the request was translated from it.
+
+    Attributes:
+        reply: As given; so are `dialect`, `close` and `always`.
     """
 
-    __slots__ = ("_answers_in", "_reply", "always", "close", "dialect")
+    __slots__ = ("_answers_in", "always", "close", "dialect", "reply")
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class Answerer:
         always: bool = False,
         answers_in: Dialect | None = None,
     ) -> None:
-        self._reply = reply
+        self.reply = reply
         self._answers_in = answers_in or dialect
         self.dialect = dialect
         self.close = close
@@ -40,7 +43,11 @@ class Answerer:
 
     def send(self, message: Answer) -> None:
         """Answer."""
-        self._reply(encode(message, self._answers_in))
+        self.reply(self.body(message))
+
+    def body(self, message: Answer) -> bytes:
+        """Return an answer as `reply` takes it."""
+        return encode(message, self._answers_in)
 
     def refuse(self, error: BadMessageError, seq: int | None = None) -> None:
         """Answer that the request cannot be taken."""

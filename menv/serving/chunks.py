@@ -44,16 +44,31 @@ class ChunkDesk:
         env_steps: Env steps that were taken.
         repeated: Steps that came again, and were skipped.
         widths: How many numbers a row has of `dist_inputs` and `state_in`, one for each kind of policy, where known.
+        refused: Whether none are taken, because policies learn from something else than clients observe.
     """
 
     def __init__(self, switchboard: Switchboard, ioctx: InputContext, limits: Limits) -> None:
         self.env_steps = 0
         self.repeated = 0
         self.widths: Mapping[str, frozenset[int]] = {}
+        self.refused = False
         self._board = switchboard
         self._ioctx = ioctx
         self._limits = limits
         self.spaces_of = AgentSpaces(ioctx).of
+
+    def check_allowed(self, request: Episodes) -> None:
+        """Refuse episodes where none are taken.
+
+        Raises:
+            BadMessageError: None are.
+        """
+        if self.refused:
+            raise BadMessageError(
+                Code.NOT_ALLOWED,
+                f"{type(request).__struct_config__.tag}: policies here see what an observation_fn makes of "
+                "observations, expected a client that asks for each action; send GET_ACTION",
+            )
 
     def take(
         self, state: ClientState, request: Episodes, dialect: Dialect, *, translated: bool = False

@@ -103,8 +103,8 @@ class ClientState:
         Raises:
             BadMessageError: It does.
         """
-        total = self.backlog.total
-        if self.backlog.waiting + size > limits.max_waiting or (
+        backlog, total = self.backlog, self.backlog.total
+        if backlog.waiting + size > limits.max_waiting or (
             total is not None and total.waiting + size > _CLIENTS * limits.max_waiting
         ):
             raise BadMessageError(

@@ -58,16 +58,20 @@ class Intake:
         self._slices = slices
         self._max_depth = max_depth
         self._always = always
+        self._short = min(_SHORT, translation.longest_inline)
         # What goes on with the last body; until it is done, others wait, and `_hold` is what transports wait for.
         self._job: Job | None = None
         self._work: Work | None = None
         self._hold: Future[None] | None = None
         self._waiting: deque[tuple[bytes, Reply, Close]] = deque()
+        self._last: Answerer | None = None
 
     def received(self, body: bytes, reply: Reply, close: Close) -> Future[None] | None:
         """Take one body; see `Conversation.received`."""
         if self._hold is not None:
             self._waiting.append((body, reply, close))
+        elif len(body) <= self._short:
+            self._read_at_once(body, reply, close)
         else:
             self._take(body, reply, close)
         return self._hold
@@ -92,6 +96,7 @@ class Intake:
     def lost(self) -> None:
         """Forget what has not been read or done."""
         self._waiting.clear()
+        self._last = None
         if self._job is not None:
             self._translation.drop(self._job)
         if self._work is not None:
@@ -106,11 +111,29 @@ class Intake:
             if len(body) > _SHORT:
                 self._read_in_turn(body, reply, close)
                 return
+        except BadMessageError as error:
+            self._listener.refuse(error, Answerer(reply, _dialect_of(body), close))
+            return
+        self._read_at_once(body, reply, close)
+
+    def _read_at_once(self, body: bytes, reply: Reply, close: Close) -> None:
+        """Read a short body here."""
+        try:
             request, dialect = decode(body, self._max_depth)
         except BadMessageError as error:
             self._listener.refuse(error, Answerer(reply, _dialect_of(body), close))
             return
-        self._listener.answer(request, Answerer(reply, dialect, close, self._always), translated=False)
+        self._listener.answer(request, self._answerer_of(reply, dialect, close), translated=False)
+
+    def _answerer_of(self, reply: Reply, dialect: Dialect, close: Close) -> Answerer:
+        """Return the way back for a body that was read here; over a stream it is nearly always the same."""
+        last = self._last
+        if last is not None and last.dialect is dialect and last.reply == reply and last.close == close:
+            return last
+        answerer = Answerer(reply, dialect, close, self._always)
+        # With a reply to each request there is another way back for each, which ends with it.
+        self._last = None if self._always else answerer
+        return answerer
 
     def _read_in_turn(self, body: bytes, reply: Reply, close: Close) -> None:
         """Read a body here that may take some milliseconds: those of several peers are not read in one go."""

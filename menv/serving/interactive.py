@@ -6,7 +6,6 @@ A session hands it these requests. A message that comes again is recognised by i
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from menv.input_context import InputContext
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.limits import Limits
 from menv.serving.client_state import ClientState, Link
+from menv.serving.questions import Decided, Question, Questions, Refused
 from menv.serving.turn_values import TurnValues
 from menv.serving.wire import columns
 from menv.serving.wire.bad_message import BadMessageError, Code
@@ -34,9 +34,6 @@ from menv.serving.wire.messages import (
 )
 from menv.switchboard import Switchboard
 
-Decided = Callable[[Link, str, Any, int | None], None]
-"""Takes what was decided for a link: the client's episode id, the actions or an error, and the message's number."""
-
 _MOST_REPEATED = 16
 
 
@@ -48,16 +45,27 @@ class Interactive:
         ioctx: The spaces.
         limits: How many episodes and agents.
         decided: Called in the sampler's thread.
+        refused: Answers questions that turn out to be none.
     """
 
     def __init__(
-        self, switchboard: Switchboard, ioctx: InputContext, limits: Limits, decided: Decided
+        self,
+        switchboard: Switchboard,
+        ioctx: InputContext,
+        limits: Limits,
+        decided: Decided,
+        refused: Refused,
     ) -> None:
         self._board = switchboard
         self._ioctx = ioctx
         self._limits = limits
         self._values = TurnValues(ioctx, limits.max_agents)
         self._decided = decided
+        self._questions = Questions(switchboard, self._values, refused)
+
+    def settle(self) -> None:
+        """Do what has been put off: what comes next finds everything done that came before it."""
+        self._questions.ask()
 
     def start(self, state: ClientState, request: StartEpisode, answerer: Answerer) -> None:
         """Begin an episode."""
@@ -85,8 +93,8 @@ class Interactive:
         link.answer = EpisodeStarted(episode_id=name)
         answerer.send(link.answer)
 
-    def turn(self, state: ClientState, request: Turn, answerer: Answerer) -> None:
-        """Take one message of an episode.
+    def question(self, state: ClientState, request: GetAction, answerer: Answerer) -> None:
+        """Take a message that asks for actions, but for its observation, which is read with those of others.
 
         Raises:
             BadMessageError: It cannot be taken, and was not.
@@ -94,8 +102,34 @@ class Interactive:
         link = self._link(state, request, answerer)
         if link is None:
             return
-        if isinstance(request, GetAction):
-            state.check_backlog(len(memoryview(request.observation)), self._limits, "GET_ACTION")
+        state.check_backlog(len(request.observation), self._limits, "GET_ACTION")
+        paid = None
+        if request.reward or request.info or request.done:
+            paid = self._paid(state, request, answerer.dialect)
+        self._questions.add(Question(link, request, answerer, paid, self._decided, link.seq, link.answer))
+
+    def _paid(
+        self, state: ClientState, request: GetAction, dialect: Dialect
+    ) -> tuple[Any, Any, Any, int] | None:
+        """Return what came with a question, as in `menv.line.Call`."""
+        told = len(request.info)
+        if told:
+            state.check_backlog(told, self._limits, "info")
+        returns = self._returns(request, dialect)
+        if returns is None:
+            return None
+        rewards, infos, done = returns
+        return rewards, infos or {}, done or {}, told
+
+    def turn(self, state: ClientState, request: Turn, answerer: Answerer) -> None:
+        """Take one message of an episode that asks for nothing.
+
+        Raises:
+            BadMessageError: It cannot be taken, and was not.
+        """
+        link = self._link(state, request, answerer)
+        if link is None:
+            return
         try:
             answer = self._take(state, link, request, answerer)
         except EpisodeError as error:
@@ -103,62 +137,69 @@ class Interactive:
         if request.seq is not None:
             link.seq = request.seq
         link.answer = answer
-        if answer is None:
-            link.waiting = [answerer]
         if isinstance(request, EndEpisode):
             state.finish(request.episode_id)
-        if answer is not None:
-            answerer.send(answer)
+        answerer.send(answer)
 
     def _link(self, state: ClientState, request: Turn, answerer: Answerer) -> Link | None:
-        """Return the episode that a message belongs to, None if the message came before."""
+        """Return the episode that a message belongs to, in which nobody waits; None if the message came before."""
         name, seq = request.episode_id, request.seq
-        link = state.links.get(name) or state.finished.get(name)
-        if link is not None and seq is not None:
-            if seq == link.seq:
-                # The reply was lost, or is still to come.
-                if link.answer is not None:
-                    answerer.send(link.answer)
-                elif len(link.waiting) < _MOST_REPEATED:
-                    link.waiting.append(answerer)
-                else:
-                    raise BadMessageError(
-                        Code.TOO_MANY,
-                        f"{type(request).__struct_config__.tag}.seq: {seq} has come {_MOST_REPEATED} times, expected "
-                        "fewer; wait for the answer",
-                    )
-                return None
-            if seq != link.seq + 1 and link.seq >= 0:
-                raise BadMessageError(
-                    Code.WRONG_ORDER,
-                    f"{type(request).__struct_config__.tag}.seq: {seq} after {link.seq}, expected {link.seq + 1}; "
-                    "number the messages of an episode one by one",
-                )
+        link = state.links.get(name)
+        if link is not None and not link.waiting and (seq is None or seq == link.seq + 1):
+            return link
+        # What was put off may change what there is to say.
+        self.settle()
+        link = link or state.finished.get(name)
+        if link is not None and seq is not None and self._came_before(link, seq, request, answerer):
+            return None
         if link is None or name in state.finished:
             why = "was not found" if link is None else "is completed"
             raise BadMessageError(
                 Code.UNKNOWN_EPISODE,
                 f"episode_id: this episode {why}, expected an open one; send START_EPISODE",
             )
-        return link
-
-    def _take(self, state: ClientState, link: Link, request: Turn, answerer: Answerer) -> Answer | None:
-        """Do what a message says; None where the answer comes later."""
-        # Everything is read before anything is done: a message is taken whole or not at all.
-        dialect, board, seq = answerer.dialect, self._board, request.seq
         if link.waiting:
             raise BadMessageError(
                 Code.WRONG_ORDER,
                 f"{type(request).__struct_config__.tag}: the action that was asked for has not been answered, expected "
                 "one message after the other within an episode; wait for it",
             )
+        return link
+
+    def _came_before(self, link: Link, seq: int, request: Turn, answerer: Answerer) -> bool:
+        """Answer a message that comes again as before; False if it is the next one."""
+        where = f"{type(request).__struct_config__.tag}.seq"
+        if seq != link.seq:
+            if seq != link.seq + 1 and link.seq >= 0:
+                raise BadMessageError(
+                    Code.WRONG_ORDER,
+                    f"{where}: {seq} after {link.seq}, expected {link.seq + 1}; number the messages of an episode one "
+                    "by one",
+                )
+            return False
+        # The reply was lost, or is still to come.
+        if link.answer is not None:
+            answerer.send(link.answer)
+        elif len(link.waiting) < _MOST_REPEATED:
+            link.waiting.append(answerer)
+        else:
+            raise BadMessageError(
+                Code.TOO_MANY,
+                f"{where}: {seq} has come {_MOST_REPEATED} times, expected fewer; wait for the answer",
+            )
+        return True
+
+    def _take(self, state: ClientState, link: Link, request: Turn, answerer: Answerer) -> Answer:
+        """Do what a message says that asks for nothing."""
+        # Everything is read before anything is done: a message is taken whole or not at all.
+        dialect, board, seq = answerer.dialect, self._board, request.seq
         if not isinstance(request, LogReturns):
             board.check(type(request).__name__, link.board_id)
         told, size = len(memoryview(request.info)), 0
         if told:
             state.check_backlog(told, self._limits, "info")
         returns = self._returns(request, dialect)
-        if isinstance(request, GetAction | LogAction | EndEpisode):
+        if isinstance(request, LogAction | EndEpisode):
             size = len(memoryview(request.observation))
         if isinstance(request, EndEpisode):
             obs = self._values.observations(request.observation, dialect, "END_EPISODE", final=True)
@@ -170,12 +211,6 @@ class Interactive:
             actions = self._values.actions(request.action, obs, dialect)
             self._pay(link, returns, told)
             board.log(link.board_id, obs, actions, wait=False, size=size)
-        elif isinstance(request, GetAction):
-            obs = self._values.observations(request.observation, dialect, "GET_ACTION")
-            self._pay(link, returns, told)
-            name, decided = request.episode_id, self._decided
-            board.ask(link.board_id, obs, lambda actions: decided(link, name, actions, seq), size)
-            return None
         else:
             self._pay(link, returns, told)
         return Ok(seq=seq)

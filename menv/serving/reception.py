@@ -9,23 +9,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from menv.backlog import Backlog
 from menv.base_env import SINGLE_AGENT
+from menv.errors import CallOrderError, EpisodeError
 from menv.input_context import InputContext
+from menv.serving.answerer import Answerer
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.limits import Limits
-from menv.serving.carriers.transport import Peer
+from menv.serving.carriers.transport import Peer, Reply
 from menv.serving.chunks import ChunkDesk
-from menv.serving.client_state import ClientState, Link
+from menv.serving.client_state import ClientState
 from menv.serving.errands import Errands
 from menv.serving.interactive import Interactive
+from menv.serving.questions import Question
 from menv.serving.session import Session
 from menv.serving.slices import Slices
 from menv.serving.translation import Translation
-from menv.serving.wire.bad_message import Code
+from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect
 from menv.serving.wire.messages import Action, Error, encode
 from menv.spaces_json import space_to_json
@@ -33,6 +38,7 @@ from menv.switchboard import Switchboard
 
 _OF_TRANSPORTS = {"timeout": Code.TOO_SLOW, "too_many_connections": Code.TOO_MANY}
 """What transports say that have words of their own."""
+_NUMPY = (np.generic, np.ndarray)
 _MOST_AWAY = 1_000
 """Clients without a connection that are remembered; others that leave take the place of who left first."""
 
@@ -75,7 +81,7 @@ class Reception:
         self.access = access
         self.errands = errands
         self.return_s = return_s
-        self.interactive = Interactive(switchboard, ioctx, limits, self.decided)
+        self.interactive = Interactive(switchboard, ioctx, limits, self.decided, self.refuse)
         self.chunks = ChunkDesk(switchboard, ioctx, limits)
         self.slices = Slices()
         self.translation = Translation(ioctx, limits)
@@ -84,7 +90,7 @@ class Reception:
         self.sessions: set[Session] = set()
         self.refusals = 0
         self.backlog = Backlog()
-        self._decisions: deque[tuple[Link, str, Any, int | None, int]] = deque()
+        self._decisions: deque[tuple[Question, Any, int]] = deque()
 
     def open(self, peer: Peer, token: str | None) -> Session:
         """Begin to talk with a peer; see `Handler.open`."""
@@ -94,6 +100,7 @@ class Reception:
 
     def refused(self, why: str) -> bytes:
         """Return the ERROR for what a transport refuses; see `Handler.refused`."""
+        self.interactive.settle()
         self.refusals += 1
         word, _, sentence = why.partition(": ")
         code = _OF_TRANSPORTS.get(word) or (Code(word) if word in set(Code) else Code.NOT_ALLOWED)
@@ -106,9 +113,23 @@ class Reception:
             return {}
         return {"observation_space": space_to_json(observation), "action_space": space_to_json(action)}
 
-    def decided(self, link: Link, name: str, actions: Any, seq: int | None) -> None:
+    def refuse(
+        self, error: BadMessageError | CallOrderError, answerer: Answerer, seq: int | None = None
+    ) -> None:
+        """Answer a request that cannot be taken; `seq` is its number."""
+        if isinstance(error, EpisodeError):
+            error = BadMessageError(Code.WRONG_ORDER, str(error))
+        elif not isinstance(error, BadMessageError):
+            answerer.refuse(BadMessageError(Code.STOPPING, str(error)), seq)
+            return
+        self.refusals += 1
+        answerer.refuse(error, seq)
+        if error.code == Code.NOT_ALLOWED:
+            answerer.close()
+
+    def decided(self, question: Question, actions: Any) -> None:
         """Note what was decided for an episode; called in the sampler's thread, `flush` follows."""
-        self._decisions.append((link, name, actions, seq, self.switchboard.weights_seq_no))
+        self._decisions.append((question, actions, self.switchboard.weights_seq_no))
 
     def flush(self, post: Callable[[Callable[[], object]], None]) -> None:
         """Have everything that was decided sent; called in the sampler's thread."""
@@ -116,22 +137,33 @@ class Reception:
             decisions, self._decisions = self._decisions, deque()
             post(lambda: self._send(decisions))
 
-    def _send(self, decisions: deque[tuple[Link, str, Any, int | None, int]]) -> None:
+    def _send(self, decisions: deque[tuple[Question, Any, int]]) -> None:
         multi = self.ioctx.multi_agent
-        for link, name, actions, seq, number in decisions:
+        replies: list[tuple[Reply, bytes]] = []
+        for question, actions, number in decisions:
+            link, request = question.link, question.request
             if isinstance(actions, BaseException):
-                answer: Any = Error(code=str(Code.STOPPING), message=str(actions), seq=seq)
+                answer: Any = Error(code=str(Code.STOPPING), message=str(actions), seq=request.seq)
             else:
-                assert isinstance(actions, Mapping)
                 action = dict(actions) if multi else actions[SINGLE_AGENT]
-                answer = Action(episode_id=name, action=action, weights_seq_no=number, seq=seq)
+                if isinstance(action, _NUMPY):
+                    # An encoder takes much longer over what it has to ask for.
+                    action = action.tolist()
+                answer = Action(
+                    episode_id=request.episode_id, action=action, weights_seq_no=number, seq=request.seq
+                )
             link.answer = answer
             waiting, link.waiting = link.waiting, []
             for answerer in waiting:
-                answerer.send(answer)
+                replies.append((answerer.reply, answerer.body(answer)))
+        # One right after the other: a peer that comes to the end of its work in between falls asleep, and waking it
+        # costs as much as sending.
+        for reply, body in replies:
+            reply(body)
 
     def lost(self, session: Session) -> None:
         """Forget a connection; its client loses its episodes unless it may return."""
+        self.interactive.settle()
         self.sessions.discard(session)
         self.errands.drop(session)
         state = session.state

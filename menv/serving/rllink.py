@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from menv.errors import ConfigError
 from menv.input_context import InputContext
 from menv.serving.policy_server import PolicyServerInput
+from menv.serving.trainer import Trainer
 
 
 class RLlinkInput(PolicyServerInput):
@@ -27,3 +29,17 @@ class RLlinkInput(PolicyServerInput):
         self, ioctx: InputContext, address: str = "127.0.0.1", port: int = 5555, **settings: Any
     ) -> None:
         super().__init__(ioctx, address, port, **{"transport": "tcp", **settings})
+
+    def connect(self, trainer: Trainer) -> None:
+        """Let clients in; see `ExternalEnvs.connect`.
+
+        Raises:
+            ConfigError: What policies see is made by an `observation_fn`, which clients that act by themselves lack.
+        """
+        if trainer.observation_fn:
+            raise ConfigError(
+                "observation_fn: set beside RLlinkInput, whose clients act by themselves on what they observe, "
+                "expected one of the two; show more in the clients' own observations, or have remote clients ask "
+                "PolicyServerInput"
+            )
+        super().connect(trainer)

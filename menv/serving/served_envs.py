@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from menv.adapters.external import ExternalEnvs
 from menv.base_env import Ready
 from menv.call_errors import stopped
@@ -102,6 +104,7 @@ class ServedEnvs(ExternalEnvs):
             },
         }
         self._reception.chunks.widths = _widths(trainer)
+        self._reception.chunks.refused = trainer.observation_fn
         self.server.start()
 
     def published(self) -> None:
@@ -144,10 +147,17 @@ class ServedEnvs(ExternalEnvs):
         board = self.switchboard
         # Also where something is there already: what was decided last goes out in the loop.
         self.server.run(0.0 if board.ready else seconds)
-        until = time.monotonic() + self._batch_wait
-        # Looked at again and again: a wait of the selector takes a whole millisecond at least.
-        while board.ready and not board.all_ready and time.monotonic() < until:
-            self.server.run(0.0)
+        if not board.ready:
+            return
+        seen = 1
+
+        def all_here() -> bool:
+            """Whether those are there who were answered together last, and the last look has brought nobody else."""
+            nonlocal seen
+            more, seen = board.ready > seen, board.ready
+            return board.all_ready and not more
+
+        self.server.linger(self._batch_wait, all_here)
 
     def _wake(self) -> None:
         """Let a poll that waits look for errands."""
@@ -156,6 +166,9 @@ class ServedEnvs(ExternalEnvs):
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer clients; see `BaseEnv.send_actions`."""
+        if isinstance(actions, np.ndarray) and actions.ndim == 1 and actions.dtype.kind in "iu":
+            # Messages hold plain numbers; made all at once they cost nothing.
+            actions = actions.tolist()
         super().send_actions(slots, actions)
         self._reception.flush(self._post)
 

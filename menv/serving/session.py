@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from asyncio import Future
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from menv.backlog import Backlog
-from menv.errors import CallOrderError, EpisodeError, MenvError
+from menv.errors import CallOrderError, MenvError
 from menv.serving.answerer import Answerer
-from menv.serving.carriers.transport import Peer, Reply
+from menv.serving.carriers.transport import Peer
 from menv.serving.client_state import ClientState
 from menv.serving.errands import Do, Then
 from menv.serving.intake import Intake
@@ -26,6 +25,7 @@ from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.messages import (
     Episodes,
     EpisodesAndGetState,
+    GetAction,
     GetConfig,
     GetPolicies,
     GetState,
@@ -62,6 +62,7 @@ class Session:
         admitted: Whether a token is not needed, or was shown.
         state: What is remembered of the client.
         played_at: When it last brought episodes.
+        received: Takes one body; see `Conversation.received`.
     """
 
     def __init__(self, reception: Reception, peer: Peer, admitted: bool) -> None:
@@ -74,23 +75,27 @@ class Session:
         self.admitted = admitted
         limits, over_http = reception.limits, peer.transport == "http"
         self._intake = Intake(self, reception.translation, reception.slices, limits.max_depth, over_http)
-
-    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> Future[None] | None:
-        """Take one body; see `Conversation.received`."""
-        return self._intake.received(body, reply, close)
+        self.received = self._intake.received
 
     def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
         """Do what a request says; see `menv.serving.intake`."""
+        interactive = self._reception.interactive
         try:
+            if self.admitted and isinstance(request, GetAction):
+                interactive.question(self.state, request, answerer)
+                return
+            interactive.settle()
             if self.admitted and isinstance(request, Episodes):
                 self._take_episodes(request, answerer, translated)
             else:
                 self._handle(request, answerer)
         except (BadMessageError, CallOrderError) as error:
+            interactive.settle()
             self._fail(error, answerer, request)
 
     def refuse(self, error: BadMessageError, answerer: Answerer) -> None:
         """Answer a body that holds no request."""
+        self._reception.interactive.settle()
         self._reception.refusals += 1
         answerer.refuse(error)
         if error.code in (Code.NOT_ALLOWED, Code.INTERNAL):
@@ -101,21 +106,9 @@ class Session:
         self._intake.lost()
         self._reception.lost(self)
 
-    def _fail(self, error: Exception | None, answerer: Answerer, request: Request) -> None:
+    def _fail(self, error: BadMessageError | CallOrderError, answerer: Answerer, request: Request) -> None:
         """Answer a request that cannot be taken."""
-        seq = getattr(request, "seq", None)
-        if isinstance(error, BadMessageError):
-            self._reception.refusals += 1
-            answerer.refuse(error, seq)
-            if error.code == Code.NOT_ALLOWED:
-                answerer.close()
-        elif isinstance(error, EpisodeError):
-            self._reception.refusals += 1
-            answerer.refuse(BadMessageError(Code.WRONG_ORDER, str(error)), seq)
-        elif isinstance(error, CallOrderError):
-            answerer.refuse(BadMessageError(Code.STOPPING, str(error)), seq)
-        elif error is not None:
-            raise error
+        self._reception.refuse(error, answerer, getattr(request, "seq", None))
 
     def _handle(self, request: Request, answerer: Answerer) -> None:
         """Answer a request, now or later."""
@@ -169,13 +162,16 @@ class Session:
     def _take_episodes(self, request: Episodes, answerer: Answerer, translated: bool) -> None:
         """Take what a client played by itself."""
         reception = self._reception
+        reception.chunks.check_allowed(request)
         if isinstance(request, EpisodesAndGetState):
             self._check_errands()
 
         def then(error: Exception | None) -> None:
-            if error is not None:
+            if isinstance(error, BadMessageError | CallOrderError):
                 self._fail(error, answerer, request)
                 return
+            if error is not None:
+                raise error
             self.played_at = time.monotonic()
             if not isinstance(request, EpisodesAndGetState):
                 answerer.nothing()

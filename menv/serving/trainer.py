@@ -19,11 +19,13 @@ class Trainer(Protocol):
         env_steps_per_sample: Env steps of one fragment.
         force_on_policy: Whether clients that act by themselves shall wait for the next weights.
         weights_seq_no: The number of the weights that act now; it grows with every update.
+        observation_fn: Whether policies see what an `observation_fn` makes of observations, which clients do not have.
     """
 
     env_steps_per_sample: int
     force_on_policy: bool
     weights_seq_no: int
+    observation_fn: bool
 
     def policies(self) -> Mapping[str, Policy]:
         """Return the policies by id."""

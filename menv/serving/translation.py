@@ -77,6 +77,7 @@ class Translation:
     Attributes:
         usable: Whether bodies can be read elsewhere: not where a space has no form in JSON, and not where no process
             can be started.
+        longest_inline: Bytes of a body that is never read elsewhere.
         translated: Bodies that were read so far.
         deaths: Processes that ended by themselves or were killed.
     """
@@ -85,6 +86,7 @@ class Translation:
         self.translated = 0
         self.deaths = 0
         self._limits = limits
+        self.longest_inline = limits.inline_body
         self._setup = _setup(ioctx, limits)
         self.usable = self._setup is not None
         # By when they should be done: short ones overtake long ones, but none for ever.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Raw
@@ -54,6 +54,20 @@ class TurnValues:
             )
             for agent, value in self._by_agent(raw, dialect, where).items()
         }
+
+    def observations_of_several(
+        self, raws: Sequence[Raw], dialect: Dialect, what: str
+    ) -> list[dict[AgentId, Any]]:
+        """Return observations by agent of R messages, on which somebody acts; see `observations`.
+
+        Raises:
+            BadMessageError: One of them is none; which one, is not said.
+        """
+        if self._multi_agent:
+            return [self.observations(raw, dialect, what) for raw in raws]
+        where = f"{what}.observation"
+        space = self.spaces(SINGLE_AGENT, where)[0]
+        return [{SINGLE_AGENT: element} for element in columns.observations(raws, space, dialect, where)]
 
     def actions(self, raw: Raw, obs: Mapping[AgentId, Any], dialect: Dialect) -> dict[AgentId, Any]:
         """Return the actions that a client took, for the agents that observe.

@@ -19,6 +19,7 @@ class MultiAgentConfig:
     """Ids, or `(policy_id, batch) -> bool`; None trains every policy that can learn."""
     observation_fn: Callable[..., Mapping[Any, Any]] | None = None
     """`(agent_obs, worker, base_env, policies, episode, **kw) -> {agent_id: new obs}`, asked on every env step;
-    the policies' `observation_space` says what the new observations look like."""
+    the policies' `observation_space` says what the new observations look like. Remote clients have to ask for each
+    action then: episodes that they played by themselves are refused."""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     """What fragment lengths and the train batch size count."""

@@ -24,7 +24,7 @@ class Bucket:
             now: Seconds of any clock that only goes forward.
         """
         # `_booked` is the time up to which the rate is used up: every one moves it on by its share.
-        booked = max(self._booked, now)
+        booked = now if self._booked < now else self._booked
         ahead = booked - now - self._span
         if ahead > -self._each / 2:
             return ahead + self._each

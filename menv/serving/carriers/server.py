@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from time import monotonic
 from typing import Any
 
 from menv.errors import CallOrderError, ContractError
@@ -21,6 +23,7 @@ from menv.serving.carriers.transport import Handler, Transport
 _STOP_S = 0.8
 """The most that transports may take together to end; sockets are then closed with the loop."""
 _JOIN_S = 10.0
+_let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 _RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE)
 
 
@@ -60,7 +63,7 @@ class Server:
         self._turns = threading.Condition()
         self._at_home = False
         self._lent_to: int | None = None
-        self._over = False
+        self._over = self._lingers = False
         self.addresses: list[tuple[str, int]] = []
         self.faults = Faults()
 
@@ -152,12 +155,40 @@ class Server:
             if alarm is not None:
                 alarm.cancel()
 
+    def linger(self, seconds: float, done: Callable[[], bool]) -> None:
+        """Run the borrowed loop for so many seconds, or until `done`, which it asks after every look at the sockets.
+
+        It never sleeps: a wait of the selector takes a whole millisecond at least.
+        """
+        loop = self._loop
+        assert loop is not None
+        if self._over or done():
+            return
+        until = monotonic() + seconds
+        next_look: asyncio.Handle
+
+        def look() -> None:
+            nonlocal next_look
+            if done() or monotonic() >= until:
+                loop.stop()
+            else:
+                # Whom it waits for may need this very processor.
+                _let_others_run()
+                next_look = loop.call_soon(look)
+
+        self._lingers, next_look = True, loop.call_soon(look)
+        try:
+            loop.run_forever()
+        finally:
+            self._lingers = False
+            next_look.cancel()
+
     def pause(self) -> None:
         """Let `run` return, once everything that came with the last look at the sockets has been handled.
 
         Called by what the loop runs; nothing happens unless the loop is borrowed.
         """
-        if self._lent_to is not None and self._loop is not None:
+        if self._lent_to is not None and self._loop is not None and not self._lingers:
             self._loop.stop()
 
     def give_back(self) -> None:

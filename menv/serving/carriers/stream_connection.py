@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
@@ -68,6 +69,10 @@ class StreamConnection(asyncio.Protocol):
             BadMessageError: The peer does not keep to the protocol.
         """
 
+    def _only_body(self, data: bytes) -> bytes | None:
+        """Take bytes that are one whole body and nothing else, and return it; None if they may be anything else."""
+        return None
+
     def _completed(self) -> list[bytes]:
         """Return the bodies that were whole before `_feed` raised."""
         return []
@@ -113,9 +118,12 @@ class StreamConnection(asyncio.Protocol):
             if not self._scheduled:
                 self._take_turn()
             return
-        bodies = self._take_apart(data)
+        body = self._only_body(data) if self._partial_since is None and not self._silent else None
+        bodies = self._take_apart(data) if body is None else (body,)
         # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
-        if len(bodies) == 1 and not (self._paused or self._throttled or self._held or self._is_too_fast()):
+        if len(bodies) == 1 and not (
+            self._paused or self._throttled or self._held or self._is_too_fast(self._heard)
+        ):
             self._hand_over(bodies[0])
         elif bodies:
             self._bodies.extend(bodies)
@@ -207,7 +215,7 @@ class StreamConnection(asyncio.Protocol):
             if not self._bodies:
                 budget -= _SLICE
                 self._bodies.extend(self._take_apart(self._next_slice()))
-            elif not self._is_too_fast():
+            elif not self._is_too_fast(monotonic()):
                 body = self._bodies.popleft()
                 budget -= 1 + len(body) // _WEIGHT
                 self._hand_over(body)
@@ -236,7 +244,7 @@ class StreamConnection(asyncio.Protocol):
             self._unfed, self._fed = b"", 0
         return data
 
-    def _take_apart(self, data: bytes) -> list[bytes]:
+    def _take_apart(self, data: bytes) -> Sequence[bytes]:
         try:
             bodies = self._feed(data)
         except BadMessageError as error:
@@ -257,9 +265,9 @@ class StreamConnection(asyncio.Protocol):
             self._partial_since = self._heard
         return bodies
 
-    def _is_too_fast(self) -> bool:
+    def _is_too_fast(self, now: float) -> bool:
         """Return whether the next body has to wait; if so, everything waits for it."""
-        wait = self._bucket.wait(monotonic())
+        wait = self._bucket.wait(now)
         if not wait:
             return False
         self._throttled = True

@@ -39,6 +39,9 @@ class _TcpConnection(StreamConnection):
     def _feed(self, data: bytes) -> list[bytes]:
         return self._frames.feed(data)
 
+    def _only_body(self, data: bytes) -> bytes | None:
+        return self._frames.only(data)
+
     def _completed(self) -> list[bytes]:
         return self._frames.completed
 

@@ -19,6 +19,9 @@ from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.framing import MOST_BODY_BYTES, Frames, frame
 
 _CHUNK = 1 << 18
+_OPEN_S = 5.0
+"""Seconds for the handshake of a WebSocket, which is tried again then: encrypted ones were seen that never end, though
+both sides wait for each other."""
 _CLOSE_S = 1.0
 _UNWELCOME = (401, 403)
 _MSGPACK = "application/msgpack"
@@ -187,7 +190,7 @@ class WebSocketClientConnection:
                 f"ws{'s' * address.tls}://{address.authority}{address.path}",
                 additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
                 compression=None,
-                open_timeout=timeout,
+                open_timeout=min(timeout, _OPEN_S),
                 close_timeout=_CLOSE_S,
                 max_size=None,
                 ssl=_context() if address.tls else None,
@@ -199,6 +202,9 @@ class WebSocketClientConnection:
                     f"PolicyClient: {address} refuses ({error}), expected to be let in; check token and address"
                 ) from error
             raise ConnectionRefusedError(f"the server lets no WebSocket in ({error})") from error
+        except self._errors as error:
+            # Cut before the handshake was over; encrypted, that is no OSError.
+            raise _lost(error) from error
 
     def send(self, body: bytes) -> None:
         """Send a message; see `ClientConnection`."""
@@ -217,7 +223,8 @@ class WebSocketClientConnection:
 
     def close(self) -> None:
         """End the connection."""
-        self._opened.__exit__(None, None, None)
+        with contextlib.suppress(*self._errors):
+            self._opened.__exit__(None, None, None)
 
 
 def _end(connected: socket.socket) -> None:

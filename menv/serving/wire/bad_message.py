@@ -58,7 +58,7 @@ MEANINGS: Mapping[Code, str] = MappingProxyType(
         Code.UNKNOWN_POLICY: "There is no policy of this id.",
         Code.UNKNOWN_EPISODE: "No episode of this id is open on this session.",
         Code.WRONG_ORDER: "The message cannot come now, such as a second START_EPISODE for an open episode.",
-        Code.NOT_ALLOWED: "The token, the Origin or the Host is missing or wrong.",
+        Code.NOT_ALLOWED: "The token, the Origin or the Host is missing or wrong, or such messages are not taken here.",
         Code.TOO_MANY: "There are too many connections, episodes, agents or bodies in a second.",
         Code.TOO_SLOW: "Nothing, or only a part of a body, came for too long, or a body took too long to read.",
         Code.STOPPING: "The server is about to stop.",

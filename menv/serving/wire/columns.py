@@ -7,6 +7,7 @@ the dtype of the space, finite and inside the bounds, or refused. It knows no po
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from msgspec import Raw
 
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.bad_value import BadValueError
-from menv.serving.wire.dialect import Dialect, Typed, fields
+from menv.serving.wire.dialect import Data, Dialect, Typed, fields, listed
 from menv.serving.wire.masks import MaskCheck
 from menv.serving.wire.number_reader import NumberReader
 from menv.serving.wire.packed import Packed
@@ -43,7 +44,7 @@ class ColumnReader:
         self.msgpack: Any = rows | Packed if isinstance(reader, NumberReader) else rows
         self._typed = Typed(self.json, self.msgpack)
 
-    def read(self, raw: Raw, dialect: Dialect, where: str) -> Column:
+    def read(self, raw: Data, dialect: Dialect, where: str) -> Column:
         """Return a column of as many elements as there are.
 
         Raises:
@@ -176,6 +177,22 @@ def observation(
         except BadValueError as error:
             raise error.in_message(where, is_column=False) from None
     return value
+
+
+def observations(raws: Sequence[Raw], space: Space, dialect: Dialect, where: str = "observations") -> Column:
+    """Return R observations on which somebody acts, each of a message of its own.
+
+    Raises:
+        BadMessageError: One of them is no element of the space, or its mask allows nothing.
+    """
+    reader = reader_of(space)
+    found = reader.columns.read(listed(raws, dialect), dialect, where)
+    if reader.masks:
+        try:
+            reader.masks.check(found, len(raws))
+        except BadValueError as error:
+            raise error.in_message(where) from None
+    return found
 
 
 def action(raw: Raw, space: Space, dialect: Dialect, where: str = "action") -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -86,6 +86,7 @@ class Typed:
 
 
 _FIELDS = Typed(dict[str, Raw])
+_JSON_FIELDS: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def fields(data: Data, dialect: Dialect, where: str) -> dict[str, Raw]:
@@ -99,6 +100,13 @@ def fields(data: Data, dialect: Dialect, where: str) -> dict[str, Raw]:
     if _has_more_strings(bytes(data), found) if in_json else _entries(data) != len(found):
         raise BadMessageError(Code.DUPLICATE_KEY, f"{where}: a key is there twice, expected each key once")
     return found
+
+
+def listed(values: Sequence[Raw], dialect: Dialect) -> bytes:
+    """Return whole values as a list of them."""
+    if dialect is Dialect.JSON:
+        return b"[%b]" % b",".join(values)
+    return b"\xdd%b%b" % (len(values).to_bytes(4, "big"), b"".join(values))
 
 
 def check_keys(data: Data, dialect: Dialect, where: str, keys: int, strings: int) -> None:
@@ -122,15 +130,34 @@ def check_keys(data: Data, dialect: Dialect, where: str, keys: int, strings: int
         fields(data, dialect, where)
 
 
+def is_plain(body: bytes, dialect: Dialect, keys: int, strings: int) -> bool:
+    """Return whether an object surely has each key once, after it was decoded; the arguments are those of `check_keys`.
+
+    Where it says no, that has to be found out.
+
+    Raises:
+        msgspec.MsgspecError: It is not written well.
+    """
+    if dialect is not Dialect.JSON:
+        return _entries(body) == keys
+    quotes = body.count(b'"')
+    if quotes == 2 * (keys + strings):
+        return True
+    found = _JSON_FIELDS(body)
+    # What is beyond the keys are quotes in values, or a key that is there twice, or one with quotes in it.
+    return quotes == 2 * len(found) + b"".join(found.values()).count(b'"')
+
+
 def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:
     """Return whether a JSON object has more strings than its entries: those of an entry that was lost."""
-    hidden = _quotes(text) - 2 * len(found)
-    return hidden > 0 and hidden > sum(_quotes(bytes(value)) for value in found.values())
-
-
-def _quotes(text: bytes) -> int:
-    """Return how many quotes begin or end a text."""
-    return without_escapes(text).count(b'"')
+    if b"\\" in text:
+        text = without_escapes(text)
+    # Two quotes begin and end a text.
+    hidden = text.count(b'"') - 2 * len(found)
+    if hidden <= 0:
+        return False
+    # No value ends within a text, so that one look at all of them sees what one at each would.
+    return hidden > without_escapes(b"".join(found.values())).count(b'"')
 
 
 def _entries(data: Data) -> int:
@@ -165,7 +192,8 @@ def check_stack(body: bytes, dialect: Dialect) -> None:
     Raises:
         BadMessageError: It is one.
     """
-    if sys.getrecursionlimit() > _SAFE_LEVELS:
+    # As many levels take as many bytes at least.
+    if len(body) > _SAFE_LEVELS and sys.getrecursionlimit() > _SAFE_LEVELS:
         _check_levels(body, dialect, _SAFE_LEVELS, "message")
 
 

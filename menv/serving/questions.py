@@ -1,0 +1,138 @@
+"""Questions: the actions that clients ask for in one round of the loop, read and handed to the sampler all at once.
+
+`Interactive` adds what is in order but for its observation, and has everything asked before it does anything else. A
+message by itself costs little that way; what is done with numpy, under locks and in other threads is done once. It
+knows no connections, and not which message may come when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from menv.errors import CallOrderError
+from menv.line import Call, Paid
+from menv.serving.answerer import Answerer
+from menv.serving.client_state import Link
+from menv.serving.turn_values import TurnValues
+from menv.serving.wire.bad_message import BadMessageError
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.messages import Answer, GetAction
+from menv.switchboard import Switchboard
+
+_DIALECTS = tuple(Dialect)
+_MOST_BYTES = 65_536
+"""Bytes of observations that are read in one go."""
+
+Decided: TypeAlias = "Callable[[Question, Mapping[Any, Any] | BaseException], None]"
+"""Takes the actions that were decided for a question, or why there are none."""
+Refused: TypeAlias = Callable[[BadMessageError | CallOrderError, Answerer, int | None], None]
+"""Answers a message that cannot be taken: why, where to, and the message's number."""
+
+
+class Question(Struct, eq=False):
+    """One GET_ACTION; called with the actions, or with why there are none.
+
+    Attributes:
+        link: The episode.
+        request: The message.
+        answerer: Where it came from.
+        paid: What came with it.
+        decided: Called in the sampler's thread.
+        seq_before: Number of the message before it.
+        answer_before: What that was answered.
+    """
+
+    link: Link
+    request: GetAction
+    answerer: Answerer
+    paid: Paid | None
+    decided: Decided
+    seq_before: int
+    answer_before: Answer | None
+
+    def __call__(self, actions: Mapping[Any, Any] | BaseException) -> None:
+        """Take what was decided."""
+        self.decided(self, actions)
+
+
+class Questions:
+    """Questions of this round of the loop. Everything is called in the loop.
+
+    Args:
+        switchboard: Where the sampler is.
+        values: Reads observations.
+        refused: Answers those that cannot be asked.
+    """
+
+    def __init__(self, switchboard: Switchboard, values: TurnValues, refused: Refused) -> None:
+        self._board = switchboard
+        self._values = values
+        self._refused = refused
+        self._added: list[Question] = []
+        self._bytes = 0
+
+    def add(self, question: Question) -> None:
+        """Have a question asked before the loop looks at its sockets again, or at once if much is there to be read."""
+        if not self._added:
+            asyncio.get_running_loop().call_soon(self.ask)
+        self._added.append(question)
+        link, request = question.link, question.request
+        if request.seq is not None:
+            link.seq = request.seq
+        link.answer, link.waiting = None, [question.answerer]
+        self._bytes += len(request.observation)
+        if self._bytes > _MOST_BYTES:
+            self.ask()
+
+    def ask(self) -> None:
+        """Ask what was added."""
+        if not self._added:
+            return
+        added, self._added, self._bytes = self._added, [], 0
+        calls: list[Call] = []
+        for dialect in _DIALECTS:
+            mine = [question for question in added if question.answerer.dialect is dialect]
+            for question, obs in zip(mine, self._read(mine, dialect), strict=True):
+                if isinstance(obs, Exception):
+                    self._refuse(question, obs)
+                else:
+                    size = len(question.request.observation)
+                    calls.append((question.link.board_id, obs, question, size, question.paid))
+        for (_, _, asked, _, _), error in self._board.ask_all(calls):
+            assert isinstance(asked, Question)
+            self._refuse(asked, error)
+
+    def _read(self, questions: list[Question], dialect: Dialect) -> list[dict[Any, Any] | Exception]:
+        """Return the observations of questions by agent, or why they are none."""
+        raws = [question.request.observation for question in questions]
+        if len(raws) > 1:
+            try:
+                return [*self._values.observations_of_several(raws, dialect, "GET_ACTION")]
+            except Exception:
+                # Whose fault it was is found one by one, so that it costs nobody else anything.
+                pass
+        read: list[dict[Any, Any] | Exception] = []
+        for raw in raws:
+            try:
+                read.append(self._values.observations(raw, dialect, "GET_ACTION"))
+            except Exception as error:
+                read.append(error)
+        return read
+
+    def _refuse(self, question: Question, error: Exception) -> None:
+        """Take a question back: nothing of its message has been taken."""
+        link = question.link
+        waiting, link.waiting = link.waiting, []
+        link.seq, link.answer = question.seq_before, question.answer_before
+        for answerer in waiting:
+            if isinstance(error, BadMessageError | CallOrderError):
+                self._refused(error, answerer, question.request.seq)
+            else:
+                # A fault of ours costs the connection.
+                answerer.close()
+                loop = asyncio.get_running_loop()
+                loop.call_exception_handler({"message": "GET_ACTION", "exception": error})

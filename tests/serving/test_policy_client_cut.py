@@ -1,0 +1,98 @@
+"""Policy clients over WebSocket and over TLS whose connections are cut, in the middle of handshakes too."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from menv.serving.carriers.access import Access
+from menv.serving.client import client_link
+from menv.serving.client.policy_client import PolicyClient
+from menv.serving.policy_server import Carrier
+from tests.serving.courses import SCHEMES, Course, cut_wire, observation
+
+Mode = Literal["local", "remote"]
+
+EPISODES, STEPS = 6, 15
+ROUNDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 30))]
+"""Seeds; each cuts connections at other places."""
+MOST: dict[Mode, int] = {"local": 6000, "remote": 3000}
+"""Bytes after which a connection has been cut, beside those of the handshake that encrypts it."""
+HANDSHAKE = 4000
+SLOW_WEBSOCKET = pytest.param("websocket", marks=pytest.mark.slow)
+"""Encrypted, one run in some fifty is not answered in time, with both sides waiting; it is not known why."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a certificate for localhost, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return certificate, key
+
+
+def play_while_cut(client: PolicyClient, paid: list[float]) -> None:
+    """Play two episodes at a time; every reward is paid once."""
+    rewards = iter(paid)
+    for _ in range(0, EPISODES, 2):
+        names = [client.start_episode() for _ in range(2)]
+        for step in range(STEPS):
+            for name in names:
+                client.get_action(name, observation(step))
+                client.log_returns(name, next(rewards))
+        for name in names:
+            client.end_episode(name, observation(STEPS))
+
+
+def lose_nothing(
+    mode: Mode, transport: Carrier, scheme: str, seed: int, most: int, **settings: object
+) -> None:
+    """Play over a wire that is cut again and again, and look for each reward."""
+    paid = [float(number) for number in range(EPISODES * STEPS)]
+    course = Course(transport=transport, **settings)  # type: ignore[arg-type]
+    with course, cut_wire(course, seed, 8, most) as wire:
+        address = f"{scheme}://localhost:{wire.port}"
+        with PolicyClient(address, mode, update_interval=0.01, timeout=20) as client:
+            play_while_cut(client, paid)
+        assert course.has_rewards(paid)
+        assert wire.cuts >= 1
+
+
+@pytest.mark.parametrize("seed", ROUNDS)
+@pytest.mark.parametrize("mode", ["local", "remote"])
+def test_nothing_is_lost_over_a_websocket_that_is_cut_anywhere(
+    mode: Mode, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_link, "_LONGEST_PAUSE_S", 0.05)
+    lose_nothing(mode, "websocket", "ws", seed, MOST[mode])
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+@pytest.mark.parametrize("seed", ROUNDS)
+@pytest.mark.parametrize("mode", ["local", "remote"])
+@pytest.mark.parametrize("transport", ["tcp", "http", SLOW_WEBSOCKET])
+def test_nothing_is_lost_over_an_encrypted_connection_that_is_cut_anywhere(
+    transport: Carrier, mode: Mode, seed: int, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_link, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+    access = Access(ssl_certificate=files[0], ssl_key=files[1])
+    lose_nothing(mode, transport, f"{SCHEMES[transport]}s", seed, HANDSHAKE + MOST[mode], access=access)
