@@ -9,21 +9,16 @@ from __future__ import annotations
 import contextlib
 import http.client
 import secrets
-import socket
-import ssl
-from typing import Any, Protocol
+from typing import Protocol
 
-from menv.errors import ConfigError, MissingExtraError
 from menv.serving.client.client_address import ClientAddress
+from menv.serving.client.client_socket import encryption, end_socket, lost, open_socket
+from menv.serving.client.websocket_client import WebSocketClientConnection
 from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.framing import MOST_BODY_BYTES, Frames, frame
 
-_CHUNK = 1 << 18
-_OPEN_S = 5.0
-"""Seconds for the handshake of a WebSocket, which is tried again then: encrypted ones were seen that never end, though
-both sides wait for each other."""
-_CLOSE_S = 1.0
-_UNWELCOME = (401, 403)
+_CHUNK = 1 << 16
+"""Bytes read at once: for more, each look at the socket takes fresh memory from the system, even if little has come."""
 _MSGPACK = "application/msgpack"
 
 
@@ -73,14 +68,14 @@ def connect(address: ClientAddress, token: str | None, timeout: float, name: str
         ConfigError: The server lets nobody in with this token.
         MissingExtraError: WebSocket needs a package that is not installed.
     """
-    kinds: dict[str, Any] = {"http": HttpClientConnection, "ws": WebSocketClientConnection}
     try:
         if address.scheme == "tcp":
             return TcpClientConnection(address, timeout)
-        opened: ClientConnection = kinds[address.scheme](address, token, timeout, name)
+        if address.scheme == "http":
+            return HttpClientConnection(address, token, timeout, name)
+        return WebSocketClientConnection(address, token, timeout)
     except OSError as error:
-        raise _lost(error) from error
-    return opened
+        raise lost(error) from error
 
 
 class TcpClientConnection:
@@ -89,10 +84,7 @@ class TcpClientConnection:
     answers_all = False
 
     def __init__(self, address: ClientAddress, timeout: float) -> None:
-        self._socket = socket.create_connection((address.host, address.port), timeout)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if address.tls:
-            self._socket = _context().wrap_socket(self._socket, server_hostname=address.host)
+        self._socket = open_socket(address, timeout)
         self._frames = Frames(MOST_BODY_BYTES)
         self._bodies: list[bytes] = []
 
@@ -101,7 +93,7 @@ class TcpClientConnection:
         try:
             self._socket.sendall(frame(body))
         except OSError as error:
-            raise _lost(error) from error
+            raise lost(error) from error
 
     def receive(self) -> bytes:
         """Return the next body; see `ClientConnection`."""
@@ -109,7 +101,7 @@ class TcpClientConnection:
             try:
                 data = self._socket.recv(_CHUNK)
             except OSError as error:
-                raise _lost(error) from error
+                raise lost(error) from error
             if not data:
                 raise ConnectionResetError("the server ended the connection")
             try:
@@ -120,7 +112,7 @@ class TcpClientConnection:
 
     def close(self) -> None:
         """End the connection, also for a thread that waits for a body."""
-        _end(self._socket)
+        end_socket(self._socket)
 
 
 class HttpClientConnection:
@@ -131,7 +123,7 @@ class HttpClientConnection:
     def __init__(self, address: ClientAddress, token: str | None, timeout: float, name: str) -> None:
         if address.tls:
             self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
-                address.host, address.port, timeout=timeout, context=_context()
+                address.host, address.port, timeout=timeout, context=encryption()
             )
         else:
             self._http = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
@@ -148,7 +140,7 @@ class HttpClientConnection:
         try:
             self._http.request("POST", self._path, body, self._headers)
         except (OSError, http.client.HTTPException) as error:
-            raise _lost(error) from error
+            raise lost(error) from error
 
     def receive(self) -> bytes:
         """Return the body of the response; see `ClientConnection`."""
@@ -159,90 +151,10 @@ class HttpClientConnection:
                     raise ConnectionResetError("the response broke off, or is none of a server of menv")
                 return response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise _lost(error) from error
+            raise lost(error) from error
 
     def close(self) -> None:
         """End the connection, also for a thread that waits for a response."""
         if self._http.sock is not None:
-            _end(self._http.sock)
+            end_socket(self._http.sock)
         self._http.close()
-
-
-class WebSocketClientConnection:
-    """A binary message for each body."""
-
-    answers_all = False
-
-    def __init__(self, address: ClientAddress, token: str | None, timeout: float, name: str) -> None:
-        try:
-            from websockets.exceptions import InvalidHandshake, WebSocketException
-            from websockets.sync.client import connect as open_websocket
-        except ImportError as error:
-            raise MissingExtraError(
-                "PolicyClient: WebSocket needs websockets, which is not installed; pip install 'menv[serve]', "
-                "or take an address that begins with http:// or tcp://"
-            ) from error
-        self._timeout = timeout
-        self._errors = (OSError, EOFError, WebSocketException)
-        try:
-            # As a context manager, because newer versions connect no earlier.
-            self._opened = open_websocket(
-                f"ws{'s' * address.tls}://{address.authority}{address.path}",
-                additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
-                compression=None,
-                open_timeout=min(timeout, _OPEN_S),
-                close_timeout=_CLOSE_S,
-                max_size=None,
-                ssl=_context() if address.tls else None,
-            )
-            self._websocket = self._opened.__enter__()
-        except InvalidHandshake as error:
-            if getattr(getattr(error, "response", None), "status_code", None) in _UNWELCOME:
-                raise ConfigError(
-                    f"PolicyClient: {address} refuses ({error}), expected to be let in; check token and address"
-                ) from error
-            raise ConnectionRefusedError(f"the server lets no WebSocket in ({error})") from error
-        except self._errors as error:
-            # Cut before the handshake was over; encrypted, that is no OSError.
-            raise _lost(error) from error
-
-    def send(self, body: bytes) -> None:
-        """Send a message; see `ClientConnection`."""
-        try:
-            self._websocket.send(body)
-        except self._errors as error:
-            raise _lost(error) from error
-
-    def receive(self) -> bytes:
-        """Return the next message; see `ClientConnection`."""
-        try:
-            message = self._websocket.recv(self._timeout)
-        except self._errors as error:
-            raise _lost(error) from error
-        return message.encode() if isinstance(message, str) else message
-
-    def close(self) -> None:
-        """End the connection."""
-        with contextlib.suppress(*self._errors):
-            self._opened.__exit__(None, None, None)
-
-
-def _end(connected: socket.socket) -> None:
-    # Closing alone would leave a thread waiting that reads from it.
-    with contextlib.suppress(OSError):
-        connected.shutdown(socket.SHUT_RDWR)
-    connected.close()
-
-
-def _context() -> ssl.SSLContext:
-    """Return what trusts the authorities of this machine, and those in the file that SSL_CERT_FILE names."""
-    return ssl.create_default_context()
-
-
-def _lost(error: Exception) -> ConnectionError:
-    """Return any failure on the way as one kind of error."""
-    if isinstance(error, ConnectionError):
-        return error
-    if isinstance(error, TimeoutError):
-        return ConnectionAbortedError("no answer in time")
-    return ConnectionAbortedError(str(error) or type(error).__name__)

@@ -1,0 +1,151 @@
+"""A client's connection over WebSocket. The package `websockets` does the protocol, this module the socket.
+
+So one thread reads and writes it, like any other connection: an encrypted socket on which one thread writes while
+another reads may, in some versions of Python, keep what was written to itself for ever. `client_connection` opens it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import Any
+
+from menv.errors import ConfigError, MissingExtraError
+from menv.serving.client.client_address import ClientAddress
+from menv.serving.client.client_socket import end_socket, lost, open_socket
+
+_CHUNK = 1 << 16
+_GOING_AWAY = 1001
+_UNWELCOME = (401, 403)
+_UNHEARD = logging.Logger("menv.serving.client.websocket", logging.CRITICAL)
+"""What goes wrong is raised, not logged; this one is nobody's child and has no handler."""
+
+
+class WebSocketClientConnection:
+    """A binary message for each body; see `ClientConnection`."""
+
+    answers_all = False
+
+    def __init__(self, address: ClientAddress, token: str | None, timeout: float) -> None:
+        try:
+            from websockets.client import ClientProtocol
+            from websockets.uri import parse_uri
+        except ImportError as error:
+            raise MissingExtraError(
+                "PolicyClient: WebSocket needs websockets, which is not installed; pip install 'menv[serve]', "
+                "or take an address that begins with http:// or tcp://"
+            ) from error
+        uri = parse_uri(f"ws{'s' * address.tls}://{address.authority}{address.path}")
+        self._protocol = ClientProtocol(uri, max_size=None, logger=_UNHEARD)
+        self._bodies: list[bytes] = []
+        self._fragments: list[bytes] = []
+        # Whoever closes may be another thread than the one that sends.
+        self._writing = threading.Lock()
+        self._socket = open_socket(address, timeout)
+        try:
+            self._shake_hands(address, token)
+        except BaseException:
+            end_socket(self._socket)
+            raise
+
+    def send(self, body: bytes) -> None:
+        """Send a message; see `ClientConnection`."""
+        try:
+            with self._writing:
+                self._protocol.send_binary(body)
+                self._flush()
+        except Exception as error:
+            # The package says in words of its own that the connection has ended.
+            raise lost(error) from error
+
+    def receive(self) -> bytes:
+        """Return the next message; see `ClientConnection`."""
+        while not self._bodies:
+            for frame in self._read():
+                self._take(frame)
+            if not self._bodies and self._protocol.close_expected():
+                raise ConnectionResetError("the server ended the connection")
+        return self._bodies.pop(0)
+
+    def close(self) -> None:
+        """End the connection, also for a thread that waits for a message."""
+        with contextlib.suppress(Exception), self._writing:
+            self._protocol.send_close(_GOING_AWAY)
+            self._flush()
+        end_socket(self._socket)
+
+    def _shake_hands(self, address: ClientAddress, token: str | None) -> None:
+        """Ask to be let in, and wait for the answer.
+
+        Raises:
+            ConfigError: The server lets nobody in with this token.
+            ConnectionError: It does not answer, or wants no WebSocket.
+        """
+        protocol = self._protocol
+        request = protocol.connect()
+        if token is not None:
+            request.headers["Authorization"] = f"Bearer {token}"
+        try:
+            protocol.send_request(request)
+            self._flush()
+        except OSError as error:
+            raise lost(error) from error
+        answer = None
+        while answer is None and protocol.handshake_exc is None:
+            # Messages may have come with the answer.
+            answer, *frames = self._read() or [None]
+            for frame in frames:
+                self._take(frame)
+        why = protocol.handshake_exc
+        if why is None:
+            return
+        status = getattr(answer, "status_code", None)
+        if status is None:
+            raise ConnectionResetError("the server ended the connection before it answered")
+        if status in _UNWELCOME:
+            raise ConfigError(
+                f"PolicyClient: {address} refuses ({why}), expected to be let in; check token and address"
+            ) from why
+        raise ConnectionRefusedError(f"the server lets no WebSocket in ({why})") from why
+
+    def _read(self) -> list[Any]:
+        """Return what the next bytes hold: the answer to the handshake, or frames; waits for bytes.
+
+        Raises:
+            ConnectionError: None come any more, or not in time.
+        """
+        protocol = self._protocol
+        try:
+            data = self._socket.recv(_CHUNK)
+            if data:
+                protocol.receive_data(data)
+            else:
+                protocol.receive_eof()
+            events: list[Any] = protocol.events_received()
+            with self._writing:
+                # A pong, or the answer to a farewell.
+                self._flush()
+        except Exception as error:
+            raise lost(error) from error
+        if not data and not events and protocol.handshake_exc is None:
+            raise ConnectionResetError("the server ended the connection")
+        return events
+
+    def _take(self, frame: Any) -> None:
+        """Take a frame in, a part of a message or something about the connection."""
+        from websockets.frames import Opcode
+
+        if frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            return
+        self._fragments.append(bytes(frame.data))
+        if frame.fin:
+            self._bodies.append(b"".join(self._fragments))
+            self._fragments.clear()
+
+    def _flush(self) -> None:
+        """Send what the protocol has to say."""
+        for data in self._protocol.data_to_send():
+            # Nothing stands for the end, which `close` sees to.
+            if data:
+                self._socket.sendall(data)
