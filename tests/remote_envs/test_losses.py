@@ -212,6 +212,7 @@ def test_with_nobody_waiting_for_it_what_hangs_holds_nobody_up(tmp_path: Path) -
     assert watch.faulty == []
 
 
+@pytest.mark.alone
 def test_a_poll_with_a_timeout_comes_back_with_nothing_while_what_it_waits_for_takes_longer(
     tmp_path: Path,
 ) -> None:
@@ -298,6 +299,7 @@ def test_stopping_does_not_wait_for_what_hangs(tmp_path: Path) -> None:
     assert time.monotonic() - began < 50
 
 
+@pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("running_ray")
 @pytest.mark.parametrize("per_process", [1, 2])
 def test_losses_on_ray_are_made_good_too(per_process: int, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Both engines; one Ray for all tests of a session, because starting it takes seconds."""
+"""Both engines; one Ray for all tests of a session, because starting it takes seconds.
+
+In a parallel run the tests that need it share a group, so that one process starts it.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -25,7 +28,7 @@ def running_ray() -> Iterator[None]:
         ray.shutdown()
 
 
-@pytest.fixture(params=["process", "ray"])
+@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """An engine of each kind, and the promise that nobody is left when it has stopped."""
     if request.param == "ray":

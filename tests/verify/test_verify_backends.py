@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API
 
 # Ray is started in the test that is about it, and may run already.
 WITHOUT_RAY = [backend for backend in BACKENDS if not backend.on_ray]
+# The others are compared with each other elsewhere in this module.
+ON_RAY = [BACKENDS[0], *(backend for backend in BACKENDS if backend.on_ray)]
 ALL = [backend.name for backend in WITHOUT_RAY]
 WORKERS = ["2 workers (process)"]
 FAR = [*WORKERS, "remote environments (process)"]
@@ -70,10 +73,15 @@ def test_policies_of_every_kind_are_the_same_everywhere(config: dict[str, Any]) 
     assert report.num_envs == 3
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "tictactoe", "traffic", hosted.connect_four], ids=str)
-def test_workers_and_remote_environments_on_ray_agree_too(env: Any) -> None:
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize(
+    ("env", "backends"),
+    [("CartPole-v1", BACKENDS), ("tictactoe", ON_RAY), ("traffic", ON_RAY), (hosted.connect_four, ON_RAY)],
+    ids=["CartPole-v1", "tictactoe", "traffic", "connect_four"],
+)
+def test_workers_and_remote_environments_on_ray_agree_too(env: Any, backends: Sequence[Backend]) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
-    report = verify_backends(env, env_steps=400, ray=True)
+    report = verify_backends(env, env_steps=400, ray=True, backends=backends)
     assert "2 workers (ray)" in report.digests
     assert "remote environments (ray)" in report.digests
     assert report.same, str(report)
