@@ -16,7 +16,6 @@ from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 
-pytestmark = pytest.mark.xdist_group("memory")
 OBS = np.zeros(2, np.float32)
 SWARM = 10
 EPISODE = 25

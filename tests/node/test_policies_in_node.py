@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from menv import Policy, export_onnx
 from menv.loop.golden import columns, paths
 from tests.bundles.cases import KINDS, algorithm_of, observations
 from tests.doc_blocks import blocks, run_python
 
-# One process installs the packages.
-pytestmark = pytest.mark.xdist_group("node")
 HERE = Path(__file__).parent
 ROWS = 1000
 CHECK = """

@@ -88,7 +88,6 @@ def test_every_poll_says_the_same(name: str, per_process: int, crashes: bool) ->
     check_polls(name, per_process, crashes, "process")
 
 
-@pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("running_ray")
 @every_script
 def test_every_poll_says_the_same_on_ray(name: str) -> None:

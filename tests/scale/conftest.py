@@ -1,7 +1,4 @@
-"""Both engines; one Ray for all tests of a session, because starting it takes seconds.
-
-In a parallel run the tests that need it share a group, so that one process starts it.
-"""
+"""Both engines; one Ray for all tests of a session, because starting it takes seconds."""
 
 import logging
 from collections.abc import Iterator
@@ -28,7 +25,7 @@ def running_ray() -> Iterator[None]:
         ray.shutdown()
 
 
-@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
+@pytest.fixture(params=["process", "ray"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """An engine of each kind, and the promise that nobody is left when it has stopped."""
     if request.param == "ray":

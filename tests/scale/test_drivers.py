@@ -13,7 +13,7 @@ import ray
 from tests.scale.processes import PATIENCE_S, driver, eventually, lives, ran
 
 
-@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
+@pytest.fixture(params=["process", "ray"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of an engine; drivers use the Ray of these tests, as they would use a cluster."""
     if request.param == "ray":
@@ -149,7 +149,6 @@ def test_a_driver_that_is_killed_leaves_nobody(tmp_path: Path, kind: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("ray")
 def test_a_driver_that_has_started_ray_itself_takes_all_of_it_along(tmp_path: Path) -> None:
     text = STAYING.replace("print(*", "print(*children(), *")
     text = text.replace("    engine =", "    from tests.scale.processes import children\n    engine =")

@@ -14,8 +14,6 @@ from menv.scale.ray_engine import RayEngine
 from tests.scale.homes import Counter
 from tests.scale.processes import driver, ran
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 
 @pytest.fixture
 def address(running_ray: None) -> str:

@@ -73,7 +73,6 @@ def test_policies_of_every_kind_are_the_same_everywhere(config: dict[str, Any]) 
     assert report.num_envs == 3
 
 
-@pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize(
     ("env", "backends"),
     [("CartPole-v1", BACKENDS), ("tictactoe", ON_RAY), ("traffic", ON_RAY), (hosted.connect_four, ON_RAY)],

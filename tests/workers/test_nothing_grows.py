@@ -6,9 +6,6 @@ import pytest
 
 from tests.workers.churn import churn, growth
 
-# Parallel runs begin with groups; a minute at their end would be waited for.
-pytestmark = pytest.mark.xdist_group("memory")
-
 
 def check(seconds: float, most_mb: float) -> None:
     sizes, result = churn(seconds)

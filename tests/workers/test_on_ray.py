@@ -13,7 +13,7 @@ from tests.scale.processes import driver, ran
 from tests.workers.crews import PLAYERS, running, same, weights_of
 from tests.workers.test_lost_workers import kill
 
-pytestmark = [pytest.mark.usefixtures("running_ray"), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.usefixtures("running_ray")
 
 
 @pytest.mark.parametrize("settings", [{}, {"env": "tictactoe", "multiagent": PLAYERS}], ids=["gym", "turns"])
