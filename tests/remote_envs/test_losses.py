@@ -198,11 +198,11 @@ def test_a_successor_that_cannot_begin_is_tried_again_and_not_for_ever(tmp_path:
 @pytest.mark.parametrize("wait", [0, LOCK_STEP])
 def test_what_hangs_is_given_up_and_the_others_play_on(wait: int, tmp_path: Path) -> None:
     fate = Fate(tmp_path, TOGETHER, hangs=[("step", 1, 4), ("reset", 0, 3)])
-    watch = Told(remote(fate, 3, wait=wait, env_timeout=0.5))
+    watch = Told(remote(fate, 3, wait=wait, env_timeout=1.5))
     for world in (0, 1, 2):
         watch.until(world, 15)
     assert sorted(watch.faulty) == [0, 1]
-    assert all("no answer for 0.5 s, expected one within env_timeout=0.5" in one.line for one in watch.faults)
+    assert all("no answer for 1.5 s, expected one within env_timeout=1.5" in one.line for one in watch.faults)
 
 
 def test_with_nobody_waiting_for_it_what_hangs_holds_nobody_up(tmp_path: Path) -> None:
