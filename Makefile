@@ -38,7 +38,7 @@ demo: setup  ## train TicTacToe by self-play and show the result
 test: setup  ## run the tests, without the slow ones; with ARGS="tests/test_registry.py -x" those, in one process
 ifeq ($(strip $(ARGS)),)
 	$(PYTEST) -rs -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not soak and not alone"
-	$(PYTEST) -rs -m "alone and not slow and not soak"
+	$(PYTEST) -rs -m "alone and not slow and not soak" $$(grep -rl --include="*.py" "mark\.alone" tests)
 else
 	$(PYTEST) -rs $(ARGS)
 endif

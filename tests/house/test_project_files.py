@@ -74,7 +74,7 @@ def terms(expression: str) -> dict[str, bool]:
 def test_the_parts_of_make_test_run_each_test_of_the_default_run_once() -> None:
     command = ["make", "--no-print-directory", "--dry-run", "test", "ARGS="]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    parts = [terms(one) for one in re.findall(r'pytest .*-m "(.+)"', printed)]
+    parts = [terms(one) for one in re.findall(r'pytest .*-m "([^"]+)"', printed)]
     (default,) = (terms(one) for one in PROJECT["tool"]["pytest"]["ini_options"]["addopts"] if " " in one)
     assert len(parts) > 1
     for values in itertools.product([False, True], repeat=3):

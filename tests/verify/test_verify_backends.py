@@ -21,6 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API
 WITHOUT_RAY = [backend for backend in BACKENDS if not backend.on_ray]
 # The others are compared with each other elsewhere in this module.
 ON_RAY = [BACKENDS[0], *(backend for backend in BACKENDS if backend.on_ray)]
+OVER_THERE = [backend for backend in BACKENDS if backend.name in ("copies", "another process")]
 ALL = [backend.name for backend in WITHOUT_RAY]
 WORKERS = ["2 workers (process)"]
 FAR = [*WORKERS, "remote environments (process)"]
@@ -127,7 +128,7 @@ def test_what_depends_on_where_it_is_put_is_found(env: Any, differing: list[str]
 
 
 def test_what_environments_leave_in_their_class_is_found() -> None:
-    report = verify_backends(unsteady.Numbered, num_envs=4, env_steps=200, backends=WITHOUT_RAY)
+    report = verify_backends(unsteady.Numbered, num_envs=4, env_steps=200, backends=HERE)
     first = first_of(report, "copies once more")
     assert (first.env_index, first.episode, first.step, first.column) == (0, 0, 0, "rewards")
     assert "earlier environment" in report.differences[0].suspects
@@ -211,7 +212,7 @@ def test_what_no_name_leads_to_is_left_out_of_another_process_and_said_so() -> N
 
 def test_settings_that_are_no_json_are_left_out_of_another_process() -> None:
     config = {"multiagent": {"policies": ["a", "b"], "policy_mapping_fn": by_seat}}
-    report = verify_backends("tictactoe", config, num_envs=2, env_steps=40, backends=WITHOUT_RAY)
+    report = verify_backends("tictactoe", config, num_envs=2, env_steps=40, backends=OVER_THERE)
     assert report.same
     assert "JSON cannot hold these settings" in report.left_out["another process"]
 
@@ -220,7 +221,7 @@ def test_what_another_process_does_not_know_is_said_in_its_own_words() -> None:
     import gymnasium as gym
 
     gym.register("OnlyHere-v0", entry_point="tests.verify.unsteady:Walk")
-    report = verify_backends("OnlyHere-v0", num_envs=2, env_steps=40, backends=WITHOUT_RAY)
+    report = verify_backends("OnlyHere-v0", num_envs=2, env_steps=40, backends=OVER_THERE)
     assert report.same
     assert "'OnlyHere-v0'" in report.left_out["another process"]
 
