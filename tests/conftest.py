@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -19,19 +20,21 @@ ON_RAY = (
 LONG = ("tests/workers/test_nothing_grows.py",)
 """What would be waited for if it came last."""
 
-# Whatever is imported and collected stays: nothing to look for until the tests begin.
-gc.disable()
-
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith((*ON_RAY, *LONG)))
 
 
-def pytest_collection_finish() -> None:
-    # Nor later: thousands of tests and the libraries that they import are left out of each collection.
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    # Thousands of tests and the libraries that they import stay: nothing to look through, now or at each collection.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -41,8 +44,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    class Files(LoadFileScheduling):
+    class Files(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "on Ray" if nodeid.startswith(ON_RAY) else super()._split_scope(nodeid)
+            return "on Ray" if nodeid.startswith(ON_RAY) else str(super()._split_scope(nodeid))
 
     return Files(config, log)

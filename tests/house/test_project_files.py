@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from tests.conftest import LONG, ON_RAY
 from tests.house.sources import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -80,6 +81,14 @@ def test_the_parts_of_make_test_run_each_test_of_the_default_run_once() -> None:
     for values in itertools.product([False, True], repeat=3):
         marks = dict(zip(("slow", "soak", "alone"), values, strict=True))
         assert sum(part.items() <= marks.items() for part in parts) == (default.items() <= marks.items())
+
+
+def test_whoever_hands_out_tests_asks_which_belong_together() -> None:
+    """`tests/conftest.py` answers for those on Ray."""
+    from xdist.scheduler import LoadFileScheduling
+
+    assert "_split_scope" in LoadFileScheduling.schedule.__code__.co_names
+    assert all((ROOT / place).exists() for place in (*ON_RAY, *LONG))
 
 
 @pytest.mark.parametrize("interpreter", ["", "false"])
