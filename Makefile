@@ -11,6 +11,10 @@ EXTRAS := train,ray,pettingzoo,serve,dev
 SOURCES := $(wildcard menv tests examples benchmarks)
 # Handed to the command of the target: make bench ARGS="--json"
 ARGS ?=
+# Processes that the tests are shared out to
+JOBS ?= 2
+# Processes beside each other have no use for threads that wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(IN_VENV) -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-soak check bench format clean
@@ -31,8 +35,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: setup  ## train TicTacToe by self-play and show the result
 	$(IN_VENV) examples/tictactoe.py $(ARGS)
 
-test: setup  ## run the tests, without the slow ones
-	$(IN_VENV) -m pytest -rs $(ARGS)
+test: setup  ## run the tests, without the slow ones; with ARGS="tests/test_registry.py -x" those, in one process
+ifeq ($(strip $(ARGS)),)
+	$(PYTEST) -rs -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not soak and not alone"
+	$(PYTEST) -rs -m "alone and not slow and not soak" $$(grep -rl --include="*.py" "mark\.alone" tests)
+else
+	$(PYTEST) -rs $(ARGS)
+endif
 
 test-slow: setup  ## run the slow tests only: learning curves and long enumerations
 	$(IN_VENV) -m pytest -m slow $(ARGS)

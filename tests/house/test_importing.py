@@ -60,6 +60,7 @@ def test_a_client_needs_neither_torch_nor_a_server() -> None:
     assert heavy_modules_after(f"{code}\nimport menv.serving.client.local_actor", servers) == []
 
 
+@pytest.mark.alone
 def test_import_menv_takes_little_more_than_numpy_and_gymnasium() -> None:
     # Interleaved, so that a busy machine slows both sides down alike.
     seconds: dict[str, list[float]] = {"import numpy, gymnasium": [], "import menv": []}

@@ -1,5 +1,6 @@
 """pyproject.toml, constraints.txt and the scripts agree with each other."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from tests.conftest import LONG, ON_RAY
 from tests.house.sources import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -63,6 +65,30 @@ def test_make_without_a_target_lists_the_targets() -> None:
     )
     for target in ("setup", "demo", "test", "test-slow", "check", "bench", "format", "clean"):
         assert f"make {target} " in listed.stdout
+
+
+def terms(expression: str) -> dict[str, bool]:
+    """Return which marks a selection of tests asks for, and which it has none of."""
+    return {term.removeprefix("not "): not term.startswith("not ") for term in expression.split(" and ")}
+
+
+def test_the_parts_of_make_test_run_each_test_of_the_default_run_once() -> None:
+    command = ["make", "--no-print-directory", "--dry-run", "test", "ARGS="]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    parts = [terms(one) for one in re.findall(r'pytest .*-m "([^"]+)"', printed)]
+    (default,) = (terms(one) for one in PROJECT["tool"]["pytest"]["ini_options"]["addopts"] if " " in one)
+    assert len(parts) > 1
+    for values in itertools.product([False, True], repeat=3):
+        marks = dict(zip(("slow", "soak", "alone"), values, strict=True))
+        assert sum(part.items() <= marks.items() for part in parts) == (default.items() <= marks.items())
+
+
+def test_whoever_hands_out_tests_asks_which_belong_together() -> None:
+    """`tests/conftest.py` answers for those on Ray."""
+    from xdist.scheduler import LoadFileScheduling
+
+    assert "_split_scope" in LoadFileScheduling.schedule.__code__.co_names
+    assert all((ROOT / place).exists() for place in (*ON_RAY, *LONG))
 
 
 @pytest.mark.parametrize("interpreter", ["", "false"])

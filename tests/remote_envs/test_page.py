@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.doc_blocks import blocks, run_python
 
 
+@pytest.mark.alone
 def test_the_block_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
     (script,) = blocks("docs/remote_environments.md", "python")
     assert run_python(tmp_path / "simulator.py", script) == [

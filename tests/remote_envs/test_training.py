@@ -225,6 +225,7 @@ def test_an_environment_that_cannot_be_created_there_is_an_error_with_its_traceb
     assert "in __init__" in str(caught.value.__cause__)
 
 
+@pytest.mark.alone
 def test_environments_that_take_their_time_step_at_the_same_time() -> None:
     def seconds(far: dict[str, Any]) -> float:
         config = {

@@ -77,7 +77,10 @@ def test_modules_are_found_where_the_driver_finds_them(tmp_path: Path, kind: str
     assert ran(driver(tmp_path, text, kind, str(tmp_path / "elsewhere"))).split()[-2:] == ["None", "7"]
 
 
-def test_a_process_has_the_variables_of_its_driver_and_one_thread_for_linear_algebra(tmp_path: Path) -> None:
+def test_a_process_has_the_variables_of_its_driver_and_one_thread_for_linear_algebra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     text = """
         import os
         from menv.scale.engines import make_engine
@@ -163,6 +166,8 @@ INTERRUPTED = """
     import signal, sys
     from menv.scale.engines import make_engine
     from tests.scale.homes import Counter
+    # Shells start what runs in the background with this signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     engine = make_engine(sys.argv[1])
     peer = engine.start(Counter, label="worker 1")
     peer.answer()

@@ -107,6 +107,7 @@ def test_a_body_that_eight_digits_cannot_count_is_not_framed() -> None:
         frame(Endless())
 
 
+@pytest.mark.alone
 def test_ten_times_the_small_pieces_take_about_ten_times_as_long() -> None:
     """With copies of everything that waits it would be a hundred times."""
 

@@ -337,6 +337,7 @@ def seconds_to_read(body: bytes) -> float:
     return time.perf_counter() - start
 
 
+@pytest.mark.alone
 def test_a_healthy_peer_is_answered_beside_eight_that_send_the_worst_bodies() -> None:
     bodies = hostile_bodies(2_000_000)
     with receiving(inline_body=64_000) as one, one.client() as healthy:

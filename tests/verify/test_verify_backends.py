@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API
 
 # Ray is started in the test that is about it, and may run already.
 WITHOUT_RAY = [backend for backend in BACKENDS if not backend.on_ray]
+# The others are compared with each other elsewhere in this module.
+ON_RAY = [BACKENDS[0], *(backend for backend in BACKENDS if backend.on_ray)]
+OVER_THERE = [backend for backend in BACKENDS if backend.name in ("copies", "another process")]
 ALL = [backend.name for backend in WITHOUT_RAY]
 WORKERS = ["2 workers (process)"]
 FAR = [*WORKERS, "remote environments (process)"]
@@ -70,10 +74,14 @@ def test_policies_of_every_kind_are_the_same_everywhere(config: dict[str, Any]) 
     assert report.num_envs == 3
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "tictactoe", "traffic", hosted.connect_four], ids=str)
-def test_workers_and_remote_environments_on_ray_agree_too(env: Any) -> None:
+@pytest.mark.parametrize(
+    ("env", "backends"),
+    [("CartPole-v1", BACKENDS), ("tictactoe", ON_RAY), ("traffic", ON_RAY), (hosted.connect_four, ON_RAY)],
+    ids=["CartPole-v1", "tictactoe", "traffic", "connect_four"],
+)
+def test_workers_and_remote_environments_on_ray_agree_too(env: Any, backends: Sequence[Backend]) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
-    report = verify_backends(env, env_steps=400, ray=True)
+    report = verify_backends(env, env_steps=400, ray=True, backends=backends)
     assert "2 workers (ray)" in report.digests
     assert "remote environments (ray)" in report.digests
     assert report.same, str(report)
@@ -120,7 +128,7 @@ def test_what_depends_on_where_it_is_put_is_found(env: Any, differing: list[str]
 
 
 def test_what_environments_leave_in_their_class_is_found() -> None:
-    report = verify_backends(unsteady.Numbered, num_envs=4, env_steps=200, backends=WITHOUT_RAY)
+    report = verify_backends(unsteady.Numbered, num_envs=4, env_steps=200, backends=HERE)
     first = first_of(report, "copies once more")
     assert (first.env_index, first.episode, first.step, first.column) == (0, 0, 0, "rewards")
     assert "earlier environment" in report.differences[0].suspects
@@ -204,7 +212,7 @@ def test_what_no_name_leads_to_is_left_out_of_another_process_and_said_so() -> N
 
 def test_settings_that_are_no_json_are_left_out_of_another_process() -> None:
     config = {"multiagent": {"policies": ["a", "b"], "policy_mapping_fn": by_seat}}
-    report = verify_backends("tictactoe", config, num_envs=2, env_steps=40, backends=WITHOUT_RAY)
+    report = verify_backends("tictactoe", config, num_envs=2, env_steps=40, backends=OVER_THERE)
     assert report.same
     assert "JSON cannot hold these settings" in report.left_out["another process"]
 
@@ -213,7 +221,7 @@ def test_what_another_process_does_not_know_is_said_in_its_own_words() -> None:
     import gymnasium as gym
 
     gym.register("OnlyHere-v0", entry_point="tests.verify.unsteady:Walk")
-    report = verify_backends("OnlyHere-v0", num_envs=2, env_steps=40, backends=WITHOUT_RAY)
+    report = verify_backends("OnlyHere-v0", num_envs=2, env_steps=40, backends=OVER_THERE)
     assert report.same
     assert "'OnlyHere-v0'" in report.left_out["another process"]
 

@@ -135,12 +135,12 @@ def test_an_environment_that_hangs_is_given_up_with_the_line_where_it_stood(
     deaf: bool, tmp_path: Path
 ) -> None:
     config = {"flag": str(tmp_path / "flag"), "deaf": deaf}
-    with running(2, env=f"{HERE}:Hanging", env_config=config, env_timeout=1.0) as algo:
+    with running(2, env=f"{HERE}:Hanging", env_config=config, env_timeout=2.0) as algo:
         with pytest.warns(EnvFaultWarning, match=r"worker 2"):
             result = algo.train()
         assert result["num_env_steps_sampled"] == 128
         assert result["num_faulty_episodes"] == 2
-        assert "did not return for env_timeout=1 s, from act (crews.py:" in result["first_fault"]
+        assert "did not return for env_timeout=2 s, from act (crews.py:" in result["first_fault"]
 
 
 def test_an_environment_that_raises_costs_one_episode_in_a_worker_as_it_does_here(tmp_path: Path) -> None:

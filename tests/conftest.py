@@ -1,0 +1,51 @@
+"""What a whole run of the tests does: what its processes keep together, begin with, and never look through."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+ON_RAY = (
+    "tests/scale/",
+    "tests/remote_envs/test_as_in_one_process.py",
+    "tests/remote_envs/test_losses.py",
+    "tests/verify/test_verify_backends.py",
+    "tests/workers/test_on_ray.py",
+)
+"""Which tests start Ray; of several processes, one does."""
+
+LONG = ("tests/workers/test_nothing_grows.py",)
+"""What would be waited for if it came last."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith((*ON_RAY, *LONG)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    # Thousands of tests and the libraries that they import stay: nothing to look through, now or at each collection.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out whole files, and those on Ray as if they were one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "on Ray" if nodeid.startswith(ON_RAY) else str(super()._split_scope(nodeid))
+
+    return Files(config, log)
