@@ -7,6 +7,11 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# No test asserts a time, and on a busy machine any example may take long.
+settings.register_profile("menv", deadline=None)
+settings.load_profile("menv")
 
 ON_RAY = (
     "tests/scale/",
