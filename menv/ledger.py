@@ -312,12 +312,12 @@ class Ledger:
         next_mask = np.zeros((len(last), 0), np.bool_) if masks is None else masks[last]
         missing = np.zeros(len(owners.slot), np.bool_)
         finals = [self._ends.obs[index] for index in cut_rows.end_order.tolist()]
-        absent = np.fromiter((final is None for final in finals), np.bool_, len(finals))
+        absent = np.array([final is None for final in finals], np.bool_)
         missing[cut_rows.end_segments[absent]] = True
         missing &= ~cut_rows.withdrawn
         if not absent.all():
             given = cut_rows.end_segments[~absent]
-            shown = [final for final in finals if final is not None]
+            shown = [final for final in finals if final is not None] if absent.any() else finals
             rows, final_masks = self._prepared(shown, owners.take(given), prepare_finals)
             next_obs[given] = rows
             next_mask[given] = True if final_masks is None else final_masks

@@ -24,6 +24,8 @@ MASK_KEY = "action_mask"
 
 Rows = npt.NDArray[Any]
 _ROW = np.dtype(np.float32)
+# Rows whose bounds lie side by side.
+_TILE = 64
 _NEARLY = np.float32(0.999)
 Mask = npt.NDArray[np.bool_]
 
@@ -79,6 +81,7 @@ class ObsPreprocessor:
         self.dtype = np.dtype(np.uint8) if pixels else _ROW
         self._keys = {len(space.spaces)} if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
         low, high = self._bounds = self._flat_bounds()
+        self._tiled_bounds = np.tile(low, _TILE), np.tile(high, _TILE)
         self._middle, self._per_half = _halves(low, high)
         self._any_byte = pixels and not low.any() and bool((high == 255).all())
         flat = isinstance(space, gym.spaces.Box) and space.dtype == _ROW and len(space.shape) == 1
@@ -191,14 +194,23 @@ class ObsPreprocessor:
             scaled = (rows - self._middle) * self._per_half
         return bool(scaled.max() < _NEARLY and scaled.min() > -_NEARLY)
 
+    def _all_inside(self, rows: Rows) -> bool:
+        """Return whether all values are within their bounds."""
+        low, high = self._bounds
+        tiled = len(rows) - len(rows) % _TILE
+        # Against the bounds of one row numpy compares a handful of numbers at a time; against those of many it is ten
+        # times as fast.
+        tiles, rest = rows[:tiled].reshape(tiled // _TILE, _TILE * self.size), rows[tiled:]
+        least, most = self._tiled_bounds
+        return bool(((tiles >= least) & (tiles <= most)).all() and ((rest >= low) & (rest <= high)).all())
+
     def why_bad_row(self, rows: Rows) -> tuple[int, str] | None:
         """Return the first row with a value outside its Box (NaN included) and why, or None."""
         if self._any_byte:
             return None
         low, high = self._bounds
-        # Two reductions over the whole block; only a failure is looked at closely.
-        good = ((rows >= low) & (rows <= high)).all()
-        if good:
+        # Only a failure is looked at closely.
+        if self._all_inside(rows):
             return None
         row = int(np.argwhere(~((rows >= low) & (rows <= high)))[0][0])
         for leaf in self.leaves:

@@ -165,3 +165,25 @@ def test_an_infinite_number_is_not_plainly_good_and_warns_nobody() -> None:
         rows = np.array([[1, value], [0, -1]], np.float32)
         assert preprocess.plainly_good(rows) == bool(np.isfinite(value))
         assert preprocess.why_bad_row(rows) is None
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 200])
+def test_a_bad_value_is_found_wherever_it_lies_among_many_rows(rows: int) -> None:
+    preprocess = ObsPreprocessor(
+        spaces.Box(np.array([-1, -2, -3], np.float32), np.array([1, 2, np.inf], np.float32))
+    )
+    good = np.tile(np.array([1.0, -2.0, 1e30], np.float32), (rows, 1))
+    assert preprocess.why_bad_row(good) is None
+    for bad_row in {0, rows // 2, rows - 1}:
+        for column, value in ((0, 1.5), (1, -2.5), (2, -3.5), (0, np.nan)):
+            block = good.copy()
+            block[bad_row, column] = value
+            found = preprocess.why_bad_row(block)
+            assert found is not None
+            assert found[0] == bad_row
+            assert f"index {column}" in found[1]
+
+
+def test_rows_of_no_numbers_at_all_are_good() -> None:
+    preprocess = ObsPreprocessor(gym.spaces.Dict({"action_mask": gym.spaces.Box(0, 1, (3,), np.int8)}))
+    assert preprocess.why_bad_row(np.zeros((70, 0), np.float32)) is None
