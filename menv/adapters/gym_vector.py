@@ -113,7 +113,8 @@ class GymVectorEnvs(LockstepEnvs):
         done: Flags = np.logical_or(terminated, truncated)
         begun, self._due = self._due, None
         frame = Frame(self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun)
-        if np.count_nonzero(done):
+        # A look at the bytes takes a tenth of what asking numpy does.
+        if 1 in done.tobytes():
             frame.done = done
             self._see_to_ends(frame, infos)
         return frame

@@ -50,6 +50,8 @@ class ActionOutput:
             )
         self.space = space
         self._start = int(space.start) if isinstance(space, gym.spaces.Discrete) else 0
+        # Whether actions are given to the environment as they are.
+        self._plain = isinstance(space, gym.spaces.Discrete) and not self._start
         if not isinstance(space, gym.spaces.Box):
             sizes = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
             self._first = np.asarray(space.start, np.int64).reshape(-1)
@@ -75,8 +77,10 @@ class ActionOutput:
 
     def __call__(self, actions: Array) -> Sequence[Any] | Array:
         """Return R env-ready actions."""
+        if self._plain:
+            return actions
         if isinstance(self.space, gym.spaces.Discrete):
-            return actions + self._start if self._start else actions
+            return actions + self._start
         if isinstance(self.space, gym.spaces.Box):
             scaled = actions * self._half + self._centre
             out = np.minimum(np.maximum(scaled, self._least), self._most).reshape(-1, *self.space.shape)

@@ -71,7 +71,7 @@ class FrameLoop:
         while not full:
             env.answer_frame(self._answer(explore))
             frame = env.poll_frame()
-            taken += num_envs if frame.begun is None else num_envs - int(np.count_nonzero(frame.begun))
+            taken += num_envs if frame.begun is None else num_envs - frame.begun.tobytes().count(1)
             self._write(frame)
             full = (
                 taken >= quota.length * num_envs

@@ -69,8 +69,9 @@ class _Choices:
         # A softmax of two numbers takes as long as the layer before it. The draw is below 1 and may be 0, so
         # a choice of probability 0 is never taken.
         graph = self.graph
-        pair = [graph.add("Gather", self.logits, graph.constant([place]), axis=1) for place in (0, 1)]
-        chance = graph.add("Sigmoid", graph.add("Sub", *pair))
+        # One node instead of two that pick and one that subtracts; products with 1 are exact, so the sum is, too.
+        lead = graph.add("MatMul", self.logits, graph.constant([[1.0], [-1.0]], np.float32))
+        chance = graph.add("Sigmoid", lead)
         second = graph.add("GreaterOrEqual", graph.given("noise", TensorProto.FLOAT, ["R", 1]), chance)
         return graph.add("Squeeze", graph.add("Cast", second, to=TensorProto.INT64), graph.constant([-1]))
 
