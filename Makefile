@@ -12,7 +12,7 @@ SOURCES := $(wildcard menv tests examples benchmarks)
 # Handed to the command of the target: make bench ARGS="--json"
 ARGS ?=
 # Processes that the tests are shared out to
-JOBS ?= 2
+JOBS ?= 3
 # Processes beside each other have no use for threads that wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(IN_VENV) -m pytest
 

@@ -67,7 +67,7 @@ def test_a_cue_is_remembered_by_those_that_have_a_memory(
     ({"use_gru": True}, 0.9, 1.0),
     ({}, 0.0, 0.7),
 ], ids=["lstm", "gru", "none"])  # fmt: skip
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("prioritized", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_q_values_of_a_memory_are_learned_from_replayed_sequences(
     model: dict[str, Any], least: float, most: float, prioritized: bool
 ) -> None:

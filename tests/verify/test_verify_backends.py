@@ -38,15 +38,15 @@ def by_seat(agent_id: Any, *args: Any, **kwargs: Any) -> str:
     ("env", "names"),
     [
         ("CartPole-v1", ALL),
-        ("Pendulum-v1", ALL),
+        pytest.param("Pendulum-v1", ALL, marks=pytest.mark.slow),
         ("tictactoe", MULTI),
         ("traffic", MULTI),
-        (hosted.spread_in_turns, MULTI),
-        (hosted.tag_together, MULTI),
+        pytest.param(hosted.spread_in_turns, MULTI, marks=pytest.mark.slow),
+        pytest.param(hosted.tag_together, MULTI, marks=pytest.mark.slow),
         (hosted.connect_four, MULTI),
         (hosted.irregular, MULTI),
         (hosted.vectorised, WHOLE),
-        (hosted.of_gymnasium, WHOLE),
+        pytest.param(hosted.of_gymnasium, WHOLE, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)) if not isinstance(value, list) else "",
 )
@@ -105,11 +105,11 @@ ALONE = ["2 samplers", "a sampler each"]
     ("env", "differing", "word"),
     [
         (unsteady.Global, ALL[1:], "global generators"),
-        (unsteady.GlobalNumpy, [*ALONE, *FAR], "global generators"),
+        pytest.param(unsteady.GlobalNumpy, [*ALONE, *FAR], "global generators", marks=pytest.mark.slow),
         (unsteady.Crowd, [*ALONE, *FAR], "attributes of a class"),
         (unsteady.Placed, [*ALONE, *WORKERS], "vector_index"),
         (unsteady.Hashed, ["another process", *FAR], "hash() of strings"),
-        (unsteady.Ordered, ["another process", *FAR], "order of a set"),
+        pytest.param(unsteady.Ordered, ["another process", *FAR], "order of a set", marks=pytest.mark.slow),
         (unsteady.Timed, ALL[1:], "the time"),
     ],
 )
