@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +11,7 @@ from menv.serving.carriers.access import Access
 from menv.serving.client import client_link
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import Carrier
+from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.courses import SCHEMES, Course, cut_wire, observation
 
 Mode = Literal["local", "remote"]
@@ -28,23 +27,7 @@ HANDSHAKE = 4000
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a certificate for localhost, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return certificate, key
+    return made_in(tmp_path_factory.mktemp("tls"))
 
 
 def play_while_cut(client: PolicyClient, paid: list[float]) -> None:
@@ -83,7 +66,7 @@ def test_nothing_is_lost_over_a_websocket_that_is_cut_anywhere(
     lose_nothing(mode, "websocket", "ws", seed, MOST[mode])
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+@needs_openssl
 @pytest.mark.parametrize("seed", ROUNDS)
 @pytest.mark.parametrize("mode", ["local", "remote"])
 @pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import ssl
 import subprocess
@@ -15,33 +14,18 @@ from menv.errors import ConfigError
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.limits import Limits
 from menv.serving.carriers.server import Server
+from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.doors import DOORS, Client, Door
 from tests.serving.talks import CLOSE, LATE, Talks, eventually, serving
 from tests.serving.test_ends import the_serving_threads
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+pytestmark = needs_openssl
 every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return certificate, key
+    return made_in(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
