@@ -347,8 +347,7 @@ class Switchboard:
         """
         with self._news:
             everybody = (*known, *self._ready.values(), *self._lines.values())
-            lines: dict[EnvId, Line] = {line.episode_id: line for line in everybody}
-            found = {name: line.owed() for name, line in lines.items()}
+            found = {line.episode_id: line.owed() for line in everybody}
         return {name: owed for name, owed in found.items() if owed}
 
     def _line(self, call: str, episode_id: str) -> Line:

@@ -87,7 +87,7 @@ def test_agents_that_come_and_go_have_frames_of_their_own(trains: bool) -> None:
             client.end_episode(name, obs, truncated=bool(env.agents))
         client.close()
         if trains:
-            eventually(lambda: course.algo.iteration > 1)
+            assert eventually(lambda: course.algo.iteration > 1)
         else:
             for policy in ("red", "blue"):
                 told, found = told_and_found(course, policy)

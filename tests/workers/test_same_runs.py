@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,22 @@ def test_workers_that_began_with_other_weights_begin_again() -> None:
         again = algo.worker_pids()
         assert algo.train()["num_worker_restarts"] == 0
         assert algo.worker_pids() == again
+
+
+def test_a_run_that_is_saved_and_restored_before_it_began_is_the_same(tmp_path: Path) -> None:
+    with running(2, num_envs_per_worker=2, overlap=True) as algo:
+        algo.save(tmp_path)
+        expected = [algo.train()["digest"] for _ in range(3)]
+    assert trained(2, 2, 3, overlap=True)[0] == expected[-1]
+    with PPO.from_checkpoint(tmp_path) as again:
+        assert [again.train()["digest"] for _ in range(3)] == expected
+
+
+def test_policies_may_come_and_go_before_workers_that_run_ahead_have_been_heard() -> None:
+    with running(1, env="tictactoe", multiagent=PLAYERS, overlap=True) as algo:
+        algo.add_policy("late", policy_mapping_fn=lambda agent_id, *args, **kwargs: "late")
+        assert set(algo.sample().policy_batches) == {"late"}
+        assert algo.train()["num_worker_restarts"] == 0
 
 
 def test_a_policy_that_learns_changes_the_rows_of_the_next_fragment() -> None:
