@@ -1,11 +1,25 @@
-"""How many threads torch takes in this process; an algorithm sets it when it is built."""
+"""Torch in this process: its import and how many threads it takes; an algorithm sees to both when it is built."""
 
 from __future__ import annotations
+
+import gc
 
 
 def set_torch_threads(count: int | None) -> None:
     """Limit torch's threads in this process; several of them wait for each other over small networks."""
+    _import_torch()
     import torch
 
     if count is not None and torch.get_num_threads() != count:
         torch.set_num_threads(count)
+
+
+def _import_torch() -> None:
+    """Import torch without looks for garbage meanwhile, which find none and take a sixth of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        import torch  # noqa: F401
+    finally:
+        if collecting:
+            gc.enable()
