@@ -135,14 +135,40 @@ def cut(slots: Column, end_slots: Column, end_rows: Column, withdrawn: Collectio
     by_slot = slots[order].astype(np.int64)
     place = by_slot * (n + 1) + order
     at = np.searchsorted(place, end_slots * (n + 1) + end_rows) - 1
-    is_end = np.zeros(n, np.bool_)
+    changes = np.ones(n, np.bool_)
+    changes[:-1] = by_slot[1:] != by_slot[:-1]
+    return _pieces(order, changes, at, withdrawn)
+
+
+def cut_frames(frames: int, num_envs: int, end_slots: Column, end_rows: Column) -> Cut:
+    """Sort the rows of frames into trajectories: row number f * E + e is that of slot e in frame f.
+
+    Args:
+        frames: How many, at least 1.
+        num_envs: E.
+        end_slots: [M] as for `cut`.
+        end_rows: [M] likewise.
+    """
+    order = np.arange(frames * num_envs).reshape(frames, num_envs).T.ravel()
+    changes = np.zeros(len(order), np.bool_)
+    changes[frames - 1 :: frames] = True
+    return _pieces(order, changes, end_slots * frames + end_rows // num_envs - 1, ())
+
+
+def _pieces(order: Column, changes: Column, at: Column, withdrawn: Collection[int]) -> Cut:
+    """Return what is sorted already.
+
+    Args:
+        order: [N] see `Cut`.
+        changes: [N] True where the next row is of another slot, or there is none; overwritten.
+        at: [M] position of the last row of each trajectory that ended.
+        withdrawn: See `cut`.
+    """
+    is_end = np.zeros(len(order), np.bool_)
     is_end[at] = True
-    is_last = is_end.copy()
-    is_last[:-1] |= by_slot[1:] != by_slot[:-1]
-    if n:
-        is_last[-1] = True
-    last = np.flatnonzero(is_last)
-    starts = np.concatenate(([0], last[:-1] + 1)) if n else last
+    changes |= is_end
+    last = np.flatnonzero(changes)
+    starts = np.concatenate(([0], last[:-1] + 1)) if len(order) else last
     by_place = np.argsort(at, kind="stable")
     gone = np.zeros(len(last), np.bool_)
     if withdrawn:

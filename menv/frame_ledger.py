@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import SINGLE_AGENT
-from menv.cut import Cut
+from menv.cut import Cut, cut_frames
 from menv.errors import ContractError
 from menv.frame import Frame
 from menv.infos import InfoLog
-from menv.ledger import Ledger, Prepared, PrepareFinals
+from menv.ledger import Ledger, Prepared, PrepareFinals, Rows
 from menv.segments import Column
 from menv.trajectories import Trajectories
 
@@ -81,7 +81,9 @@ class FrameLedger(Ledger):
             self._columns[name] = np.zeros(len(self._columns["slots"]), np.bool_)
         self.finished = Finished(np.zeros(0), np.zeros(0, np.int64))
         self._policy = policy
+        self._num_envs = num_envs
         self._everybody = np.arange(num_envs)
+        self._seat_all()
         self._new_ids = new_ids
         self._lives = lives
         self._living = self._begun_at(self._everybody, 0)
@@ -105,9 +107,21 @@ class FrameLedger(Ledger):
         Returns:
             Where the rows are.
         """
-        rows = self.add(self._everybody, obs, mask, frame.rewards)
-        self.inform(frame.infos, None)
-        terminated, truncated = self._columns["terminated"], self._columns["truncated"]
+        columns, start = self._columns, self._n
+        stop = start + self._num_envs
+        if stop > len(columns["slots"]):
+            self._grow(stop)
+        rows = slice(start, stop)
+        columns["obs"][rows] = obs
+        columns["income"][rows] = frame.rewards
+        if mask is not None:
+            columns["action_mask"][rows] = mask
+        for name, absent in self._marks.items():
+            columns[name][rows] = absent
+        self._n = stop
+        if frame.infos:
+            self.inform(frame.infos, None)
+        terminated, truncated = columns["terminated"], columns["truncated"]
         if frame.done is None:
             terminated[rows] = False
             truncated[rows] = False
@@ -120,6 +134,13 @@ class FrameLedger(Ledger):
             self._finals.extend(frame.finals)
             self._ends.infos.extend(frame.final_infos)
         return rows
+
+    def answer(self, rows: Rows, actions: Any, dist_inputs: Column | None = None) -> None:
+        """Write down the actions of the last frame; see `Ledger.answer`."""
+        columns = self._columns
+        if dist_inputs is not None:
+            columns["action_dist_inputs"][rows] = dist_inputs
+        columns["actions"][rows] = actions
 
     def close(self, prepare_finals: PrepareFinals) -> dict[int, Any]:
         """Cut the rows into trajectories; see `Ledger.close`.
@@ -136,6 +157,8 @@ class FrameLedger(Ledger):
                 f"reward is {income[row]}, expected a finite number; look for a division by zero"
             )
         self._read_flags()
+        # There is no frame before the one before it was answered.
+        self._columns["answered"][: self._n - self._num_envs] = True
         return super().close(prepare_finals)
 
     def locate(self, row: int) -> tuple[int, Any, int]:
@@ -174,6 +197,21 @@ class FrameLedger(Ledger):
         begun = Trajectories.begun(starts, [SINGLE_AGENT] * count, self._columns["actions"])
         begun.released[:] = released
         return begun
+
+    def _grow(self, rows: int) -> None:
+        """Make room for at least `rows` rows."""
+        super()._grow(rows)
+        self._seat_all()
+
+    def _seat_all(self) -> None:
+        """Write down whose the rows will be."""
+        slots = self._columns["slots"]
+        slots[:] = np.arange(len(slots)) % self._num_envs
+
+    def _cut(self) -> Cut:
+        """Sort all rows into trajectories."""
+        end_slots, end_rows = np.array(self._ends.slots, np.int64), np.array(self._ends.rows, np.int64)
+        return cut_frames(self._n // self._num_envs, self._num_envs, end_slots, end_rows)
 
     def _trajectories(self) -> Trajectories:
         """Return all trajectories that have rows here, in the order of a cut."""

@@ -7,7 +7,7 @@ the torch back-end implement it; the sampler, the value pass over a closed fragm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -64,6 +64,10 @@ class Decision(NamedTuple):
     state: Floats | None = None
 
 
+AnswerRows: TypeAlias = Callable[[Rows, Flags | None, Floats | None], Decision]
+"""Decides on [R, F] observations, with a mask [R, head.mask_width] and noise [R, head.noise_width] or None."""
+
+
 class ActingBackend(Protocol):
     """P policies of one architecture that answer whole batches of rows.
 
@@ -117,6 +121,19 @@ class ActingBackend(Protocol):
         state: Floats | None = None,
     ) -> Decision:
         """Return what `act` returns, or `greedy` without noise, and what the actions were drawn from."""
+
+    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> AnswerRows:
+        """Return what decides like `decide` on the same number of rows of one policy, again and again.
+
+        It is short of whatever can be looked up beforehand, and good until a policy is added; for networks without
+        a memory.
+
+        Args:
+            policy: Index of the policy.
+            rows: R.
+            masked: Whether there will be masks.
+            explore: Whether there will be noise.
+        """
 
     def evaluate(
         self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,9 +22,20 @@ import onnxruntime as ort
 
 from menv.acting.acting_graphs import ActingGraphs, GraphKind
 from menv.acting.action_head import ActionHead
-from menv.acting.backend import Actions, Decision, Evaluation, Flags, Floats, Rows, Weights, Which, portions
+from menv.acting.backend import (
+    Actions,
+    AnswerRows,
+    Decision,
+    Evaluation,
+    Flags,
+    Floats,
+    Rows,
+    Weights,
+    Which,
+    portions,
+)
 from menv.acting.built_graphs import BuiltGraphs
-from menv.acting.runner import BoundRunner, Feed, RecurrentRunner, Runner
+from menv.acting.runner import BoundRunner, Feed, RecurrentRunner, Runner, open_session
 from menv.errors import ConfigError
 
 BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int]
@@ -139,6 +151,14 @@ class OnnxActing:
             return self._answer(kind, which or 0, obs, mask, noise, None, state)
         return self._mixed(kind, which, obs, mask, noise, state)
 
+    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> AnswerRows:
+        """Return what decides on as many rows again and again; see `ActingBackend.steady`."""
+        kind: GraphKind = "act" if explore else "greedy"
+        bound = self._bound.get((kind, policy, not masked, rows))
+        if bound is None and 0 < rows * (self.obs_size + self._numbers_a_row) <= _BOUND_NUMBERS:
+            bound = self._bind(kind, policy, not masked, rows)
+        return bound or partial(self.decide, which=policy)
+
     def evaluate(
         self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
     ) -> Evaluation:
@@ -234,14 +254,20 @@ class OnnxActing:
         if bound is None:
             if rows == 0:
                 return self._empty(0)
-            runner = self._runner(kind, policy, mask is not None)
             if rows > 1 and not self._worth_binding(obs.size + rows * self._numbers_a_row):
+                runner = self._runner(kind, policy, mask is not None)
                 return runner.answer(obs, mask, noise, which, state)
-            bound = (RecurrentRunner if self._state_size else BoundRunner)(runner, rows)
-            self._bound[kind, policy, mask is None, rows] = bound
-            if len(self._bound) > _BOUND_RUNNERS:
-                del self._bound[next(iter(self._bound))]
+            bound = self._bind(kind, policy, mask is None, rows)
         return bound(obs, mask, noise, which, state)
+
+    def _bind(self, kind: GraphKind, policy: int | None, unmasked: bool, rows: int) -> BoundRunner:
+        """Return a new runner with buffers, kept while there is room."""
+        runner = self._runner(kind, policy, not unmasked)
+        bound = (RecurrentRunner if self._state_size else BoundRunner)(runner, rows)
+        self._bound[kind, policy, unmasked, rows] = bound
+        if len(self._bound) > _BOUND_RUNNERS:
+            del self._bound[next(iter(self._bound))]
+        return bound
 
     def _worth_binding(self, numbers: int) -> bool:
         self._newcomers += 1
@@ -347,20 +373,6 @@ class OnnxActing:
                 f"{found.get(name)}, expected {self._shapes.get(name)}; give the weights of the same network"
             )
         return {name: np.asarray(weights[name], np.float32) for name in self._shapes}
-
-
-def open_session(model: bytes) -> ort.InferenceSession:
-    """Open a session on the CPU that uses one thread and never spins."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # This fusion would change the rounding of wide layers; the graphs use Gemm where it does not.
-    return ort.InferenceSession(
-        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatMulAddFusion"]
-    )
 
 
 def _maybe(change: Callable[[Any], Any], array: Any) -> Any:

@@ -156,7 +156,7 @@ class BoundRunner:
         obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
-        which: npt.NDArray[np.int64] | None,
+        which: npt.NDArray[np.int64] | None = None,
         state: Floats | None = None,
     ) -> Decision:
         """Return the decisions of R rows, in arrays of the caller's own.
@@ -208,7 +208,7 @@ class RecurrentRunner(BoundRunner):
         obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
-        which: npt.NDArray[np.int64] | None,
+        which: npt.NDArray[np.int64] | None = None,
         state: Floats | None = None,
     ) -> Decision:
         """Return the decisions of R rows, told `state` [R, S]; see `BoundRunner`."""
@@ -217,6 +217,20 @@ class RecurrentRunner(BoundRunner):
         self._state[...] = state
         actions, inputs, _ = super().__call__(obs, mask, noise, which)
         return Decision(actions, inputs, self._after.copy())
+
+
+def open_session(model: bytes) -> ort.InferenceSession:
+    """Open a session on the CPU that uses one thread and never spins."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # This fusion would change the rounding of wide layers; the graphs use Gemm where it does not.
+    return ort.InferenceSession(
+        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatMulAddFusion"]
+    )
 
 
 def bound_run(session: ort.InferenceSession, binding: ort.IOBinding) -> Callable[[], Any]:

@@ -19,7 +19,7 @@ from onnx import ModelProto, helper, load_from_string
 
 import menv
 from menv.acting.acting_graphs import GraphKind
-from menv.acting.onnx_acting import open_session
+from menv.acting.runner import open_session
 from menv.algorithms.onnx_ends import Ends, dotted
 from menv.algorithms.onnx_steps import Steps
 from menv.connectors.default_pipelines import action_plan

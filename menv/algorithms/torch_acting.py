@@ -7,6 +7,7 @@ The algorithm builds it for `inference="torch"`; with "auto" it builds both back
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from menv.acting.action_head import ActionHead
 from menv.acting.backend import (
     ActingBackend,
     Actions,
+    AnswerRows,
     Decision,
     Evaluation,
     Flags,
@@ -118,6 +120,10 @@ class TorchActing:
                 if whole is not None:
                     whole[rows] = own
         return found
+
+    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> AnswerRows:
+        """Return what decides on rows of one policy; see `ActingBackend.steady`."""
+        return partial(self.decide, which=policy)
 
     @torch.inference_mode()
     def evaluate(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from menv.acting.backend import AnswerRows
 from menv.adapters.lockstep import LockstepEnvs
 from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.frame import Frame
@@ -64,12 +65,14 @@ class FrameLoop:
         env, num_envs = self._env, self._env.num_envs
         if not self._ledger.rows:
             self._write(env.poll_frame())
+        masked = self._ledger.masks is not None
+        decide = self._cohort.backend.steady(self._policy, num_envs, masked=masked, explore=explore)
         whole = quota if isinstance(quota, WholeQuota) else None
         if whole is not None:
             whole.begin(env.env_steps)
         taken, full = 0, False
         while not full:
-            env.answer_frame(self._answer(explore))
+            env.answer_frame(self._answer(decide, explore))
             frame = env.poll_frame()
             taken += num_envs if frame.begun is None else num_envs - frame.begun.tobytes().count(1)
             self._write(frame)
@@ -97,7 +100,7 @@ class FrameLoop:
         steps: Column = self._env.env_steps.copy()
         return steps
 
-    def _answer(self, explore: bool) -> Any:
+    def _answer(self, decide: AnswerRows, explore: bool) -> Any:
         """Return the actions for the last frame, and write them down."""
         ledger, cohort, rows = self._ledger, self._cohort, self._rows
         obs, masks = ledger.obs[rows], ledger.masks
@@ -110,7 +113,7 @@ class FrameLoop:
         else:
             noise = None
         self._since += 1
-        decision = cohort.backend.decide(obs, mask, noise, self._policy)
+        decision = decide(obs, mask, noise)
         ledger.answer(rows, decision.actions, decision.dist_inputs)
         if cohort.path is None:
             return cohort.output(decision.actions)

@@ -9,7 +9,7 @@ import pytest
 
 from menv.acting.acting_graphs import GraphKind
 from menv.acting.action_head import ActionHead
-from menv.acting.onnx_acting import open_session
+from menv.acting.runner import open_session
 from menv.algorithms.networks.graphs import StockGraphs
 from menv.algorithms.networks.stock import Activation, StockSpec
 from menv.errors import ConfigError
