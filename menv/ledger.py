@@ -220,7 +220,7 @@ class Ledger:
         infos = self._info_log()
         batches = {
             int(policy): self._batch(cut_rows, sorted_columns, segments, infos, owners.policy == policy)
-            for policy in np.unique(owners.policy[owners.policy >= 0])
+            for policy in np.flatnonzero(np.bincount(owners.policy[owners.policy >= 0]))
         }
         self._carry(cut_rows, rewards, owners)
         return {policy: batch for policy, batch in batches.items() if batch.count}

@@ -274,7 +274,7 @@ class ConnectorPath:
         if isinstance(which, int):
             return [(which, None)]
         if self._groups[0] is not which:
-            present = np.unique(which).tolist()
+            present = np.flatnonzero(np.bincount(which)).tolist()
             groups = [(int(index), np.flatnonzero(which == index)) for index in present]
             self._groups = (which, [(groups[0][0], None)] if len(groups) == 1 else list(groups))
         return self._groups[1]

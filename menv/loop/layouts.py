@@ -39,7 +39,7 @@ def look_up(slots: Column, table: SlotTable, cohorts: list[Cohort]) -> Layout:
     else:
         blocks = [
             (int(number), _block(slots, np.flatnonzero(numbers == number), table, cohorts))
-            for number in np.unique(numbers)
+            for number in np.flatnonzero(np.bincount(numbers))
         ]
     return Layout(slots, table.version, blocks)
 
