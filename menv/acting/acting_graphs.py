@@ -15,8 +15,9 @@ class ActingGraphs(Protocol):
     """Builds the serialised graphs of one architecture.
 
     Inputs are called obs (float32, or uint8 where rows hold images of bytes), mask, noise, actions, state (of
-    recurrent networks) and, in stacked graphs, pick (`policy * R + row` of each row) and which; every other input is
-    a weight, by its name. In stacked graphs a weight has a leading axis P and may have axes of length 1 after it.
+    recurrent networks) and, in stacked graphs, pick (which result each row wants) and which; every other input is a
+    weight, by its name. In stacked graphs a weight has a leading axis P and may have axes of length 1 after it; obs
+    and state lie in lanes [P, D, *], or in one for everybody, [1, D, *]; see `Lanes`.
     """
 
     @property

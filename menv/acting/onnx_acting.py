@@ -35,16 +35,16 @@ from menv.acting.backend import (
     portions,
 )
 from menv.acting.built_graphs import BuiltGraphs
+from menv.acting.lanes import LanePlan, Lanes
 from menv.acting.runner import BoundRunner, Feed, RecurrentRunner, Runner, open_session
 from menv.errors import ConfigError
 
-BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int]
-"""Graph, policy (None: all of them stacked), whether every choice is allowed, number of rows."""
+BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int, int]
+"""Graph, policy (None: all of them stacked), whether every choice is allowed, number of rows, depth of lanes."""
 
-# A stacked run computes every row under every policy; a run for each policy costs 12 us more apiece. With 2
-# to 8 policies of 2x64 and 2x128 the former won up to about 115 and 43 rows, whatever the number of
-# policies. A row's cost is counted as its weights and a constant.
-_STACKED_WORK = 2_200_000
+# Rows that are computed for nothing cost as much as another run, 12 us, when there are about 115 of 2x64 and 43 of
+# 2x128. A row's cost is counted as its weights and a constant.
+_RUN_WORK = 2_200_000
 _ROW_WORK = 10_000
 
 # Batches of at most so many numbers are copied into bound buffers; above about three times as many the copy
@@ -77,7 +77,7 @@ class OnnxActing:
         self._state_size = state_size
         self._shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
         weights_each = sum(math.prod(shape) for shape in self._shapes.values())
-        self._stacked_rows = _STACKED_WORK // (_ROW_WORK + weights_each) if graphs.stacks else 0
+        self._spare_rows = _RUN_WORK // (_ROW_WORK + weights_each) if graphs.stacks else 0
         self._stacks: dict[str, Floats] = {}
         self._sessions: dict[tuple[GraphKind, bool, bool], ort.InferenceSession] = {}
         self._numbers_a_row = head.mask_width + head.noise_width + state_size
@@ -154,9 +154,9 @@ class OnnxActing:
     def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> AnswerRows:
         """Return what decides on as many rows again and again; see `ActingBackend.steady`."""
         kind: GraphKind = "act" if explore else "greedy"
-        bound = self._bound.get((kind, policy, not masked, rows))
+        bound = self._bound.get((kind, policy, not masked, rows, 0))
         if bound is None and 0 < rows * (self.obs_size + self._numbers_a_row) <= _BOUND_NUMBERS:
-            bound = self._bind(kind, policy, not masked, rows)
+            bound = self._bind((kind, policy, not masked, rows, 0))
         return bound or partial(self.decide, which=policy)
 
     def evaluate(
@@ -214,6 +214,7 @@ class OnnxActing:
         self._runners.clear()
         self._bound.clear()
         self._policies += 1
+        self._plan = LanePlan(self._policies, self._spare_rows)
         return self._policies - 1
 
     def set_weights(self, policy: int, weights: Weights) -> None:
@@ -245,26 +246,28 @@ class OnnxActing:
         obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
-        which: npt.NDArray[np.int64] | None,
+        lanes: Lanes | None,
         state: Floats | None,
     ) -> Decision:
-        """Run one policy on rows, or all of them stacked if `policy` is None."""
+        """Run one policy on rows, or all of them in their lanes if `policy` is None."""
         rows = len(obs)
-        bound = self._bound.get((kind, policy, mask is None, rows))
+        key = (kind, policy, mask is None, rows, 0 if lanes is None else lanes.depth)
+        bound = self._bound.get(key)
         if bound is None:
             if rows == 0:
                 return self._empty(0)
             if rows > 1 and not self._worth_binding(obs.size + rows * self._numbers_a_row):
                 runner = self._runner(kind, policy, mask is not None)
-                return runner.answer(obs, mask, noise, which, state)
-            bound = self._bind(kind, policy, mask is None, rows)
-        return bound(obs, mask, noise, which, state)
+                return runner.answer(obs, mask, noise, lanes, state)
+            bound = self._bind(key)
+        return bound(obs, mask, noise, lanes, state)
 
-    def _bind(self, kind: GraphKind, policy: int | None, unmasked: bool, rows: int) -> BoundRunner:
+    def _bind(self, key: BoundKey) -> BoundRunner:
         """Return a new runner with buffers, kept while there is room."""
+        kind, policy, unmasked, rows, depth = key
         runner = self._runner(kind, policy, not unmasked)
-        bound = (RecurrentRunner if self._state_size else BoundRunner)(runner, rows)
-        self._bound[kind, policy, unmasked, rows] = bound
+        bound = (RecurrentRunner if self._state_size else BoundRunner)(runner, rows, depth)
+        self._bound[key] = bound
         if len(self._bound) > _BOUND_RUNNERS:
             del self._bound[next(iter(self._bound))]
         return bound
@@ -286,9 +289,10 @@ class OnnxActing:
         rows = len(which)
         if rows < 2 or self._policies == 1:
             return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, None, state)
-        if rows > self._stacked_rows:
+        lanes = self._plan.lanes_of(which)
+        if lanes is None:
             return self._grouped(kind, which, obs, mask, noise, state)
-        return self._answer(kind, None, obs, mask, noise, which, state)
+        return self._answer(kind, None, obs, mask, noise, lanes, state)
 
     def _grouped(
         self,
@@ -347,7 +351,7 @@ class OnnxActing:
                 weights[given.name] = (
                     stack.reshape(len(stack), *given.shape[1:]) if policy is None else stack[policy]
                 )
-        return Runner.of(session, weights)
+        return Runner.of(session, weights, self._policies if policy is None else 0)
 
     def _session(self, kind: GraphKind, stacked: bool, masked: bool) -> ort.InferenceSession:
         key = (kind, stacked, masked)

@@ -7,7 +7,7 @@ never the same; a `BoundRunner` copies its rows into buffers that ONNX Runtime w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from menv.acting.backend import Decision, Flags, Floats, Rows
+from menv.acting.lanes import Lanes
 from menv.errors import ConfigError
 
 Feed: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -40,18 +41,21 @@ class Runner:
         feed: Reused by every run: only the rows' own arrays are replaced.
         shared: The weights of `feed` as ONNX Runtime sees them; they share its memory.
         outputs: Names of the graph's outputs.
+        policies: P of stacked networks, 0 of one policy.
     """
 
     session: ort.InferenceSession
     feed: Feed
     shared: dict[str, ort.OrtValue]
     outputs: list[str]
+    policies: int = 0
 
     @classmethod
-    def of(cls, session: ort.InferenceSession, weights: Feed) -> Runner:
+    def of(cls, session: ort.InferenceSession, weights: Feed, policies: int = 0) -> Runner:
         """Return a runner of `session` with these weights, which may change in place later."""
         shared = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in weights.items()}
-        return cls(session, dict(weights), shared, [output.name for output in session.get_outputs()])
+        outputs = [output.name for output in session.get_outputs()]
+        return cls(session, dict(weights), shared, outputs, policies)
 
     def run(self) -> Sequence[Any]:
         """Run the graph on what is in the feed now."""
@@ -63,11 +67,17 @@ class Runner:
         obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
-        which: npt.NDArray[np.int64] | None,
+        lanes: Lanes | None,
         state: Floats | None,
     ) -> Decision:
         """Return the decisions of R >= 2 rows; arguments as for `BoundRunner`."""
         feed = self.feed
+        if lanes is not None:
+            feed["pick"] = lanes.places
+            if any(given.name == "which" for given in self.session.get_inputs()):
+                feed["which"] = lanes.which
+            obs = lanes.spread(obs, self.policies)
+            state = None if state is None else lanes.spread(state, self.policies)
         feed["obs"] = obs
         if state is not None:
             feed["state"] = state
@@ -75,10 +85,6 @@ class Runner:
             feed["mask"] = mask
         if noise is not None:
             feed["noise"] = noise
-        if which is not None:
-            feed["pick"] = which * len(which) + np.arange(len(which))
-            if any(given.name == "which" for given in self.session.get_inputs()):
-                feed["which"] = which
         outputs = dict(zip(self.outputs, self.run(), strict=True))
         return Decision(outputs["action"], outputs.get("dist_inputs"), outputs.get("state_after"))
 
@@ -91,6 +97,7 @@ class BoundRunner:
     Args:
         runner: Session and weights; kept, because an `OrtValue` need not keep its array alive.
         rows: R, at least 1.
+        depth: Of the lanes that rows are laid out in, 0 for none.
     """
 
     __slots__ = (
@@ -108,36 +115,34 @@ class BoundRunner:
         "_obs_dtype",
         "_obs_shape",
         "_pick",
-        "_places",
         "_results",
-        "_rows",
         "_run",
         "_which",
     )
 
-    def __init__(self, runner: Runner, rows: int) -> None:
+    def __init__(self, runner: Runner, rows: int, depth: int = 0) -> None:
         session = runner.session
         computed = max(rows, 2)
+        sizes = {"R": computed, "L": runner.policies if depth else 1, "D": depth or computed}
         self._binding = session.io_binding()
         self._run = bound_run(session, self._binding)
         for name, value in runner.shared.items():
             self._binding.bind_ortvalue_input(name, value)
         buffers = {
-            given.name: _buffer(given, computed)
+            given.name: _buffer(given, sizes)
             for given in session.get_inputs()
             if given.name not in runner.shared
         }
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in buffers.items()}
         for name, value in values.items():
             self._binding.bind_ortvalue_input(name, value)
-        results = {given.name: _buffer(given, computed) for given in session.get_outputs()}
+        results = {given.name: _buffer(given, sizes) for given in session.get_outputs()}
         bound = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in results.items()}
         for name, value in bound.items():
             self._binding.bind_ortvalue_output(name, value)
         self._buffers, self._results = buffers, results
         self._held = (runner, values, bound)
 
-        self._rows = rows
         self._answer = results["action"][:rows]
         self._inputs: Floats | None = results["dist_inputs"][:rows] if "dist_inputs" in results else None
         nothing = np.empty(0)
@@ -145,18 +150,17 @@ class BoundRunner:
             buffers.get(name, nothing) for name in ("obs", "mask", "noise", "pick", "which")
         )
         self._draws = "noise" in buffers
-        self._obs_shape = (rows, *self._obs.shape[1:])
+        self._obs_shape = (rows, self._obs.shape[-1])
         self._obs_dtype = self._obs.dtype
         self._mask_shape = (rows, *self._mask.shape[1:])
         self._noise_shape = (rows, *self._noise.shape[1:])
-        self._places = np.arange(len(self._pick))
 
     def __call__(
         self,
         obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
-        which: npt.NDArray[np.int64] | None = None,
+        lanes: Lanes | None = None,
         state: Floats | None = None,
     ) -> Decision:
         """Return the decisions of R rows, in arrays of the caller's own.
@@ -165,7 +169,7 @@ class BoundRunner:
             obs: [R, F]; copied, so it may be read-only or a view with any strides.
             mask: [R, choices], None if the graph has no mask.
             noise: [R, width], None if the graph draws nothing.
-            which: [R] policy indices, None if the graph is of one policy.
+            lanes: Where the rows are computed, None if the graph is of one policy.
             state: For a `RecurrentRunner`; nothing here remembers.
 
         Raises:
@@ -174,7 +178,13 @@ class BoundRunner:
         # Assigning alone would convert types and repeat columns without a word.
         if obs.shape != self._obs_shape or obs.dtype != self._obs_dtype:
             raise _unfit("obs", obs, self._obs_shape, self._obs_dtype)
-        self._obs[...] = obs
+        if lanes is None:
+            self._obs[...] = obs
+        else:
+            lanes.put(obs, self._obs)
+            self._pick[...] = lanes.places
+            if self._which.size:
+                self._which[...] = lanes.which
         if mask is not None:
             if mask.shape != self._mask_shape or mask.dtype != _FLAG:
                 raise _unfit("mask", mask, self._mask_shape, _FLAG)
@@ -183,11 +193,6 @@ class BoundRunner:
             if noise is None or noise.shape != self._noise_shape or noise.dtype != _FLOAT:
                 raise _unfit("noise", noise, self._noise_shape, _FLOAT)
             self._noise[...] = noise
-        if which is not None:
-            np.multiply(which, self._rows, out=self._pick)
-            np.add(self._pick, self._places, out=self._pick)
-            if self._which.size:
-                self._which[...] = which
         self._run()
         return Decision(self._answer.copy(), None if self._inputs is None else self._inputs.copy())
 
@@ -197,10 +202,10 @@ class RecurrentRunner(BoundRunner):
 
     __slots__ = ("_after", "_state", "_state_shape")
 
-    def __init__(self, runner: Runner, rows: int) -> None:
-        super().__init__(runner, rows)
+    def __init__(self, runner: Runner, rows: int, depth: int = 0) -> None:
+        super().__init__(runner, rows, depth)
         self._state = self._buffers["state"]
-        self._state_shape = (rows, *self._state.shape[1:])
+        self._state_shape = (rows, self._state.shape[-1])
         self._after = self._results["state_after"][:rows]
 
     def __call__(
@@ -208,14 +213,17 @@ class RecurrentRunner(BoundRunner):
         obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
-        which: npt.NDArray[np.int64] | None = None,
+        lanes: Lanes | None = None,
         state: Floats | None = None,
     ) -> Decision:
         """Return the decisions of R rows, told `state` [R, S]; see `BoundRunner`."""
         if state is None or state.shape != self._state_shape or state.dtype != _FLOAT:
             raise _unfit("state", state, self._state_shape, _FLOAT)
-        self._state[...] = state
-        actions, inputs, _ = super().__call__(obs, mask, noise, which)
+        if lanes is None:
+            self._state[...] = state
+        else:
+            lanes.put(state, self._state)
+        actions, inputs, _ = super().__call__(obs, mask, noise, lanes)
         return Decision(actions, inputs, self._after.copy())
 
 
@@ -246,8 +254,8 @@ def bound_run(session: ort.InferenceSession, binding: ort.IOBinding) -> Callable
     return partial(session.run_with_iobinding, binding)
 
 
-def _buffer(node: Any, rows: int) -> npt.NDArray[Any]:
-    return np.zeros((rows, *node.shape[1:]), _DTYPES[node.type])
+def _buffer(node: Any, sizes: Mapping[str, int]) -> npt.NDArray[Any]:
+    return np.zeros([sizes.get(size, size) for size in node.shape], _DTYPES[node.type])
 
 
 def _unfit(

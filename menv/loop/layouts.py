@@ -48,5 +48,9 @@ def _block(slots: Column, places: Column | None, table: SlotTable, cohorts: list
     """Return the look-ups for the rows at `places`."""
     mine = slots if places is None else slots[places]
     only = len(cohorts[int(table.cohorts[mine[0]])].policy_ids) == 1
-    which = 0 if only else table.policies[mine]
+    which: Column | int = 0
+    if not only:
+        which = table.policies[mine]
+        # Whoever is handed the same array again may know that nothing in it has changed.
+        which.flags.writeable = False
     return Block(mine, which, table.env_indices[mine], slice(0, 0), places=places)

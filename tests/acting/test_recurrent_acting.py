@@ -88,14 +88,17 @@ def test_policies_that_answer_together_answer_as_each_alone(spec: StockSpec, row
     acting = onnx(spec, policies=3)
     obs, noise, state = random_rows(spec, rows)
     which = np.random.default_rng(1).integers(0, 3, rows)
-    found = acting.decide(obs, None, noise, which, state)
-    for policy in range(3):
-        mine = which == policy
-        alone = acting.decide(obs[mine], None, noise[mine], policy, state[mine])
-        np.testing.assert_array_equal(found.actions[mine], alone.actions)
-        assert found.state is not None
-        assert alone.state is not None
-        np.testing.assert_array_equal(found.state[mine], alone.state)
+    which.flags.writeable = False
+    # The same array again is laid out otherwise than the first time.
+    for _ in range(3):
+        found = acting.decide(obs, None, noise, which, state)
+        for policy in range(3):
+            mine = which == policy
+            alone = acting.decide(obs[mine], None, noise[mine], policy, state[mine])
+            np.testing.assert_array_equal(found.actions[mine], alone.actions)
+            assert found.state is not None
+            assert alone.state is not None
+            np.testing.assert_array_equal(found.state[mine], alone.state)
 
 
 def test_a_missing_or_unfit_state_is_refused_by_name() -> None:

@@ -114,7 +114,7 @@ def test_acting_graphs_have_no_input_for_the_weights_of_a_critic() -> None:
         for stacked in (False, True):
             given = {one.name: one for one in onnx.load_from_string(graphs.build(kind, stacked)).graph.input}
             assert not [name for name in given if name.startswith(("value", "critic"))]
-            assert given["obs"].type.tensor_type.shape.dim[1].dim_value == 2
+            assert given["obs"].type.tensor_type.shape.dim[-1].dim_value == 2
     (values,) = (
         one for one in onnx.load_from_string(graphs.build("values")).graph.input if one.name == "obs"
     )

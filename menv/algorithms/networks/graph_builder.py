@@ -1,8 +1,9 @@
 """GraphBuilder: collects the nodes, inputs and constants of one acting graph of a stock network.
 
 `graphs` adds what a graph of one kind computes, `graph_tails` what a head makes of the outputs. All weights are
-graph inputs. In a stacked graph every weight has a leading axis P, biases are [P, 1, out], and `pick` [R] names
-the row `policy * R + row` of the [P * R] results that each row wants.
+graph inputs. In a stacked graph every weight has a leading axis P, biases are [P, 1, out], observations and states
+lie in lanes [P, D, *], or in one for everybody, [1, D, *], and `pick` [R] names which of the [P * D] results each row
+wants.
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ class GraphBuilder:
         name = f"constant_{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
+
+    def rows_of(self, width: int) -> list[str | int]:
+        """Return the shape of what layers read, `width` numbers a row."""
+        return ["L", "D", width] if self.stacked else ["R", width]
 
     def given(self, name: str, element: int, shape: Sequence[str | int]) -> str:
         """Declare an input."""
@@ -171,7 +176,7 @@ class GraphBuilder:
     def _remembered(self, cell: Cell, role: Role, x: str) -> str:
         """Add one step of the recurrent layer below a head."""
         trunk = self.spec.trunk_name(role)
-        state = self.given("state", TensorProto.FLOAT, ["R", sum(self.spec.state_sizes)])
+        state = self.given("state", TensorProto.FLOAT, self.rows_of(sum(self.spec.state_sizes)))
         first = self.spec.recurrent_trunks.index(trunk) * len(cell.state_sizes)
         width, name = cell.gates * cell.size, STATE.format(trunk)
         of_input = self.affine(Layer(INPUT.format(trunk), self.spec.hidden_features(role), width, 1.0), x)

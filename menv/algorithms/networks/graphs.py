@@ -49,7 +49,7 @@ class StockGraphs:
         width = self.spec.inputs_of("value" if kind == "values" else "policy")
         as_bytes = self.spec.pixels and not (kind == "values" and self.spec.critic_size)
         element = TensorProto.UINT8 if as_bytes else TensorProto.FLOAT
-        graph.given("obs", element, ["R", width])
+        graph.given("obs", element, graph.rows_of(width))
         if kind == "values":
             graph.result("values", TensorProto.FLOAT, ["R"], graph.values())
         else:

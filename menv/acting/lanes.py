@@ -1,0 +1,116 @@
+"""Where rows of several policies are computed in one pass through their stacked networks: in a lane for each policy.
+
+`OnnxActing` lays them out, its runners put them there. Nothing here knows networks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Which = npt.NDArray[np.int64]
+
+# Sorting costs as much as so many runs.
+_SORTING = 2
+
+
+@dataclass(slots=True)
+class Lanes:
+    """Where R rows of P policies are computed.
+
+    Attributes:
+        which: [R] the policy index of each row.
+        places: [R] the place of each row among all those computed.
+        depth: Places in each policy's lane; 0 where one lane of all rows is computed for everybody.
+    """
+
+    which: Which
+    places: Which
+    depth: int = 0
+
+    @classmethod
+    def of_all(cls, which: Which) -> Lanes:
+        """Return the places of rows that are computed for everybody: there is more to compute, nothing to sort."""
+        places = which * len(which)
+        places += np.arange(len(which))
+        return cls(which, places)
+
+    @classmethod
+    def of_own(cls, which: Which, counts: npt.NDArray[np.int64]) -> Lanes:
+        """Return lanes that hold their own policy's rows each, of which there are `counts` [P]."""
+        depth = depth_for(counts)
+        order = np.argsort(which, kind="stable")
+        ahead = np.arange(len(counts)) * depth - (np.cumsum(counts) - counts)
+        places = np.empty(len(which), np.int64)
+        places[order] = np.arange(len(which)) + np.repeat(ahead, counts)
+        return cls(which, places, depth)
+
+    def put(self, rows: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
+        """Copy rows [R, N] into the lanes [P, depth, N], where other places keep what they hold, or [1, R, N]."""
+        if self.depth:
+            into.reshape(-1, rows.shape[1])[self.places] = rows
+        else:
+            into[...] = rows
+
+    def spread(self, rows: npt.NDArray[Any], policies: int) -> npt.NDArray[Any]:
+        """Return rows [R, N] in new lanes [P, depth, N], zeros elsewhere, or as [1, R, N]."""
+        if not self.depth:
+            return rows[None]
+        lanes = np.zeros((policies, self.depth, rows.shape[1]), rows.dtype)
+        self.put(rows, lanes)
+        return lanes
+
+
+def depth_for(counts: npt.NDArray[np.int64]) -> int:
+    """Return how deep lanes are of which the fullest holds that many rows.
+
+    In steps of an eighth to a quarter, so that numbers that vary a little do not call for buffers of their own each.
+    """
+    # Batches of one row are rounded differently.
+    most = max(int(np.maximum.reduce(counts)), 2)
+    step = 1 << max(0, most.bit_length() - 3)
+    return -(-most // step) * step
+
+
+class LanePlan:
+    """Decides where rows are computed, by what it costs.
+
+    Args:
+        policies: P.
+        spare_rows: Rows that cost as much as a run of one policy more; 0 where networks cannot be stacked.
+    """
+
+    def __init__(self, policies: int, spare_rows: int) -> None:
+        self._policies = policies
+        self._spare_rows = spare_rows
+        # The rows of the last call, what came of it, and whether that is good for them from now on.
+        self._which = np.zeros(0, np.int64)
+        self._lanes: Lanes | None = None
+        self._final = False
+
+    def lanes_of(self, which: Which) -> Lanes | None:
+        """Return where rows of several policies are computed together; None where a run for each costs less.
+
+        Rows whose like does not come again are not sorted unless they are many. That it does come again is known of
+        an array that nobody can write, such as `menv.loop.layouts` hands over while the same agents wait.
+        """
+        again = which is self._which and not which.flags.writeable
+        if not (again and self._final):
+            self._which, self._final = which, again
+            all_at_once = not again and (self._policies - 1) * len(which) <= self._spare_rows
+            self._lanes = Lanes.of_all(which) if all_at_once else self._sorted(which, again)
+        return self._lanes
+
+    def _sorted(self, which: Which, again: bool) -> Lanes | None:
+        if not self._spare_rows or not (again or self._policies - 1 > _SORTING):
+            return None
+        if np.minimum.reduce(which) < 0 or np.maximum.reduce(which) >= self._policies:
+            return None
+        counts = np.bincount(which, minlength=self._policies)
+        # In lanes a row costs a quarter more than alone with its like.
+        spare = self._policies * depth_for(counts) - len(which) + len(which) // 4
+        runs = max(1, int(np.count_nonzero(counts)) - 1) - (0 if again else _SORTING)
+        return Lanes.of_own(which, counts) if spare <= self._spare_rows * runs else None

@@ -1,0 +1,49 @@
+"""Rows of several policies: wherever they are computed, they are answered as by each policy alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from menv.acting.action_head import ActionHead
+from menv.algorithms.networks.stock import StockSpec
+from tests.acting.test_onnx_acting import backend, check_each_alone, lively_weights, random_rows
+
+
+@pytest.mark.parametrize("policies", [2, 9, 40])
+@pytest.mark.parametrize("rows", [2, 3, 16, 64, 257, 1000])
+def test_rows_of_any_number_of_policies_are_answered_alike_wherever_they_lie(
+    policies: int, rows: int
+) -> None:
+    spec = StockSpec(4, ActionHead("categorical", (3,)))
+    acting = backend(spec, policies)
+    rng = np.random.default_rng(rows * policies)
+    shares = [
+        np.arange(rows) % policies,
+        np.sort(rng.integers(0, policies, rows)),
+        np.full(rows, policies - 1),
+        np.where(rng.random(rows) < 0.9, 1, rng.integers(0, policies, rows)),
+    ]
+    for which in shares:
+        which.flags.writeable = False
+    # Each comes once, then again and again, then they take turns.
+    for which in (*shares, *[one for one in shares for _ in range(3)], *shares):
+        check_each_alone(acting, random_rows(spec, rows, int(rng.integers(1000))), which)
+
+
+def test_rows_in_lanes_are_answered_with_new_weights_and_beside_a_new_policy() -> None:
+    spec = StockSpec(4, ActionHead("categorical", (3,)))
+    acting = backend(spec, policies=2)
+    which = np.arange(16) % 2
+    which.flags.writeable = False
+    for change in (
+        lambda: None,
+        lambda: None,
+        lambda: acting.set_weights(1, lively_weights(spec, 7)),
+        lambda: acting.add_policy(lively_weights(spec, 8)),
+        lambda: None,
+    ):
+        change()
+        check_each_alone(acting, random_rows(spec, 16), which)
+    other = np.arange(16) % 3
+    check_each_alone(acting, random_rows(spec, 16), other)
