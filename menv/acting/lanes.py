@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 Which = npt.NDArray[np.int64]
 
-# Sorting costs as much as so many runs.
+# Sorting costs as much as so many runs, and pays for rows that have come so often again.
 _SORTING = 2
+_STEADY = 3
 
 
 @dataclass(slots=True)
@@ -86,31 +87,34 @@ class LanePlan:
     def __init__(self, policies: int, spare_rows: int) -> None:
         self._policies = policies
         self._spare_rows = spare_rows
-        # The rows of the last call, what came of it, and whether that is good for them from now on.
+        # The rows of the last call, how often they came one after the other, and what came of it.
         self._which = np.zeros(0, np.int64)
+        self._times = 0
         self._lanes: Lanes | None = None
-        self._final = False
 
     def lanes_of(self, which: Which) -> Lanes | None:
         """Return where rows of several policies are computed together; None where a run for each costs less.
 
-        Rows whose like does not come again are not sorted unless they are many. That it does come again is known of
-        an array that nobody can write, such as `menv.loop.layouts` hands over while the same agents wait.
+        Rows whose like does not come again and again are not sorted unless they are many. That it does is known of an
+        array that nobody can write, such as `menv.loop.layouts` hands over while the same agents wait.
         """
-        again = which is self._which and not which.flags.writeable
-        if not (again and self._final):
-            self._which, self._final = which, again
-            all_at_once = not again and (self._policies - 1) * len(which) <= self._spare_rows
-            self._lanes = Lanes.of_all(which) if all_at_once else self._sorted(which, again)
+        if which is self._which and not which.flags.writeable:
+            self._times += 1
+            if self._times == _STEADY:
+                self._lanes = self._sorted(which, steady=True)
+            return self._lanes
+        self._which, self._times = which, 0
+        few = (self._policies - 1) * len(which) <= self._spare_rows
+        self._lanes = Lanes.of_all(which) if few else self._sorted(which, steady=False)
         return self._lanes
 
-    def _sorted(self, which: Which, again: bool) -> Lanes | None:
-        if not self._spare_rows or not (again or self._policies - 1 > _SORTING):
+    def _sorted(self, which: Which, *, steady: bool) -> Lanes | None:
+        if not self._spare_rows or not (steady or self._policies - 1 > _SORTING):
             return None
         if np.minimum.reduce(which) < 0 or np.maximum.reduce(which) >= self._policies:
             return None
         counts = np.bincount(which, minlength=self._policies)
         # In lanes a row costs a quarter more than alone with its like.
         spare = self._policies * depth_for(counts) - len(which) + len(which) // 4
-        runs = max(1, int(np.count_nonzero(counts)) - 1) - (0 if again else _SORTING)
+        runs = max(1, int(np.count_nonzero(counts)) - 1) - (0 if steady else _SORTING)
         return Lanes.of_own(which, counts) if spare <= self._spare_rows * runs else None

@@ -89,8 +89,8 @@ def test_policies_that_answer_together_answer_as_each_alone(spec: StockSpec, row
     obs, noise, state = random_rows(spec, rows)
     which = np.random.default_rng(1).integers(0, 3, rows)
     which.flags.writeable = False
-    # The same array again is laid out otherwise than the first time.
-    for _ in range(3):
+    # The same array again and again is laid out otherwise than the first times.
+    for _ in range(6):
         found = acting.decide(obs, None, noise, which, state)
         for policy in range(3):
             mine = which == policy
