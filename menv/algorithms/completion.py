@@ -1,4 +1,4 @@
-"""What a fragment lacks before anybody can learn from it, added where it was sampled.
+"""What a fragment lacks before anybody can learn from it, added where it was sampled, or where it is learned from.
 
 `menv.algorithms.rollouts` calls it with each fragment, in this process and in workers. It knows the networks that act,
 hooks and critics, no learners; a pickled one has what a worker needs of it, and no environment.
@@ -69,12 +69,15 @@ class Completion:
         other.left_out = left_out
         return other
 
-    def complete(self, batch: MultiAgentBatch, episodes: Mapping[int, Episode]) -> None:
+    def complete(
+        self, batch: MultiAgentBatch, episodes: Mapping[int, Episode], *, later: bool = False
+    ) -> None:
         """Add to each policy's rows what its algorithm learns from.
 
         Args:
             batch: One fragment.
             episodes: Its episodes by id; only those of policies that look at trajectories are needed.
+            later: Whether `catch_up` follows, elsewhere.
         """
         self._leave_out(batch)
         self.postprocessing.run_hooks(batch, episodes)
@@ -82,6 +85,13 @@ class Completion:
         for cohort, index, policy_id in self._of(batch):
             if policy_id in critics:
                 add_critic_values(batch[policy_id], critics[policy_id], cohort.backend, index)
+            self._recipes[policy_id].complete(
+                batch[policy_id], cohort.backend, index, self._configs[policy_id], later=later
+            )
+
+    def catch_up(self, batch: MultiAgentBatch) -> None:
+        """Add what was left for later, with the networks of now."""
+        for cohort, index, policy_id in self._of(batch):
             self._recipes[policy_id].complete(
                 batch[policy_id], cohort.backend, index, self._configs[policy_id]
             )

@@ -27,7 +27,13 @@ class OffPolicyRecipe:
         return weights
 
     def complete(
-        self, batch: SampleBatch, backend: ActingBackend, index: int, config: OffPolicyConfig
+        self,
+        batch: SampleBatch,
+        backend: ActingBackend,
+        index: int,
+        config: OffPolicyConfig,
+        *,
+        later: bool = False,
     ) -> None:
         """Clip the rewards if the settings say so; targets are made when rows are learned from."""
         clip_rewards_of(batch, config.clip_rewards)

@@ -44,13 +44,24 @@ class PPORecipe:
         """Return the weights that a policy begins with."""
         return network.first_weights(seed)
 
-    def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: PPOConfig) -> None:
-        """Add `action_logp, action_dist_inputs, vf_preds, advantages, value_targets`.
+    def complete(
+        self,
+        batch: SampleBatch,
+        backend: ActingBackend,
+        index: int,
+        config: PPOConfig,
+        *,
+        later: bool = False,
+    ) -> None:
+        """Add `action_logp, action_dist_inputs, vf_preds, advantages, value_targets`; the last three may wait.
 
         Values bootstrap where a trajectory was truncated or its fragment was cut, and not where it
         terminated.
         """
-        add_advantages(batch, backend, index, config)
+        _add_logp(batch, backend, index)
+        clip_rewards_of(batch, config.clip_rewards)
+        if not later or SampleBatch.VF_PREDS in batch:
+            add_advantages(batch, backend, index, config)
 
     def make_learner(
         self, network: NetworkSpec, policy_id: str, weights: Weights, config: PPOConfig, seed: int
@@ -71,14 +82,12 @@ class PPO(Algorithm):
 
 
 def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, config: PPOConfig) -> None:
-    """Add what PPO learns from to a batch of released rows, where it is not there already.
+    """Add values, advantages and value targets to a batch of released rows, where they are not there already.
 
-    One pass of each network over all rows. Where somebody else has given `vf_preds`, the state after a piece is
+    One pass of the value network over all rows. Where somebody else has given `vf_preds`, the state after a piece is
     worth `next_vf_preds` of its last row or, without such a column, as much as the last row itself.
     """
     segments = batch.segments
-    _add_logp(batch, backend, index)
-    clip_rewards_of(batch, config.clip_rewards)
     ends = segments.ends - 1
     if SampleBatch.VF_PREDS in batch:
         after = batch[

@@ -105,8 +105,19 @@ class Recipe(Protocol):
     ) -> dict[str, npt.NDArray[np.float32]]:
         """Return the weights that a policy begins with."""
 
-    def complete(self, batch: SampleBatch, backend: ActingBackend, index: int, config: Any) -> None:
-        """Add the columns that the learner needs, such as advantages, to one policy's batch."""
+    def complete(
+        self, batch: SampleBatch, backend: ActingBackend, index: int, config: Any, *, later: bool = False
+    ) -> None:
+        """Add the columns that the learner needs, such as advantages, to one policy's batch, where they are not there.
+
+        Args:
+            batch: The policy's rows.
+            backend: Runs its network.
+            index: The policy's index in it.
+            config: The policy's settings.
+            later: Whether this is called again, with a network that has learned more by then; what it thinks of
+                states, which gets better, may be left to then, but nothing about the actions.
+        """
 
     def make_learner(
         self, network: NetworkSpec, policy_id: str, weights: Weights, config: Any, seed: int

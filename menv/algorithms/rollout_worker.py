@@ -14,7 +14,7 @@ from typing import Any
 from menv.algorithms.experience import make_experience
 from menv.algorithms.fragment import Company, Fragment, News, Plan
 from menv.algorithms.rollouts import LocalRollouts, Tree
-from menv.callbacks import read_callbacks
+from menv.callbacks import overrides, read_callbacks
 from menv.connectors.mean_std_filter import SyncedFilterAgentConnector
 from menv.errors import EnvFaultWarning
 from menv.loop.net_policy import NetPolicy
@@ -64,15 +64,19 @@ class RolloutWorker:
         self._company = plan.company
         self._metrics = Metrics(0)
         _, base_env = make_experience(config, plan.place)
+        callbacks = read_callbacks(config.callbacks)
         self._rollouts = LocalRollouts(
             config,
             base_env,
             plan.company,
-            read_callbacks(config.callbacks),
+            callbacks,
             plan.seed,
             self._metrics,
             plan.place,
         )
+        # Who looks at batches here sees them whole.
+        looked_at = any(overrides(callbacks, hook) for hook in ("on_postprocess_trajectory", "on_sample_end"))
+        self._rollouts.later = config.overlap and not looked_at
         # Environments in processes of their own are watched from here.
         seconds = None if config.remote_worker_envs else config.env_timeout
         self._rollouts.guard = Watchdog(seconds, self._progress)

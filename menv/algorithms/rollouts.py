@@ -122,6 +122,7 @@ class LocalRollouts:
         sampler: Takes what happens.
         base_env: The sub-environments.
         guard: Is entered while environments are stepped.
+        later: Whether what networks think of states is added by somebody else, who learns meanwhile.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class LocalRollouts:
         self._place = place or Place()
         self.base_env = base_env
         self.guard: AbstractContextManager[Any] = nullcontext()
+        self.later = False
         self.sampler = self._new_sampler()
         for index, env in enumerate(base_env.get_sub_environments()):
             self._tell_env_created(index, env)
@@ -182,7 +184,7 @@ class LocalRollouts:
         """See `Rollouts.sample`."""
         with self.guard:
             batch = self.sampler.sample()
-        self._crew.completion.complete(batch, self.sampler.episodes)
+        self._crew.completion.complete(batch, self.sampler.episodes, later=self.later)
         self.sampler.finish(batch)
         return batch
 

@@ -299,7 +299,11 @@ class WorkerRollouts:
             pieces.unroll_id = np.arange(self._unrolls, self._unrolls + len(pieces.lengths))
             self._unrolls += len(pieces.lengths)
         self._measure(found)
-        return MultiAgentBatch({name: found[name] for name in order}, found.env_steps())
+        together = MultiAgentBatch({name: found[name] for name in order}, found.env_steps())
+        if self._config.overlap:
+            # Workers left what gets better: these networks have learned since the rows were sampled.
+            self._crew.completion.catch_up(together)
+        return together
 
     def _measure(self, batch: MultiAgentBatch) -> None:
         """Note how old the weights are that acted."""
