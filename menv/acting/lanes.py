@@ -105,7 +105,10 @@ class LanePlan:
             return self._lanes
         self._which, self._times = which, 0
         few = (self._policies - 1) * len(which) <= self._spare_rows
-        self._lanes = Lanes.of_all(which) if few else self._sorted(which, steady=False)
+        self._lanes = None if few else self._sorted(which, steady=False)
+        # Everybody computes all rows, where that costs less than to sort them, or than a run for each.
+        if few or (self._lanes is None and len(which) <= self._spare_rows):
+            self._lanes = Lanes.of_all(which)
         return self._lanes
 
     def _sorted(self, which: Which, *, steady: bool) -> Lanes | None:
