@@ -5,7 +5,7 @@ The switchboard counts, under its lock; a serving session looks before it takes 
 
 from __future__ import annotations
 
-_EACH = 1_000
+EACH = 1_000
 """What a turn or a piece costs beside its numbers."""
 
 
@@ -31,8 +31,3 @@ class Backlog:
         self.waiting += size
         if self.total is not None:
             self.total.waiting += size
-
-    @staticmethod
-    def weight(size: int) -> int:
-        """Return what something counts for that has `size` bytes."""
-        return size + _EACH

@@ -15,7 +15,7 @@ from typing import Any
 
 from menv.backlog import Backlog
 from menv.base_env import AgentId, EnvId
-from menv.call_errors import mixed, stopped
+from menv.call_errors import mixed, stopped, unlike
 from menv.errors import CallOrderError, EpisodeError
 from menv.line import Answer, Call, Line, Paid, Turn
 from menv.open_lines import OpenLines
@@ -179,10 +179,7 @@ class Switchboard:
                 line = self._line("log_action", episode_id)
             # Who is done has nothing more to do.
             if obs.keys() != actions.keys() and obs.keys() - line.done != actions.keys() - line.done:
-                raise CallOrderError(
-                    f"log_action: observations of {_named(obs)} and actions of {_named(actions)}, expected the same "
-                    "agents; log an action for each agent that observes"
-                )
+                raise unlike(obs, actions)
             turn = line.turn(obs)
             turn.actions = actions
             self._say(line, turn, size)
@@ -315,19 +312,22 @@ class Switchboard:
             ready, self._ready = self._ready, {}
             return list(ready.values())
 
-    def next_turn(self, line: Line) -> Turn | Played | None:
-        """Return what is to be taken next in an episode, None while its last turn is not answered."""
+    def next_turns(self, lines: Iterable[Line]) -> list[Turn | Played | None]:
+        """Return what is to be taken next in each episode, None while its last turn is not answered."""
         with self._lock:
-            if line.busy or not line.turns:
-                return None
-            if len(line.turns) == _MOST_AHEAD:
+            return [self._next_turn(line) for line in lines]
+
+    def _next_turn(self, line: Line) -> Turn | Played | None:
+        if line.busy or not line.turns:
+            return None
+        if len(line.turns) == _MOST_AHEAD:
+            self._news.notify_all()
+        turn = line.pop()
+        if line.over and not line.turns:
+            self._backlog -= 1
+            if self._backlog == _MOST_OVER - 1:
                 self._news.notify_all()
-            turn = line.pop()
-            if line.over and not line.turns:
-                self._backlog -= 1
-                if self._backlog == _MOST_OVER - 1:
-                    self._news.notify_all()
-            return turn
+        return turn
 
     def answered(self, lines: Iterable[Line]) -> None:
         """Note that turns have been answered; what was said since comes up in `collect`."""
@@ -360,13 +360,17 @@ class Switchboard:
         self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer, size: int, paid: Paid | None = None
     ) -> None:
         """Put a question where the sampler finds it."""
-        line = self._line("get_action", episode_id)
+        line = self._lines.get(episode_id)
+        if line is None or line.asked or self._stopped:
+            line = self._line("get_action", episode_id)
         if line.plays:
             raise mixed("episode", episode_id)
         if paid is not None:
             line.pay(*paid)
         line.plays, line.asked = False, True
-        self._push(line, line.turn(obs, answer), size)
+        line.push(line.turn(obs, answer), size)
+        if not line.busy:
+            self._ready[episode_id] = line
 
     def _say(self, line: Line, turn: Turn, size: int) -> None:
         """Put a turn where the sampler finds it."""
@@ -393,7 +397,3 @@ class Switchboard:
         line.over = True
         self._backlog += 1
         self._lines.close(line)
-
-
-def _named(agents: Iterable[AgentId]) -> str:
-    return ", ".join(sorted(map(repr, agents))[:8]) or "nobody"

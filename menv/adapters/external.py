@@ -8,7 +8,7 @@ neither sockets nor policies.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -81,7 +81,11 @@ class ExternalEnvs(BaseEnv):
         # Those whose last piece is under way; their slots are in use until it has been taken in.
         self._leaving: list[ExternalRoster] = []
         self._env_steps = np.zeros(0, np.int64)
+        # Of the sub-environments that have stepped since the last poll, once for each step.
+        self._stepped: list[int] = []
         self._due: list[_Game] = []
+        # Those who wait for answers, in the order of the rows that were delivered last.
+        self._asked: list[_Game] = []
         self._report = Report()
         self._pieces: list[Piece] = []
         self._delivered = (list[Layout](), np.zeros(0, np.int64))
@@ -101,25 +105,54 @@ class ExternalEnvs(BaseEnv):
                 threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
         self._free += self._leaving
         self._leaving = []
-        for line in self.switchboard.collect(timeout):
-            self._advance(line)
+        lines = self.switchboard.collect(timeout)
+        for line, turn in zip(lines, self.switchboard.next_turns(lines), strict=True):
+            self._advance(line, turn)
         return self._deliver()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer callers; see `BaseEnv.send_actions`."""
-        by_env = by_sub_environment(slots, actions, self._pool.seats)
-        due = []
-        for env_id, answers in by_env.items():
-            game = self._games.get(env_id)
-            turn = None if game is None else game.turn
-            check_answers(env_id, [] if game is None or turn is None else game.roster.waiting.agents, answers)
-            if game is not None and turn is not None:
-                due.append((game, turn, answers))
+        due = self._answers_of_all(slots, actions) or self._answers(slots, actions)
         # First the line is free, then its caller is told: it calls again at once.
         self.switchboard.answered([game.line for game, _, _ in due])
         for game, turn, answers in due:
             game.turn = None
             turn.tell(answers)
+
+    def _answers(self, slots: Any, actions: Any) -> list[tuple[_Game, Turn, Mapping[AgentId, Any]]]:
+        """Return who is answered what."""
+        due: list[tuple[_Game, Turn, Mapping[AgentId, Any]]] = []
+        for env_id, answers in by_sub_environment(slots, actions, self._pool.seats).items():
+            game = self._games.get(env_id)
+            turn = None if game is None else game.turn
+            check_answers(env_id, [] if game is None or turn is None else game.roster.waiting.agents, answers)
+            if game is not None and turn is not None:
+                due.append((game, turn, answers))
+        return due
+
+    def _answers_of_all(
+        self, slots: Any, actions: Any
+    ) -> list[tuple[_Game, Turn, Mapping[AgentId, Any]]] | None:
+        """Return the answers where all rows of the last poll are answered, in their order; None where that is not so.
+
+        Then nobody has to be looked up, and nobody can be missing.
+        """
+        games = self._asked
+        if (
+            slots is not self._delivered[1]
+            or type(actions) not in (list, np.ndarray)
+            or len(actions) != len(slots)
+        ):
+            return None
+        due: list[tuple[_Game, Turn, Mapping[AgentId, Any]]] = []
+        given = iter(actions)
+        for game in games:
+            if game.turn is None:
+                return None
+            agents = game.roster.waiting.agents
+            answers = dict(zip(agents, given, strict=False)) if len(agents) > 1 else {agents[0]: next(given)}
+            due.append((game, game.turn, answers))
+        return due
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
         """Return the external environments whose `run` is executed here."""
@@ -169,13 +202,14 @@ class ExternalEnvs(BaseEnv):
             )
         self.switchboard.fail(fault)
 
-    def _advance(self, line: Line) -> None:
-        """Take what was said in an episode, up to a turn that must be answered first."""
-        while (turn := self.switchboard.next_turn(line)) is not None:
+    def _advance(self, line: Line, turn: Turn | Played | None) -> None:
+        """Take what was said in an episode, from one turn up to one that must be answered first."""
+        while turn is not None:
             if isinstance(turn, Played):
                 self._play(line, turn)
             elif self._take(line, turn):
                 return
+            (turn,) = self.switchboard.next_turns([line])
 
     def _take(self, line: Line, turn: Turn) -> bool:
         """Take in a turn; True if it waits for an answer."""
@@ -213,7 +247,9 @@ class ExternalEnvs(BaseEnv):
         if turn.obs is None:
             roster.lose(turn.rewards, report)
             return True
-        self._env_steps[roster.env_index] += 1
+        self._stepped.append(roster.env_index)
+        if not (turn.rewards or turn.infos or turn.done or turn.over) and roster.go_on(turn.obs):
+            return False
         terminateds, truncateds = _GOES_ON, _GOES_ON
         if turn.done or turn.over is not None:
             terminated, truncated = turn.over or (False, False)
@@ -278,6 +314,10 @@ class ExternalEnvs(BaseEnv):
     def _deliver(self) -> Ready:
         """Return the rows that are due."""
         due, self._due = self._due, []
+        self._asked = due
+        if self._stepped:
+            np.add.at(self._env_steps, self._stepped, 1)
+            self._stepped = []
         rosters = [game.roster for game in due]
         layouts = [roster.waiting for roster in rosters]
         before, slots = self._delivered
