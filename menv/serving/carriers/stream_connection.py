@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import cast
 
@@ -45,6 +45,8 @@ class StreamConnection(asyncio.Protocol):
         self._bodies: deque[bytes] = deque()
         # Bytes that were read and not yet taken apart begin at `_fed`.
         self._unfed, self._fed = b"", 0
+        # Takes bytes that are one whole body and nothing else, and returns it; None if they may be anything else.
+        self._only_body: Callable[[bytes], bytes | None] = _anything
         self._bucket = Bucket(listener.limits.max_rate)
         self._owed = 0
         self._ending = False
@@ -69,10 +71,6 @@ class StreamConnection(asyncio.Protocol):
             BadMessageError: The peer does not keep to the protocol.
         """
 
-    def _only_body(self, data: bytes) -> bytes | None:
-        """Take bytes that are one whole body and nothing else, and return it; None if they may be anything else."""
-        return None
-
     def _completed(self) -> list[bytes]:
         """Return the bodies that were whole before `_feed` raised."""
         return []
@@ -93,11 +91,16 @@ class StreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self._transport = cast(asyncio.Transport, transport)
+        self._reader = self._listener.reader
+        if self._reader is not None:
+            self._reader.begin(self._transport, self)
         self._listener.joined(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         """End, once everything that came has been handled."""
         self._gone, self._paused = True, False
+        if self._reader is not None:
+            self._reader.end(self._transport)
         self._listener.left(self)
         if self._ending:
             self._come_to_an_end()
@@ -118,7 +121,7 @@ class StreamConnection(asyncio.Protocol):
             if not self._scheduled:
                 self._take_turn()
             return
-        body = self._only_body(data) if self._partial_since is None and not self._silent else None
+        body = None if self._silent or self._partial_since is not None else self._only_body(data)
         bodies = self._take_apart(data) if body is None else (body,)
         # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
         if len(bodies) == 1 and not (
@@ -308,10 +311,12 @@ class StreamConnection(asyncio.Protocol):
         pause = not (self._ending or self._reads())
         if pause != self._reading_paused and not self._gone:
             self._reading_paused = pause
-            if pause:
-                self._transport.pause_reading()
+            if self._reader is None:
+                (self._transport.pause_reading if pause else self._transport.resume_reading)()
+            elif pause:
+                self._reader.end(self._transport)
             else:
-                self._transport.resume_reading()
+                self._reader.begin(self._transport, self)
 
     def _reply(self, body: bytes) -> None:
         if self._ending or self._transport.is_closing():
@@ -362,3 +367,7 @@ class StreamConnection(asyncio.Protocol):
         self._discarded += count
         if self._discarded > MOST_DISCARDED * self._limits.max_body:
             self._transport.abort()
+
+
+def _anything(_: bytes) -> None:
+    """Say that bytes may be anything."""

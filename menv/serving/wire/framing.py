@@ -9,6 +9,8 @@ from menv.serving.wire.bad_message import BadMessageError, Code
 
 HEADER_BYTES = 8
 MOST_BODY_BYTES: int = 10**HEADER_BYTES - 1
+_HEADERS = tuple(b"%08d" % size for size in range(1024))
+"""Those of short bodies, which nearly all are."""
 
 
 def frame(body: bytes) -> bytes:
@@ -17,12 +19,18 @@ def frame(body: bytes) -> bytes:
     Raises:
         BadMessageError: The body is longer than eight digits can say.
     """
-    if len(body) > MOST_BODY_BYTES:
+    size = len(body)
+    if size > MOST_BODY_BYTES:
         raise BadMessageError(
             Code.TOO_LARGE,
-            f"frame: a body of {len(body)} bytes, expected at most {MOST_BODY_BYTES}; send it in several messages",
+            f"frame: a body of {size} bytes, expected at most {MOST_BODY_BYTES}; send it in several messages",
         )
-    return b"%08d%b" % (len(body), body)
+    return _header(size) + body
+
+
+def _header(size: int) -> bytes:
+    """Return the header of a body of so many bytes."""
+    return _HEADERS[size] if size < len(_HEADERS) else b"%08d" % size
 
 
 class Frames:
@@ -56,7 +64,7 @@ class Frames:
         size = len(data) - HEADER_BYTES
         if self._rest or self._broken is not None or not 0 <= size <= self._max_body:
             return None
-        return data[HEADER_BYTES:] if data[:HEADER_BYTES] == b"%08d" % size else None
+        return data[HEADER_BYTES:] if data.startswith(_header(size)) else None
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Take in the next bytes of the stream and return the bodies that are complete now.

@@ -1,0 +1,90 @@
+"""Reads the sockets of many connections in one go, where asyncio would run a callback for each.
+
+A listener has one where the system has `epoll`; its connections leave their reading to it, and to asyncio all else:
+writing, closing, TLS. It knows no protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+
+_MOST_BYTES = 262_144
+"""Bytes of one connection before others have their turn."""
+_FEW_BYTES = 65_536
+"""Nearly nobody sends as many; memory for them is at hand, where more would be mapped and unmapped for each read."""
+
+
+class SocketReader:
+    """Reads for connections that are open. Everything is called in the loop."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._open: dict[int, tuple[asyncio.Transport, asyncio.Protocol]] = {}
+        asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._look)
+
+    @staticmethod
+    def of_this_system() -> SocketReader | None:
+        """Return a reader, None where there is no `epoll`."""
+        return SocketReader() if hasattr(select, "epoll") else None
+
+    def close(self) -> None:
+        """Read no more."""
+        asyncio.get_running_loop().remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def begin(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+        """Read what comes over a connection, as asyncio does that reads no more of it."""
+        transport.pause_reading()
+        fd = transport.get_extra_info("socket").fileno()
+        if not (transport.is_closing() or self._epoll.closed):
+            self._open[fd] = transport, protocol
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def end(self, transport: asyncio.Transport) -> None:
+        """Read no more of a connection for now; it may not have been read at all."""
+        fd = transport.get_extra_info("socket").fileno()
+        if self._open.get(fd, (None,))[0] is transport:
+            del self._open[fd]
+            if not self._epoll.closed:
+                self._epoll.unregister(fd)
+
+    def _look(self) -> None:
+        """Read all sockets that have something."""
+        for fd, _ in self._epoll.poll(0):
+            # Whoever was read before may have ended others.
+            if (one := self._open.get(fd)) is not None:
+                self._read(fd, *one)
+
+    def _read(self, fd: int, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+        if transport.is_closing():
+            self.end(transport)
+            return
+        try:
+            data = os.read(fd, _FEW_BYTES)
+            if len(data) == _FEW_BYTES:
+                data += _more(fd)
+            if data:
+                protocol.data_received(data)
+                return
+            self.end(transport)
+            if not protocol.eof_received():
+                transport.close()
+        except (BlockingIOError, InterruptedError):
+            return
+        except Exception as error:
+            self.end(transport)
+            transport.abort()
+            if not isinstance(error, OSError):
+                context = {"message": "reading", "exception": error, "transport": transport}
+                asyncio.get_running_loop().call_exception_handler(context)
+
+
+def _more(fd: int) -> bytes:
+    """Return what else has come, if anything has."""
+    try:
+        return os.read(fd, _MOST_BYTES - _FEW_BYTES)
+    except OSError:
+        # What is wrong shows again at the next look.
+        return b""
