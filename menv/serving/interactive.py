@@ -46,6 +46,9 @@ class Interactive:
         limits: How many episodes and agents.
         decided: Called in the sampler's thread.
         refused: Answers questions that turn out to be none.
+
+    Attributes:
+        questions: Those of this round of the loop.
     """
 
     def __init__(
@@ -61,11 +64,11 @@ class Interactive:
         self._limits = limits
         self._values = TurnValues(ioctx, limits.max_agents)
         self._decided = decided
-        self._questions = Questions(switchboard, self._values, refused)
+        self.questions = Questions(switchboard, self._values, refused)
 
     def settle(self) -> None:
         """Do what has been put off: what comes next finds everything done that came before it."""
-        self._questions.ask()
+        self.questions.ask()
 
     def start(self, state: ClientState, request: StartEpisode, answerer: Answerer) -> None:
         """Begin an episode."""
@@ -99,14 +102,16 @@ class Interactive:
         Raises:
             BadMessageError: It cannot be taken, and was not.
         """
-        link = self._link(state, request, answerer)
-        if link is None:
-            return
+        link, seq = state.links.get(request.episode_id), request.seq
+        if link is None or link.waiting or not (seq is None or seq == link.seq + 1):
+            link = self._link(state, request, answerer)
+            if link is None:
+                return
         state.check_backlog(len(request.observation), self._limits, "GET_ACTION")
         paid = None
         if request.reward or request.info or request.done:
             paid = self._paid(state, request, answerer.dialect)
-        self._questions.add(Question(link, request, answerer, paid, self._decided, link.seq, link.answer))
+        self.questions.add(Question(link, request, answerer, paid, self._decided, link.seq, link.answer))
 
     def _paid(
         self, state: ClientState, request: GetAction, dialect: Dialect

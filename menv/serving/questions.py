@@ -1,14 +1,15 @@
 """Questions: the actions that clients ask for in one round of the loop, read and handed to the sampler all at once.
 
-`Interactive` adds what is in order but for its observation, and has everything asked before it does anything else. A
-message by itself costs little that way; what is done with numpy, under locks and in other threads is done once. It
-knows no connections, and not which message may come when.
+An `Intake` puts off bodies that look like one. What they hold goes back to it; `Interactive` adds what is in order but
+for its observation, and has everything asked before it does anything else. A message by itself costs little that way;
+what is done with parsers and numpy, under locks and in other threads is done once. It knows no connections, and not
+which message may come when.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -17,15 +18,17 @@ from menv.errors import CallOrderError
 from menv.line import Call, Paid
 from menv.serving.answerer import Answerer
 from menv.serving.client_state import Link
+from menv.serving.intake import Intake
 from menv.serving.turn_values import TurnValues
 from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.dialect import Dialect
 from menv.serving.wire.messages import Answer, GetAction
+from menv.serving.wire.question_column import read_questions
 from menv.switchboard import Switchboard
 
 _DIALECTS = tuple(Dialect)
 _MOST_BYTES = 65_536
-"""Bytes of observations that are read in one go."""
+"""Bytes of bodies, and of observations, that are read in one go."""
 
 Decided: TypeAlias = "Callable[[Question, Mapping[Any, Any] | BaseException], None]"
 """Takes the actions that were decided for a question, or why there are none."""
@@ -72,8 +75,19 @@ class Questions:
         self._board = switchboard
         self._values = values
         self._refused = refused
+        self._unread: list[tuple[Intake, bytes, Answerer]] = []
+        self._unread_bytes = 0
         self._added: list[Question] = []
         self._bytes = 0
+
+    def put_off(self, intake: Intake, body: bytes, answerer: Answerer) -> None:
+        """Have a body read with others; see `menv.serving.intake.PutOff`."""
+        if not self._unread:
+            asyncio.get_running_loop().call_soon(self.ask)
+        self._unread.append((intake, body, answerer))
+        self._unread_bytes += len(body)
+        if self._unread_bytes > _MOST_BYTES:
+            self.ask()
 
     def add(self, question: Question) -> None:
         """Have a question asked before the loop looks at its sockets again, or at once if much is there to be read."""
@@ -89,7 +103,10 @@ class Questions:
             self.ask()
 
     def ask(self) -> None:
-        """Ask what was added."""
+        """Read what was put off, and ask what was added."""
+        if self._unread:
+            unread, self._unread, self._unread_bytes = self._unread, [], 0
+            self._read_bodies(unread)
         if not self._added:
             return
         added, self._added, self._bytes = self._added, [], 0
@@ -105,6 +122,33 @@ class Questions:
         for (_, _, asked, _, _), error in self._board.ask_all(calls):
             assert isinstance(asked, Question)
             self._refuse(asked, error)
+
+    def _read_bodies(self, unread: list[tuple[Intake, bytes, Answerer]]) -> None:
+        """Hand on what bodies hold, in their order."""
+        for (intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
+            try:
+                if request is not None and intake.hold is None:
+                    intake.answer(request, answerer, translated=False)
+                else:
+                    intake.read(body, answerer.reply, answerer.close)
+            except Exception as error:
+                _fault(answerer, error)
+
+    @staticmethod
+    def _requests(unread: list[tuple[Intake, bytes, Answerer]]) -> Sequence[GetAction | None]:
+        """Return the requests that bodies hold, None for each that has to be read by itself."""
+        dialects = [answerer.dialect for _, _, answerer in unread]
+        bodies = [body for _, body, _ in unread]
+        if dialects.count(dialects[0]) == len(bodies):
+            return read_questions(bodies, dialects[0])
+        requests: list[GetAction | None] = [None] * len(bodies)
+        for dialect in _DIALECTS:
+            places = [place for place, own in enumerate(dialects) if own is dialect]
+            for place, request in zip(
+                places, read_questions([bodies[place] for place in places], dialect), strict=True
+            ):
+                requests[place] = request
+        return requests
 
     def _read(self, questions: list[Question], dialect: Dialect) -> list[dict[Any, Any] | Exception]:
         """Return the observations of questions by agent, or why they are none."""
@@ -132,7 +176,10 @@ class Questions:
             if isinstance(error, BadMessageError | CallOrderError):
                 self._refused(error, answerer, question.request.seq)
             else:
-                # A fault of ours costs the connection.
-                answerer.close()
-                loop = asyncio.get_running_loop()
-                loop.call_exception_handler({"message": "GET_ACTION", "exception": error})
+                _fault(answerer, error)
+
+
+def _fault(answerer: Answerer, error: Exception) -> None:
+    """Let a fault of ours cost its connection."""
+    answerer.close()
+    asyncio.get_running_loop().call_exception_handler({"message": "GET_ACTION", "exception": error})

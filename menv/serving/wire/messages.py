@@ -273,7 +273,12 @@ def decode_answer(body: bytes) -> tuple[Answer, Dialect]:
 
 def encode(message: Request | Answer, dialect: Dialect) -> bytes:
     """Return a message as a body. Numpy arrays and scalars are written as lists and numbers."""
-    return _JSON.encode(message) if dialect is Dialect.JSON else _MSGPACK.encode(message)
+    return encoder(dialect)(message)
+
+
+def encoder(dialect: Dialect) -> Callable[[Request | Answer], bytes]:
+    """Return what writes messages as bodies; see `encode`."""
+    return _JSON.encode if dialect is Dialect.JSON else _MSGPACK.encode
 
 
 def error_reply(error: BadMessageError, seq: int | None = None) -> Error:
