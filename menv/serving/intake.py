@@ -34,7 +34,7 @@ class Listener(Protocol):
     admitted: bool
     """Whether large bodies are read at all."""
 
-    def answer(self, request: Request, answerer: Answerer, *, translated: bool) -> None:
+    def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
         """Do what a request says; `translated` is that of `ChunkDesk.take`."""
 
     def refuse(self, error: BadMessageError, answerer: Answerer) -> None:
@@ -96,7 +96,10 @@ class Intake:
         if self.hold is None and len(body) <= self._short and body.find(_ASKS) >= 0:
             dialect = _FIRST_BYTES.get(body[0])
             if dialect is not None:
-                self._questions.put_off(self, body, self._answerer_of(reply, dialect, close))
+                last = self._last
+                if last is None or last.reply != reply or last.dialect is not dialect or last.close != close:
+                    last = self._answerer_of(reply, dialect, close)
+                self._questions.put_off(self, body, last)
                 return self.hold
         # What was put off came before it.
         self._questions.ask()

@@ -43,6 +43,7 @@ class Question(Struct, eq=False):
         link: The episode.
         request: The message.
         answerer: Where it came from.
+        size: Bytes of its observation.
         paid: What came with it.
         decided: Called in the sampler's thread.
         seq_before: Number of the message before it.
@@ -52,6 +53,7 @@ class Question(Struct, eq=False):
     link: Link
     request: GetAction
     answerer: Answerer
+    size: int
     paid: Paid | None
     decided: Decided
     seq_before: int
@@ -68,15 +70,21 @@ class Questions:
     Args:
         switchboard: Where the sampler is.
         values: Reads observations.
+        decided: Called in the sampler's thread.
         refused: Answers those that cannot be asked.
     """
 
-    def __init__(self, switchboard: Switchboard, values: TurnValues, refused: Refused) -> None:
+    def __init__(
+        self, switchboard: Switchboard, values: TurnValues, decided: Decided, refused: Refused
+    ) -> None:
         self._board = switchboard
         self._values = values
+        self._decided = decided
         self._refused = refused
         self._unread: list[tuple[Intake, bytes, Answerer]] = []
         self._unread_bytes = 0
+        # Whether bodies are just being read; what these add is asked when all have been.
+        self._reading = False
         self._added: list[Question] = []
         self._bytes = 0
 
@@ -89,16 +97,20 @@ class Questions:
         if self._unread_bytes > _MOST_BYTES:
             self.ask()
 
-    def add(self, question: Question) -> None:
-        """Have a question asked before the loop looks at its sockets again, or at once if much is there to be read."""
-        if not self._added:
+    def add(self, link: Link, request: GetAction, answerer: Answerer, size: int, paid: Paid | None) -> None:
+        """Have a question asked before the loop looks at its sockets again, or at once if much is there to be read.
+
+        The arguments are those of a `Question`.
+        """
+        if not (self._added or self._reading):
             asyncio.get_running_loop().call_soon(self.ask)
-        self._added.append(question)
-        link, request = question.link, question.request
+        self._added.append(
+            Question(link, request, answerer, size, paid, self._decided, link.seq, link.answer)
+        )
         if request.seq is not None:
             link.seq = request.seq
-        link.answer, link.waiting = None, [question.answerer]
-        self._bytes += len(request.observation)
+        link.answer, link.waiting = None, [answerer]
+        self._bytes += size
         if self._bytes > _MOST_BYTES:
             self.ask()
 
@@ -106,19 +118,20 @@ class Questions:
         """Read what was put off, and ask what was added."""
         if self._unread:
             unread, self._unread, self._unread_bytes = self._unread, [], 0
+            self._reading = True
             self._read_bodies(unread)
+            self._reading = False
         if not self._added:
             return
         added, self._added, self._bytes = self._added, [], 0
         calls: list[Call] = []
-        for dialect in _DIALECTS:
-            mine = [question for question in added if question.answerer.dialect is dialect]
+        for dialect, places in _by_dialect([question.answerer for question in added]):
+            mine = added if len(places) == len(added) else [added[place] for place in places]
             for question, obs in zip(mine, self._read(mine, dialect), strict=True):
-                if isinstance(obs, Exception):
-                    self._refuse(question, obs)
+                if isinstance(obs, dict):
+                    calls.append((question.link.board_id, obs, question, question.size, question.paid))
                 else:
-                    size = len(question.request.observation)
-                    calls.append((question.link.board_id, obs, question, size, question.paid))
+                    self._refuse(question, obs)
         for (_, _, asked, _, _), error in self._board.ask_all(calls):
             assert isinstance(asked, Question)
             self._refuse(asked, error)
@@ -128,7 +141,7 @@ class Questions:
         for (intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
             try:
                 if request is not None and intake.hold is None:
-                    intake.answer(request, answerer, translated=False)
+                    intake.answer(request, answerer)
                 else:
                     intake.read(body, answerer.reply, answerer.close)
             except Exception as error:
@@ -137,16 +150,13 @@ class Questions:
     @staticmethod
     def _requests(unread: list[tuple[Intake, bytes, Answerer]]) -> Sequence[GetAction | None]:
         """Return the requests that bodies hold, None for each that has to be read by itself."""
-        dialects = [answerer.dialect for _, _, answerer in unread]
         bodies = [body for _, body, _ in unread]
-        if dialects.count(dialects[0]) == len(bodies):
-            return read_questions(bodies, dialects[0])
         requests: list[GetAction | None] = [None] * len(bodies)
-        for dialect in _DIALECTS:
-            places = [place for place, own in enumerate(dialects) if own is dialect]
-            for place, request in zip(
-                places, read_questions([bodies[place] for place in places], dialect), strict=True
-            ):
+        for dialect, places in _by_dialect([answerer for _, _, answerer in unread]):
+            if len(places) == len(bodies):
+                return read_questions(bodies, dialect)
+            read = read_questions([bodies[place] for place in places], dialect)
+            for place, request in zip(places, read, strict=True):
                 requests[place] = request
         return requests
 
@@ -177,6 +187,16 @@ class Questions:
                 self._refused(error, answerer, question.request.seq)
             else:
                 _fault(answerer, error)
+
+
+def _by_dialect(answerers: Sequence[Answerer]) -> list[tuple[Dialect, Sequence[int]]]:
+    """Return the places of those who speak each dialect; nearly always all speak the same one."""
+    dialects = [answerer.dialect for answerer in answerers]
+    if dialects.count(dialects[0]) == len(dialects):
+        return [(dialects[0], range(len(dialects)))]
+    return [
+        (dialect, [place for place, own in enumerate(dialects) if own is dialect]) for dialect in _DIALECTS
+    ]
 
 
 def _fault(answerer: Answerer, error: Exception) -> None:

@@ -84,7 +84,7 @@ class Session:
         """Do what a request says; see `menv.serving.intake`."""
         interactive = self._reception.interactive
         try:
-            if self.admitted and isinstance(request, GetAction):
+            if type(request) is GetAction and self.admitted:
                 interactive.question(self.state, request, answerer)
                 return
             interactive.settle()

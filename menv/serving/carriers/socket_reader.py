@@ -54,31 +54,34 @@ class SocketReader:
         """Read all sockets that have something."""
         for fd, _ in self._epoll.poll(0):
             # Whoever was read before may have ended others.
-            if (one := self._open.get(fd)) is not None:
-                self._read(fd, *one)
+            if (one := self._open.get(fd)) is None:
+                continue
+            transport, protocol = one
+            try:
+                if transport.is_closing():
+                    self.end(transport)
+                elif data := os.read(fd, _FEW_BYTES):
+                    protocol.data_received(data if len(data) < _FEW_BYTES else data + _more(fd))
+                else:
+                    self._end_of(transport, protocol)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except Exception as error:
+                self._break_off(transport, error)
 
-    def _read(self, fd: int, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
-        if transport.is_closing():
-            self.end(transport)
-            return
-        try:
-            data = os.read(fd, _FEW_BYTES)
-            if len(data) == _FEW_BYTES:
-                data += _more(fd)
-            if data:
-                protocol.data_received(data)
-                return
-            self.end(transport)
-            if not protocol.eof_received():
-                transport.close()
-        except (BlockingIOError, InterruptedError):
-            return
-        except Exception as error:
-            self.end(transport)
-            transport.abort()
-            if not isinstance(error, OSError):
-                context = {"message": "reading", "exception": error, "transport": transport}
-                asyncio.get_running_loop().call_exception_handler(context)
+    def _end_of(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+        """Take note that a peer sends no more."""
+        self.end(transport)
+        if not protocol.eof_received():
+            transport.close()
+
+    def _break_off(self, transport: asyncio.Transport, error: Exception) -> None:
+        """End a connection that cannot be read, or whose protocol has failed."""
+        self.end(transport)
+        transport.abort()
+        if not isinstance(error, OSError):
+            context = {"message": "reading", "exception": error, "transport": transport}
+            asyncio.get_running_loop().call_exception_handler(context)
 
 
 def _more(fd: int) -> bytes:

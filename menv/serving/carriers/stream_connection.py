@@ -56,6 +56,8 @@ class StreamConnection(asyncio.Protocol):
         # Why the connection ends once everything received is handled; "" if that need not be said.
         self._farewell: str | None = None
         self._throttled = self._scheduled = self._paused = self._reading_paused = False
+        # Whether nothing is under way, so that a whole body may be handed over as it comes.
+        self._at_rest = False
         # Whether the conversation still has to do with a body.
         self._held = False
         # The loop's clock, without the way through the loop.
@@ -98,7 +100,7 @@ class StreamConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """End, once everything that came has been handled."""
-        self._gone, self._paused = True, False
+        self._gone, self._paused, self._at_rest = True, False, False
         if self._reader is not None:
             self._reader.end(self._transport)
         self._listener.left(self)
@@ -112,25 +114,23 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes."""
+        # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
+        if self._at_rest and (body := self._only_body(data)) is not None:
+            self._heard = monotonic()
+            if self._bucket.wait(self._heard) == 0.0:
+                self._hand_over(body)
+            else:
+                self._bodies.append(body)
+                self._at_rest = False
+            if not self._at_rest:
+                self._take_turn()
+            return
         if self._ending or self._farewell is not None:
             self._discard(len(data))
             return
         self._heard = monotonic()
-        if self._unfed or self._bodies or self._scheduled or len(data) > self.slice_bytes:
-            self._unfed, self._fed = self._unfed[self._fed :] + data, 0
-            if not self._scheduled:
-                self._take_turn()
-            return
-        body = None if self._silent or self._partial_since is not None else self._only_body(data)
-        bodies = self._take_apart(data) if body is None else (body,)
-        # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
-        if len(bodies) == 1 and not (
-            self._paused or self._throttled or self._held or self._is_too_fast(self._heard)
-        ):
-            self._hand_over(bodies[0])
-        elif bodies:
-            self._bodies.extend(bodies)
-        if self._bodies or self._held or self._ending or self._paused or self._farewell is not None:
+        self._unfed, self._fed = self._unfed[self._fed :] + data, 0
+        if not self._scheduled:
             self._take_turn()
 
     def eof_received(self) -> bool:
@@ -145,7 +145,7 @@ class StreamConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Take note that the peer does not read its replies."""
-        self._paused = True
+        self._paused, self._at_rest = True, False
         self._paused_since = monotonic()
 
     def resume_writing(self) -> None:
@@ -172,12 +172,12 @@ class StreamConnection(asyncio.Protocol):
 
     def hang_up(self) -> None:
         """End it once everything written has been sent."""
-        self._ending = True
+        self._ending, self._at_rest = True, False
         self._transport.close()
 
     def abort(self) -> None:
         """End it at once."""
-        self._ending = True
+        self._ending, self._at_rest = True, False
         self._transport.abort()
         if self._gone:
             self._come_to_an_end()
@@ -205,6 +205,8 @@ class StreamConnection(asyncio.Protocol):
         if self._ending or not (self._bodies or self._unfed or self._held):
             self._come_to_an_end()
         self._settle_reading()
+        idle = self._reads() and not (self._bodies or self._unfed or self._ending or self._gone)
+        self._at_rest = idle and not self._silent and self._partial_since is None
 
     def _handle_some(self) -> None:
         budget = _TURN
@@ -285,7 +287,7 @@ class StreamConnection(asyncio.Protocol):
         try:
             held = conversation.received(body, self._reply, self._close)
             if held is not None:
-                self._held = True
+                self._held, self._at_rest = True, False
                 held.add_done_callback(self._end_hold)
         except Exception as fault:
             self._listener.faults.add(fault)
@@ -349,7 +351,7 @@ class StreamConnection(asyncio.Protocol):
             return
         if not self._gone:
             self._say_goodbye()
-        self._ending = True
+        self._ending, self._at_rest = True, False
         if self._gone:
             return
         self._settle_reading()
