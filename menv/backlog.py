@@ -29,5 +29,5 @@ class Backlog:
     def add(self, size: int) -> None:
         """Count what comes in, or with a negative size what goes out."""
         self.waiting += size
-        if self.total is not None:
-            self.total.waiting += size
+        if (total := self.total) is not None:
+            total.waiting += size

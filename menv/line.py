@@ -51,6 +51,11 @@ class Turn:
     over: tuple[bool, bool] | None = None
     answer: Answer | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is an observation and nothing else."""
+        return not (self.rewards or self.infos or self.done or self.over)
+
     def tell(self, actions: Mapping[AgentId, Any] | BaseException) -> None:
         """Answer whoever asked, once: where this environment is stopped meanwhile, whoever is first does."""
         answer, self.answer = self.answer, None
@@ -133,9 +138,9 @@ class Line:
 
     def push(self, turn: Turn | Played, size: int) -> None:
         """Add what was said to the end of the line."""
-        weight = size + EACH
-        self.backlog.add(weight)
-        self.sizes.append(weight + self.untold)
+        size += EACH
+        self.backlog.add(size)
+        self.sizes.append(size + self.untold)
         self.untold = 0
         self.turns.append(turn)
 

@@ -58,7 +58,6 @@ class Switchboard:
         self._fault_at = 0.0
         self._stopped = False
         self._woken = False
-        # How many episodes were answered together last: their callers are expected back together.
         self._expected = 0
 
     @property
@@ -72,9 +71,9 @@ class Switchboard:
         return len(self._ready)
 
     @property
-    def all_ready(self) -> bool:
-        """Whether that is so in as many episodes as were answered together last; those come back nearly together."""
-        return len(self._ready) >= self._expected
+    def expected(self) -> int:
+        """How many episodes were answered together last; their callers are expected back nearly together."""
+        return self._expected
 
     def start(
         self,

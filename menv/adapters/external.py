@@ -29,6 +29,7 @@ from menv.played import Played
 from menv.switchboard import Switchboard
 
 _GOES_ON: dict[AgentId, bool] = {ALL: False}
+_FEW = 16
 
 
 class _Game:
@@ -229,6 +230,9 @@ class ExternalEnvs(BaseEnv):
             shown = {agent: obs for agent, obs in (turn.obs or {}).items() if agent not in turn.done}
             game.roster.begin(shown, turn.infos, self._report)
             self._mark_untrained(line)
+        elif turn.obs and turn.plain and game.roster.go_on(turn.obs):
+            # Nobody is new, gone or owed anything, as in nearly all steps.
+            self._stepped.append(game.roster.env_index)
         elif self._step(game, turn):
             del self._games[line.episode_id]
             self._free.append(game.roster)
@@ -248,8 +252,6 @@ class ExternalEnvs(BaseEnv):
             roster.lose(turn.rewards, report)
             return True
         self._stepped.append(roster.env_index)
-        if not (turn.rewards or turn.infos or turn.done or turn.over) and roster.go_on(turn.obs):
-            return False
         terminateds, truncateds = _GOES_ON, _GOES_ON
         if turn.done or turn.over is not None:
             terminated, truncated = turn.over or (False, False)
@@ -311,13 +313,20 @@ class ExternalEnvs(BaseEnv):
             del self._games[line.episode_id]
             self._free.append(game.roster)
 
+    def _count_steps(self) -> None:
+        """Count the env steps since the last poll."""
+        stepped, self._stepped = self._stepped, []
+        if len(stepped) > _FEW:
+            self._env_steps += np.bincount(stepped, minlength=len(self._env_steps))
+            return
+        for index in stepped:
+            self._env_steps[index] += 1
+
     def _deliver(self) -> Ready:
         """Return the rows that are due."""
         due, self._due = self._due, []
         self._asked = due
-        if self._stepped:
-            np.add.at(self._env_steps, self._stepped, 1)
-            self._stepped = []
+        self._count_steps()
         rosters = [game.roster for game in due]
         layouts = [roster.waiting for roster in rosters]
         before, slots = self._delivered

@@ -30,8 +30,9 @@ _DIALECTS = tuple(Dialect)
 _MOST_BYTES = 65_536
 """Bytes of bodies, and of observations, that are read in one go."""
 
-Decided: TypeAlias = "Callable[[Question, Mapping[Any, Any] | BaseException], None]"
-"""Takes the actions that were decided for a question, or why there are none."""
+Decision: TypeAlias = "tuple[Question, Mapping[Any, Any] | BaseException]"
+"""A question and the actions that were decided for it, or why there are none."""
+Decided: TypeAlias = Callable[[Decision], None]
 Refused: TypeAlias = Callable[[BadMessageError | CallOrderError, Answerer, int | None], None]
 """Answers a message that cannot be taken: why, where to, and the message's number."""
 
@@ -61,7 +62,7 @@ class Question(Struct, eq=False):
 
     def __call__(self, actions: Mapping[Any, Any] | BaseException) -> None:
         """Take what was decided."""
-        self.decided(self, actions)
+        self.decided((self, actions))
 
 
 class Questions:
@@ -72,6 +73,10 @@ class Questions:
         values: Reads observations.
         decided: Called in the sampler's thread.
         refused: Answers those that cannot be asked.
+
+    Attributes:
+        asked_by_others: Called where something is put off and somebody else has it asked; None where the loop does,
+            before it looks at its sockets again.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Questions:
         self._values = values
         self._decided = decided
         self._refused = refused
+        self.asked_by_others: Callable[[], None] | None = None
         self._unread: list[tuple[Intake, bytes, Answerer]] = []
         self._unread_bytes = 0
         # Whether bodies are just being read; what these add is asked when all have been.
@@ -88,10 +94,18 @@ class Questions:
         self._added: list[Question] = []
         self._bytes = 0
 
+    @property
+    def unread(self) -> int:
+        """How many bodies were put off."""
+        return len(self._unread)
+
     def put_off(self, intake: Intake, body: bytes, answerer: Answerer) -> None:
         """Have a body read with others; see `menv.serving.intake.PutOff`."""
         if not self._unread:
-            asyncio.get_running_loop().call_soon(self.ask)
+            if self.asked_by_others is not None:
+                self.asked_by_others()
+            else:
+                asyncio.get_running_loop().call_soon(self.ask)
         self._unread.append((intake, body, answerer))
         self._unread_bytes += len(body)
         if self._unread_bytes > _MOST_BYTES:
@@ -150,6 +164,8 @@ class Questions:
     @staticmethod
     def _requests(unread: list[tuple[Intake, bytes, Answerer]]) -> Sequence[GetAction | None]:
         """Return the requests that bodies hold, None for each that has to be read by itself."""
+        if len(unread) == 1:
+            return (None,)
         bodies = [body for _, body, _ in unread]
         requests: list[GetAction | None] = [None] * len(bodies)
         for dialect, places in _by_dialect([answerer for _, _, answerer in unread]):

@@ -63,7 +63,8 @@ class Server:
         self._turns = threading.Condition()
         self._at_home = False
         self._lent_to: int | None = None
-        self._over = self._lingers = False
+        self._over = False
+        self._begin_to_linger: Callable[[], object] = bool
         self.addresses: list[tuple[str, int]] = []
         self.faults = Faults()
 
@@ -140,56 +141,57 @@ class Server:
                 self._turns.wait()
         return True
 
-    def run(self, seconds: float | None) -> None:
-        """Run the borrowed loop until `pause`, or for so many seconds."""
+    def run(
+        self, seconds: float | None, linger: float, done: Callable[[], bool], last: Callable[[], object]
+    ) -> None:
+        """Run the borrowed loop until `pause`, or for so many seconds, and then a little longer.
+
+        Args:
+            seconds: None for any time.
+            linger: Most seconds from then on. It never sleeps in these: a wait of the selector takes a whole
+                millisecond at least.
+            done: Whether nobody is waited for any more; asked after every look at the sockets from then on.
+            last: Called in the loop at the end.
+        """
         loop = self._loop
         assert loop is not None
         if self._over:
             return
-        alarm: asyncio.Handle | None = None
-        if seconds is not None:
-            alarm = loop.call_later(seconds, loop.stop) if seconds > 0.0 else loop.call_soon(loop.stop)
-        try:
-            loop.run_forever()
-        finally:
-            if alarm is not None:
-                alarm.cancel()
+        handles: list[asyncio.Handle] = []
+        until: float | None = None
 
-    def linger(self, seconds: float, done: Callable[[], bool]) -> None:
-        """Run the borrowed loop for so many seconds, or until `done`, which it asks after every look at the sockets.
-
-        It never sleeps: a wait of the selector takes a whole millisecond at least.
-        """
-        loop = self._loop
-        assert loop is not None
-        if self._over or done():
-            return
-        until = monotonic() + seconds
-        next_look: asyncio.Handle
+        def begin() -> None:
+            nonlocal until
+            if until is None:
+                until = monotonic() + linger
+                handles.append(loop.call_soon(look))
 
         def look() -> None:
-            nonlocal next_look
-            if done() or monotonic() >= until:
+            if done() or until is None or monotonic() >= until:
+                last()
                 loop.stop()
             else:
                 # Whom it waits for may need this very processor.
                 _let_others_run()
-                next_look = loop.call_soon(look)
+                handles[-1] = loop.call_soon(look)
 
-        self._lingers, next_look = True, loop.call_soon(look)
+        self._begin_to_linger = begin
+        if seconds is not None:
+            handles.append(loop.call_later(seconds, begin) if seconds > 0.0 else loop.call_soon(begin))
         try:
             loop.run_forever()
         finally:
-            self._lingers = False
-            next_look.cancel()
+            self._begin_to_linger = bool
+            for handle in handles:
+                handle.cancel()
 
     def pause(self) -> None:
-        """Let `run` return, once everything that came with the last look at the sockets has been handled.
+        """Let `run` return soon, once everything that came with the last look at the sockets has been handled.
 
         Called by what the loop runs; nothing happens unless the loop is borrowed.
         """
-        if self._lent_to is not None and self._loop is not None and not self._lingers:
-            self._loop.stop()
+        if self._lent_to is not None:
+            self._begin_to_linger()
 
     def give_back(self) -> None:
         """Let the serving thread run the loop again; nothing happens unless this thread has borrowed it."""

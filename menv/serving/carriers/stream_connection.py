@@ -116,8 +116,8 @@ class StreamConnection(asyncio.Protocol):
         """Take bytes."""
         # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
         if self._at_rest and (body := self._only_body(data)) is not None:
-            self._heard = monotonic()
-            if self._bucket.wait(self._heard) == 0.0:
+            self._heard = now = monotonic()
+            if self._bucket.wait(now) == 0.0:
                 self._hand_over(body)
             else:
                 self._bodies.append(body)
