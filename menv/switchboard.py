@@ -17,7 +17,7 @@ from menv.backlog import Backlog
 from menv.base_env import AgentId, EnvId
 from menv.call_errors import mixed, stopped, unlike
 from menv.errors import CallOrderError, EpisodeError
-from menv.line import Answer, Call, Line, Paid, Turn
+from menv.line import Answer, Call, Line, Turn
 from menv.open_lines import OpenLines
 from menv.played import Played
 
@@ -129,9 +129,8 @@ class Switchboard:
         Raises:
             EpisodeError: There is no such episode, or somebody waits for its actions already.
         """
-        with self._news:
-            self._ask(episode_id, obs, answer, size)
-            self._ring()
+        for _, error in self.ask_all([(episode_id, obs, answer, size, None)]):
+            raise error
 
     def ask_all(self, calls: Iterable[Call]) -> list[tuple[Call, CallOrderError]]:
         """Ask for the actions of many episodes, as `ask` and `pay` do one by one; returns at once.
@@ -142,10 +141,18 @@ class Switchboard:
         refused = []
         with self._lock:
             for call in calls:
+                episode_id, obs, answer, size, paid = call
                 try:
-                    self._ask(*call)
+                    line = self._may_ask(episode_id)
+                    if paid is not None:
+                        line.pay(*paid)
                 except CallOrderError as error:
                     refused.append((call, error))
+                else:
+                    line.plays, line.asked = False, True
+                    line.push(line.turn(obs, answer), size)
+                    if not line.busy:
+                        self._ready[episode_id] = line
             self._ring()
         return refused
 
@@ -313,20 +320,20 @@ class Switchboard:
 
     def next_turns(self, lines: Iterable[Line]) -> list[Turn | Played | None]:
         """Return what is to be taken next in each episode, None while its last turn is not answered."""
+        found: list[Turn | Played | None] = []
         with self._lock:
-            return [self._next_turn(line) for line in lines]
-
-    def _next_turn(self, line: Line) -> Turn | Played | None:
-        if line.busy or not line.turns:
-            return None
-        if len(line.turns) == _MOST_AHEAD:
-            self._news.notify_all()
-        turn = line.pop()
-        if line.over and not line.turns:
-            self._backlog -= 1
-            if self._backlog == _MOST_OVER - 1:
-                self._news.notify_all()
-        return turn
+            for line in lines:
+                if line.busy or not line.turns:
+                    found.append(None)
+                    continue
+                if len(line.turns) == _MOST_AHEAD:
+                    self._news.notify_all()
+                found.append(line.pop())
+                if line.over and not line.turns:
+                    self._backlog -= 1
+                    if self._backlog == _MOST_OVER - 1:
+                        self._news.notify_all()
+        return found
 
     def answered(self, lines: Iterable[Line]) -> None:
         """Note that turns have been answered; what was said since comes up in `collect`."""
@@ -355,21 +362,14 @@ class Switchboard:
             raise stopped()
         return self._lines.free(call, episode_id)
 
-    def _ask(
-        self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer, size: int, paid: Paid | None = None
-    ) -> None:
-        """Put a question where the sampler finds it."""
+    def _may_ask(self, episode_id: str) -> Line:
+        """Return the line of an episode that may ask for actions."""
         line = self._lines.get(episode_id)
         if line is None or line.asked or self._stopped:
             line = self._line("get_action", episode_id)
         if line.plays:
             raise mixed("episode", episode_id)
-        if paid is not None:
-            line.pay(*paid)
-        line.plays, line.asked = False, True
-        line.push(line.turn(obs, answer), size)
-        if not line.busy:
-            self._ready[episode_id] = line
+        return line
 
     def _say(self, line: Line, turn: Turn, size: int) -> None:
         """Put a turn where the sampler finds it."""

@@ -145,12 +145,12 @@ class Roster:
         It is `step` with nothing to look up; if it returns False, nothing has been done.
         """
         layout = self.waiting
-        if type(obs) is not dict or list(obs) != layout.agents:
+        if type(obs) is not dict or [*obs] != layout.agents:
             return False
         if self._held or layout.checked_at != self._lives:
             return False
         self.episode_steps += 1
-        self.obs = list(obs.values())
+        self.obs = [*obs.values()]
         self.rewards, self.infos = layout.no_rewards, layout.no_infos
         return True
 

@@ -117,7 +117,7 @@ class StreamConnection(asyncio.Protocol):
         # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
         if self._at_rest and (body := self._only_body(data)) is not None:
             self._heard = now = monotonic()
-            if self._bucket.wait(now) == 0.0:
+            if not self._bucket.wait(now):
                 self._hand_over(body)
             else:
                 self._bodies.append(body)

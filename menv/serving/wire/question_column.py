@@ -33,16 +33,15 @@ def read_questions(bodies: Sequence[bytes], dialect: Dialect) -> list[GetAction 
     """Return the requests for actions that R bodies hold; None for one that has to be looked at closely.
 
     Args:
-        bodies: Short ones, all in one dialect.
+        bodies: Short ones, all in one dialect, each beginning with an object.
         dialect: That one.
     """
     unread: list[GetAction | None] = [None] * len(bodies)
     whole = listed(bodies, dialect)
     try:
-        # A body may not end within that of another peer.
-        if [*map(len, _RAWS[dialect](whole))] != [*map(len, bodies)]:
-            return unread
         asked = _TYPED[dialect](whole)
+        if not _apart(whole, bodies, len(asked), dialect):
+            return unread
         # Whatever else comes with a request has to be looked into.
         found = [
             one if type(one) is GetAction and one.done is None and not one.info else None for one in asked
@@ -57,6 +56,16 @@ def read_questions(bodies: Sequence[bytes], dialect: Dialect) -> list[GetAction 
         return unread
 
 
+def _apart(whole: bytes, bodies: Sequence[bytes], count: int, dialect: Dialect) -> bool:
+    """Return whether each of so many objects is what one body holds, and none goes on in the body of another peer."""
+    if count != len(bodies):
+        return False
+    # Where there are no more brackets than bodies, which begin with one, no object can begin elsewhere.
+    if dialect is Dialect.JSON and whole.count(b"{") == count:
+        return True
+    return [*map(len, _RAWS[dialect](whole))] == [*map(len, bodies)]
+
+
 def _keys(asked: GetAction) -> int:
     """Return how many known keys a request has; type, id and observation are there."""
     return 3 + bool(asked.reward) + (asked.seq is not None)
@@ -65,12 +74,14 @@ def _keys(asked: GetAction) -> int:
 def _all_plain(whole: bytes, asked: Sequence[GetAction | None]) -> bool:
     """Return whether each object of a list in JSON surely has each key once.
 
-    None has fewer quotes than its keys and values need, so that one look at all of them tells what one at each would.
+    None has fewer colons than keys, so that one look at all of them tells what one at each would.
     """
-    quotes = whole.count(b'"')
-    # Two texts, and the keys.
-    if quotes == 2 * sum([2 + _keys(one) for one in asked if one is not None]):
+    colons = whole.count(b":")
+    if colons == sum([_keys(one) for one in asked if one is not None]):
         return True
     found = _JSON_FIELDS(whole)
+    if colons == sum(map(len, found)):
+        return True
+    # Some are in values; the same holds of quotes, and those in values can be told.
     values = b"".join(chain.from_iterable([one.values() for one in found]))
-    return quotes == 2 * sum(map(len, found)) + values.count(b'"')
+    return whole.count(b'"') == 2 * sum(map(len, found)) + values.count(b'"')
