@@ -101,15 +101,15 @@ class Questions:
 
     def put_off(self, intake: Intake, body: bytes, answerer: Answerer) -> None:
         """Have a body read with others; see `menv.serving.intake.PutOff`."""
-        if not self._unread:
-            if self.asked_by_others is not None:
-                self.asked_by_others()
-            else:
-                asyncio.get_running_loop().call_soon(self.ask)
         self._unread.append((intake, body, answerer))
         self._unread_bytes += len(body)
         if self._unread_bytes > _MOST_BYTES:
             self.ask()
+        elif len(self._unread) == 1:
+            if self.asked_by_others is not None:
+                self.asked_by_others()
+            else:
+                asyncio.get_running_loop().call_soon(self.ask)
 
     def add(self, link: Link, request: GetAction, answerer: Answerer, size: int, paid: Paid | None) -> None:
         """Have a question asked before the loop looks at its sockets again, or at once if much is there to be read.

@@ -150,10 +150,10 @@ class ServedEnvs(ExternalEnvs):
         """Serve clients until one of them has said something, and a little longer for the others."""
         board, questions = self.switchboard, self._reception.interactive.questions
         questions.asked_by_others = self.server.pause
-        seen = 1
+        seen = 0
 
         def all_here() -> bool:
-            """Whether those are there who were answered together last, and the last look has brought nobody else."""
+            """Whether everybody is there, or those answered together last and nobody else since the last look."""
             nonlocal seen
             here = board.ready + questions.unread
             more, seen = here > seen, here

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from time import monotonic
 from typing import Any
 
 from menv.errors import CallOrderError, ContractError
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.faults import Faults
 from menv.serving.carriers.limits import Limits
+from menv.serving.carriers.lingering import Lingering
 from menv.serving.carriers.transport import Handler, Transport
 
 _STOP_S = 0.8
 """The most that transports may take together to end; sockets are then closed with the loop."""
 _JOIN_S = 10.0
-_let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 _RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE)
 
 
@@ -64,7 +62,7 @@ class Server:
         self._at_home = False
         self._lent_to: int | None = None
         self._over = False
-        self._begin_to_linger: Callable[[], object] = bool
+        self._lingering: Lingering | None = None
         self.addresses: list[tuple[str, int]] = []
         self.faults = Faults()
 
@@ -148,50 +146,34 @@ class Server:
 
         Args:
             seconds: None for any time.
-            linger: Most seconds from then on. It never sleeps in these: a wait of the selector takes a whole
-                millisecond at least.
-            done: Whether nobody is waited for any more; asked after every look at the sockets from then on.
+            linger: Most seconds from then on.
+            done: See `Lingering`, as `last`.
             last: Called in the loop at the end.
         """
         loop = self._loop
         assert loop is not None
         if self._over:
             return
-        handles: list[asyncio.Handle] = []
-        until: float | None = None
-
-        def begin() -> None:
-            nonlocal until
-            if until is None:
-                until = monotonic() + linger
-                handles.append(loop.call_soon(look))
-
-        def look() -> None:
-            if done() or until is None or monotonic() >= until:
-                last()
-                loop.stop()
-            else:
-                # Whom it waits for may need this very processor.
-                _let_others_run()
-                handles[-1] = loop.call_soon(look)
-
-        self._begin_to_linger = begin
+        self._lingering = lingering = Lingering(loop, linger, done, last)
+        alarm: asyncio.Handle | None = None
         if seconds is not None:
-            handles.append(loop.call_later(seconds, begin) if seconds > 0.0 else loop.call_soon(begin))
+            begin = lingering.begin
+            alarm = loop.call_later(seconds, begin) if seconds > 0.0 else loop.call_soon(begin)
         try:
             loop.run_forever()
         finally:
-            self._begin_to_linger = bool
-            for handle in handles:
-                handle.cancel()
+            self._lingering = None
+            lingering.cancel()
+            if alarm is not None:
+                alarm.cancel()
 
     def pause(self) -> None:
         """Let `run` return soon, once everything that came with the last look at the sockets has been handled.
 
-        Called by what the loop runs; nothing happens unless the loop is borrowed.
+        Called by what the loop runs; nothing happens unless the loop is borrowed and runs.
         """
-        if self._lent_to is not None:
-            self._begin_to_linger()
+        if self._lingering is not None:
+            self._lingering.begin()
 
     def give_back(self) -> None:
         """Let the serving thread run the loop again; nothing happens unless this thread has borrowed it."""
