@@ -85,6 +85,8 @@ class ExternalEnvs(BaseEnv):
         # Of the sub-environments that have stepped since the last poll, once for each step.
         self._stepped: list[int] = []
         self._due: list[_Game] = []
+        # How many of these show observations, and nothing else.
+        self._plain = 0
         # Those who wait for answers, in the order of the rows that were delivered last.
         self._asked: list[_Game] = []
         self._report = Report()
@@ -233,6 +235,7 @@ class ExternalEnvs(BaseEnv):
         elif turn.obs and turn.plain and game.roster.go_on(turn.obs):
             # Nobody is new, gone or owed anything, as in nearly all steps.
             self._stepped.append(game.roster.env_index)
+            self._plain += turn.actions is None
         elif self._step(game, turn):
             del self._games[line.episode_id]
             self._free.append(game.roster)
@@ -326,6 +329,7 @@ class ExternalEnvs(BaseEnv):
         """Return the rows that are due."""
         due, self._due = self._due, []
         self._asked = due
+        all_plain, self._plain = self._plain == len(due), 0
         self._count_steps()
         rosters = [game.roster for game in due]
         layouts = [roster.waiting for roster in rosters]
@@ -337,12 +341,12 @@ class ExternalEnvs(BaseEnv):
         pieces, self._pieces = self._pieces, []
         return Ready(
             slots,
-            list(chain.from_iterable(roster.obs for roster in rosters)),
-            as_numbers(rosters),
+            list(chain.from_iterable([roster.obs for roster in rosters])),
+            np.zeros(len(slots)) if all_plain else as_numbers(rosters),
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
-            list(chain.from_iterable(roster.infos for roster in rosters)),
-            _taken(due), self._pool.seats, pieces,
+            None if all_plain else list(chain.from_iterable(roster.infos for roster in rosters)),
+            {} if all_plain else _taken(due), self._pool.seats, pieces,
         )  # fmt: skip
 
 
