@@ -22,6 +22,8 @@ class SocketReader:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._open: dict[int, tuple[asyncio.Transport, asyncio.Protocol]] = {}
+        # Those that are in the middle of something large.
+        self._large: set[int] = set()
         asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._look)
 
     @staticmethod
@@ -47,6 +49,7 @@ class SocketReader:
         fd = transport.get_extra_info("socket").fileno()
         if self._open.get(fd, (None,))[0] is transport:
             del self._open[fd]
+            self._large.discard(fd)
             if not self._epoll.closed:
                 self._epoll.unregister(fd)
 
@@ -60,8 +63,10 @@ class SocketReader:
             try:
                 if transport.is_closing():
                     self.end(transport)
-                elif data := os.read(fd, _FEW_BYTES):
-                    protocol.data_received(data if len(data) < _FEW_BYTES else data + _more(fd))
+                elif data := os.read(fd, _MOST_BYTES if fd in self._large else _FEW_BYTES):
+                    if (len(data) >= _FEW_BYTES) is not (fd in self._large):
+                        self._large ^= {fd}
+                    protocol.data_received(data)
                 else:
                     self._end_of(transport, protocol)
             except (BlockingIOError, InterruptedError):
@@ -82,12 +87,3 @@ class SocketReader:
         if not isinstance(error, OSError):
             context = {"message": "reading", "exception": error, "transport": transport}
             asyncio.get_running_loop().call_exception_handler(context)
-
-
-def _more(fd: int) -> bytes:
-    """Return what else has come, if anything has."""
-    try:
-        return os.read(fd, _MOST_BYTES - _FEW_BYTES)
-    except OSError:
-        # What is wrong shows again at the next look.
-        return b""
