@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import select
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -70,3 +72,14 @@ def test_what_came_before_the_end_of_a_connection_is_read_first() -> None:
                 assert one.rest() == tcp_wrap(b"{once more") * count
         assert eventually(lambda: server.connections == 0)
         assert len(talks.bodies) == sum(range(1, 20))
+
+
+def test_replies_that_are_sent_in_part_come_whole_and_in_their_order() -> None:
+    with serving(TCP) as (server, _), Client(TCP, server.addresses[0]) as one:
+        sent = [b"{%06d" % number + bytes(number % 5 * 100_000) for number in range(100)]
+        with ThreadPoolExecutor(1) as others:
+            sending = others.submit(one.raw, b"".join(map(tcp_wrap, sent)))
+            # Until it is read, the server can send a part of it only.
+            time.sleep(0.2)
+            assert all(one.receive() == body for body in sent)
+            sending.result()

@@ -7,6 +7,7 @@ its replies unread, goes too fast, or has bodies waiting. Knows no protocol; sub
 from __future__ import annotations
 
 import asyncio
+import os
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -94,13 +95,16 @@ class StreamConnection(asyncio.Protocol):
         """Begin."""
         self._transport = cast(asyncio.Transport, transport)
         self._reader = self._listener.reader
+        # Where to write without asyncio; -1 where that cannot be, or not any more.
+        self._fd = -1
         if self._reader is not None:
             self._reader.begin(self._transport, self)
+            self._fd = transport.get_extra_info("socket").fileno()
         self._listener.joined(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         """End, once everything that came has been handled."""
-        self._gone, self._paused, self._at_rest = True, False, False
+        self._gone, self._paused, self._at_rest, self._fd = True, False, False, -1
         if self._reader is not None:
             self._reader.end(self._transport)
         self._listener.left(self)
@@ -331,6 +335,19 @@ class StreamConnection(asyncio.Protocol):
         self._send(body)
         if self._half_closed and not self._is_owed():
             self._transport.close()
+
+    def _write(self, data: bytes) -> None:
+        """Write bytes, past asyncio where none wait before them and all can be sent at once."""
+        if self._fd >= 0 and not self._transport.get_write_buffer_size():
+            try:
+                sent = os.write(self._fd, data)
+            except OSError:
+                # asyncio finds it out, too, and ends the connection if it has to.
+                sent = 0
+            if sent == len(data):
+                return
+            data = data[sent:]
+        self._transport.write(data)
 
     def _refuse(self, why: str) -> None:
         if self._ending or self._transport.is_closing():

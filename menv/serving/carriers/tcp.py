@@ -49,4 +49,4 @@ class _TcpConnection(StreamConnection):
         return self._frames.pending > 0
 
     def _send(self, body: bytes) -> None:
-        self._transport.write(frame(body))
+        self._write(frame(body))
