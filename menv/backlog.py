@@ -5,7 +5,7 @@ The switchboard counts, under its lock; a serving session looks before it takes 
 
 from __future__ import annotations
 
-_EACH = 1_000
+EACH = 1_000
 """What a turn or a piece costs beside its numbers."""
 
 
@@ -29,10 +29,5 @@ class Backlog:
     def add(self, size: int) -> None:
         """Count what comes in, or with a negative size what goes out."""
         self.waiting += size
-        if self.total is not None:
-            self.total.waiting += size
-
-    @staticmethod
-    def weight(size: int) -> int:
-        """Return what something counts for that has `size` bytes."""
-        return size + _EACH
+        if (total := self.total) is not None:
+            total.waiting += size

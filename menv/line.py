@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from menv.backlog import Backlog
+from menv.backlog import EACH, Backlog
 from menv.base_env import ALL, AgentId
 from menv.errors import ContractError
 from menv.played import Played
@@ -25,6 +25,8 @@ Paid: TypeAlias = tuple[Mapping[AgentId, Any], Mapping[AgentId, Any], Mapping[Ag
 """Rewards, infos and done flags by agent, and what these count for in the backlog, in bytes."""
 Call: TypeAlias = tuple[str, Mapping[AgentId, Any], Answer, int, Paid | None]
 """A question: the episode's id, observations by agent, who takes the actions, bytes, and what was paid before."""
+_NOTHING: dict[Any, Any] = {}
+"""What nearly every turn has of infos and the like; nobody writes into it."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,11 @@ class Turn:
     actions: Mapping[AgentId, Any] | None = None
     over: tuple[bool, bool] | None = None
     answer: Answer | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is an observation and nothing else."""
+        return not (self.rewards or self.infos or self.done or self.over)
 
     def tell(self, actions: Mapping[AgentId, Any] | BaseException) -> None:
         """Answer whoever asked, once: where this environment is stopped meanwhile, whoever is first does."""
@@ -103,9 +110,11 @@ class Line:
 
     def turn(self, obs: Mapping[AgentId, Any] | None, answer: Answer | None = None) -> Turn:
         """Return a turn with all that has been paid and told since the last one."""
-        turn = Turn(obs, self.rewards, self.infos, self.done, None, None, answer)
+        rewards, infos, done = self.rewards, self.infos, self.done
+        if not (rewards or infos or done):
+            return Turn(obs, _NOTHING, _NOTHING, _NOTHING, None, None, answer)
         self.rewards, self.infos, self.done = {}, {}, {}
-        return turn
+        return Turn(obs, rewards, infos, done, None, None, answer)
 
     def pay(
         self,
@@ -129,9 +138,9 @@ class Line:
 
     def push(self, turn: Turn | Played, size: int) -> None:
         """Add what was said to the end of the line."""
-        weight = Backlog.weight(size)
-        self.backlog.add(weight)
-        self.sizes.append(weight + self.untold)
+        size += EACH
+        self.backlog.add(size)
+        self.sizes.append(size + self.untold)
         self.untold = 0
         self.turns.append(turn)
 

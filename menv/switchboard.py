@@ -15,9 +15,9 @@ from typing import Any
 
 from menv.backlog import Backlog
 from menv.base_env import AgentId, EnvId
-from menv.call_errors import mixed, stopped
+from menv.call_errors import mixed, stopped, unlike
 from menv.errors import CallOrderError, EpisodeError
-from menv.line import Answer, Call, Line, Paid, Turn
+from menv.line import Answer, Call, Line, Turn
 from menv.open_lines import OpenLines
 from menv.played import Played
 
@@ -58,7 +58,6 @@ class Switchboard:
         self._fault_at = 0.0
         self._stopped = False
         self._woken = False
-        # How many episodes were answered together last: their callers are expected back together.
         self._expected = 0
 
     @property
@@ -72,9 +71,9 @@ class Switchboard:
         return len(self._ready)
 
     @property
-    def all_ready(self) -> bool:
-        """Whether that is so in as many episodes as were answered together last; those come back nearly together."""
-        return len(self._ready) >= self._expected
+    def expected(self) -> int:
+        """How many episodes were answered together last; their callers are expected back nearly together."""
+        return self._expected
 
     def start(
         self,
@@ -130,9 +129,8 @@ class Switchboard:
         Raises:
             EpisodeError: There is no such episode, or somebody waits for its actions already.
         """
-        with self._news:
-            self._ask(episode_id, obs, answer, size)
-            self._ring()
+        for _, error in self.ask_all([(episode_id, obs, answer, size, None)]):
+            raise error
 
     def ask_all(self, calls: Iterable[Call]) -> list[tuple[Call, CallOrderError]]:
         """Ask for the actions of many episodes, as `ask` and `pay` do one by one; returns at once.
@@ -143,10 +141,18 @@ class Switchboard:
         refused = []
         with self._lock:
             for call in calls:
+                episode_id, obs, answer, size, paid = call
                 try:
-                    self._ask(*call)
+                    line = self._may_ask(episode_id)
+                    if paid is not None:
+                        line.pay(*paid)
                 except CallOrderError as error:
                     refused.append((call, error))
+                else:
+                    line.plays, line.asked = False, True
+                    line.push(line.turn(obs, answer), size)
+                    if not line.busy:
+                        self._ready[episode_id] = line
             self._ring()
         return refused
 
@@ -179,10 +185,7 @@ class Switchboard:
                 line = self._line("log_action", episode_id)
             # Who is done has nothing more to do.
             if obs.keys() != actions.keys() and obs.keys() - line.done != actions.keys() - line.done:
-                raise CallOrderError(
-                    f"log_action: observations of {_named(obs)} and actions of {_named(actions)}, expected the same "
-                    "agents; log an action for each agent that observes"
-                )
+                raise unlike(obs, actions)
             turn = line.turn(obs)
             turn.actions = actions
             self._say(line, turn, size)
@@ -315,19 +318,22 @@ class Switchboard:
             ready, self._ready = self._ready, {}
             return list(ready.values())
 
-    def next_turn(self, line: Line) -> Turn | Played | None:
-        """Return what is to be taken next in an episode, None while its last turn is not answered."""
+    def next_turns(self, lines: Iterable[Line]) -> list[Turn | Played | None]:
+        """Return what is to be taken next in each episode, None while its last turn is not answered."""
+        found: list[Turn | Played | None] = []
         with self._lock:
-            if line.busy or not line.turns:
-                return None
-            if len(line.turns) == _MOST_AHEAD:
-                self._news.notify_all()
-            turn = line.pop()
-            if line.over and not line.turns:
-                self._backlog -= 1
-                if self._backlog == _MOST_OVER - 1:
+            for line in lines:
+                if line.busy or not line.turns:
+                    found.append(None)
+                    continue
+                if len(line.turns) == _MOST_AHEAD:
                     self._news.notify_all()
-            return turn
+                found.append(line.pop())
+                if line.over and not line.turns:
+                    self._backlog -= 1
+                    if self._backlog == _MOST_OVER - 1:
+                        self._news.notify_all()
+        return found
 
     def answered(self, lines: Iterable[Line]) -> None:
         """Note that turns have been answered; what was said since comes up in `collect`."""
@@ -356,17 +362,14 @@ class Switchboard:
             raise stopped()
         return self._lines.free(call, episode_id)
 
-    def _ask(
-        self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer, size: int, paid: Paid | None = None
-    ) -> None:
-        """Put a question where the sampler finds it."""
-        line = self._line("get_action", episode_id)
+    def _may_ask(self, episode_id: str) -> Line:
+        """Return the line of an episode that may ask for actions."""
+        line = self._lines.get(episode_id)
+        if line is None or line.asked or self._stopped:
+            line = self._line("get_action", episode_id)
         if line.plays:
             raise mixed("episode", episode_id)
-        if paid is not None:
-            line.pay(*paid)
-        line.plays, line.asked = False, True
-        self._push(line, line.turn(obs, answer), size)
+        return line
 
     def _say(self, line: Line, turn: Turn, size: int) -> None:
         """Put a turn where the sampler finds it."""
@@ -393,7 +396,3 @@ class Switchboard:
         line.over = True
         self._backlog += 1
         self._lines.close(line)
-
-
-def _named(agents: Iterable[AgentId]) -> str:
-    return ", ".join(sorted(map(repr, agents))[:8]) or "nobody"

@@ -8,7 +8,7 @@ neither sockets nor policies.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -29,6 +29,7 @@ from menv.played import Played
 from menv.switchboard import Switchboard
 
 _GOES_ON: dict[AgentId, bool] = {ALL: False}
+_FEW = 16
 
 
 class _Game:
@@ -81,7 +82,13 @@ class ExternalEnvs(BaseEnv):
         # Those whose last piece is under way; their slots are in use until it has been taken in.
         self._leaving: list[ExternalRoster] = []
         self._env_steps = np.zeros(0, np.int64)
+        # Of the sub-environments that have stepped since the last poll, once for each step.
+        self._stepped: list[int] = []
         self._due: list[_Game] = []
+        # How many of these show observations, and nothing else.
+        self._plain = 0
+        # Those who wait for answers, in the order of the rows that were delivered last.
+        self._asked: list[_Game] = []
         self._report = Report()
         self._pieces: list[Piece] = []
         self._delivered = (list[Layout](), np.zeros(0, np.int64))
@@ -101,25 +108,54 @@ class ExternalEnvs(BaseEnv):
                 threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
         self._free += self._leaving
         self._leaving = []
-        for line in self.switchboard.collect(timeout):
-            self._advance(line)
+        lines = self.switchboard.collect(timeout)
+        for line, turn in zip(lines, self.switchboard.next_turns(lines), strict=True):
+            self._advance(line, turn)
         return self._deliver()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer callers; see `BaseEnv.send_actions`."""
-        by_env = by_sub_environment(slots, actions, self._pool.seats)
-        due = []
-        for env_id, answers in by_env.items():
-            game = self._games.get(env_id)
-            turn = None if game is None else game.turn
-            check_answers(env_id, [] if game is None or turn is None else game.roster.waiting.agents, answers)
-            if game is not None and turn is not None:
-                due.append((game, turn, answers))
+        due = self._answers_of_all(slots, actions) or self._answers(slots, actions)
         # First the line is free, then its caller is told: it calls again at once.
         self.switchboard.answered([game.line for game, _, _ in due])
         for game, turn, answers in due:
             game.turn = None
             turn.tell(answers)
+
+    def _answers(self, slots: Any, actions: Any) -> list[tuple[_Game, Turn, Mapping[AgentId, Any]]]:
+        """Return who is answered what."""
+        due: list[tuple[_Game, Turn, Mapping[AgentId, Any]]] = []
+        for env_id, answers in by_sub_environment(slots, actions, self._pool.seats).items():
+            game = self._games.get(env_id)
+            turn = None if game is None else game.turn
+            check_answers(env_id, [] if game is None or turn is None else game.roster.waiting.agents, answers)
+            if game is not None and turn is not None:
+                due.append((game, turn, answers))
+        return due
+
+    def _answers_of_all(
+        self, slots: Any, actions: Any
+    ) -> list[tuple[_Game, Turn, Mapping[AgentId, Any]]] | None:
+        """Return the answers where all rows of the last poll are answered, in their order; None where that is not so.
+
+        Then nobody has to be looked up, and nobody can be missing.
+        """
+        games = self._asked
+        if (
+            slots is not self._delivered[1]
+            or type(actions) not in (list, np.ndarray)
+            or len(actions) != len(slots)
+        ):
+            return None
+        due: list[tuple[_Game, Turn, Mapping[AgentId, Any]]] = []
+        given = iter(actions)
+        for game in games:
+            if game.turn is None:
+                return None
+            agents = game.roster.waiting.agents
+            answers = dict(zip(agents, given, strict=False)) if len(agents) > 1 else {agents[0]: next(given)}
+            due.append((game, game.turn, answers))
+        return due
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
         """Return the external environments whose `run` is executed here."""
@@ -169,13 +205,14 @@ class ExternalEnvs(BaseEnv):
             )
         self.switchboard.fail(fault)
 
-    def _advance(self, line: Line) -> None:
-        """Take what was said in an episode, up to a turn that must be answered first."""
-        while (turn := self.switchboard.next_turn(line)) is not None:
+    def _advance(self, line: Line, turn: Turn | Played | None) -> None:
+        """Take what was said in an episode, from one turn up to one that must be answered first."""
+        while turn is not None:
             if isinstance(turn, Played):
                 self._play(line, turn)
             elif self._take(line, turn):
                 return
+            (turn,) = self.switchboard.next_turns([line])
 
     def _take(self, line: Line, turn: Turn) -> bool:
         """Take in a turn; True if it waits for an answer."""
@@ -195,6 +232,10 @@ class ExternalEnvs(BaseEnv):
             shown = {agent: obs for agent, obs in (turn.obs or {}).items() if agent not in turn.done}
             game.roster.begin(shown, turn.infos, self._report)
             self._mark_untrained(line)
+        elif turn.obs and turn.plain and game.roster.go_on(turn.obs):
+            # Nobody is new, gone or owed anything, as in nearly all steps.
+            self._stepped.append(game.roster.env_index)
+            self._plain += turn.actions is None
         elif self._step(game, turn):
             del self._games[line.episode_id]
             self._free.append(game.roster)
@@ -213,7 +254,7 @@ class ExternalEnvs(BaseEnv):
         if turn.obs is None:
             roster.lose(turn.rewards, report)
             return True
-        self._env_steps[roster.env_index] += 1
+        self._stepped.append(roster.env_index)
         terminateds, truncateds = _GOES_ON, _GOES_ON
         if turn.done or turn.over is not None:
             terminated, truncated = turn.over or (False, False)
@@ -275,9 +316,21 @@ class ExternalEnvs(BaseEnv):
             del self._games[line.episode_id]
             self._free.append(game.roster)
 
+    def _count_steps(self) -> None:
+        """Count the env steps since the last poll."""
+        stepped, self._stepped = self._stepped, []
+        if len(stepped) > _FEW:
+            self._env_steps += np.bincount(stepped, minlength=len(self._env_steps))
+            return
+        for index in stepped:
+            self._env_steps[index] += 1
+
     def _deliver(self) -> Ready:
         """Return the rows that are due."""
         due, self._due = self._due, []
+        self._asked = due
+        all_plain, self._plain = self._plain == len(due), 0
+        self._count_steps()
         rosters = [game.roster for game in due]
         layouts = [roster.waiting for roster in rosters]
         before, slots = self._delivered
@@ -288,12 +341,12 @@ class ExternalEnvs(BaseEnv):
         pieces, self._pieces = self._pieces, []
         return Ready(
             slots,
-            list(chain.from_iterable(roster.obs for roster in rosters)),
-            as_numbers(rosters),
+            list(chain.from_iterable([roster.obs for roster in rosters])),
+            np.zeros(len(slots)) if all_plain else as_numbers(rosters),
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
-            list(chain.from_iterable(roster.infos for roster in rosters)),
-            _taken(due), self._pool.seats, pieces,
+            None if all_plain else list(chain.from_iterable(roster.infos for roster in rosters)),
+            {} if all_plain else _taken(due), self._pool.seats, pieces,
         )  # fmt: skip
 
 

@@ -139,6 +139,21 @@ class Roster:
         self._await(obs, infos, report)
         return False
 
+    def go_on(self, obs: Mapping[AgentId, Any]) -> bool:
+        """Take in a step that shows those who wait something new and nothing else; False where it does more than that.
+
+        It is `step` with nothing to look up; if it returns False, nothing has been done.
+        """
+        layout = self.waiting
+        if type(obs) is not dict or [*obs] != layout.agents:
+            return False
+        if self._held or layout.checked_at != self._lives:
+            return False
+        self.episode_steps += 1
+        self.obs = [*obs.values()]
+        self.rewards, self.infos = layout.no_rewards, layout.no_infos
+        return True
+
     def credit(self, rewards: Mapping[AgentId, Any], report: Report) -> None:
         """Take in rewards that were paid before the episode's first observation."""
         self._pay(rewards, rewards, _NO_FLAGS, _NO_FLAGS, report)

@@ -8,7 +8,7 @@ from menv.errors import MenvError
 from menv.serving.carriers.transport import Reply
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect
-from menv.serving.wire.messages import Answer, Error, Ok, encode, error_reply
+from menv.serving.wire.messages import Answer, Error, Ok, encoder, error_reply
 
 
 class Answerer:
@@ -23,9 +23,10 @@ class Answerer:
 
     Attributes:
         reply: As given; so are `dialect`, `close` and `always`.
+        body: Returns an answer as `reply` takes it.
     """
 
-    __slots__ = ("_answers_in", "always", "close", "dialect", "reply")
+    __slots__ = ("always", "body", "close", "dialect", "reply")
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class Answerer:
         answers_in: Dialect | None = None,
     ) -> None:
         self.reply = reply
-        self._answers_in = answers_in or dialect
+        self.body: Callable[[Answer], bytes] = encoder(answers_in or dialect)
         self.dialect = dialect
         self.close = close
         self.always = always
@@ -44,10 +45,6 @@ class Answerer:
     def send(self, message: Answer) -> None:
         """Answer."""
         self.reply(self.body(message))
-
-    def body(self, message: Answer) -> bytes:
-        """Return an answer as `reply` takes it."""
-        return encode(message, self._answers_in)
 
     def refuse(self, error: BadMessageError, seq: int | None = None) -> None:
         """Answer that the request cannot be taken."""

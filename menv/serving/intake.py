@@ -1,7 +1,8 @@
 """Intake: the bodies of one connection, read one after the other, here or by the translator.
 
 A session hands its bodies in and gets requests. What takes long is waited for: the next body of this connection comes
-after it, those of others meanwhile. It knows no request.
+after it, those of others meanwhile. What asks for an action, by the looks of it, is read with those of others. It knows
+no request.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ Close = Callable[[], None]
 
 _SHORT = 2_000
 """Bytes that are read in no time, whatever they are."""
+_ASKS = b"GET_ACTION"
 
 
 class Listener(Protocol):
@@ -32,11 +34,21 @@ class Listener(Protocol):
     admitted: bool
     """Whether large bodies are read at all."""
 
-    def answer(self, request: Request, answerer: Answerer, *, translated: bool) -> None:
+    def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
         """Do what a request says; `translated` is that of `ChunkDesk.take`."""
 
     def refuse(self, error: BadMessageError, answerer: Answerer) -> None:
         """Answer a body that holds no request."""
+
+
+class PutOff(Protocol):
+    """Where bodies wait for others that come with the same look at the sockets."""
+
+    def put_off(self, intake: Intake, body: bytes, answerer: Answerer) -> None:
+        """Have `intake` get the request that a body holds, or the body again, before `ask` returns."""
+
+    def ask(self) -> None:
+        """Have everything done that was put off."""
 
 
 class Intake:
@@ -44,37 +56,64 @@ class Intake:
 
     Args:
         listener: Gets the requests.
+        questions: For bodies that ask for actions.
         translation: For large bodies.
         slices: For long work.
         max_depth: `Limits.max_depth`.
         always: Whether every body needs a reply.
+
+    Attributes:
+        answer: What the listener does with a request that was read with others.
+        hold: What transports wait for while something goes on with the last body.
     """
 
     def __init__(
-        self, listener: Listener, translation: Translation, slices: Slices, max_depth: int, always: bool
+        self,
+        listener: Listener,
+        questions: PutOff,
+        translation: Translation,
+        slices: Slices,
+        max_depth: int,
+        always: bool,
     ) -> None:
         self._listener = listener
+        self.answer = listener.answer
+        self._questions = questions
         self._translation = translation
         self._slices = slices
         self._max_depth = max_depth
         self._always = always
         self._short = min(_SHORT, translation.longest_inline)
-        # What goes on with the last body; until it is done, others wait, and `_hold` is what transports wait for.
+        # What goes on with the last body; until it is done, others wait.
         self._job: Job | None = None
         self._work: Work | None = None
-        self._hold: Future[None] | None = None
+        self.hold: Future[None] | None = None
         self._waiting: deque[tuple[bytes, Reply, Close]] = deque()
         self._last: Answerer | None = None
 
     def received(self, body: bytes, reply: Reply, close: Close) -> Future[None] | None:
         """Take one body; see `Conversation.received`."""
-        if self._hold is not None:
+        if self.hold is None and len(body) <= self._short and body.find(_ASKS) >= 0:
+            dialect = _FIRST_BYTES.get(body[0])
+            if dialect is not None:
+                last = self._last
+                if last is None or last.reply != reply or last.dialect is not dialect or last.close != close:
+                    last = self._answerer_of(reply, dialect, close)
+                self._questions.put_off(self, body, last)
+                return self.hold
+        # What was put off came before it.
+        self._questions.ask()
+        self.read(body, reply, close)
+        return self.hold
+
+    def read(self, body: bytes, reply: Reply, close: Close) -> None:
+        """Read a body by itself, once everything before it is done."""
+        if self.hold is not None:
             self._waiting.append((body, reply, close))
         elif len(body) <= self._short:
             self._read_at_once(body, reply, close)
         else:
             self._take(body, reply, close)
-        return self._hold
 
     def run(self, work: Work, then: Then, close: Close) -> None:
         """Do work that the last body asks for, at once if it is short; what comes next waits.
@@ -128,7 +167,7 @@ class Intake:
     def _answerer_of(self, reply: Reply, dialect: Dialect, close: Close) -> Answerer:
         """Return the way back for a body that was read here; over a stream it is nearly always the same."""
         last = self._last
-        if last is not None and last.dialect is dialect and last.reply == reply and last.close == close:
+        if last is not None and last.reply == reply and last.dialect is dialect and last.close == close:
             return last
         answerer = Answerer(reply, dialect, close, self._always)
         # With a reply to each request there is another way back for each, which ends with it.
@@ -187,17 +226,17 @@ class Intake:
 
     def _wait(self) -> None:
         """Have others wait, if something goes on."""
-        if self._hold is None and (self._job is not None or self._work is not None):
-            self._hold = asyncio.get_running_loop().create_future()
+        if self.hold is None and (self._job is not None or self._work is not None):
+            self.hold = asyncio.get_running_loop().create_future()
 
     def _go_on(self, first: Callable[[], None], close: Close) -> None:
         """Do what something was waited for, then take what has waited, unless there is something to wait for again."""
         try:
             first()
-            if self._job is not None or self._work is not None or self._hold is None:
+            if self._job is not None or self._work is not None or self.hold is None:
                 return
-            hold, self._hold = self._hold, None
-            while self._waiting and self._hold is None:
+            hold, self.hold = self.hold, None
+            while self._waiting and self.hold is None:
                 body, reply, close = self._waiting.popleft()
                 self._take(body, reply, close)
             hold.set_result(None)
@@ -205,6 +244,10 @@ class Intake:
             # A fault of ours costs the connection, as it does where a transport has called.
             close()
             raise
+
+
+_FIRST_BYTES = {ord("{"): Dialect.JSON, **dict.fromkeys(range(0x80, 0x90), Dialect.MSGPACK)}
+"""How objects are written that begin so, as nearly all do."""
 
 
 def _dialect_of(body: bytes) -> Dialect:

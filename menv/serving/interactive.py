@@ -16,7 +16,7 @@ from menv.input_context import InputContext
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.limits import Limits
 from menv.serving.client_state import ClientState, Link
-from menv.serving.questions import Decided, Question, Questions, Refused
+from menv.serving.questions import Decided, Questions, Refused
 from menv.serving.turn_values import TurnValues
 from menv.serving.wire import columns
 from menv.serving.wire.bad_message import BadMessageError, Code
@@ -46,6 +46,9 @@ class Interactive:
         limits: How many episodes and agents.
         decided: Called in the sampler's thread.
         refused: Answers questions that turn out to be none.
+
+    Attributes:
+        questions: Those of this round of the loop.
     """
 
     def __init__(
@@ -60,12 +63,11 @@ class Interactive:
         self._ioctx = ioctx
         self._limits = limits
         self._values = TurnValues(ioctx, limits.max_agents)
-        self._decided = decided
-        self._questions = Questions(switchboard, self._values, refused)
+        self.questions = Questions(switchboard, self._values, decided, refused)
 
     def settle(self) -> None:
         """Do what has been put off: what comes next finds everything done that came before it."""
-        self._questions.ask()
+        self.questions.ask()
 
     def start(self, state: ClientState, request: StartEpisode, answerer: Answerer) -> None:
         """Begin an episode."""
@@ -99,14 +101,17 @@ class Interactive:
         Raises:
             BadMessageError: It cannot be taken, and was not.
         """
-        link = self._link(state, request, answerer)
-        if link is None:
-            return
-        state.check_backlog(len(request.observation), self._limits, "GET_ACTION")
+        link, seq = state.links.get(request.episode_id), request.seq
+        if link is None or link.waiting or not (seq is None or seq == link.seq + 1):
+            link = self._link(state, request, answerer)
+            if link is None:
+                return
+        size = len(request.observation)
+        state.check_backlog(size, self._limits, "GET_ACTION")
         paid = None
         if request.reward or request.info or request.done:
             paid = self._paid(state, request, answerer.dialect)
-        self._questions.add(Question(link, request, answerer, paid, self._decided, link.seq, link.answer))
+        self.questions.add(link, request, answerer, size, paid)
 
     def _paid(
         self, state: ClientState, request: GetAction, dialect: Dialect

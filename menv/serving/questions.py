@@ -1,14 +1,15 @@
 """Questions: the actions that clients ask for in one round of the loop, read and handed to the sampler all at once.
 
-`Interactive` adds what is in order but for its observation, and has everything asked before it does anything else. A
-message by itself costs little that way; what is done with numpy, under locks and in other threads is done once. It
-knows no connections, and not which message may come when.
+An `Intake` puts off bodies that look like one. What they hold goes back to it; `Interactive` adds what is in order but
+for its observation, and has everything asked before it does anything else. A message by itself costs little that way;
+what is done with parsers and numpy, under locks and in other threads is done once. It knows no connections, and not
+which message may come when.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -17,18 +18,21 @@ from menv.errors import CallOrderError
 from menv.line import Call, Paid
 from menv.serving.answerer import Answerer
 from menv.serving.client_state import Link
+from menv.serving.intake import Intake
 from menv.serving.turn_values import TurnValues
 from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.dialect import Dialect
 from menv.serving.wire.messages import Answer, GetAction
+from menv.serving.wire.question_column import read_questions
 from menv.switchboard import Switchboard
 
 _DIALECTS = tuple(Dialect)
 _MOST_BYTES = 65_536
-"""Bytes of observations that are read in one go."""
+"""Bytes of bodies, and of observations, that are read in one go."""
 
-Decided: TypeAlias = "Callable[[Question, Mapping[Any, Any] | BaseException], None]"
-"""Takes the actions that were decided for a question, or why there are none."""
+Decision: TypeAlias = "tuple[Question, Mapping[Any, Any] | BaseException]"
+"""A question and the actions that were decided for it, or why there are none."""
+Decided: TypeAlias = Callable[[Decision], None]
 Refused: TypeAlias = Callable[[BadMessageError | CallOrderError, Answerer, int | None], None]
 """Answers a message that cannot be taken: why, where to, and the message's number."""
 
@@ -40,6 +44,7 @@ class Question(Struct, eq=False):
         link: The episode.
         request: The message.
         answerer: Where it came from.
+        size: Bytes of its observation.
         paid: What came with it.
         decided: Called in the sampler's thread.
         seq_before: Number of the message before it.
@@ -49,6 +54,7 @@ class Question(Struct, eq=False):
     link: Link
     request: GetAction
     answerer: Answerer
+    size: int
     paid: Paid | None
     decided: Decided
     seq_before: int
@@ -56,7 +62,7 @@ class Question(Struct, eq=False):
 
     def __call__(self, actions: Mapping[Any, Any] | BaseException) -> None:
         """Take what was decided."""
-        self.decided(self, actions)
+        self.decided((self, actions))
 
 
 class Questions:
@@ -65,46 +71,110 @@ class Questions:
     Args:
         switchboard: Where the sampler is.
         values: Reads observations.
+        decided: Called in the sampler's thread.
         refused: Answers those that cannot be asked.
+
+    Attributes:
+        asked_by_others: Called where something is put off and somebody else has it asked; None where the loop does,
+            before it looks at its sockets again.
     """
 
-    def __init__(self, switchboard: Switchboard, values: TurnValues, refused: Refused) -> None:
+    def __init__(
+        self, switchboard: Switchboard, values: TurnValues, decided: Decided, refused: Refused
+    ) -> None:
         self._board = switchboard
         self._values = values
+        self._decided = decided
         self._refused = refused
+        self.asked_by_others: Callable[[], None] | None = None
+        self._unread: list[tuple[Intake, bytes, Answerer]] = []
+        self._unread_bytes = 0
+        # Whether bodies are just being read; what these add is asked when all have been.
+        self._reading = False
         self._added: list[Question] = []
         self._bytes = 0
 
-    def add(self, question: Question) -> None:
-        """Have a question asked before the loop looks at its sockets again, or at once if much is there to be read."""
-        if not self._added:
+    @property
+    def unread(self) -> int:
+        """How many bodies were put off."""
+        return len(self._unread)
+
+    def put_off(self, intake: Intake, body: bytes, answerer: Answerer) -> None:
+        """Have a body read with others; see `menv.serving.intake.PutOff`."""
+        self._unread.append((intake, body, answerer))
+        self._unread_bytes += len(body)
+        if self._unread_bytes > _MOST_BYTES:
+            self.ask()
+        elif len(self._unread) == 1:
+            if self.asked_by_others is not None:
+                self.asked_by_others()
+            else:
+                asyncio.get_running_loop().call_soon(self.ask)
+
+    def add(self, link: Link, request: GetAction, answerer: Answerer, size: int, paid: Paid | None) -> None:
+        """Have a question asked before the loop looks at its sockets again, or at once if much is there to be read.
+
+        The arguments are those of a `Question`.
+        """
+        if not (self._added or self._reading):
             asyncio.get_running_loop().call_soon(self.ask)
-        self._added.append(question)
-        link, request = question.link, question.request
+        self._added.append(
+            Question(link, request, answerer, size, paid, self._decided, link.seq, link.answer)
+        )
         if request.seq is not None:
             link.seq = request.seq
-        link.answer, link.waiting = None, [question.answerer]
-        self._bytes += len(request.observation)
+        link.answer, link.waiting = None, [answerer]
+        self._bytes += size
         if self._bytes > _MOST_BYTES:
             self.ask()
 
     def ask(self) -> None:
-        """Ask what was added."""
+        """Read what was put off, and ask what was added."""
+        if self._unread:
+            unread, self._unread, self._unread_bytes = self._unread, [], 0
+            self._reading = True
+            self._read_bodies(unread)
+            self._reading = False
         if not self._added:
             return
         added, self._added, self._bytes = self._added, [], 0
         calls: list[Call] = []
-        for dialect in _DIALECTS:
-            mine = [question for question in added if question.answerer.dialect is dialect]
+        for dialect, places in _by_dialect([question.answerer for question in added]):
+            mine = added if len(places) == len(added) else [added[place] for place in places]
             for question, obs in zip(mine, self._read(mine, dialect), strict=True):
-                if isinstance(obs, Exception):
-                    self._refuse(question, obs)
+                if isinstance(obs, dict):
+                    calls.append((question.link.board_id, obs, question, question.size, question.paid))
                 else:
-                    size = len(question.request.observation)
-                    calls.append((question.link.board_id, obs, question, size, question.paid))
+                    self._refuse(question, obs)
         for (_, _, asked, _, _), error in self._board.ask_all(calls):
             assert isinstance(asked, Question)
             self._refuse(asked, error)
+
+    def _read_bodies(self, unread: list[tuple[Intake, bytes, Answerer]]) -> None:
+        """Hand on what bodies hold, in their order."""
+        for (intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
+            try:
+                if request is not None and intake.hold is None:
+                    intake.answer(request, answerer)
+                else:
+                    intake.read(body, answerer.reply, answerer.close)
+            except Exception as error:
+                _fault(answerer, error)
+
+    @staticmethod
+    def _requests(unread: list[tuple[Intake, bytes, Answerer]]) -> Sequence[GetAction | None]:
+        """Return the requests that bodies hold, None for each that has to be read by itself."""
+        if len(unread) == 1:
+            return (None,)
+        bodies = [body for _, body, _ in unread]
+        requests: list[GetAction | None] = [None] * len(bodies)
+        for dialect, places in _by_dialect([answerer for _, _, answerer in unread]):
+            if len(places) == len(bodies):
+                return read_questions(bodies, dialect)
+            read = read_questions([bodies[place] for place in places], dialect)
+            for place, request in zip(places, read, strict=True):
+                requests[place] = request
+        return requests
 
     def _read(self, questions: list[Question], dialect: Dialect) -> list[dict[Any, Any] | Exception]:
         """Return the observations of questions by agent, or why they are none."""
@@ -132,7 +202,20 @@ class Questions:
             if isinstance(error, BadMessageError | CallOrderError):
                 self._refused(error, answerer, question.request.seq)
             else:
-                # A fault of ours costs the connection.
-                answerer.close()
-                loop = asyncio.get_running_loop()
-                loop.call_exception_handler({"message": "GET_ACTION", "exception": error})
+                _fault(answerer, error)
+
+
+def _by_dialect(answerers: Sequence[Answerer]) -> list[tuple[Dialect, Sequence[int]]]:
+    """Return the places of those who speak each dialect; nearly always all speak the same one."""
+    dialects = [answerer.dialect for answerer in answerers]
+    if dialects.count(dialects[0]) == len(dialects):
+        return [(dialects[0], range(len(dialects)))]
+    return [
+        (dialect, [place for place, own in enumerate(dialects) if own is dialect]) for dialect in _DIALECTS
+    ]
+
+
+def _fault(answerer: Answerer, error: Exception) -> None:
+    """Let a fault of ours cost its connection."""
+    answerer.close()
+    asyncio.get_running_loop().call_exception_handler({"message": "GET_ACTION", "exception": error})

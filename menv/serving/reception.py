@@ -1,7 +1,7 @@
 """Reception: every client of one server, and what they share.
 
 It opens a session for each connection, keeps the state of clients that may return, and carries what the sampler
-decided back to them. All of it but `decided` and `flush` runs in the loop, whichever thread runs that.
+decided back to them. All of it but `flush` runs in the loop, whichever thread runs that.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from menv.serving.chunks import ChunkDesk
 from menv.serving.client_state import ClientState
 from menv.serving.errands import Errands
 from menv.serving.interactive import Interactive
-from menv.serving.questions import Question
+from menv.serving.questions import Decision
 from menv.serving.session import Session
 from menv.serving.slices import Slices
 from menv.serving.translation import Translation
@@ -81,7 +82,9 @@ class Reception:
         self.access = access
         self.errands = errands
         self.return_s = return_s
-        self.interactive = Interactive(switchboard, ioctx, limits, self.decided, self.refuse)
+        # What the sampler's thread has decided since the last `flush`.
+        self._decisions: deque[Decision] = deque()
+        self.interactive = Interactive(switchboard, ioctx, limits, self._decisions.append, self.refuse)
         self.chunks = ChunkDesk(switchboard, ioctx, limits)
         self.slices = Slices()
         self.translation = Translation(ioctx, limits)
@@ -90,7 +93,6 @@ class Reception:
         self.sessions: set[Session] = set()
         self.refusals = 0
         self.backlog = Backlog()
-        self._decisions: deque[tuple[Question, Any, int]] = deque()
 
     def open(self, peer: Peer, token: str | None) -> Session:
         """Begin to talk with a peer; see `Handler.open`."""
@@ -127,26 +129,23 @@ class Reception:
         if error.code == Code.NOT_ALLOWED:
             answerer.close()
 
-    def decided(self, question: Question, actions: Any) -> None:
-        """Note what was decided for an episode; called in the sampler's thread, `flush` follows."""
-        self._decisions.append((question, actions, self.switchboard.weights_seq_no))
-
     def flush(self, post: Callable[[Callable[[], object]], None]) -> None:
         """Have everything that was decided sent; called in the sampler's thread."""
         if self._decisions:
-            decisions, self._decisions = self._decisions, deque()
-            post(lambda: self._send(decisions))
+            decisions = [self._decisions.popleft() for _ in range(len(self._decisions))]
+            post(partial(self._send, decisions, self.switchboard.weights_seq_no))
 
-    def _send(self, decisions: deque[tuple[Question, Any, int]]) -> None:
+    def _send(self, decisions: list[Decision], number: int) -> None:
+        """Answer the questions that were decided by the weights of a number."""
         multi = self.ioctx.multi_agent
         replies: list[tuple[Reply, bytes]] = []
-        for question, actions, number in decisions:
+        for question, actions in decisions:
             link, request = question.link, question.request
             if isinstance(actions, BaseException):
                 answer: Any = Error(code=str(Code.STOPPING), message=str(actions), seq=request.seq)
             else:
                 action = dict(actions) if multi else actions[SINGLE_AGENT]
-                if isinstance(action, _NUMPY):
+                if type(action) is not int and isinstance(action, _NUMPY):
                     # An encoder takes much longer over what it has to ask for.
                     action = action.tolist()
                 answer = Action(

@@ -140,24 +140,28 @@ class ServedEnvs(ExternalEnvs):
 
     def rest(self) -> None:
         """Let the serving thread serve the clients again; see `BaseEnv.rest`."""
+        questions = self._reception.interactive.questions
+        if questions.asked_by_others is not None:
+            questions.asked_by_others = None
+            self._post(questions.ask)
         self.server.give_back()
 
     def _serve(self, seconds: float | None) -> None:
         """Serve clients until one of them has said something, and a little longer for the others."""
-        board = self.switchboard
-        # Also where something is there already: what was decided last goes out in the loop.
-        self.server.run(0.0 if board.ready else seconds)
-        if not board.ready:
-            return
-        seen = 1
+        board, questions = self.switchboard, self._reception.interactive.questions
+        questions.asked_by_others = self.server.pause
+        seen = 0
 
         def all_here() -> bool:
-            """Whether those are there who were answered together last, and the last look has brought nobody else."""
+            """Whether everybody is there, or those answered together last and nobody else since the last look."""
             nonlocal seen
-            more, seen = board.ready > seen, board.ready
-            return board.all_ready and not more
+            here = board.ready + questions.unread
+            more, seen = here > seen, here
+            return not here or (here >= board.expected and (not more or here >= board.open_episodes))
 
-        self.server.linger(self._batch_wait, all_here)
+        # Also where something is there already: what was decided last goes out in the loop.
+        here = board.ready or questions.unread
+        self.server.run(0.0 if here else seconds, self._batch_wait, all_here, questions.ask)
 
     def _wake(self) -> None:
         """Let a poll that waits look for errands."""

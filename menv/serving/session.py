@@ -74,14 +74,17 @@ class Session:
         self._reception = reception
         self.admitted = admitted
         limits, over_http = reception.limits, peer.transport == "http"
-        self._intake = Intake(self, reception.translation, reception.slices, limits.max_depth, over_http)
+        self._intake = Intake(
+            self, reception.interactive.questions, reception.translation, reception.slices, limits.max_depth,
+            over_http,
+        )  # fmt: skip
         self.received = self._intake.received
 
     def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
         """Do what a request says; see `menv.serving.intake`."""
         interactive = self._reception.interactive
         try:
-            if self.admitted and isinstance(request, GetAction):
+            if type(request) is GetAction and self.admitted:
                 interactive.question(self.state, request, answerer)
                 return
             interactive.settle()
@@ -103,6 +106,7 @@ class Session:
 
     def lost(self) -> None:
         """The connection is gone; see `Conversation.lost`."""
+        self._reception.interactive.settle()
         self._intake.lost()
         self._reception.lost(self)
 

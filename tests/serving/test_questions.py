@@ -14,7 +14,9 @@ from menv.serving import questions
 from menv.serving.turn_values import TurnValues
 from menv.serving.wire import messages
 from menv.serving.wire.bad_message import BadMessageError
+from menv.serving.wire.dialect import Dialect
 from menv.serving.wire.framing import Frames
+from menv.serving.wire.question_column import read_questions
 from tests.serving.doors import TCP, WEBSOCKET, Door
 from tests.serving.served import Served, obs_of, served
 from tests.serving.voices import Voice
@@ -201,7 +203,7 @@ def test_a_mask_that_allows_nothing_among_others_is_refused_alone() -> None:
 
 
 def test_more_bytes_than_are_read_in_one_go_are_read_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "_MOST_BYTES", 50)
+    monkeypatch.setattr(questions, "_MOST_BYTES", 300)
     together, several = [], TurnValues.observations_of_several
 
     def counted(values: TurnValues, raws: Any, *rest: Any) -> Any:
@@ -283,6 +285,69 @@ def test_the_short_way_is_taken_also_where_a_field_is_unknown() -> None:
     for body in (WRITTEN[1], WRITTEN[5], WRITTEN[14]):
         with pytest.raises(BadMessageError, match="duplicate_key"):
             messages.decode(body)
+
+
+@pytest.mark.parametrize("dialect", Dialect, ids=lambda dialect: dialect.name)
+def test_what_is_read_with_others_is_read_as_it_is_by_itself(dialect: Dialect) -> None:
+    rng = np.random.default_rng(0)
+    written = [body for body in WRITTEN if (body[:1] == b"{") is (dialect is Dialect.JSON)]
+    bodies = [one for body in written for one in (*[body] * 100, *mutants(body, 100))]
+    read = 0
+    for _ in range(3000):
+        some = [bodies[place] for place in rng.integers(0, len(bodies), 2)]
+        for body, request in zip(some, read_questions(some, dialect), strict=True):
+            if request is not None:
+                read += 1
+                assert outcome(body) == (request, dialect)
+    assert read > 100
+
+
+PLAIN: tuple[dict[str, Any], ...] = (
+    {},
+    {"seq": 3},
+    {"reward": 1.5},
+    {"seq": 3, "reward": {"a": 1}},
+    {"more": "x"},
+)
+
+
+@pytest.mark.parametrize("write", [msgspec.json.encode, msgspec.msgpack.encode], ids=["json", "msgpack"])
+def test_questions_that_come_together_are_read_together(write: Any) -> None:
+    bodies = [
+        write({"type": "GET_ACTION", "episode_id": "e", "observation": [0.5], **more}) for more in PLAIN
+    ]
+    read = read_questions(bodies, messages.decode(bodies[0])[1])
+    # In msgpack an unknown field has to be looked at by itself.
+    expected = [messages.decode(body)[0] for body in bodies[: 5 if bodies[0][:1] == b"{" else 4]]
+    assert read[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("body", [WRITTEN[1], WRITTEN[5], b'{"type":"PING","GET_ACTION":1}', b"{GET_ACTION"])
+def test_what_has_to_be_looked_at_closely_is_not_read_with_others(body: bytes) -> None:
+    read = read_questions([WRITTEN[0], body, WRITTEN[0]], Dialect.JSON)
+    assert read[1] is None
+
+
+def test_a_body_that_goes_on_behind_that_of_another_peer_takes_nothing_of_it() -> None:
+    begins = WRITTEN[0][:-1] + b', "more": [0'
+    ends = b"0]}, " + WRITTEN[0] + b", " + WRITTEN[0]
+    assert len(json.loads(b"[" + b", ".join([begins, WRITTEN[0], ends]) + b"]")) == 3
+    assert read_questions([begins, WRITTEN[0], ends], Dialect.JSON) == [None] * 3
+
+
+@streams
+def test_a_body_that_only_looks_like_a_question_finds_done_what_came_before_it(door: Door) -> None:
+    with served() as one, one.sampling(), one.voice(door) as voice:
+        begin(voice, 1)
+        over = {"type": "END_EPISODE", "episode_id": "e0", "observation": obs_of(1), "note": "GET_ACTION"}
+        again = {"type": "START_EPISODE", "episode_id": "GET_ACTION"}
+        say_at_once(voice, door, again, asks("GET_ACTION", obs_of(0)), over, asks("e0", obs_of(0)))
+        told = [voice.hear() for _ in range(4)]
+        assert sorted(answer.get("code", answer["type"]) for answer in told) == [
+            "ACTION", "EPISODE", "OK", "unknown_episode",
+        ]  # fmt: skip
+        # What needs no decision comes in the order in which it was said.
+        assert [answer["type"] for answer in told if answer["type"] != "ACTION"] == ["EPISODE", "OK", "ERROR"]
 
 
 def test_only_a_frame_that_is_whole_and_alone_is_taken_at_once() -> None:

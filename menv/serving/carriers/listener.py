@@ -17,6 +17,7 @@ from menv.errors import ConfigError
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.binding import bind
 from menv.serving.carriers.limits import Limits
+from menv.serving.carriers.socket_reader import SocketReader
 from menv.serving.carriers.transport import Handler, Transport
 
 LINGER_S = 1.0
@@ -54,10 +55,14 @@ class Listener(Transport):
         limits: Of each peer.
         access: Who is let in.
         finishing: Connections that are gone, while what came over them last is still being handled.
+        reader: Reads for connections; None where that is left to asyncio.
 
     Raises:
         ConfigError: `port` is no port.
     """
+
+    reads_together = False
+    """Whether connections leave their reading to `reader`; they cannot where there is TLS."""
 
     handler: Handler
     limits: Limits
@@ -81,6 +86,7 @@ class Listener(Transport):
         self._retry: asyncio.TimerHandle | None = None
         self._none_open = asyncio.Event()
         self._none_open.set()
+        self.reader: SocketReader | None = None
 
     @property
     def connections(self) -> int:
@@ -103,6 +109,8 @@ class Listener(Transport):
             }
         self._prepare()
         self._socket = bind(access.address, self._port)
+        if self.reads_together and context is None:
+            self.reader = SocketReader.of_this_system()
         self._listen()
         self._watching = asyncio.get_running_loop().create_task(self._watch())
         host, port = self._socket.getsockname()[:2]
@@ -123,6 +131,8 @@ class Listener(Transport):
             connection.abort()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._none_open.wait(), _FLUSH_S)
+        if self.reader is not None:
+            self.reader.close()
 
     def joined(self, connection: Connection) -> None:
         """Note that a connection stands."""

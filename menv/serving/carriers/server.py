@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from time import monotonic
 from typing import Any
 
 from menv.errors import CallOrderError, ContractError
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.faults import Faults
 from menv.serving.carriers.limits import Limits
+from menv.serving.carriers.lingering import Lingering
 from menv.serving.carriers.transport import Handler, Transport
 
 _STOP_S = 0.8
 """The most that transports may take together to end; sockets are then closed with the loop."""
 _JOIN_S = 10.0
-_let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 _RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE)
 
 
@@ -63,7 +61,8 @@ class Server:
         self._turns = threading.Condition()
         self._at_home = False
         self._lent_to: int | None = None
-        self._over = self._lingers = False
+        self._over = False
+        self._lingering: Lingering | None = None
         self.addresses: list[tuple[str, int]] = []
         self.faults = Faults()
 
@@ -140,56 +139,41 @@ class Server:
                 self._turns.wait()
         return True
 
-    def run(self, seconds: float | None) -> None:
-        """Run the borrowed loop until `pause`, or for so many seconds."""
+    def run(
+        self, seconds: float | None, linger: float, done: Callable[[], bool], last: Callable[[], object]
+    ) -> None:
+        """Run the borrowed loop until `pause`, or for so many seconds, and then a little longer.
+
+        Args:
+            seconds: None for any time.
+            linger: Most seconds from then on.
+            done: See `Lingering`, as `last`.
+            last: Called in the loop at the end.
+        """
         loop = self._loop
         assert loop is not None
         if self._over:
             return
+        self._lingering = lingering = Lingering(loop, linger, done, last)
         alarm: asyncio.Handle | None = None
         if seconds is not None:
-            alarm = loop.call_later(seconds, loop.stop) if seconds > 0.0 else loop.call_soon(loop.stop)
+            begin = lingering.begin
+            alarm = loop.call_later(seconds, begin) if seconds > 0.0 else loop.call_soon(begin)
         try:
             loop.run_forever()
         finally:
+            self._lingering = None
+            lingering.cancel()
             if alarm is not None:
                 alarm.cancel()
 
-    def linger(self, seconds: float, done: Callable[[], bool]) -> None:
-        """Run the borrowed loop for so many seconds, or until `done`, which it asks after every look at the sockets.
-
-        It never sleeps: a wait of the selector takes a whole millisecond at least.
-        """
-        loop = self._loop
-        assert loop is not None
-        if self._over or done():
-            return
-        until = monotonic() + seconds
-        next_look: asyncio.Handle
-
-        def look() -> None:
-            nonlocal next_look
-            if done() or monotonic() >= until:
-                loop.stop()
-            else:
-                # Whom it waits for may need this very processor.
-                _let_others_run()
-                next_look = loop.call_soon(look)
-
-        self._lingers, next_look = True, loop.call_soon(look)
-        try:
-            loop.run_forever()
-        finally:
-            self._lingers = False
-            next_look.cancel()
-
     def pause(self) -> None:
-        """Let `run` return, once everything that came with the last look at the sockets has been handled.
+        """Let `run` return soon, once everything that came with the last look at the sockets has been handled.
 
-        Called by what the loop runs; nothing happens unless the loop is borrowed.
+        Called by what the loop runs; nothing happens unless the loop is borrowed and runs.
         """
-        if self._lent_to is not None and self._loop is not None and not self._lingers:
-            self._loop.stop()
+        if self._lingering is not None:
+            self._lingering.begin()
 
     def give_back(self) -> None:
         """Let the serving thread run the loop again; nothing happens unless this thread has borrowed it."""

@@ -7,9 +7,10 @@ its replies unread, goes too fast, or has bodies waiting. Knows no protocol; sub
 from __future__ import annotations
 
 import asyncio
+import os
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import cast
 
@@ -45,6 +46,8 @@ class StreamConnection(asyncio.Protocol):
         self._bodies: deque[bytes] = deque()
         # Bytes that were read and not yet taken apart begin at `_fed`.
         self._unfed, self._fed = b"", 0
+        # Takes bytes that are one whole body and nothing else, and returns it; None if they may be anything else.
+        self._only_body: Callable[[bytes], bytes | None] = _anything
         self._bucket = Bucket(listener.limits.max_rate)
         self._owed = 0
         self._ending = False
@@ -54,6 +57,8 @@ class StreamConnection(asyncio.Protocol):
         # Why the connection ends once everything received is handled; "" if that need not be said.
         self._farewell: str | None = None
         self._throttled = self._scheduled = self._paused = self._reading_paused = False
+        # Whether nothing is under way, so that a whole body may be handed over as it comes.
+        self._at_rest = False
         # Whether the conversation still has to do with a body.
         self._held = False
         # The loop's clock, without the way through the loop.
@@ -68,10 +73,6 @@ class StreamConnection(asyncio.Protocol):
         Raises:
             BadMessageError: The peer does not keep to the protocol.
         """
-
-    def _only_body(self, data: bytes) -> bytes | None:
-        """Take bytes that are one whole body and nothing else, and return it; None if they may be anything else."""
-        return None
 
     def _completed(self) -> list[bytes]:
         """Return the bodies that were whole before `_feed` raised."""
@@ -93,11 +94,19 @@ class StreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self._transport = cast(asyncio.Transport, transport)
+        self._reader = self._listener.reader
+        # Where to write without asyncio; -1 where that cannot be, or not any more.
+        self._fd = -1
+        if self._reader is not None:
+            self._reader.begin(self._transport, self)
+            self._fd = transport.get_extra_info("socket").fileno()
         self._listener.joined(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         """End, once everything that came has been handled."""
-        self._gone, self._paused = True, False
+        self._gone, self._paused, self._at_rest, self._fd = True, False, False, -1
+        if self._reader is not None:
+            self._reader.end(self._transport)
         self._listener.left(self)
         if self._ending:
             self._come_to_an_end()
@@ -109,25 +118,23 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes."""
+        # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
+        if self._at_rest and (body := self._only_body(data)) is not None:
+            self._heard = now = monotonic()
+            if not self._bucket.wait(now):
+                self._hand_over(body)
+            else:
+                self._bodies.append(body)
+                self._at_rest = False
+            if not self._at_rest:
+                self._take_turn()
+            return
         if self._ending or self._farewell is not None:
             self._discard(len(data))
             return
         self._heard = monotonic()
-        if self._unfed or self._bodies or self._scheduled or len(data) > self.slice_bytes:
-            self._unfed, self._fed = self._unfed[self._fed :] + data, 0
-            if not self._scheduled:
-                self._take_turn()
-            return
-        body = self._only_body(data) if self._partial_since is None and not self._silent else None
-        bodies = self._take_apart(data) if body is None else (body,)
-        # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
-        if len(bodies) == 1 and not (
-            self._paused or self._throttled or self._held or self._is_too_fast(self._heard)
-        ):
-            self._hand_over(bodies[0])
-        elif bodies:
-            self._bodies.extend(bodies)
-        if self._bodies or self._held or self._ending or self._paused or self._farewell is not None:
+        self._unfed, self._fed = self._unfed[self._fed :] + data, 0
+        if not self._scheduled:
             self._take_turn()
 
     def eof_received(self) -> bool:
@@ -142,7 +149,7 @@ class StreamConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Take note that the peer does not read its replies."""
-        self._paused = True
+        self._paused, self._at_rest = True, False
         self._paused_since = monotonic()
 
     def resume_writing(self) -> None:
@@ -169,12 +176,12 @@ class StreamConnection(asyncio.Protocol):
 
     def hang_up(self) -> None:
         """End it once everything written has been sent."""
-        self._ending = True
+        self._ending, self._at_rest = True, False
         self._transport.close()
 
     def abort(self) -> None:
         """End it at once."""
-        self._ending = True
+        self._ending, self._at_rest = True, False
         self._transport.abort()
         if self._gone:
             self._come_to_an_end()
@@ -202,6 +209,8 @@ class StreamConnection(asyncio.Protocol):
         if self._ending or not (self._bodies or self._unfed or self._held):
             self._come_to_an_end()
         self._settle_reading()
+        idle = self._reads() and not (self._bodies or self._unfed or self._ending or self._gone)
+        self._at_rest = idle and not self._silent and self._partial_since is None
 
     def _handle_some(self) -> None:
         budget = _TURN
@@ -282,7 +291,7 @@ class StreamConnection(asyncio.Protocol):
         try:
             held = conversation.received(body, self._reply, self._close)
             if held is not None:
-                self._held = True
+                self._held, self._at_rest = True, False
                 held.add_done_callback(self._end_hold)
         except Exception as fault:
             self._listener.faults.add(fault)
@@ -308,10 +317,12 @@ class StreamConnection(asyncio.Protocol):
         pause = not (self._ending or self._reads())
         if pause != self._reading_paused and not self._gone:
             self._reading_paused = pause
-            if pause:
-                self._transport.pause_reading()
+            if self._reader is None:
+                (self._transport.pause_reading if pause else self._transport.resume_reading)()
+            elif pause:
+                self._reader.end(self._transport)
             else:
-                self._transport.resume_reading()
+                self._reader.begin(self._transport, self)
 
     def _reply(self, body: bytes) -> None:
         if self._ending or self._transport.is_closing():
@@ -324,6 +335,19 @@ class StreamConnection(asyncio.Protocol):
         self._send(body)
         if self._half_closed and not self._is_owed():
             self._transport.close()
+
+    def _write(self, data: bytes) -> None:
+        """Write bytes, past asyncio where none wait before them and all can be sent at once."""
+        if self._fd >= 0 and not self._transport.get_write_buffer_size():
+            try:
+                sent = os.write(self._fd, data)
+            except OSError:
+                # asyncio finds it out, too, and ends the connection if it has to.
+                sent = 0
+            if sent == len(data):
+                return
+            data = data[sent:]
+        self._transport.write(data)
 
     def _refuse(self, why: str) -> None:
         if self._ending or self._transport.is_closing():
@@ -344,7 +368,7 @@ class StreamConnection(asyncio.Protocol):
             return
         if not self._gone:
             self._say_goodbye()
-        self._ending = True
+        self._ending, self._at_rest = True, False
         if self._gone:
             return
         self._settle_reading()
@@ -362,3 +386,7 @@ class StreamConnection(asyncio.Protocol):
         self._discarded += count
         if self._discarded > MOST_DISCARDED * self._limits.max_body:
             self._transport.abort()
+
+
+def _anything(_: bytes) -> None:
+    """Say that bytes may be anything."""

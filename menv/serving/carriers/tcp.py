@@ -18,6 +18,8 @@ class TcpTransport(Listener):
         port: 0 takes one that is free.
     """
 
+    reads_together = True
+
     def _connection(self) -> asyncio.Protocol:
         return _TcpConnection(self)
 
@@ -31,6 +33,7 @@ class _TcpConnection(StreamConnection):
     def __init__(self, listener: Listener) -> None:
         super().__init__(listener)
         self._frames = Frames(listener.limits.max_body)
+        self._only_body = self._frames.only
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -39,9 +42,6 @@ class _TcpConnection(StreamConnection):
     def _feed(self, data: bytes) -> list[bytes]:
         return self._frames.feed(data)
 
-    def _only_body(self, data: bytes) -> bytes | None:
-        return self._frames.only(data)
-
     def _completed(self) -> list[bytes]:
         return self._frames.completed
 
@@ -49,4 +49,4 @@ class _TcpConnection(StreamConnection):
         return self._frames.pending > 0
 
     def _send(self, body: bytes) -> None:
-        self._transport.write(frame(body))
+        self._write(frame(body))

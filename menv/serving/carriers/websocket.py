@@ -19,6 +19,8 @@ class WebSocketTransport(Listener):
         port: 0 takes one that is free.
     """
 
+    reads_together = True
+
     def _prepare(self) -> None:
         try:
             from menv.serving.carriers.websocket_connection import WebSocketConnection

@@ -102,7 +102,7 @@ def fields(data: Data, dialect: Dialect, where: str) -> dict[str, Raw]:
     return found
 
 
-def listed(values: Sequence[Raw], dialect: Dialect) -> bytes:
+def listed(values: Sequence[Data], dialect: Dialect) -> bytes:
     """Return whole values as a list of them."""
     if dialect is Dialect.JSON:
         return b"[%b]" % b",".join(values)

@@ -9,6 +9,9 @@ from menv.serving.wire.bad_message import BadMessageError, Code
 
 HEADER_BYTES = 8
 MOST_BODY_BYTES: int = 10**HEADER_BYTES - 1
+_FEW = 1024
+_HEADERS = tuple(b"%08d" % size for size in range(_FEW))
+"""Those of short bodies, which nearly all are."""
 
 
 def frame(body: bytes) -> bytes:
@@ -17,12 +20,13 @@ def frame(body: bytes) -> bytes:
     Raises:
         BadMessageError: The body is longer than eight digits can say.
     """
-    if len(body) > MOST_BODY_BYTES:
+    size = len(body)
+    if size > MOST_BODY_BYTES:
         raise BadMessageError(
             Code.TOO_LARGE,
-            f"frame: a body of {len(body)} bytes, expected at most {MOST_BODY_BYTES}; send it in several messages",
+            f"frame: a body of {size} bytes, expected at most {MOST_BODY_BYTES}; send it in several messages",
         )
-    return b"%08d%b" % (len(body), body)
+    return (_HEADERS[size] if size < _FEW else b"%08d" % size) + body
 
 
 class Frames:
@@ -56,7 +60,8 @@ class Frames:
         size = len(data) - HEADER_BYTES
         if self._rest or self._broken is not None or not 0 <= size <= self._max_body:
             return None
-        return data[HEADER_BYTES:] if data[:HEADER_BYTES] == b"%08d" % size else None
+        header = _HEADERS[size] if size < _FEW else b"%08d" % size
+        return data[HEADER_BYTES:] if data.startswith(header) else None
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Take in the next bytes of the stream and return the bodies that are complete now.

@@ -35,8 +35,11 @@ Word = Annotated[str, Meta(max_length=4096)]
 """A text that is kept for a while: a token, the name of a client."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """Any message. What has a default may be left out, and null means the same."""
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
+    """Any message. What has a default may be left out, and null means the same.
+
+    The garbage collector lets go of it: what came from a body, or goes into one, leads nowhere in a circle.
+    """
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="PING"):
@@ -273,7 +276,12 @@ def decode_answer(body: bytes) -> tuple[Answer, Dialect]:
 
 def encode(message: Request | Answer, dialect: Dialect) -> bytes:
     """Return a message as a body. Numpy arrays and scalars are written as lists and numbers."""
-    return _JSON.encode(message) if dialect is Dialect.JSON else _MSGPACK.encode(message)
+    return encoder(dialect)(message)
+
+
+def encoder(dialect: Dialect) -> Callable[[Request | Answer], bytes]:
+    """Return what writes messages as bodies; see `encode`."""
+    return _JSON.encode if dialect is Dialect.JSON else _MSGPACK.encode
 
 
 def error_reply(error: BadMessageError, seq: int | None = None) -> Error:

@@ -1,0 +1,89 @@
+"""Reads the sockets of many connections in one go, where asyncio would run a callback for each.
+
+A listener has one where the system has `epoll`; its connections leave their reading to it, and to asyncio all else:
+writing, closing, TLS. It knows no protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+
+_MOST_BYTES = 262_144
+"""Bytes of one connection before others have their turn."""
+_FEW_BYTES = 65_536
+"""Nearly nobody sends as many; memory for them is at hand, where more would be mapped and unmapped for each read."""
+
+
+class SocketReader:
+    """Reads for connections that are open. Everything is called in the loop."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._open: dict[int, tuple[asyncio.Transport, asyncio.Protocol]] = {}
+        # Those that are in the middle of something large.
+        self._large: set[int] = set()
+        asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._look)
+
+    @staticmethod
+    def of_this_system() -> SocketReader | None:
+        """Return a reader, None where there is no `epoll`."""
+        return SocketReader() if hasattr(select, "epoll") else None
+
+    def close(self) -> None:
+        """Read no more."""
+        asyncio.get_running_loop().remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def begin(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+        """Read what comes over a connection, as asyncio does that reads no more of it."""
+        transport.pause_reading()
+        fd = transport.get_extra_info("socket").fileno()
+        if not (transport.is_closing() or self._epoll.closed):
+            self._open[fd] = transport, protocol
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def end(self, transport: asyncio.Transport) -> None:
+        """Read no more of a connection for now; it may not have been read at all."""
+        fd = transport.get_extra_info("socket").fileno()
+        if self._open.get(fd, (None,))[0] is transport:
+            del self._open[fd]
+            self._large.discard(fd)
+            if not self._epoll.closed:
+                self._epoll.unregister(fd)
+
+    def _look(self) -> None:
+        """Read all sockets that have something."""
+        for fd, _ in self._epoll.poll(0):
+            # Whoever was read before may have ended others.
+            if (one := self._open.get(fd)) is None:
+                continue
+            transport, protocol = one
+            try:
+                if transport.is_closing():
+                    self.end(transport)
+                elif data := os.read(fd, _MOST_BYTES if fd in self._large else _FEW_BYTES):
+                    if (len(data) >= _FEW_BYTES) is not (fd in self._large):
+                        self._large ^= {fd}
+                    protocol.data_received(data)
+                else:
+                    self._end_of(transport, protocol)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except Exception as error:
+                self._break_off(transport, error)
+
+    def _end_of(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+        """Take note that a peer sends no more."""
+        self.end(transport)
+        if not protocol.eof_received():
+            transport.close()
+
+    def _break_off(self, transport: asyncio.Transport, error: Exception) -> None:
+        """End a connection that cannot be read, or whose protocol has failed."""
+        self.end(transport)
+        transport.abort()
+        if not isinstance(error, OSError):
+            context = {"message": "reading", "exception": error, "transport": transport}
+            asyncio.get_running_loop().call_exception_handler(context)
