@@ -23,7 +23,7 @@ print(gc.isenabled(), gc.get_freeze_count() > 0, len(gc.get_objects(2)) > 100_00
     ("before", "printed"),
     [
         ("pass", "True False True"),
-        ("gc.disable()", "False False True"),
+        pytest.param("gc.disable()", "False False True", marks=pytest.mark.slow),
         # What torch made stays young: to promote it would thaw what somebody else froze.
         ("gc.freeze()", "True True False"),
     ],

@@ -300,7 +300,7 @@ def test_stopping_does_not_wait_for_what_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("running_ray")
-@pytest.mark.parametrize("per_process", [1, 2])
+@pytest.mark.parametrize("per_process", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_losses_on_ray_are_made_good_too(per_process: int, tmp_path: Path) -> None:
     deaths = [("step", 0, 3), ("step", 2, 20)]
     fate = Fate(tmp_path, TOGETHER, dies=deaths, hangs=[("step", 0, 26)])

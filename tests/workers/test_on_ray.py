@@ -16,7 +16,13 @@ from tests.workers.test_lost_workers import kill
 pytestmark = pytest.mark.usefixtures("running_ray")
 
 
-@pytest.mark.parametrize("settings", [{}, {"env": "tictactoe", "multiagent": PLAYERS}], ids=["gym", "turns"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="gym"),
+        pytest.param({"env": "tictactoe", "multiagent": PLAYERS}, id="turns", marks=pytest.mark.slow),
+    ],
+)
 def test_two_workers_on_ray_train_as_one_process_does_to_the_last_bit(settings: dict[str, Any]) -> None:
     found = []
     for workers, each in ((0, 4), (2, 2)):
