@@ -31,7 +31,7 @@ from menv.scale.packing import pack, unpack
 
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from menv.scale.process_main import main; main()"
+    "from menv.scale.process_end import when_well; from menv.scale.process_main import main; main(); when_well()"
 )
 _ENDING_S = 5.0
 """How long one may take to end that has closed its link."""
