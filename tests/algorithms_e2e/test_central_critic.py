@@ -176,7 +176,9 @@ def test_a_frozen_policy_keeps_its_weights_and_its_modules() -> None:
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("settings", [{"use": "hook"}, {"critic_obs": "all_agents"}])
+@pytest.mark.parametrize(
+    "settings", [pytest.param({"use": "hook"}, marks=pytest.mark.slow), {"critic_obs": "all_agents"}]
+)
 def test_the_two_step_game_is_won_with_a_central_critic(settings: dict[str, Any]) -> None:
     assert two_step(settings, seed=0) == 8.0
 
