@@ -124,7 +124,8 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce):
             - Of this iteration's: `episodes_this_iter`, `num_faulty_episodes` (broken off by a fault of
               their environment, or could not begin), `episode_media` (a list for each name in `episode.media`).
             - Since the start: `faulty_episodes_total`, and `first_fault`, what broke off the first of them, in a line.
-            - `num_episodes_not_resumed`: since the start, those that ran at a `save` and could not be taken up.
+            - `num_episodes_not_resumed`: since the start, those that ran at a `save`, or when `train` was broken off,
+              and could not be taken up.
             - `sampler_results`: all of these again, and `sampler_perf`.
             - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`.
             - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.

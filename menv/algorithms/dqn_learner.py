@@ -70,6 +70,8 @@ class DQNLearner:
             eps=buffer.prioritized_replay_eps,
         )
 
+    # Something that was raised between two instructions may have left gradients off.
+    @torch.enable_grad()
     def learn(self, batch: SampleBatch, env_steps: int) -> dict[str, float]:
         """Keep one fragment and make the gradient steps that it calls for.
 

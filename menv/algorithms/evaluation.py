@@ -68,6 +68,8 @@ class Evaluation:
         self._quota: EpisodeQuota | StepQuota | LockstepQuota = (
             EpisodeQuota() if self._in_episodes else StepQuota()
         )
+        # Whether an exception ended the last evaluation.
+        self._broken_off = False
 
     @staticmethod
     def check(config: AlgorithmConfig) -> None:
@@ -83,7 +85,9 @@ class Evaluation:
         sampler = self._ready()
         env_steps, agent_steps = sampler.env_steps, sampler.agent_steps
         self._share_out(self.config.evaluation_duration, self._num_envs)
+        self._broken_off = True
         sampler.finish(sampler.sample())
+        self._broken_off = False
         return {
             **self._metrics.summary(),
             "num_env_steps_sampled_this_iter": sampler.env_steps - env_steps,
@@ -103,7 +107,7 @@ class Evaluation:
 
     def state(self) -> dict[str, Any] | None:
         """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
-        if self._sampler is None:
+        if self._sampler is None or self._broken_off:
             return None
         with suppress(CallOrderError):
             return {"sampler": sampler_state(self._sampler), "metrics": self._metrics.state()}
@@ -127,6 +131,8 @@ class Evaluation:
     def _ready(self) -> Sampler:
         """Return the sampler, which has the policies of the moment."""
         population = self._population
+        if self._broken_off:
+            self._start_over()
         if self._base_env is None:
             self._base_env = self._make_base_env(self.config)
             if self._base_env.lockstep:
@@ -140,6 +146,13 @@ class Evaluation:
             # Whoever comes or goes, everybody stands at the beginning of an episode here.
             self._sampler = self._new_sampler()
         return self._sampler
+
+    def _start_over(self) -> None:
+        """Forget the environments and the episodes of an evaluation that was broken off."""
+        self.stop()
+        self._broken_off = False
+        self._base_env = self._sampler = None
+        self._metrics = Metrics(0)
 
     def _new_sampler(self) -> Sampler:
         assert self._base_env is not None

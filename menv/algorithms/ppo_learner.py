@@ -79,6 +79,8 @@ class PPOLearner:
         if policy is not None:
             policy.learn_with(self._network, self._adam.params)
 
+    # Something that was raised between two instructions may have left gradients off.
+    @torch.enable_grad()
     def learn(self, columns: Columns, env_steps: int) -> dict[str, float]:
         """Improve the policy on one train batch.
 

@@ -22,7 +22,7 @@ from menv.errors import ConfigError
 from menv.loop.cohort import Cohort
 from menv.loop.digest import Digest
 from menv.loop.sampler import Sampler
-from menv.loop.sampler_state import resume, sampler_state
+from menv.loop.sampler_state import resume, sampler_state, without_episodes
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
@@ -144,6 +144,8 @@ class LocalRollouts:
         self.base_env = base_env
         self.guard: AbstractContextManager[Any] = nullcontext()
         self.later = False
+        # Whether an exception has left the sampler in the midst of a fragment.
+        self._broken_off = False
         self.sampler = self._new_sampler()
         for index, env in enumerate(base_env.get_sub_environments()):
             self._tell_env_created(index, env)
@@ -181,9 +183,21 @@ class LocalRollouts:
         return self.base_env.num_envs or self._config.num_envs_per_worker
 
     def sample(self) -> MultiAgentBatch:
-        """See `Rollouts.sample`."""
+        """See `Rollouts.sample`.
+
+        After an exception, such as Ctrl-C, the next call begins with new episodes; what was sampled of that fragment is
+        left out.
+        """
+        self._mend()
+        agent_steps = self.sampler.agent_steps
         with self.guard:
-            batch = self.sampler.sample()
+            try:
+                batch = self.sampler.sample()
+            except BaseException:
+                # Somebody else's environment goes on where it is.
+                if isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
+                    self._broken_off, self.sampler.agent_steps = True, agent_steps
+                raise
         self._crew.completion.complete(batch, self.sampler.episodes, later=self.later)
         self.sampler.finish(batch)
         return batch
@@ -200,6 +214,7 @@ class LocalRollouts:
 
     def state(self) -> Tree:
         """See `Rollouts.state`."""
+        self._mend()
         return sampler_state(self.sampler)
 
     def begin_again(self, seed: int) -> None:
@@ -214,6 +229,7 @@ class LocalRollouts:
                 "load the checkpoint with from_checkpoint"
             )
         self._seed = seed
+        self._broken_off = False
         for cohort in self._crew.cohorts:
             cohort.take_rows()
         self.sampler = self._new_sampler()
@@ -225,6 +241,15 @@ class LocalRollouts:
     def stop(self) -> None:
         """See `Rollouts.stop`."""
         self.base_env.stop()
+
+    def _mend(self) -> None:
+        """Begin new episodes, if the sampler was left in the midst of a fragment."""
+        if not self._broken_off:
+            return
+        before = self.sampler
+        self.begin_again(self._seed)
+        self.sampler.explore = before.explore
+        self._metrics.episodes_not_resumed += self.resume(without_episodes(before))
 
     def _new_sampler(self) -> Sampler:
         """Create a sampler of these environments."""

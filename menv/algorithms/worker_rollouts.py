@@ -150,7 +150,11 @@ class WorkerRollouts:
         for index in range(self._count):
             if not self._asked[index] and not self._early[index]:
                 self._ask(index, parcel)
-        fragments = [self._next(index) for index in range(self._count)]
+        for index in range(self._count):
+            # None is taken before all are there: whatever one of them raises, the others' wait for the next time.
+            while not self._early[index]:
+                self._fetch(index)
+        fragments = [early.popleft() for early in self._early]
         for index in range(self._count):
             # Ahead of time: with the weights of now, which the learner will have left behind by then.
             while self._asked[index] + len(self._early[index]) < self._depth:
@@ -231,14 +235,8 @@ class WorkerRollouts:
         self._group.ask(index, "sample", number, self._config.explore, parcel=parcel)
         self._asked[index] += 1
 
-    def _next(self, index: int) -> Fragment:
-        """Return a worker's next fragment; another worker's, if it is lost."""
-        while not self._early[index]:
-            self._fetch(index)
-        return self._early[index].popleft()
-
     def _fetch(self, index: int) -> None:
-        """Wait for everything that a worker has been asked for."""
+        """Wait for everything that a worker has been asked for; for another worker's, if it is lost."""
         asked = self._asked[index]
         while self._asked[index]:
             try:
@@ -248,6 +246,10 @@ class WorkerRollouts:
                 for _ in range(asked):
                     self._ask(index)
                 continue
+            except Exception:
+                # That was an answer, too.
+                self._asked[index] -= 1
+                raise
             self._asked[index] -= 1
             asked -= 1
             self._early[index].append(fragment)

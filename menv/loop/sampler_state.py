@@ -43,7 +43,6 @@ def sampler_state(sampler: Sampler) -> Tree:
     Raises:
         CallOrderError: It is in the middle of a fragment.
     """
-    env, running = sampler.base_env, sampler._book.running
     # What an idle external environment has left half full is given up, like its running episodes.
     waits = sampler._frames is not None or sampler.idle
     if not waits and not all(cohort.ledger.closed for cohort in sampler._cohorts):
@@ -51,19 +50,7 @@ def sampler_state(sampler: Sampler) -> Tree:
             "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
             "or in on_train_result"
         )
-    steps = env.env_steps if isinstance(env, CreatedEnvs | LockstepEnvs) else sampler._steps
-    tree: Tree = {
-        "env_steps": sampler.env_steps,
-        "agent_steps": sampler.agent_steps,
-        "pieces": sampler._unrolls,
-        "digest": sampler.digest.state(),
-        "steps": steps.copy(),
-        "begun": sampler._book._begun.copy(),
-        "running": env.num_envs if sampler._frames is not None else len(running),
-        "episodes": [],
-        "rows": [],
-        "seats": ([], []),
-    }
+    tree, env, running = without_episodes(sampler), sampler.base_env, sampler._book.running
     seats = (list(env.seats), list(env.free_slots)) if isinstance(env, CreatedEnvs) else None
     if seats is None or not sampler._polled or not is_plain(seats):
         return tree
@@ -77,6 +64,24 @@ def sampler_state(sampler: Sampler) -> Tree:
     theirs = {index for part in kept for index in _of_those_who_remember(part)}
     parted = [[one for one in episodes if (one["env_index"] in theirs) is told] for told in (False, True)]
     return tree | {"episodes": parted[0], "remembering": parted[1], "rows": kept, "seats": seats}
+
+
+def without_episodes(sampler: Sampler) -> Tree:
+    """Return where a sampler stands, also in the midst of a fragment, as if no episode could be taken up."""
+    env = sampler.base_env
+    steps = env.env_steps if isinstance(env, CreatedEnvs | LockstepEnvs) else sampler._steps
+    return {
+        "env_steps": sampler.env_steps,
+        "agent_steps": sampler.agent_steps,
+        "pieces": sampler._unrolls,
+        "digest": sampler.digest.state(),
+        "steps": steps.copy(),
+        "begun": sampler._book._begun.copy(),
+        "running": env.num_envs if sampler._frames is not None else len(sampler._book.running),
+        "episodes": [],
+        "rows": [],
+        "seats": ([], []),
+    }
 
 
 def resume(sampler: Sampler, tree: Mapping[str, Any]) -> int:

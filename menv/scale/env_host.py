@@ -115,7 +115,8 @@ class EnvHost:
             The places that begin new episodes; who lives and who waits in each of the others; the news.
         """
         fresh: set[int] = set()
-        self._begun = True
+        # Whoever asks has forgotten who waited.
+        self._begun, self._slots = True, None
         news = self._told(lambda: fresh.update(self._envs.take_up(env_steps, recorded, seats)))
         present = {place: self._envs.present(place) for place in recorded if place not in fresh}
         return fresh, present, news

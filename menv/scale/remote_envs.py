@@ -198,13 +198,15 @@ class RemoteEnvs(CreatedEnvs):
     def take_up(self, env_steps: IntArray, recorded: Mapping[int, Recorded], seats: Any) -> set[int]:
         """Go on where another run was written down; see `CreatedEnvs.take_up`. The hosts play at the same time."""
         self._started = True
+        for host in self._hosts:
+            # Whatever was asked before is of no interest any more, but it is answered first.
+            self._hosts.settle(host)
         self._hosts.waiting.clear()
         self._delivered = Delivered((), ())
         self._env_steps[:] = env_steps
         taken, free = seats
         self._hosts.seats[:] = taken
         for host in self._hosts:
-            self._hosts.settle(host)
             host.take_up(env_steps, recorded, free)
         fresh = set()
         for host in self._hosts:
