@@ -21,7 +21,7 @@ from menv.loop.net_policy import NetPolicy
 from menv.loop.own_cohort import OwnCohort
 from menv.metrics import Metrics
 from menv.policy import Policy
-from menv.scale.watchdog import Watchdog
+from menv.scale.watchdog import Watchdog, creation_limit, limited
 
 Filters = dict[str, list[tuple[int, Any]]]
 
@@ -63,7 +63,10 @@ class RolloutWorker:
         plan.known.tell()
         self._company = plan.company
         self._metrics = Metrics(0)
-        _, base_env = make_experience(config, plan.place)
+        # Environments in processes of their own are watched from here.
+        seconds = None if config.remote_worker_envs else config.env_timeout
+        with limited(creation_limit(seconds)):
+            _, base_env = make_experience(config, plan.place)
         callbacks = read_callbacks(config.callbacks)
         self._rollouts = LocalRollouts(
             config,
@@ -77,8 +80,6 @@ class RolloutWorker:
         # Who looks at batches here sees them whole.
         looked_at = any(overrides(callbacks, hook) for hook in ("on_postprocess_trajectory", "on_sample_end"))
         self._rollouts.later = config.overlap and not looked_at
-        # Environments in processes of their own are watched from here.
-        seconds = None if config.remote_worker_envs else config.env_timeout
         self._rollouts.guard = Watchdog(seconds, self._progress)
 
     def sample(self, weights_seq_no: int | None, explore: bool, news: News | None = None) -> Fragment:

@@ -32,7 +32,7 @@ from menv.registry import Known
 from menv.sample_batch import SampleBatch
 from menv.scale.engine import Engine, Peer
 from menv.scale.peer_group import PeerGroup
-from menv.scale.watchdog import where_it_hung
+from menv.scale.watchdog import creation_limit, where_it_hung
 from menv.segments import Column
 
 
@@ -271,7 +271,11 @@ class WorkerRollouts:
         line = str(error).partition("; the last lines of its stderr")[0].splitlines()[0]
         hung = where_it_hung(str(error))
         if hung is not None and self._config.env_timeout is not None:
-            line = f"{line}: an environment did not return for env_timeout={self._config.env_timeout:g} s, from {hung}"
+            line = f"{line}: {self._overdue(index)}, from {hung}"
+            if not self._group.lost and not self._group.is_briefed(index):
+                raise WorkerLostError(
+                    f"{line}, expected it to be there; mend what it waits for, or raise env_timeout above that"
+                ) from error
         for _ in range(self._stood[index].running or self._each):
             self._metrics.record_faulty(line)
         self._gone.add(self._stood[index])
@@ -283,6 +287,13 @@ class WorkerRollouts:
             EnvFaultWarning,
             stacklevel=2,
         )
+
+    def _overdue(self, index: int) -> str:
+        """Return what an environment of a worker took too long for."""
+        seconds = self._config.env_timeout
+        if self._group.is_briefed(index):
+            return f"an environment did not return for env_timeout={seconds:g} s"
+        return f"an environment was not created within {creation_limit(seconds):g} s"
 
     def _together(self, fragments: Sequence[Fragment]) -> MultiAgentBatch:
         """Return the fragments of all workers as one, as if one process had sampled it."""

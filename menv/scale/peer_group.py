@@ -76,6 +76,10 @@ class PeerGroup:
         self._errors[index].clear()
         return value
 
+    def is_briefed(self, index: int) -> bool:
+        """Return whether one of them has told that it is what it is to be."""
+        return not self._first[index]
+
     def replace(self, index: int, error: WorkerLostError) -> None:
         """Start another one in the place of one that is lost; what it was asked is to be asked again.
 

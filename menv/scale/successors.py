@@ -18,9 +18,7 @@ from menv.scale.engine import Engine
 from menv.scale.env_host import EnvHost
 from menv.scale.far_host import FarHost
 from menv.scale.remote_settings import RemoteSettings
-
-_CREATION = 60.0
-"""Seconds that a process has at least to import what it needs and create its sub-environments."""
+from menv.scale.watchdog import creation_limit
 
 
 class Successors:
@@ -124,10 +122,13 @@ class Successors:
         """End the process of a host that hangs, and return the error for it."""
         limit, pid = self._limit(host), host.peer.pid
         host.peer.kill()
-        error = WorkerLostError(
-            f"{host.peer.label} (pid {pid}): no answer for {limit:g} s, expected one within env_timeout="
-            f"{self._settings.env_timeout:g}; it was ended"
+        what = (
+            f"not created within {limit:g} s, expected it to be; mend what it waits for, or raise env_timeout"
+            if host.asked[0][0] == "created"
+            else f"no answer for {limit:g} s, expected one within env_timeout={self._settings.env_timeout:g}; "
+            "it was ended"
         )
+        error = WorkerLostError(f"{host.peer.label} (pid {pid}): {what}")
         try:
             host.peer.answer()
         except WorkerLostError as last_words:
@@ -140,7 +141,7 @@ class Successors:
         if each is None:
             return None
         # It steps its sub-environments one after the other.
-        return max(_CREATION, each) if host.asked[0][0] == "created" else each * host.size
+        return creation_limit(each) if host.asked[0][0] == "created" else each * host.size
 
     def _playing(self, host: FarHost) -> list[int]:
         """Return the sub-environments of a host whose episodes run."""

@@ -1,8 +1,9 @@
 """A watchdog: ends this process when an environment in it does not return.
 
-`menv.algorithms.rollout_worker` has one where there is an `env_timeout`. Nobody can interrupt an environment that
-hangs, least of all one that never lets go of the interpreter; so a timer outside of Python ends the process, having
-written where every thread stood to stderr, which whoever started the process shows.
+`menv.algorithms.rollout_worker` has one where there is an `env_timeout`, and sets a limit to the creation of its
+environments. Nobody can interrupt an environment that hangs, least of all one that never lets go of the interpreter; so
+a timer outside of Python ends the process, having written where every thread stood to stderr, which whoever started the
+process shows.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import faulthandler
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import PurePath
 from types import TracebackType
 
+CREATION_S = 60.0
+"""How long environments may take at least until they are there, which includes the import of what they need."""
 _STDERR = 2
 _FIRST = "Timeout ("
 _FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
@@ -30,6 +34,23 @@ def where_it_hung(words: str) -> str | None:
     # The main thread is the last one; its first frame is the innermost.
     frame = _FRAME.search(words.rpartition("(most recent call first)")[2])
     return None if frame is None else f"{frame[3]} ({PurePath(frame[1]).name}:{frame[2]})"
+
+
+def creation_limit(env_timeout: float | None) -> float | None:
+    """Return how long environments may take until they are there; None is for ever."""
+    return None if env_timeout is None else max(CREATION_S, env_timeout)
+
+
+@contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """Let what is done within take so long at most, or for ever with None."""
+    if seconds is not None:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+    try:
+        yield
+    finally:
+        if seconds is not None:
+            faulthandler.cancel_dump_traceback_later()
 
 
 class Watchdog:

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.algorithms import PPO
+from menv.scale import watchdog
 
 PLAYERS = {
     "policies": ["player1", "player2"],
@@ -157,3 +158,37 @@ class Telling(Counting):
         place = self.config
         told = [place.worker_index, place.vector_index, place.num_workers, place.recreated_worker]
         return np.array(told, np.float32)
+
+
+class Stuck(Counting):
+    """Is never there in worker 2; with a `flag` it ends its process first, and the one in its place is not there."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.worker_index == 2 and self._hangs():
+            time.sleep(600)
+
+    def act(self) -> None:
+        if "flag" in self.config and self.config.worker_index == 2 and self.at == 3 and self.once():
+            os._exit(3)
+
+    def _hangs(self) -> bool:
+        if "flag" not in self.config:
+            return True
+        again = Path(f"{self.config['flag']}_again")
+        if again.exists() or not Path(self.config["flag"]).exists():
+            return False
+        again.touch()
+        return True
+
+
+class Hasty:
+    """Lets environments be there sooner in each process that it comes to."""
+
+    def __reduce__(self) -> Any:
+        return _hasten, ()
+
+
+def _hasten() -> Hasty:
+    watchdog.CREATION_S = 1.5
+    return Hasty()

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
-from tests.workers.crews import gone, running, same, weights_of
+from menv.scale import watchdog
+from tests.workers.crews import Hasty, gone, running, same, weights_of
 
 HERE = "tests.workers.crews"
 
@@ -141,6 +142,33 @@ def test_an_environment_that_hangs_is_given_up_with_the_line_where_it_stood(
         assert result["num_env_steps_sampled"] == 128
         assert result["num_faulty_episodes"] == 2
         assert "did not return for env_timeout=2 s, from act (crews.py:" in result["first_fault"]
+
+
+def test_an_environment_that_is_never_there_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "CREATION_S", 1.5)
+    said = r"worker 2 .* was not created within 1\.5 s, from __init__ \(crews.py:.*raise env_timeout above"
+    with (
+        running(2, env=f"{HERE}:Stuck", env_config={"hasty": Hasty()}, env_timeout=1.0) as algo,
+        pytest.raises(WorkerLostError, match=said),
+    ):
+        algo.train()
+
+
+def test_a_worker_whose_successor_is_not_there_in_time_gets_another_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(watchdog, "CREATION_S", 1.5)
+    config = {"hasty": Hasty(), "flag": str(tmp_path / "flag")}
+    with running(2, env=f"{HERE}:Stuck", env_config=config, env_timeout=1.0) as algo:
+        with pytest.warns(EnvFaultWarning, match=r"worker 2") as caught:
+            result = algo.train()
+        assert result["num_worker_restarts"] == 2
+        assert result["num_env_steps_sampled"] == 128
+    told = [str(one.message) for one in caught]
+    assert [("exit code 3" in line, "was not created within 1.5 s" in line) for line in told] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_an_environment_that_raises_costs_one_episode_in_a_worker_as_it_does_here(tmp_path: Path) -> None:
