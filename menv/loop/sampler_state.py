@@ -43,6 +43,7 @@ def sampler_state(sampler: Sampler) -> Tree:
     Raises:
         CallOrderError: It is in the middle of a fragment.
     """
+    sampler.row_by_row()
     env, running = sampler.base_env, sampler._book.running
     # What an idle external environment has left half full is given up, like its running episodes.
     waits = sampler._frames is not None or sampler.idle
@@ -67,7 +68,7 @@ def sampler_state(sampler: Sampler) -> Tree:
     seats = (list(env.seats), list(env.free_slots)) if isinstance(env, CreatedEnvs) else None
     if seats is None or not sampler._polled or not is_plain(seats):
         return tree
-    sampler.action_log.keep({episode.episode_id for episode in running.values()})
+    sampler.action_log.keep(sampler._book.running_ids)
     rows = [_rows_of(sampler, cohort) for cohort in sampler._cohorts]
     found = [_recorded(sampler, index, rows) for index in range(env.num_envs)]
     episodes = [episode for episode in found if episode is not None]
