@@ -108,10 +108,11 @@ class GymEnvs(LocalEnvs):
             return None
         self._answers = ((), ())
         taken = self._step_all(order, actions)
-        lengths = self._lengths(taken)
+        # A reset that raises counts as a step, too.
+        now = self._env_steps.copy()
         begun = [self._next_episode(over.env_index) for over in taken.overs]
         if taken.broken or self._report.faults:
-            self._tell(taken, lengths, begun)
+            self._tell(taken, now, begun)
             self._stepped = taken.rewards
             return None
         for over, row in zip(taken.overs, begun, strict=True):
@@ -127,11 +128,11 @@ class GymEnvs(LocalEnvs):
             list(seen.infos) if any(seen.infos) else (),
         )  # fmt: skip
         if taken.overs:
-            places = [over.env_index for over in taken.overs]
-            frame.terminated, frame.truncated = nobody.copy(), nobody.copy()
-            frame.terminated[places] = [over.flags[0] for over in taken.overs]
-            frame.truncated[places] = [over.flags[1] for over in taken.overs]
-            frame.done = frame.terminated | frame.truncated
+            frame.done, frame.terminated, frame.truncated = nobody.copy(), nobody.copy(), nobody.copy()
+            for over in taken.overs:
+                index = over.env_index
+                frame.done[index] = True
+                frame.terminated[index], frame.truncated[index] = over.flags
             frame.finals = [over.obs for over in taken.overs]
             frame.final_infos = [over.info for over in taken.overs]
         return frame
@@ -285,8 +286,8 @@ class GymEnvs(LocalEnvs):
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
         """Step the copies in `order`, reset those that finish, replace those that raise, return their rewards."""
         taken = self._step_all(order, actions)
-        lengths = self._lengths(taken)
-        self._tell(taken, lengths, [self._next_episode(over.env_index) for over in taken.overs])
+        now = self._env_steps.copy()
+        self._tell(taken, now, [self._next_episode(over.env_index) for over in taken.overs])
         return taken.rewards
 
     def _step_all(self, order: Sequence[int], actions: Sequence[Any]) -> Taken:
@@ -297,17 +298,12 @@ class GymEnvs(LocalEnvs):
         self._env_steps[slice(None) if everybody else list(order)] += 1
         return taken
 
-    def _lengths(self, taken: Taken) -> list[int]:
-        """Return the lengths of the episodes that have just ended; a reset that raises counts as a step, too."""
-        return [
-            self._env_steps.item(over.env_index) - self._episode_start[over.env_index] for over in taken.overs
-        ]
-
-    def _tell(self, taken: Taken, lengths: Sequence[int], begun: Sequence[tuple[Any, Any]]) -> None:
-        """Report the ends of episodes and what has `begun`, and begin anew where something raised."""
-        for over, length in zip(taken.overs, lengths, strict=True):
+    def _tell(self, taken: Taken, now: IntArray, begun: Sequence[tuple[Any, Any]]) -> None:
+        """Report ends of episodes, at env steps [E] `now`, and what has `begun`; begin anew where something raised."""
+        for over in taken.overs:
             # What was paid last is none of the next row's.
             taken.rewards[over.place] = 0.0
+            length = now.item(over.env_index) - self._episode_start[over.env_index]
             self._end(over.env_index, over.obs, over.reward, over.flags, over.info, length)
         for over, row in zip(taken.overs, begun, strict=True):
             self._begin(over.env_index, *row)

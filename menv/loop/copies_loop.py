@@ -102,7 +102,7 @@ class CopiesLoop(Framed):
         returns[: len(frame.rewards)] += frame.rewards
         if frame.done is None:
             return
-        for index in np.flatnonzero(frame.done).tolist():
+        for index in frame.done.nonzero()[0].tolist():
             self._returns.append(returns.item(index))
             returns[index] = 0.0
             until = self.env_steps.item(index)

@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from menv.adapters import local_envs
+from menv.adapters.gym import GymEnvs
 from menv.algorithms import PPO
+from menv.algorithms.rollouts import LocalRollouts
 from menv.callbacks import DefaultCallbacks
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
@@ -156,6 +158,7 @@ def test_a_run_that_is_written_down_goes_on_with_frames_there_and_here(tmp_path:
     for _ in range(5):
         same(here.sample(), there.sample())
     for algo in (here, there):
+        assert isinstance(algo._rollouts, LocalRollouts)
         assert algo._rollouts.sampler._copies is not None
         algo.stop()
 
@@ -195,3 +198,26 @@ def test_who_keeps_episodes_sees_those_that_run() -> None:
     batch = run.loop.sample()
     assert not run.short
     assert set(batch["even"]["eps_id"].tolist()) <= set(run.loop.episodes)
+
+
+def test_there_is_no_frame_while_only_some_copies_have_been_answered() -> None:
+    env = together([World(SOLO, number) for number in range(3)], solo=True)
+    assert isinstance(env, GymEnvs)
+    env.poll()
+    env.send_actions(np.array([1]), [0])
+    assert env.poll_frame() is None
+    assert env.poll().slots.tolist() == [1]
+    env.send_actions(np.array([2, 0, 1]), [0, 0, 0])
+    frame = env.poll_frame()
+    assert frame is not None
+    assert frame.rewards.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_copies_that_came_apart_step_in_their_order_again_once_all_are_answered() -> None:
+    env = together([World(SOLO, number) for number in range(3)], solo=True)
+    env.poll()
+    env.send_actions(np.array([1]), [0])
+    env.poll()
+    env.send_actions(np.array([2, 0]), [0, 0])
+    env.send_actions(np.array([1]), [0])
+    assert env.poll().slots.tolist() == [0, 1, 2]
