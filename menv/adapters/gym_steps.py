@@ -127,8 +127,8 @@ def as_numbers(rewards: list[Any], order: Sequence[int]) -> FloatArray:
         numbers = np.array(rewards, np.float64)
     except (TypeError, ValueError):
         numbers = np.zeros((0, 0))
-    # The sum is finite if each is: one reduction instead of a look at every reward.
-    if numbers.ndim == 1 and math.isfinite(np.add.reduce(numbers)):
+    # The sum of their squares is finite only if each is: one product instead of a look at every reward.
+    if numbers.ndim == 1 and math.isfinite(numbers.dot(numbers)):
         return numbers
     checked = [
         finite(reward, f"env {index} step: the reward") for index, reward in zip(order, rewards, strict=True)
