@@ -206,6 +206,7 @@ class GymEnvs(LocalEnvs):
     def _clear(self, seats: Any) -> None:
         """Forget all rows, answers and episodes."""
         self._report, self._answers, self._due = Report(), ((), ()), frozenset()
+        self._stepped = None
         self._waiting = self._everybody
 
     def _play(self, index: int, recorded: Recorded) -> bool:

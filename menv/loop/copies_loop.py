@@ -16,7 +16,7 @@ from menv.frame import Frame
 from menv.loop.block import Block
 from menv.loop.cohort import Cohort
 from menv.loop.episode_book import EpisodeBook
-from menv.loop.frame_loop import Framed
+from menv.loop.framed import Framed
 from menv.loop.net_cohort import NetCohort
 from menv.loop.slot_table import SlotTable
 from menv.metrics import Metrics
