@@ -57,6 +57,8 @@ class FrameLedger(Ledger):
         num_envs: E.
         new_ids: Gives each of the sub-environments [K] the id of its next episode.
         lives: [E] keys of their agents' lives.
+        rows: A closed ledger of rows of the same columns, to go on from: row number e is that of sub-environment e, and
+            waits. It is not to be used any more. None begins with new episodes.
 
     Attributes:
         finished: The episodes that the last `close` found to have ended.
@@ -75,8 +77,11 @@ class FrameLedger(Ledger):
         num_envs: int,
         new_ids: NewIds,
         lives: Column,
+        rows: Ledger | None = None,
     ) -> None:
         super().__init__(obs_size, mask_width, action_shape, action_dtype, inputs_width, obs_dtype)
+        if rows is not None:
+            _go_on(self, rows)
         for name in _FLAGS:
             self._columns[name] = np.zeros(len(self._columns["slots"]), np.bool_)
         self.finished = Finished(np.zeros(0), np.zeros(0, np.int64))
@@ -86,12 +91,13 @@ class FrameLedger(Ledger):
         self._seat_all()
         self._new_ids = new_ids
         self._lives = lives
-        self._living = self._begun_at(self._everybody, 0)
+        if rows is None:
+            self._living = self._begun_at(self._everybody, 0)
         self._begun = self._begun_at(self._everybody[:0], 0)
         # [E] what the running episodes have earned with rows that have left.
         self._earned = np.zeros(num_envs)
         # Rows up to here have been looked through for ends.
-        self._read = 0
+        self._read = self._n
         # Last observations that came beside the rows, and whether they are rows themselves.
         self._finals: list[Any] = []
         self._as_rows = False
@@ -158,8 +164,33 @@ class FrameLedger(Ledger):
             )
         self._read_flags()
         # There is no frame before the one before it was answered.
-        self._columns["answered"][: self._n - self._num_envs] = True
+        self._note_answered(self._n - self._num_envs)
         return super().close(prepare_finals)
+
+    def hand_over(self, rows: Ledger, *, answered: bool) -> None:
+        """Let an empty ledger of rows go on from here; this one is not to be used any more.
+
+        Args:
+            rows: With the same columns.
+            answered: Whether the last frame has been.
+        """
+        self._read_flags()
+        self._note_answered(self._n if answered else self._n - self._num_envs)
+        _go_on(rows, self)
+        for name in _FLAGS:
+            del rows._columns[name]
+
+    def running(self) -> Column:
+        """Return [E] the ids of the episodes that run."""
+        self._read_flags()
+        owners = self._trajectories()
+        last = np.searchsorted(owners.slot, self._everybody, "right") - 1
+        eps_id: Column = owners.eps_id[last]
+        return eps_id
+
+    def _note_answered(self, rows: int) -> None:
+        """Write down that so many rows have been answered."""
+        self._columns["answered"][:rows] = True
 
     def locate(self, row: int) -> tuple[int, Any, int]:
         """Return whose a row is; see `Ledger.locate`."""
@@ -253,3 +284,10 @@ class FrameLedger(Ledger):
         super()._carry(cut_rows, rewards, owners)
         self._begun = self._begun.take(slice(0, 0))
         self._read = self._n
+
+
+def _go_on(ledger: Ledger, before: Ledger) -> None:
+    """Let an empty ledger go on with the rows of another, which is done with."""
+    for name in ("_n", "_columns", "_marks", "_released", "_unrolls", "_ends", "_info_polls", "carried"):
+        setattr(ledger, name, getattr(before, name))
+    ledger._living = before._trajectories()

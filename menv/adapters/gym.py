@@ -1,18 +1,20 @@
 """n copies of a `gymnasium.Env` as a `BaseEnv`: one agent each, slot = env id = index.
 
-The adapter resets a finished copy itself and delivers its new first row in the same poll.
-`menv.loop.convert` creates it.
+The adapter resets a finished copy itself and delivers its new first row in the same poll. While all copies wait and
+are answered together, `poll_frame` tells of a step of theirs without an object for a copy. `menv.loop.convert`
+creates it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from menv.adapters.answers import nested_answers
+from menv.adapters.gym_steps import Seen, Taken, as_numbers, take_steps
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report, check_info, finite, own_copy
@@ -22,13 +24,13 @@ from menv.base_env import (
     End,
     EnvId,
     EpisodeEnd,
-    FloatArray,
     IntArray,
     Join,
     MultiEnvDict,
     Ready,
 )  # fmt: skip
-from menv.errors import ContractError, MenvError
+from menv.errors import ContractError
+from menv.frame import Frame
 
 
 class GymEnvs(LocalEnvs):
@@ -54,15 +56,16 @@ class GymEnvs(LocalEnvs):
         self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
         self._steps = [env.step for env in self._envs]
         self._episode_start = [0] * num_envs
-        # The row that each copy's agent waits with, and whether its episode has seen no step yet.
-        self._obs: list[Any] = [None] * num_envs
-        self._infos: list[Mapping[str, Any]] = [{}] * num_envs
-        self._fresh = [False] * num_envs
+        # The rows that the copies' agents wait with.
+        self._seen = Seen([None] * num_envs, [{}] * num_envs, [False] * num_envs)
         # Copies with rows that no poll has delivered yet, and copies that wait for an answer.
         self._due: frozenset[int] = frozenset()
         self._waiting: frozenset[int] = frozenset()
         self._everybody = frozenset(self._order)
         self._answers: tuple[Sequence[int], Sequence[Any]] = ((), ())
+        # The rewards of a step of everybody that `poll_frame` took, and of which a poll has to tell.
+        self._stepped: list[Any] | None = None
+        self._nobody = np.zeros(num_envs, np.bool_)
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Step the copies that were answered and return their rows; never waits."""
@@ -70,7 +73,10 @@ class GymEnvs(LocalEnvs):
             self._start()
         order, actions = self._answers
         self._answers = ((), ())
-        rewards = self._step(order, actions) if len(order) else []
+        if self._stepped is not None:
+            order, rewards, self._stepped = self._order, self._stepped, None
+        else:
+            rewards = self._step(order, actions) if len(order) else []
         if self._due:
             undelivered = sorted(self._due.difference(order))
             order, rewards = [*order, *undelivered], [*rewards, *[0.0] * len(undelivered)]
@@ -79,16 +85,62 @@ class GymEnvs(LocalEnvs):
         report, self._report = self._report, Report()
         if order is self._order:
             self._waiting = self._everybody
-            slots, obs, infos = self._all, list(self._obs), list(self._infos)
+            slots, obs, infos = self._all, list(self._seen.obs), list(self._seen.infos)
         else:
-            self._waiting = self._waiting.union(order)
+            waiting = self._waiting.union(order)
+            self._waiting = self._everybody if len(waiting) == len(self._envs) else waiting
             slots = np.array(order, np.int64)
-            obs, infos = [self._obs[i] for i in order], [self._infos[i] for i in order]
+            obs, infos = [self._seen.obs[i] for i in order], [self._seen.infos[i] for i in order]
         return Ready(
-            slots, obs, self._as_numbers(rewards, order), self._env_steps,
+            slots, obs, as_numbers(rewards, order), self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed, infos, {}, self._seats,
             (), report.faults,
         )  # fmt: skip
+
+    def poll_frame(self) -> Frame | None:
+        """Step all copies at once, when all of them have been answered in one go; never waits.
+
+        Returns:
+            None where there is more to tell than a frame does: the next `poll` tells it.
+        """
+        order, actions = self._answers
+        if order is not self._order or self._due:
+            return None
+        self._answers = ((), ())
+        taken = self._step_all(order, actions)
+        # A reset that raises counts as a step, too.
+        now = self._env_steps.copy()
+        begun = [self._next_episode(over.env_index) for over in taken.overs]
+        if taken.broken or self._report.faults:
+            self._tell(taken, now, begun)
+            self._stepped = taken.rewards
+            return None
+        for over, row in zip(taken.overs, begun, strict=True):
+            self._show(over.env_index, *row)
+        self._waiting = self._everybody
+        return self._frame(taken)
+
+    def _frame(self, taken: Taken) -> Frame:
+        """Return a step of everybody, after which new episodes have begun."""
+        seen, nobody = self._seen, self._nobody
+        frame = Frame(
+            seen.obs, as_numbers(taken.rewards, self._order), nobody, nobody,
+            list(seen.infos) if any(seen.infos) else (),
+        )  # fmt: skip
+        if taken.overs:
+            frame.done, frame.terminated, frame.truncated = nobody.copy(), nobody.copy(), nobody.copy()
+            for over in taken.overs:
+                index = over.env_index
+                frame.done[index] = True
+                frame.terminated[index], frame.truncated[index] = over.flags
+            frame.finals = [over.obs for over in taken.overs]
+            frame.final_infos = [over.info for over in taken.overs]
+        return frame
+
+    @property
+    def everyone(self) -> IntArray:
+        """[E] slots of all copies; whoever answers them with this very array is in nobody's way."""
+        return self._all
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer copies; see `BaseEnv.send_actions`."""
@@ -112,10 +164,10 @@ class GymEnvs(LocalEnvs):
         if not self._started:
             self._start()
         for index in indices:
-            if not self._fresh[index] or seed is not None or options is not None:
+            if not self._seen.fresh[index] or seed is not None or options is not None:
                 self._abandon(index, seed, options)
-        obs: MultiEnvDict = {index: {SINGLE_AGENT: self._obs[index]} for index in indices}
-        infos: MultiEnvDict = {index: {SINGLE_AGENT: dict(self._infos[index])} for index in indices}
+        obs: MultiEnvDict = {index: {SINGLE_AGENT: self._seen.obs[index]} for index in indices}
+        infos: MultiEnvDict = {index: {SINGLE_AGENT: dict(self._seen.infos[index])} for index in indices}
         return obs, infos
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
@@ -149,22 +201,23 @@ class GymEnvs(LocalEnvs):
 
     def _waits(self, index: int) -> Any:
         """Return the observation that a copy's agent waits with."""
-        return self._obs[index]
+        return self._seen.obs[index]
 
     def _clear(self, seats: Any) -> None:
         """Forget all rows, answers and episodes."""
         self._report, self._answers, self._due = Report(), ((), ()), frozenset()
+        self._stepped = None
         self._waiting = self._everybody
 
     def _play(self, index: int, recorded: Recorded) -> bool:
         """Play an episode again; see `LocalEnvs.take_up`."""
         self._env_steps[index] = self._episode_start[index] = recorded.start
-        self._obs[index], self._infos[index] = self._reset_once(index, recorded.seed)
-        self._fresh[index] = recorded.stop == recorded.start
+        self._seen.obs[index], self._seen.infos[index] = self._reset_once(index, recorded.seed)
+        self._seen.fresh[index] = recorded.stop == recorded.start
         for _ in range(recorded.start, recorded.stop):
             action = next(recorded.actions[SINGLE_AGENT])
             obs, _, terminated, truncated, info = self._steps[index](action)
-            self._obs[index], self._infos[index] = obs, info
+            self._seen.obs[index], self._seen.infos[index] = obs, info
             if terminated or truncated:
                 return False
         return True
@@ -183,13 +236,17 @@ class GymEnvs(LocalEnvs):
         self._due = self._everybody
 
     def _begin(self, index: int, obs: Any, info: Any) -> None:
+        """Note the first row of an episode, and report its agent."""
+        self._show(index, obs, info)
+        self._report.joined.append(Join(index, index, SINGLE_AGENT, index))
+
+    def _show(self, index: int, obs: Any, info: Any) -> None:
         """Note the first row of an episode."""
         if type(info) is not dict:
             check_info(info, f"env {index} reset")
-        self._obs[index], self._infos[index] = obs, info
+        self._seen.obs[index], self._seen.infos[index] = obs, info
         self._episode_start[index] = self._env_steps.item(index)
-        self._fresh[index] = True
-        self._report.joined.append(Join(index, index, SINGLE_AGENT, index))
+        self._seen.fresh[index] = True
 
     def _replace_env(self, index: int) -> None:
         """Close a copy and create it anew."""
@@ -204,7 +261,8 @@ class GymEnvs(LocalEnvs):
             self._answers = ([i for i, _ in kept], [action for _, action in kept])
         if not self._forget_untold(index):
             length = int(self._env_steps[index]) - self._episode_start[index]
-            self._end(index, self._obs[index], 0.0, (False, True), self._infos[index], length)
+            last = own_copy(self._seen.obs[index])
+            self._end(index, last, 0.0, (False, True), self._seen.infos[index], length)
         self._begin(index, *self._reset_env(index, seed, options))
         self._due |= {index}
         self._waiting = self._waiting.difference((index,))
@@ -228,52 +286,31 @@ class GymEnvs(LocalEnvs):
 
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
         """Step the copies in `order`, reset those that finish, replace those that raise, return their rewards."""
-        steps = self._steps if order is self._order else [self._steps[index] for index in order]
-        todo = zip(order, steps, actions, strict=True)
-        rewards: list[Any] = []
-        finished: list[int] = []
-        broken: list[tuple[int, Exception]] = []
-        while len(rewards) < len(order):
-            error = self._step_until_one_raises(todo, rewards, finished)
-            if error is not None:
-                broken.append((order[len(rewards)], error))
-                rewards.append(0.0)
-        self._env_steps[slice(None) if order is self._order else list(order)] += 1
-        for index in finished:
-            self._begin(index, *self._next_episode(index))
-        # Taken out, for what these hold in turn is this call: nothing would be let go of without the collector.
-        error = None
-        while broken:
-            self._lose(*broken.pop(0))
-        return rewards
+        taken = self._step_all(order, actions)
+        now = self._env_steps.copy()
+        self._tell(taken, now, [self._next_episode(over.env_index) for over in taken.overs])
+        return taken.rewards
 
-    def _step_until_one_raises(
-        self,
-        todo: Iterator[tuple[int, Callable[..., Any], Any]],
-        rewards: list[Any],
-        finished: list[int],
-    ) -> Exception | None:
-        """Step the next copies and note their rewards; return what one raised, None if all were stepped."""
-        all_obs, all_infos, fresh = self._obs, self._infos, self._fresh
-        index = 0
-        try:
-            for index, step, action in todo:
-                obs, reward, terminated, truncated, info = step(action)
-                if type(info) is not dict:
-                    check_info(info, f"env {index} step")
-                if terminated or truncated:
-                    length = self._env_steps.item(index) + 1 - self._episode_start[index]
-                    self._end(index, obs, reward, (bool(terminated), bool(truncated)), info, length)
-                    finished.append(index)
-                    reward = 0.0
-                all_obs[index], all_infos[index], fresh[index] = obs, info, False
-                rewards.append(reward)
-        except MenvError:
-            raise
-        except Exception as error:
-            check_unpacking(index, error)
-            return error
-        return None
+    def _step_all(self, order: Sequence[int], actions: Sequence[Any]) -> Taken:
+        """Step the copies in `order`."""
+        everybody = order is self._order
+        steps = self._steps if everybody else [self._steps[index] for index in order]
+        taken = take_steps(order, steps, actions, self._seen)
+        self._env_steps[slice(None) if everybody else list(order)] += 1
+        return taken
+
+    def _tell(self, taken: Taken, now: IntArray, begun: Sequence[tuple[Any, Any]]) -> None:
+        """Report ends of episodes, at env steps [E] `now`, and what has `begun`; begin anew where something raised."""
+        for over in taken.overs:
+            # What was paid last is none of the next row's.
+            taken.rewards[over.place] = 0.0
+            length = now.item(over.env_index) - self._episode_start[over.env_index]
+            self._end(over.env_index, over.obs, over.reward, over.flags, over.info, length)
+        for over, row in zip(taken.overs, begun, strict=True):
+            self._begin(over.env_index, *row)
+        # Taken out, for what these hold in turn is this call.
+        while taken.broken:
+            self._lose(*taken.broken.pop(0))
 
     def _end(
         self,
@@ -284,11 +321,11 @@ class GymEnvs(LocalEnvs):
         info: Mapping[str, Any],
         length: int,
     ) -> None:
-        """Report the end of a copy's episode."""
+        """Report the end of a copy's episode; `obs` is nobody else's."""
         # Most rewards are what they should be; a message costs more than a look at them.
         good = type(reward) is float and math.isfinite(reward)
         number = reward if good else finite(reward, f"env {index} step: the reward")
-        self._report.ended.append(End(index, index, SINGLE_AGENT, number, *flags, own_copy(obs), info))
+        self._report.ended.append(End(index, index, SINGLE_AGENT, number, *flags, obs, info))
         self._report.episodes.append(EpisodeEnd(index, *flags, length, index))
 
     def _answer(self, indices: list[int], actions: list[Any], waiting: frozenset[int]) -> None:
@@ -306,6 +343,10 @@ class GymEnvs(LocalEnvs):
             )
         order, before = self._answers
         self._answers = ([*order, *indices], [*before, *actions])
+        if len(self._answers[0]) == len(self._envs):
+            # All together once more, however they came apart.
+            by_index = dict(zip(*self._answers, strict=True))
+            self._answers = (self._order, [by_index[index] for index in self._order])
         self._waiting = self._waiting.difference(indices)
         self._due = self._due.difference(indices)
 
@@ -317,37 +358,3 @@ class GymEnvs(LocalEnvs):
                 "a single-agent environment has this one agent"
             )
         return self._index(env_id)
-
-    def _as_numbers(self, rewards: list[Any], order: Sequence[int]) -> FloatArray:
-        """Return the rewards as [R] float64."""
-        try:
-            numbers = np.array(rewards, np.float64)
-        except (TypeError, ValueError):
-            numbers = np.zeros((0, 0))
-        # The sum is finite if each is: one reduction instead of a look at every reward.
-        if numbers.ndim == 1 and math.isfinite(np.add.reduce(numbers)):
-            return numbers
-        checked = [
-            finite(reward, f"env {index} step: the reward")
-            for index, reward in zip(order, rewards, strict=True)
-        ]
-        return np.array(checked, np.float64)
-
-
-def check_unpacking(index: int, error: Exception) -> None:
-    """Tell a wrong number of return values from a crash inside an environment.
-
-    Args:
-        index: The environment.
-        error: Raised while its step was called and what this returned was taken apart, as it was caught there.
-
-    Raises:
-        ContractError: It is the former.
-    """
-    here = error.__traceback__
-    if isinstance(error, ValueError | TypeError) and here is not None and here.tb_next is None:
-        raise ContractError(
-            f"env {index} step: could not unpack what step returned ({error}), expected "
-            "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "
-            "wrap the environment in menv.wrappers.LegacyGym"
-        ) from error

@@ -326,8 +326,8 @@ class MultiAgentEnvs(LocalEnvs):
             rewards = np.array(values, np.float64)
         except (TypeError, ValueError):
             rewards = np.zeros((0, 0))
-        # The sum is finite if each is: one reduction instead of a look at every reward.
-        return rewards if rewards.ndim == 1 and math.isfinite(np.add.reduce(rewards)) else as_numbers(rosters)
+        # The sum of their squares is finite only if each is: one product instead of a look at every reward.
+        return rewards if rewards.ndim == 1 and math.isfinite(rewards.dot(rewards)) else as_numbers(rosters)
 
 
 def join_slots(layouts: list[Layout]) -> IntArray:

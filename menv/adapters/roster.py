@@ -124,17 +124,16 @@ class Roster:
         flagged = (len(terminateds) > 1 or len(truncateds) > 1) and (
             any(terminateds.values()) or any(truncateds.values())
         )
+        layout = self.waiting
         if flagged:
             self._pay(rewards, obs, terminateds, truncateds, report)
             obs = self._end_flagged(obs, terminateds, truncateds, infos, report)
+        elif not self._held and [*obs] == layout.agents == [*rewards] and layout.checked_at == self._lives:
+            # The same agents as last time, each paid for its own action: nothing to look up.
+            self.obs, self.rewards = [*obs.values()], [*rewards.values()]
+            self.infos = self._infos_of(infos, layout)
+            return False
         elif self._held or (rewards and self._some_paid(rewards)):
-            agents = self.waiting.agents
-            if not self._held and list(rewards) == agents and list(obs) == agents:
-                # The same agents as last time, each paid for its own action: nothing to look up.
-                self.obs = list(obs.values())
-                self.rewards = list(rewards.values())
-                self.infos = self._infos_of(infos, self.waiting)
-                return False
             self._pay(rewards, obs, _NO_FLAGS, _NO_FLAGS, report)
         self._await(obs, infos, report)
         return False
@@ -327,10 +326,11 @@ class Roster:
         """Return the info dict of each agent of the layout."""
         if not infos:
             return layout.no_infos
-        found = [infos.get(agent, _NO_INFO) for agent in layout.agents]
+        agents = layout.agents
+        found = [*infos.values()] if [*infos] == agents else [infos.get(agent, _NO_INFO) for agent in agents]
         # One look at all types instead of one at each info.
         if not {dict}.issuperset(map(type, found)):
-            for agent, info in zip(layout.agents, found, strict=True):
+            for agent, info in zip(agents, found, strict=True):
                 self._check_info(agent, info)
         return found
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -86,3 +87,20 @@ def set_aside(
         if not mine.all():
             opened.append((number, block.part(~mine)))
     return opened, shut
+
+
+def joined(
+    blocks: Sequence[tuple[int, Block]], answers: Sequence[Any], slots: Column | None
+) -> tuple[Column, list[Any]]:
+    """Return the slots [R] of several blocks and R answers, in the order of the poll's rows where that is known.
+
+    Args:
+        blocks: By cohort number.
+        answers: Of each block.
+        slots: [R] those of the poll whose rows the blocks are; None where they are rows of several.
+    """
+    flat = [action for part in answers for action in part]
+    if slots is None:
+        return np.concatenate([block.slots for _, block in blocks]), flat
+    places = np.concatenate([block.places for _, block in blocks if block.places is not None])
+    return slots, list(itemgetter(*np.argsort(places).tolist())(flat))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import draws
-from menv.base_env import AgentId, End, EnvId, EpisodeEnd, Join, Ready, Unclaimed
+from menv.base_env import SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, Join, Ready, Unclaimed
 from menv.episode import MEMBER_REWARDS, Episode
 from menv.loop.cohort import Cohort
 from menv.loop.hooks import Hooks
@@ -66,6 +66,11 @@ class EpisodeBook:
         # [E] the key of each sub-environment's episodes and how many have begun.
         self._episode_keys: draws.Keys = np.zeros(0, np.uint64)
         self._begun: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    @property
+    def running_ids(self) -> list[int]:
+        """The ids of the running episodes."""
+        return [episode.episode_id for episode in self.running.values()]
 
     def find_policies(self) -> None:
         """Note where each policy is, and was before it was removed; to be called when cohorts have changed."""
@@ -184,6 +189,23 @@ class EpisodeBook:
         self._maps[env_id] = self._worker.policy_map
         self._hooks.begin(episode, env_index)
         return episode
+
+    def lives(self, num_envs: int) -> Column:
+        """Return the keys [E] of the lives that agents live in sub-environments of one agent each."""
+        keys = [self.agent_key(index, SINGLE_AGENT) >> 1 for index in range(num_envs)]
+        return np.array(keys, np.int64)
+
+    def all_follow(self, policy_id: str) -> bool:
+        """Whether all episodes that run began with one policy for everybody, and it is this one."""
+        return all(policy_map.only == policy_id for policy_map in self._maps.values())
+
+    def go_on(self, episode_ids: Sequence[int], policy_id: str) -> None:
+        """Take note of the episodes [E] that run by now in sub-environments of one agent each; env id = index."""
+        for index, episode_id in enumerate(episode_ids):
+            if self.running[index].episode_id != episode_id:
+                episode = self.running[index] = Episode(episode_id, index)
+                episode.bind(SINGLE_AGENT, policy_id)
+                self._maps[index] = self._worker.policy_map
 
     def widen(self, num_envs: int) -> None:
         """Make room for sub-environments that appear."""

@@ -7,27 +7,22 @@ batches as the long one.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from menv.acting.backend import AnswerRows
 from menv.adapters.lockstep import LockstepEnvs
 from menv.base_env import SINGLE_AGENT, BaseEnv
-from menv.frame import Frame
-from menv.loop.cohort import Cohort, outside
+from menv.loop.cohort import Cohort
 from menv.loop.episode_book import EpisodeBook
+from menv.loop.framed import Framed
 from menv.loop.net_cohort import NetCohort
-from menv.loop.noise import AHEAD
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
 from menv.loop.whole_episodes import WholeQuota
 from menv.metrics import Metrics
 from menv.segments import Column
-from menv.spaces import OutsideSpaceError
 
 
-class FrameLoop:
+class FrameLoop(Framed):
     """Collects fragments from one lockstep environment with one policy."""
 
     def __init__(
@@ -42,31 +37,20 @@ class FrameLoop:
             table: The keys of the draws are written there.
             book: Numbers the episodes.
         """
-        self._env = env
-        self._cohort = cohort
-        self._policy = policy
-        self._table = table
         keys = [book.agent_key(index, SINGLE_AGENT) for index in range(env.num_envs)]
         lives = np.array(keys, np.uint64) >> np.uint64(1)
-        self._ledger = cohort.take_frames(policy, lives.astype(np.int64), book.new_ids)
-        self._rows = slice(0, 0)
-        # Frames since draws were made ahead.
-        self._since = AHEAD
+        ledger = cohort.take_frames(policy, lives.astype(np.int64), book.new_ids)
+        super().__init__(env.env_steps, cohort, policy, table, ledger)
+        self._env = env
         for index, key in enumerate(keys):
             table.sit(index, 0, policy, index, key)
-
-    @property
-    def fits(self) -> bool:
-        """Whether no connector cares whose the rows are."""
-        return self._cohort.path is None or self._cohort.path.whole
 
     def sample(self, quota: Quota, explore: bool) -> int:
         """Take a fragment's env steps of all sub-environments together; return how many."""
         env, num_envs = self._env, self._env.num_envs
         if not self._ledger.rows:
             self._write(env.poll_frame())
-        masked = self._ledger.masks is not None
-        decide = self._cohort.backend.steady(self._policy, num_envs, masked=masked, explore=explore)
+        decide = self._steady(num_envs, explore)
         whole = quota if isinstance(quota, WholeQuota) else None
         if whole is not None:
             whole.begin(env.env_steps)
@@ -99,34 +83,6 @@ class FrameLoop:
         self._env.leave_frames()
         steps: Column = self._env.env_steps.copy()
         return steps
-
-    def _answer(self, decide: AnswerRows, explore: bool) -> Any:
-        """Return the actions for the last frame, and write them down."""
-        ledger, cohort, rows = self._ledger, self._cohort, self._rows
-        obs, masks = ledger.obs[rows], ledger.masks
-        mask = None if masks is None else masks[rows]
-        if explore:
-            if self._since >= AHEAD:
-                cohort.noise.draw_ahead(self._table, self._env.env_steps)
-                self._since = 0
-            noise = cohort.noise.ahead(self._env.env_steps)
-        else:
-            noise = None
-        self._since += 1
-        decision = decide(obs, mask, noise)
-        ledger.answer(rows, decision.actions, decision.dist_inputs)
-        if cohort.path is None:
-            return cohort.output(decision.actions)
-        return cohort.path.answers(self._policy, decision.actions, obs, mask, None)
-
-    def _write(self, frame: Frame) -> None:
-        """Write a frame down."""
-        try:
-            obs, mask = self._cohort.frame_rows(self._policy, frame)
-        except OutsideSpaceError as error:
-            step = int(self._env.env_steps[error.row])
-            raise outside(error.row, SINGLE_AGENT, f"env step {step}", error.why) from error
-        self._rows = self._ledger.add_frame(frame, obs, mask)
 
 
 def frame_loop(

@@ -32,24 +32,25 @@ class Layout:
 
 def look_up(slots: Column, table: SlotTable, cohorts: list[Cohort]) -> Layout:
     """Group rows [R] by cohort and look up what their answers need."""
+    if len(cohorts) == 1:
+        return Layout(slots, table.version, [(0, _block(slots, None, table, cohorts[0]))])
     numbers = table.cohorts[slots]
     first = int(numbers[0])
-    if len(cohorts) == 1 or (numbers == first).all():
-        blocks = [(first, _block(slots, None, table, cohorts))]
+    if (numbers == first).all():
+        blocks = [(first, _block(slots, None, table, cohorts[first]))]
     else:
         blocks = [
-            (int(number), _block(slots, np.flatnonzero(numbers == number), table, cohorts))
+            (int(number), _block(slots, np.flatnonzero(numbers == number), table, cohorts[number]))
             for number in np.flatnonzero(np.bincount(numbers))
         ]
     return Layout(slots, table.version, blocks)
 
 
-def _block(slots: Column, places: Column | None, table: SlotTable, cohorts: list[Cohort]) -> Block:
+def _block(slots: Column, places: Column | None, table: SlotTable, cohort: Cohort) -> Block:
     """Return the look-ups for the rows at `places`."""
     mine = slots if places is None else slots[places]
-    only = len(cohorts[int(table.cohorts[mine[0]])].policy_ids) == 1
     which: Column | int = 0
-    if not only:
+    if len(cohort.policy_ids) > 1:
         which = table.policies[mine]
         # Whoever is handed the same array again may know that nothing in it has changed.
         which.flags.writeable = False

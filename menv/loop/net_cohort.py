@@ -145,11 +145,27 @@ class NetCohort(Cohort):
         mine = [own.for_evaluation() for own in self.connectors] if self._evaluates else self.connectors
         self.path = ConnectorPath(mine, self.action_space, self.row_width, learning=not self._evaluates)
 
-    def take_frames(self, policy: int, lives: Column, new_ids: NewIds) -> FrameLedger:
-        """Write frames down from now on; see `FrameLedger`. There must be no rows yet."""
-        frames = FrameLedger(*self._columns, policy=policy, num_envs=len(lives), new_ids=new_ids, lives=lives)
-        self.ledger = frames
+    def take_frames(
+        self, policy: int, lives: Column, new_ids: NewIds, *, going_on: bool = False
+    ) -> FrameLedger:
+        """Write frames down from now on; see `FrameLedger`.
+
+        Args:
+            policy: Index of the policy that answers for everybody.
+            lives: [E] keys of their agents' lives.
+            new_ids: Numbers episodes.
+            going_on: Whether to go on with the rows there are, one of each sub-environment; else there must be none.
+        """
+        rows = self.ledger if going_on else None
+        self.ledger = frames = FrameLedger(
+            *self._columns, policy=policy, num_envs=len(lives), new_ids=new_ids, lives=lives, rows=rows
+        )
         return frames
+
+    def leave_frames(self, frames: FrameLedger, *, answered: bool) -> None:
+        """Write rows down from now on, and go on with those of the frames; see `FrameLedger.hand_over`."""
+        self.take_rows()
+        frames.hand_over(self.ledger, answered=answered)
 
     def env_actions(self, actions: Column) -> Answers:
         """Return env-ready actions; see `Cohort.env_actions`."""

@@ -23,6 +23,8 @@ AHEAD = 64
 """Env steps that a block of draws serves."""
 # Slots of agents that do not wait are drawn for as well; with more of them drawing ahead does not pay.
 _SLOTS_PER_ROW = 4
+# So many numbers Python itself compares in less time than numpy takes to be asked.
+_FEW = 100
 
 
 class Noise:
@@ -78,7 +80,11 @@ class Noise:
 
     def _drawn_ahead(self, slots: Column, table: SlotTable, ahead: Column) -> Drawn | None:
         """Return what the block holds for env steps [E] after its first; None if that is not in it."""
-        first, last = int(np.minimum.reduce(ahead)), int(np.maximum.reduce(ahead))
+        if len(ahead) <= _FEW:
+            steps = ahead.tolist()
+            first, last = min(steps), max(steps)
+        else:
+            first, last = int(np.minimum.reduce(ahead)), int(np.maximum.reduce(ahead))
         if first < 0 or last >= AHEAD:
             return None
         if first == last:

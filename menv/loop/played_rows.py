@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from menv.base_env import AgentPiece, Piece, Ready
+from menv.base_env import AgentId, AgentPiece, EnvId, Piece, Ready
 from menv.loop.block import Block
-from menv.loop.cohort import Cohort, outside
+from menv.loop.cohort import Cohort, outside, refused
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.net_cohort import NetCohort
 from menv.loop.slot_table import SlotTable
@@ -87,6 +87,21 @@ class PlayedRows:
             if piece.episode is not None:
                 self._book.finish(piece.episode)
         return np.concatenate(acted) if acted else np.zeros(0, np.int64)
+
+    def took(
+        self, cohort: Cohort, block: Block, actions: list[Any], seats: Sequence[tuple[EnvId, AgentId]]
+    ) -> list[Any]:
+        """Write down actions that clients took themselves in the rows of a block, and return them.
+
+        Raises:
+            ContractError: One is outside its space.
+        """
+        try:
+            cohort.took(block, actions)
+        except OutsideSpaceError as error:
+            raise refused(*seats[int(block.slots[error.row])], error.why) from error
+        self.counts.off_policy += len(actions)
+        return actions
 
     def closed(self) -> None:
         """Find the waiting rows again, once the ledgers have been closed."""

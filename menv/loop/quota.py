@@ -62,6 +62,15 @@ class Quota:
         self._seen = env_steps.copy()
         self._asked = np.full(len(env_steps), -1)
 
+    @property
+    def plain(self) -> bool:
+        """Whether a fragment is `length` env steps of each sub-environment, whatever happens in them."""
+        return not (self._complete or self._by_rows or self._lockstep)
+
+    def left(self, env_steps: Column) -> int:
+        """Return how many env steps all sub-environments can take together before one's share is full."""
+        return max(0, int((self._target - env_steps).min()))
+
     def count(self, env_indices: Column) -> None:
         """Count answered rows [R] of these sub-environments."""
         if self._by_rows:

@@ -6,9 +6,7 @@ called from here and never calls back. It knows no losses and no learners.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,9 @@ from menv.base_env import BaseEnv, Ready
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.loop.action_log import ActionLog
-from menv.loop.block import Block, set_aside, split
-from menv.loop.cohort import Answers, Cohort, outside, refused
+from menv.loop.block import Block, joined, set_aside, split
+from menv.loop.cohort import Answers, Cohort, outside
+from menv.loop.copies_loop import CopiesLoop, copies_loop
 from menv.loop.digest import Digest
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
@@ -28,10 +27,10 @@ from menv.loop.layouts import Layout, look_up
 from menv.loop.net_cohort import NetCohort
 from menv.loop.observation_fn import Fn, ObservationFn
 from menv.loop.own_cohort import OwnCohort
+from menv.loop.patience import Patience
 from menv.loop.played_rows import PlayedRows
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
-from menv.loop.starving import starve
 from menv.loop.whole_episodes import WholeEpisodes
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
@@ -95,8 +94,7 @@ class Sampler:
         self.worker_index = worker_index
         self.num_workers = num_workers
         self.metrics = metrics or Metrics()
-        self.explore = True
-        self.whole_frames = True
+        self.explore = self.whole_frames = True
         self.policies: Mapping[str, Policy] = {}
         self.digest = Digest()
         self.action_log = ActionLog()
@@ -113,16 +111,16 @@ class Sampler:
         self._observation_fn = (
             None if observation_fn is None else ObservationFn(observation_fn, self, self._book.running)
         )
-        self._layout: Layout | None = None
         self._steps: Column = np.zeros(0, np.int64)
+        self._layout: Layout | None = None
         # Rows that wait, by cohort number, and the slots array if they are all rows of one poll.
         self._pending: list[tuple[int, Block]] = []
         self._pending_slots: Column | None = None
-        self._polled = False
+        self.idle = self._polled = False
         self._frames: FrameLoop | None = None
+        self._copies: CopiesLoop | None = None
         self._unrolls = 0
         self.played = PlayedRows(self._book, self._table, self._cohorts)
-        self.idle = False
         # Env steps when the fragment began that is being filled.
         self._begun: Column | None = None
 
@@ -135,6 +133,7 @@ class Sampler:
             policy_map: Maps to policies of the cohorts there are and of those `added`.
             added: More cohorts. Policies may have been added to those there are, too.
         """
+        self.row_by_row()
         if self._frames is not None and policy_map.only != self.policy_map.only:
             self._leave_frames()
         self._cohorts.extend(added)
@@ -156,6 +155,7 @@ class Sampler:
         Batches have the columns `env_t` and `next_env_t` then: the env steps of the row's sub-environment when the
         row was observed, and when what came after it was.
         """
+        self.row_by_row()
         self._hooks.keep(self._book.running.values())
         self.played.dated = True
 
@@ -174,10 +174,8 @@ class Sampler:
             ContractError: The environment or a policy broke its interface.
             EnvCrashError: The environment raised, and cannot be replaced or did so again and again.
         """
-        hooks = self._hooks
         self._connect()
-        rows = self._observation_fn is not None or hooks.active or hooks.keeps
-        if self.whole_frames and not self._polled and not rows:
+        if not self._polled and not self._watched:
             only = self.policy_map.only
             self._frames = frame_loop(self.base_env, self._cohorts, only, self._table, self._book)
         if self._frames is not None:
@@ -185,47 +183,68 @@ class Sampler:
         if self._begun is None:
             self._begun = self._begin()
         try:
-            self.idle = not self._fill()
+            self.idle = not (self._fill_with_frames() or self._fill())
         finally:
             self.base_env.rest()
         if self.idle:
             return MultiAgentBatch({}, 0)
-        begun, self._begun = self._begun, None
-        return self._close(int(self._steps.sum() - begun.sum()))
+        env_steps, self._begun = int(self._steps.sum() - self._begun.sum()), None
+        return self._close(env_steps)
 
     def _fill(self) -> bool:
         """Poll and answer until the fragment is full; False if nobody called an external environment for too long."""
-        idle, base_env = 0, self.base_env
-        patience, moved = base_env.idle_timeout, time.monotonic()
-        left = patience
+        patience = Patience(self.base_env)
         while True:
             closed = self._quota.closed(self._steps)
             if closed is not None and closed.all():
                 return True
             answered = self._answer(closed)
-            ready = base_env.poll(left)
-            idle = 0 if answered or len(ready.slots) or ready.played else idle + 1
+            ready = self.base_env.poll(patience.left)
             self._take(ready)
-            if patience is not None:
-                # An end has no rows; an episode in which nobody acted leaves nothing at all.
-                moved = time.monotonic() if not idle or ready.episodes or ready.ended else moved
-                left = moved + patience - time.monotonic()
-                if left <= 0:
-                    return False
-            elif idle and not base_env.external:
-                starve(idle)
+            if patience.ends(ready, answered):
+                return False
+
+    def _fill_with_frames(self) -> bool:
+        """Go round with whole frames as far as that goes; False where the fragment is not full then."""
+        if self._copies is None and self._quota.plain and not self._watched and len(self._pending) == 1:
+            only, ((_, block),) = self.policy_map.only, self._pending
+            self._copies = copies_loop(self.base_env, self._cohorts, only, self._table, self._book, block)
+        if self._copies is None:
+            return False
+        self._pending, self._pending_slots = [], None
+        steps = self._steps = self._copies.env_steps
+        frames = self._quota.left(steps)
+        taken = self._copies.sample(frames, self.explore)
+        self.agent_steps += min(taken + 1, frames) * len(steps)
+        if taken < frames:
+            self.row_by_row()
+            self._take(self.base_env.poll())
+        return taken == frames
+
+    def row_by_row(self) -> None:
+        """Go on with rows in the place of whole frames; the next fragment may begin with frames again."""
+        copies, self._copies = self._copies, None
+        if copies is not None:
+            copies.record(self.metrics)
+            self._pending = [(0, block) for block in copies.leave()]
 
     def _begin(self) -> Column:
         """Begin a fragment and return the env steps of then."""
         if self._polled or self.base_env.external:
             begun = self._steps.copy()
         else:
-            before = self._steps
+            begun = self._steps
             self._take(self.base_env.poll())
-            begun = before if len(before) else np.zeros_like(self._steps)
+            begun = begun if len(begun) else np.zeros_like(self._steps)
         self._polled = True
         self._quota.begin(begun)
         return begun
+
+    @property
+    def _watched(self) -> bool:
+        """Whether somebody looks at rows and episodes one by one."""
+        hooks, seen = self._hooks, self._observation_fn is not None
+        return seen or hooks.active or hooks.keeps or not self.whole_frames
 
     def _sample_frames(self, frames: FrameLoop) -> MultiAgentBatch:
         """Return one fragment, the short way round."""
@@ -243,6 +262,8 @@ class Sampler:
                 cohort.connect()
         if self._frames is not None and not self._frames.fits:
             self._leave_frames()
+        if self._copies is not None and (self._watched or not self._copies.fits):
+            self.row_by_row()
 
     def _leave_frames(self) -> None:
         """Go the long way round from now on; episodes that run are broken off."""
@@ -281,7 +302,7 @@ class Sampler:
         if slots is not None and len(blocks) == 1:
             self.base_env.send_actions(slots, answers[0])
         else:
-            self._send(blocks, answers, slots)
+            self.base_env.send_actions(*joined(blocks, answers, slots))
         return True
 
     def _decide(self, number: int, block: Block) -> Answers:
@@ -293,23 +314,8 @@ class Sampler:
             episodes = [self._book.running[seats[slot][0]] for slot in block.slots.tolist()]
         self._quota.count(block.env_indices)
         if block.taken is not None:
-            try:
-                cohort.took(block, block.taken)
-            except OutsideSpaceError as error:
-                raise refused(*self._seats[int(block.slots[error.row])], error.why) from error
-            self.played.counts.off_policy += len(block.taken)
-            return block.taken
+            return self.played.took(cohort, block, block.taken, self._seats)
         return cohort.answer(block, self._table, self._steps, self.explore, episodes)
-
-    def _send(self, blocks: list[tuple[int, Block]], answers: list[Answers], slots: Column | None) -> None:
-        """Send the answers of several blocks, in the order of the poll's rows where that is known."""
-        flat = [action for part in answers for action in part]
-        if slots is None:
-            self.base_env.send_actions(np.concatenate([block.slots for _, block in blocks]), flat)
-            return
-        places = np.concatenate([block.places for _, block in blocks if block.places is not None])
-        order = np.argsort(places).tolist()
-        self.base_env.send_actions(slots, list(itemgetter(*order)(flat)))
 
     def _take(self, ready: Ready) -> None:
         """Take in a poll: ends, episodes, joins, rows."""
@@ -348,9 +354,8 @@ class Sampler:
         for number, looked_up in layout.blocks:
             block = looked_up if len(layout.blocks) == 1 else looked_up.copy()
             self._write(number, block, ready)
-            self._pending += [
-                (number, part) for part in (split(block, ready.taken) if ready.taken else [block])
-            ]
+            parts = split(block, ready.taken) if ready.taken else [block]
+            self._pending += [(number, part) for part in parts]
         self._pending_slots = ready.slots if whole and not ready.taken else None
 
     def _write(self, number: int, block: Block, ready: Ready) -> None:
@@ -379,8 +384,10 @@ class Sampler:
                     self.action_log.note(number, batch)
             batches.update(self._whole.completed(cohort, closed))
         batches, env_steps = self._whole.release(batches, env_steps)
+        if self._copies is not None:
+            self._copies.closed(self.metrics)
         if self.action_log.full:
-            self.action_log.keep({episode.episode_id for episode in self._book.running.values()})
+            self.action_log.keep((self._copies or self._book).running_ids)
         for batch in batches.values():
             self.digest.take(batch)
             pieces = len(batch.segments.lengths)
@@ -389,5 +396,5 @@ class Sampler:
         for number, block in self._pending:
             block.rows = self._cohorts[number].ledger.moved(block.rows)
         self.played.closed()
-        order = self.policy_map.specs
-        return MultiAgentBatch({policy: batches[policy] for policy in order if policy in batches}, env_steps)
+        ordered = {policy: batches[policy] for policy in self.policy_map.specs if policy in batches}
+        return MultiAgentBatch(ordered, env_steps)

@@ -43,6 +43,7 @@ def sampler_state(sampler: Sampler) -> Tree:
     Raises:
         CallOrderError: It is in the middle of a fragment.
     """
+    sampler.row_by_row()
     # What an idle external environment has left half full is given up, like its running episodes.
     waits = sampler._frames is not None or sampler.idle
     if not waits and not all(cohort.ledger.closed for cohort in sampler._cohorts):
@@ -50,11 +51,11 @@ def sampler_state(sampler: Sampler) -> Tree:
             "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
             "or in on_train_result"
         )
-    tree, env, running = without_episodes(sampler), sampler.base_env, sampler._book.running
+    tree, env = without_episodes(sampler), sampler.base_env
     seats = (list(env.seats), list(env.free_slots)) if isinstance(env, CreatedEnvs) else None
     if seats is None or not sampler._polled or not is_plain(seats):
         return tree
-    sampler.action_log.keep({episode.episode_id for episode in running.values()})
+    sampler.action_log.keep(sampler._book.running_ids)
     rows = [_rows_of(sampler, cohort) for cohort in sampler._cohorts]
     found = [_recorded(sampler, index, rows) for index in range(env.num_envs)]
     episodes = [episode for episode in found if episode is not None]

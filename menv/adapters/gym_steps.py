@@ -1,0 +1,155 @@
+"""An env step of some gymnasium environments, one after another: what they returned, who finished, who raised.
+
+`menv.adapters.gym` takes its steps here and makes rows or a frame of them. Nothing here resets, reports or counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from menv.adapters.report import check_info, finite, own_copy
+from menv.base_env import FloatArray
+from menv.errors import ContractError, MenvError
+
+Step = Callable[[Any], Any]
+
+
+class Over(NamedTuple):
+    """The end of an episode.
+
+    Attributes:
+        place: Among those that were stepped.
+        env_index: Of the environment.
+        obs: The last observation, a copy.
+        reward: As it was paid.
+        info: The last info dict.
+        flags: Whether it was terminated, and truncated.
+    """
+
+    place: int
+    env_index: int
+    obs: Any
+    reward: Any
+    info: Mapping[str, Any]
+    flags: tuple[bool, bool]
+
+
+@dataclass(slots=True)
+class Taken:
+    """What came of R steps.
+
+    Attributes:
+        rewards: R; 0.0 where an environment raised.
+        overs: Of those that finished, in order.
+        broken: The environments that raised, and what.
+    """
+
+    rewards: list[Any] = field(default_factory=list)
+    overs: list[Over] = field(default_factory=list)
+    broken: list[tuple[int, Exception]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What each environment shows, by index; a step writes over it.
+
+    Attributes:
+        obs: The last observations.
+        infos: The info dicts that came with them.
+        fresh: Whether the episode has seen no step yet.
+    """
+
+    obs: list[Any]
+    infos: list[Mapping[str, Any]]
+    fresh: list[bool]
+
+
+def take_steps(order: Sequence[int], steps: Sequence[Step], actions: Sequence[Any], seen: Seen) -> Taken:
+    """Step environments one after another, also past those that raise.
+
+    Args:
+        order: R indices.
+        steps: R methods.
+        actions: R.
+        seen: Is written.
+
+    Raises:
+        ContractError: One returned something else than a step does; it names which.
+    """
+    taken = Taken()
+    todo = zip(order, steps, actions, strict=True)
+    while len(taken.rewards) < len(order):
+        error = _step_until_one_raises(todo, taken, seen)
+        if error is not None:
+            taken.broken.append((order[len(taken.rewards)], error))
+            taken.rewards.append(0.0)
+    # What an error holds in turn is this call: nothing would be let go of without the collector.
+    error = None
+    return taken
+
+
+def _step_until_one_raises(
+    todo: Iterator[tuple[int, Step, Any]], taken: Taken, seen: Seen
+) -> Exception | None:
+    """Step the next environments and note what comes of it; return what one raised, None if all were stepped."""
+    all_obs, all_infos, fresh, rewards = seen.obs, seen.infos, seen.fresh, taken.rewards
+    index = 0
+    try:
+        for index, step, action in todo:
+            obs, reward, terminated, truncated, info = step(action)
+            if type(info) is not dict:
+                check_info(info, f"env {index} step")
+            if terminated or truncated:
+                flags = bool(terminated), bool(truncated)
+                taken.overs.append(Over(len(rewards), index, own_copy(obs), reward, info, flags))
+            all_obs[index], all_infos[index], fresh[index] = obs, info, False
+            rewards.append(reward)
+    except MenvError:
+        raise
+    except Exception as error:
+        _check_unpacking(index, error)
+        return error
+    return None
+
+
+def as_numbers(rewards: list[Any], order: Sequence[int]) -> FloatArray:
+    """Return the rewards of R environments as [R] float64.
+
+    Raises:
+        ContractError: One is not a finite number; it names whose.
+    """
+    try:
+        numbers = np.array(rewards, np.float64)
+    except (TypeError, ValueError):
+        numbers = np.zeros((0, 0))
+    # The sum of their squares is finite only if each is: one product instead of a look at every reward.
+    if numbers.ndim == 1 and math.isfinite(numbers.dot(numbers)):
+        return numbers
+    checked = [
+        finite(reward, f"env {index} step: the reward") for index, reward in zip(order, rewards, strict=True)
+    ]
+    return np.array(checked, np.float64)
+
+
+def _check_unpacking(index: int, error: Exception) -> None:
+    """Tell a wrong number of return values from a crash inside an environment.
+
+    Args:
+        index: The environment.
+        error: Raised while its step was called and what this returned was taken apart, as it was caught there.
+
+    Raises:
+        ContractError: It is the former.
+    """
+    here = error.__traceback__
+    if isinstance(error, ValueError | TypeError) and here is not None and here.tb_next is None:
+        raise ContractError(
+            f"env {index} step: could not unpack what step returned ({error}), expected "
+            "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "
+            "wrap the environment in menv.wrappers.LegacyGym"
+        ) from error
