@@ -97,7 +97,12 @@ class Intake:
             dialect = _FIRST_BYTES.get(body[0])
             if dialect is not None:
                 last = self._last
-                if last is None or last.reply != reply or last.dialect is not dialect or last.close != close:
+                if (
+                    last is None
+                    or last.reply is not reply
+                    or last.dialect is not dialect
+                    or last.close is not close
+                ):
                     last = self._answerer_of(reply, dialect, close)
                 self._questions.put_off(self, body, last)
                 return self.hold
@@ -167,7 +172,7 @@ class Intake:
     def _answerer_of(self, reply: Reply, dialect: Dialect, close: Close) -> Answerer:
         """Return the way back for a body that was read here; over a stream it is nearly always the same."""
         last = self._last
-        if last is not None and last.reply == reply and last.dialect is dialect and last.close == close:
+        if last is not None and last.reply is reply and last.dialect is dialect and last.close is close:
             return last
         answerer = Answerer(reply, dialect, close, self._always)
         # With a reply to each request there is another way back for each, which ends with it.

@@ -204,13 +204,13 @@ def test_a_mask_that_allows_nothing_among_others_is_refused_alone() -> None:
 
 def test_more_bytes_than_are_read_in_one_go_are_read_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "_MOST_BYTES", 300)
-    together, several = [], TurnValues.observations_of_several
+    together, several = [], TurnValues.column
 
     def counted(values: TurnValues, raws: Any, *rest: Any) -> Any:
         together.append(len(raws))
         return several(values, raws, *rest)
 
-    monkeypatch.setattr(TurnValues, "observations_of_several", counted)
+    monkeypatch.setattr(TurnValues, "column", counted)
     with served() as one, one.sampling(), one.voice() as voice:
         names = begin(voice, 12)
         said = [asks(name, TOO_LARGE if name == "e7" else obs_of(1)) for name in names]

@@ -55,17 +55,17 @@ class SocketReader:
 
     def _look(self) -> None:
         """Read all sockets that have something."""
+        readers, large = self._open, self._large
         for fd, _ in self._epoll.poll(0):
             # Whoever was read before may have ended others.
-            if (one := self._open.get(fd)) is None:
+            if (one := readers.get(fd)) is None:
                 continue
             transport, protocol = one
             try:
-                if transport.is_closing():
-                    self.end(transport)
-                elif data := os.read(fd, _MOST_BYTES if fd in self._large else _FEW_BYTES):
-                    if (len(data) >= _FEW_BYTES) is not (fd in self._large):
-                        self._large ^= {fd}
+                data = os.read(fd, _MOST_BYTES if fd in large else _FEW_BYTES)
+                if large or len(data) >= _FEW_BYTES:
+                    (large.add if len(data) >= _FEW_BYTES else large.discard)(fd)
+                if data:
                     protocol.data_received(data)
                 else:
                     self._end_of(transport, protocol)
