@@ -19,7 +19,7 @@ from menv.serving.slices import Slices, Then, Work
 from menv.serving.translation import Job, Outcome, Translation, translated
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect, dialect_of
-from menv.serving.wire.messages import Request, decode
+from menv.serving.wire.messages import GetAction, Request, decode
 
 Close = Callable[[], None]
 
@@ -36,6 +36,9 @@ class Listener(Protocol):
 
     def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
         """Do what a request says; `translated` is that of `ChunkDesk.take`."""
+
+    def ask(self, request: GetAction, answerer: Answerer) -> None:
+        """Do what a request for an action says, as `answer` does."""
 
     def refuse(self, error: BadMessageError, answerer: Answerer) -> None:
         """Answer a body that holds no request."""
@@ -63,7 +66,7 @@ class Intake:
         always: Whether every body needs a reply.
 
     Attributes:
-        answer: What the listener does with a request that was read with others.
+        ask: What the listener does with a request that was read with others.
         hold: What transports wait for while something goes on with the last body.
     """
 
@@ -77,7 +80,7 @@ class Intake:
         always: bool,
     ) -> None:
         self._listener = listener
-        self.answer = listener.answer
+        self.ask = listener.ask
         self._questions = questions
         self._translation = translation
         self._slices = slices

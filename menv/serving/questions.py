@@ -67,9 +67,9 @@ class Question(Struct, eq=False):
     @property
     def rewarded(self) -> float | None:
         """What came with it if that is a reward and nothing else; None where there is more."""
-        if (paid := self.paid) is None:
+        if self.paid is None:
             return 0.0
-        rewards, infos, done, told = paid
+        rewards, infos, done, told = self.paid
         return None if infos or done or told else rewards[SINGLE_AGENT]
 
     def __call__(self, actions: Mapping[Any, Any] | BaseException) -> None:
@@ -170,7 +170,7 @@ class Questions:
         for (intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
             try:
                 if request is not None and intake.hold is None:
-                    intake.answer(request, answerer)
+                    intake.ask(request, answerer)
                 else:
                     intake.read(body, answerer.reply, answerer.close)
             except Exception as error:
@@ -204,7 +204,7 @@ class Questions:
 
     def _ask_round(self, questions: list[Question], column: Column) -> bool:
         """Ask questions all at once; False, and nothing has been done, where they are not alike."""
-        rewards = [question.rewarded for question in questions]
+        rewards = [0.0 if question.paid is None else question.rewarded for question in questions]
         if None in rewards or not isinstance(column, np.ndarray):
             return False
         ids = [question.link.board_id for question in questions]

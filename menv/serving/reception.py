@@ -162,6 +162,9 @@ class Reception:
             return [decided] * len(questions)
         if isinstance(decided, Mapping):
             decided = [dict(decided) if self.ioctx.multi_agent else decided[SINGLE_AGENT]]
+        if type(decided[0]) is int:
+            # So are the others then.
+            return decided  # type: ignore[no-any-return]
         # An encoder takes much longer over what it has to ask for.
         return [action.tolist() if isinstance(action, _NUMPY) else action for action in decided]
 

@@ -20,6 +20,10 @@ def loop_with_an_end() -> Iterator[tuple[asyncio.AbstractEventLoop, list[str]]]:
         loop.close()
 
 
+def nowhere() -> None:
+    """Look at no sockets."""
+
+
 def run(lingering: Lingering, loop: asyncio.AbstractEventLoop, *begin: Callable[[], object]) -> float:
     """Run the loop to the end; return how many seconds that took."""
     for one in begin or (lingering.begin,):
@@ -35,7 +39,7 @@ def test_where_nobody_is_waited_for_it_ends_before_another_look() -> None:
 
         def begin() -> None:
             loop.call_soon(happened.append, "another look")
-            Lingering(loop, 60.0, lambda: True, lambda: happened.append("the last")).begin()
+            Lingering(loop, nowhere, 60.0, lambda: True, lambda: happened.append("the last")).begin()
 
         loop.call_soon(begin)
         loop.run_forever()
@@ -45,7 +49,7 @@ def test_where_nobody_is_waited_for_it_ends_before_another_look() -> None:
 def test_it_asks_after_every_look_until_nobody_is_waited_for() -> None:
     with loop_with_an_end() as (loop, happened):
         answers = iter([False, False, False, True])
-        lingering = Lingering(loop, 60.0, lambda: next(answers), lambda: happened.append("the last"))
+        lingering = Lingering(loop, nowhere, 60.0, lambda: next(answers), lambda: happened.append("the last"))
         assert run(lingering, loop) < 30.0
         assert happened == ["the last"]
         assert list(answers) == []
@@ -53,7 +57,7 @@ def test_it_asks_after_every_look_until_nobody_is_waited_for() -> None:
 
 def test_it_takes_no_longer_than_it_may() -> None:
     with loop_with_an_end() as (loop, happened):
-        lingering = Lingering(loop, 0.01, lambda: False, lambda: happened.append("the last"))
+        lingering = Lingering(loop, nowhere, 0.01, lambda: False, lambda: happened.append("the last"))
         assert 0.01 <= run(lingering, loop) < 10.0
         assert happened == ["the last"]
 
@@ -61,6 +65,6 @@ def test_it_takes_no_longer_than_it_may() -> None:
 def test_it_begins_once() -> None:
     with loop_with_an_end() as (loop, happened):
         answers = iter([False, False, True])
-        lingering = Lingering(loop, 60.0, lambda: next(answers), lambda: happened.append("the last"))
+        lingering = Lingering(loop, nowhere, 60.0, lambda: next(answers), lambda: happened.append("the last"))
         run(lingering, loop, lingering.begin, lingering.begin)
         assert happened == ["the last"]

@@ -20,6 +20,7 @@ class Lingering:
 
     Args:
         loop: The loop, which runs.
+        look: Looks at the sockets.
         seconds: The most that it takes.
         done: Whether nobody is waited for any more; asked at the beginning and after every look at the sockets.
         last: Called at the end.
@@ -28,11 +29,13 @@ class Lingering:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        look: Callable[[], object],
         seconds: float,
         done: Callable[[], bool],
         last: Callable[[], object],
     ) -> None:
         self._loop = loop
+        self._look_at_sockets = look
         self._seconds = seconds
         self._done = done
         self._last = last
@@ -55,6 +58,7 @@ class Lingering:
             self._next.cancel()
 
     def _look(self) -> None:
+        self._look_at_sockets()
         if self._done() or self._until is None or monotonic() >= self._until:
             self._end()
         else:

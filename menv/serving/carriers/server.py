@@ -154,7 +154,7 @@ class Server:
         assert loop is not None
         if self._over:
             return
-        self._lingering = lingering = Lingering(loop, linger, done, last)
+        self._lingering = lingering = Lingering(loop, self._look, linger, done, last)
         alarm: asyncio.Handle | None = None
         if seconds is not None:
             begin = lingering.begin
@@ -174,6 +174,10 @@ class Server:
         """
         if self._lingering is not None:
             self._lingering.begin()
+
+    def _look(self) -> None:
+        for transport in self._transports:
+            transport.look()
 
     def give_back(self) -> None:
         """Let the serving thread run the loop again; nothing happens unless this thread has borrowed it."""

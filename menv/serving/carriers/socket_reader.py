@@ -24,7 +24,7 @@ class SocketReader:
         self._open: dict[int, tuple[asyncio.Transport, asyncio.Protocol]] = {}
         # Those that are in the middle of something large.
         self._large: set[int] = set()
-        asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._look)
+        asyncio.get_running_loop().add_reader(self._epoll.fileno(), self.look)
 
     @staticmethod
     def of_this_system() -> SocketReader | None:
@@ -53,7 +53,7 @@ class SocketReader:
             if not self._epoll.closed:
                 self._epoll.unregister(fd)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Read all sockets that have something."""
         readers, large = self._open, self._large
         for fd, _ in self._epoll.poll(0):

@@ -95,7 +95,7 @@ class StreamConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._reader = self._listener.reader
         # Made once, because a conversation knows a peer's way back by it.
-        self._way_back = self._reply, self._close
+        self._back, self._end = self._reply, self._close
         if self._reader is not None:
             self._reader.begin(self._transport, self)
         self._listener.joined(self)
@@ -241,7 +241,7 @@ class StreamConnection(asyncio.Protocol):
         self._listener.finishing.pop(self, None)
         conversation, self._conversation = self._conversation, None
         if conversation is not None:
-            del self._way_back
+            del self._back, self._end
             try:
                 conversation.lost()
             except Exception as fault:
@@ -290,7 +290,7 @@ class StreamConnection(asyncio.Protocol):
             return
         self._owed += 1
         try:
-            held = conversation.received(body, *self._way_back)
+            held = conversation.received(body, self._back, self._end)
             if held is not None:
                 self._held, self._at_rest = True, False
                 held.add_done_callback(self._end_hold)
