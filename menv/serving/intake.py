@@ -8,6 +8,7 @@ no request.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ Close = Callable[[], None]
 _SHORT = 2_000
 """Bytes that are read in no time, whatever they are."""
 _ASKS = b"GET_ACTION"
+_numbers = itertools.count()
 
 
 class Listener(Protocol):
@@ -67,6 +69,7 @@ class Intake:
 
     Attributes:
         ask: What the listener does with a request that was read with others.
+        number: Which of all it is; those that were made later have greater ones.
         hold: What transports wait for while something goes on with the last body.
     """
 
@@ -81,6 +84,7 @@ class Intake:
     ) -> None:
         self._listener = listener
         self.ask = listener.ask
+        self.number = next(_numbers)
         self._questions = questions
         self._translation = translation
         self._slices = slices

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,6 +35,9 @@ _DIALECTS = tuple(Dialect)
 _MOST_BYTES = 65_536
 """Bytes of bodies, and of observations, that are read in one go."""
 
+_Unread: TypeAlias = tuple[int, Intake, bytes, Answerer]
+"""A body, and where it came from: the number of the intake, the intake, and the way back."""
+_number = itemgetter(0)
 Decision: TypeAlias = "tuple[Sequence[Question], Mapping[Any, Any] | Actions | BaseException]"
 """One question and the actions of its agents, or several and the action of each one's agent; or why there are none."""
 Decided: TypeAlias = Callable[[Decision], None]
@@ -99,7 +103,7 @@ class Questions:
         self._decided = decided
         self._refused = refused
         self.asked_by_others: Callable[[], None] | None = None
-        self._unread: list[tuple[Intake, bytes, Answerer]] = []
+        self._unread: list[_Unread] = []
         self._unread_bytes = 0
         # Whether bodies are just being read; what these add is asked when all have been.
         self._reading = False
@@ -113,7 +117,7 @@ class Questions:
 
     def put_off(self, intake: Intake, body: bytes, answerer: Answerer) -> None:
         """Have a body read with others; see `menv.serving.intake.PutOff`."""
-        self._unread.append((intake, body, answerer))
+        self._unread.append((intake.number, intake, body, answerer))
         self._unread_bytes += len(body)
         if self._unread_bytes > _MOST_BYTES:
             self.ask()
@@ -145,6 +149,8 @@ class Questions:
         if self._unread:
             unread, self._unread, self._unread_bytes = self._unread, [], 0
             self._reading = True
+            # Whoever comes first: the same peers make the same rows, for which nothing has to be looked up again.
+            unread.sort(key=_number)
             self._read_bodies(unread)
             self._reading = False
         if not self._added:
@@ -165,9 +171,9 @@ class Questions:
             assert isinstance(asked, Question)
             self._refuse(asked, error)
 
-    def _read_bodies(self, unread: list[tuple[Intake, bytes, Answerer]]) -> None:
+    def _read_bodies(self, unread: list[_Unread]) -> None:
         """Hand on what bodies hold, in their order."""
-        for (intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
+        for (_, intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
             try:
                 if request is not None and intake.hold is None:
                     intake.ask(request, answerer)
@@ -177,13 +183,13 @@ class Questions:
                 _fault(answerer, error)
 
     @staticmethod
-    def _requests(unread: list[tuple[Intake, bytes, Answerer]]) -> Sequence[GetAction | None]:
+    def _requests(unread: list[_Unread]) -> Sequence[GetAction | None]:
         """Return the requests that bodies hold, None for each that has to be read by itself."""
         if len(unread) == 1:
             return (None,)
-        bodies = [body for _, body, _ in unread]
+        bodies = [body for _, _, body, _ in unread]
         requests: list[GetAction | None] = [None] * len(bodies)
-        for dialect, places in _by_dialect([answerer for _, _, answerer in unread]):
+        for dialect, places in _by_dialect([answerer for _, _, _, answerer in unread]):
             if len(places) == len(bodies):
                 return read_questions(bodies, dialect)
             read = read_questions([bodies[place] for place in places], dialect)
@@ -192,9 +198,7 @@ class Questions:
         return requests
 
     def _column(self, questions: list[Question], dialect: Dialect) -> Column | None:
-        """Return what the one agent of each of several questions observes; None where that is to be read one by one."""
-        if len(questions) < 2:
-            return None
+        """Return what the one agent of each question observes; None where that has to be read question by question."""
         raws = [question.request.observation for question in questions]
         try:
             return self._values.column(raws, dialect, "GET_ACTION")

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from menv.serving import questions
+from menv.serving import questions, slices
 from menv.serving.turn_values import TurnValues
 from menv.serving.wire import messages
 from menv.serving.wire.bad_message import BadMessageError
@@ -348,6 +348,23 @@ def test_a_body_that_only_looks_like_a_question_finds_done_what_came_before_it(d
         ]  # fmt: skip
         # What needs no decision comes in the order in which it was said.
         assert [answer["type"] for answer in told if answer["type"] != "ACTION"] == ["EPISODE", "OK", "ERROR"]
+
+
+def test_a_question_that_was_read_with_others_waits_for_the_work_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # After every step others have their turn, so that the pieces are not taken yet when the question has been read.
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    played = {
+        "obs": [obs_of(0), obs_of(1)], "actions": [1], "rewards": [1.0], "is_terminated": True, "is_truncated": False,
+    }  # fmt: skip
+    brought = {"type": "EPISODES", "note": "GET_ACTION", "episodes": [played, {**played, "rewards": []}]}
+    with served() as one, one.sampling(), one.voice() as voice:
+        # In dialects of their own, the first is read by itself and the second as one of many.
+        say_at_once(voice, TCP, msgspec.msgpack.encode(brought), asks("nobody's", obs_of(0)))
+        first, second = voice.client.receive(), voice.client.receive()
+    assert msgspec.msgpack.decode(first)["code"] == "wrong_length"
+    assert json.loads(second)["code"] == "unknown_episode"
 
 
 def test_only_a_frame_that_is_whole_and_alone_is_taken_at_once() -> None:

@@ -155,7 +155,8 @@ class Server:
         if self._over:
             return
         self._lingering = lingering = Lingering(loop, self._look, linger, done, last)
-        alarm: asyncio.Handle | None = None
+        # Before the loop goes round: mostly peers have had to say something meanwhile.
+        first, alarm = loop.call_soon(lingering.look), None
         if seconds is not None:
             begin = lingering.begin
             alarm = loop.call_later(seconds, begin) if seconds > 0.0 else loop.call_soon(begin)
@@ -164,6 +165,7 @@ class Server:
         finally:
             self._lingering = None
             lingering.cancel()
+            first.cancel()
             if alarm is not None:
                 alarm.cancel()
 
