@@ -360,6 +360,8 @@ def test_a_question_that_was_read_with_others_waits_for_the_work_before_it(
     }  # fmt: skip
     brought = {"type": "EPISODES", "note": "GET_ACTION", "episodes": [played, {**played, "rewards": []}]}
     with served() as one, one.sampling(), one.voice() as voice:
+        # While others may ask, too, nothing is read as it comes.
+        begin(voice, 3)
         # In dialects of their own, the first is read by itself and the second as one of many.
         say_at_once(voice, TCP, msgspec.msgpack.encode(brought), asks("nobody's", obs_of(0)))
         first, second = voice.client.receive(), voice.client.receive()
