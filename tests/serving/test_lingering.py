@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from menv.serving.carriers.lingering import Lingering
 
@@ -68,3 +69,25 @@ def test_it_begins_once() -> None:
         lingering = Lingering(loop, nowhere, 60.0, lambda: next(answers), lambda: happened.append("the last"))
         run(lingering, loop, lingering.begin, lingering.begin)
         assert happened == ["the last"]
+
+
+def test_a_look_that_brings_everybody_is_the_last_one() -> None:
+    with loop_with_an_end() as (loop, happened):
+
+        def look() -> None:
+            happened.append("look")
+            loop.call_soon(happened.append, "around the loop")
+            lingering.begin()
+
+        lingering = Lingering(loop, look, 60.0, lambda: True, lambda: happened.append("the last"))
+        run(lingering, loop, lingering.look)
+        assert happened == ["look", "the last"]
+
+
+def test_a_look_ends_nothing_before_it_has_begun() -> None:
+    with loop_with_an_end() as (loop, happened):
+        look = partial(happened.append, "look")
+        lingering = Lingering(loop, look, 60.0, lambda: True, lambda: happened.append("the last"))
+        loop.call_soon(loop.call_soon, lingering.begin)
+        run(lingering, loop, lingering.look)
+        assert happened == ["look", "the last"]
