@@ -73,6 +73,7 @@ class Line:
         asked: Whether a caller waits for actions.
         busy: Whether the sampler has taken a turn that is not answered; only it writes this.
         over: Whether its last turn has been said.
+        steady: Whether its next question may be one of a `Round`: one agent was answered, nothing has been said since.
     """
 
     __slots__ = (
@@ -86,6 +87,7 @@ class Line:
         "plays",
         "rewards",
         "sizes",
+        "steady",
         "trained",
         "turns",
         "untold",
@@ -101,7 +103,7 @@ class Line:
         self.turns: deque[Turn | Played] = deque()
         self.asked = False
         self.busy = False
-        self.over = False
+        self.over = self.steady = False
         # Whether pieces have been handed in; the callers' own moves do not go with them.
         self.plays: bool | None = None
         self.rewards: dict[AgentId, float] = {}
@@ -128,6 +130,7 @@ class Line:
         Raises:
             ContractError: A reward is not a finite number; nothing has been noted then.
         """
+        self.steady = False
         checked = {agent: _number(reward, self.episode_id, agent) for agent, reward in rewards.items()}
         self.untold += size
         self.backlog.add(size)
@@ -139,6 +142,7 @@ class Line:
     def push(self, turn: Turn | Played, size: int) -> None:
         """Add what was said to the end of the line."""
         size += EACH
+        self.steady = False
         self.backlog.add(size)
         self.sizes.append(size + self.untold)
         self.untold = 0

@@ -303,7 +303,7 @@ class Switchboard:
         """
         until = None if timeout is None else time.monotonic() + timeout
         with self._news:
-            while not (self._ready or self._fault or self._woken or self._stopped):
+            while not (self.ready or self._fault or self._woken or self._stopped):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     break
@@ -313,7 +313,7 @@ class Switchboard:
                 raise CallOrderError(
                     "poll: this environment was stopped, expected no further poll; create another"
                 )
-            if self._fault and (not self._ready or time.monotonic() - self._fault_at > _PATIENCE):
+            if self._fault and (not self.ready or time.monotonic() - self._fault_at > _PATIENCE):
                 raise self._fault
             ready, self._ready = self._ready, {}
             return list(ready.values())

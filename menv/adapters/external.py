@@ -32,8 +32,13 @@ _GOES_ON: dict[AgentId, bool] = {ALL: False}
 _FEW = 16
 
 
-class _Game:
-    """An open episode: its line, its agents, and the turn that waits for an answer."""
+class Game:
+    """An open episode: its line, its agents, and the turn that waits for an answer.
+
+    Attributes:
+        line: As given; so is `roster`.
+        turn: None where nobody waits, or a whole round does.
+    """
 
     __slots__ = ("line", "roster", "turn")
 
@@ -77,18 +82,18 @@ class ExternalEnvs(BaseEnv):
         self._envs = list(envs)
         self._started = False
         self._pool = SlotPool()
-        self._games: dict[EnvId, _Game] = {}
+        self._games: dict[EnvId, Game] = {}
         self._free: list[ExternalRoster] = []
         # Those whose last piece is under way; their slots are in use until it has been taken in.
         self._leaving: list[ExternalRoster] = []
         self._env_steps = np.zeros(0, np.int64)
         # Of the sub-environments that have stepped since the last poll, once for each step.
         self._stepped: list[int] = []
-        self._due: list[_Game] = []
+        self._due: list[Game] = []
         # How many of these show observations, and nothing else.
         self._plain = 0
         # Those who wait for answers, in the order of the rows that were delivered last.
-        self._asked: list[_Game] = []
+        self._asked: list[Game] = []
         self._report = Report()
         self._pieces: list[Piece] = []
         self._delivered = (list[Layout](), np.zeros(0, np.int64))
@@ -108,23 +113,20 @@ class ExternalEnvs(BaseEnv):
                 threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
         self._free += self._leaving
         self._leaving = []
-        lines = self.switchboard.collect(timeout)
-        for line, turn in zip(lines, self.switchboard.next_turns(lines), strict=True):
-            self._advance(line, turn)
-        return self._deliver()
+        return self._take_in(self.switchboard.collect(timeout))
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer callers; see `BaseEnv.send_actions`."""
         due = self._answers_of_all(slots, actions) or self._answers(slots, actions)
         # First the line is free, then its caller is told: it calls again at once.
-        self.switchboard.answered([game.line for game, _, _ in due])
+        self._let_go([game for game, _, _ in due])
         for game, turn, answers in due:
             game.turn = None
             turn.tell(answers)
 
-    def _answers(self, slots: Any, actions: Any) -> list[tuple[_Game, Turn, Mapping[AgentId, Any]]]:
+    def _answers(self, slots: Any, actions: Any) -> list[tuple[Game, Turn, Mapping[AgentId, Any]]]:
         """Return who is answered what."""
-        due: list[tuple[_Game, Turn, Mapping[AgentId, Any]]] = []
+        due: list[tuple[Game, Turn, Mapping[AgentId, Any]]] = []
         for env_id, answers in by_sub_environment(slots, actions, self._pool.seats).items():
             game = self._games.get(env_id)
             turn = None if game is None else game.turn
@@ -135,7 +137,7 @@ class ExternalEnvs(BaseEnv):
 
     def _answers_of_all(
         self, slots: Any, actions: Any
-    ) -> list[tuple[_Game, Turn, Mapping[AgentId, Any]]] | None:
+    ) -> list[tuple[Game, Turn, Mapping[AgentId, Any]]] | None:
         """Return the answers where all rows of the last poll are answered, in their order; None where that is not so.
 
         Then nobody has to be looked up, and nobody can be missing.
@@ -147,7 +149,7 @@ class ExternalEnvs(BaseEnv):
             or len(actions) != len(slots)
         ):
             return None
-        due: list[tuple[_Game, Turn, Mapping[AgentId, Any]]] = []
+        due: list[tuple[Game, Turn, Mapping[AgentId, Any]]] = []
         given = iter(actions)
         for game in games:
             if game.turn is None:
@@ -205,6 +207,16 @@ class ExternalEnvs(BaseEnv):
             )
         self.switchboard.fail(fault)
 
+    def _take_in(self, lines: Sequence[Line]) -> Ready:
+        """Take what was said in some episodes; return what there is for the sampler."""
+        for line, turn in zip(lines, self.switchboard.next_turns(lines), strict=True):
+            self._advance(line, turn)
+        return self._deliver()
+
+    def _let_go(self, games: Sequence[Game]) -> None:
+        """Note that what was said in some games has been answered."""
+        self.switchboard.answered([game.line for game in games])
+
     def _advance(self, line: Line, turn: Turn | Played | None) -> None:
         """Take what was said in an episode, from one turn up to one that must be answered first."""
         while turn is not None:
@@ -248,7 +260,7 @@ class ExternalEnvs(BaseEnv):
         self._due.append(game)
         return True
 
-    def _step(self, game: _Game, turn: Turn) -> bool:
+    def _step(self, game: Game, turn: Turn) -> bool:
         """Take in one env step; True if the episode is over."""
         roster, report = game.roster, self._report
         if turn.obs is None:
@@ -276,14 +288,14 @@ class ExternalEnvs(BaseEnv):
         roster.episode_steps += played.env_steps
         self._hand_on(game, next_piece(roster, played, line.trained))
 
-    def _hand_on(self, game: _Game, piece: Piece) -> None:
+    def _hand_on(self, game: Game, piece: Piece) -> None:
         """Let the sampler have a piece."""
         self._pieces.append(piece)
         if piece.episode is not None:
             del self._games[game.line.episode_id]
             self._leaving.append(game.roster)
 
-    def _open(self, line: Line) -> _Game:
+    def _open(self, line: Line) -> Game:
         """Begin an episode, on an index that is free."""
         if self._free:
             roster = self._free.pop()
@@ -291,7 +303,7 @@ class ExternalEnvs(BaseEnv):
         else:
             roster = ExternalRoster(line.episode_id, len(self._env_steps), self._pool, self._possible)
             self._env_steps = np.append(self._env_steps, 0)
-        game = self._games[line.episode_id] = _Game(line, roster)
+        game = self._games[line.episode_id] = Game(line, roster)
         return game
 
     def _mark_untrained(self, line: Line) -> None:
@@ -350,7 +362,7 @@ class ExternalEnvs(BaseEnv):
         )  # fmt: skip
 
 
-def _taken(games: list[_Game]) -> dict[int, Any]:
+def _taken(games: list[Game]) -> dict[int, Any]:
     """Return the actions that callers chose themselves, by slot."""
     return {
         slot: game.turn.actions[agent]

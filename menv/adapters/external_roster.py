@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from menv.adapters.breakable_roster import BreakableRoster
 from menv.adapters.report import Report
-from menv.base_env import AgentId, EnvId, EpisodeEnd, Join
+from menv.base_env import SINGLE_AGENT, AgentId, EnvId, EpisodeEnd, Join
+
+_ALONE: list[AgentId] = [SINGLE_AGENT]
 
 
 class ExternalRoster(BreakableRoster):
@@ -19,6 +21,12 @@ class ExternalRoster(BreakableRoster):
         self.episode_steps = 0
         for agent, slot in self._slots.items():
             self._pool.seats[slot] = env_id, agent
+
+    @property
+    def alone(self) -> bool:
+        """Whether the one agent of an episode without agent ids waits, and nothing is owed to it."""
+        waiting = self.waiting
+        return waiting.agents == _ALONE and not self._held and waiting.checked_at == self._lives
 
     def enter(self, agent: AgentId) -> tuple[int, Join | None]:
         """Return an agent's slot, and its join if a life begins, for those whose rows come from elsewhere."""

@@ -8,6 +8,7 @@ no request.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,13 +20,14 @@ from menv.serving.slices import Slices, Then, Work
 from menv.serving.translation import Job, Outcome, Translation, translated
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect, dialect_of
-from menv.serving.wire.messages import Request, decode
+from menv.serving.wire.messages import GetAction, Request, decode
 
 Close = Callable[[], None]
 
 _SHORT = 2_000
 """Bytes that are read in no time, whatever they are."""
 _ASKS = b"GET_ACTION"
+_numbers = itertools.count()
 
 
 class Listener(Protocol):
@@ -36,6 +38,9 @@ class Listener(Protocol):
 
     def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
         """Do what a request says; `translated` is that of `ChunkDesk.take`."""
+
+    def ask(self, request: GetAction, answerer: Answerer) -> None:
+        """Do what a request for an action says, as `answer` does."""
 
     def refuse(self, error: BadMessageError, answerer: Answerer) -> None:
         """Answer a body that holds no request."""
@@ -63,7 +68,8 @@ class Intake:
         always: Whether every body needs a reply.
 
     Attributes:
-        answer: What the listener does with a request that was read with others.
+        ask: What the listener does with a request that was read with others.
+        number: Which of all it is; those that were made later have greater ones.
         hold: What transports wait for while something goes on with the last body.
     """
 
@@ -77,7 +83,8 @@ class Intake:
         always: bool,
     ) -> None:
         self._listener = listener
-        self.answer = listener.answer
+        self.ask = listener.ask
+        self.number = next(_numbers)
         self._questions = questions
         self._translation = translation
         self._slices = slices
@@ -97,7 +104,12 @@ class Intake:
             dialect = _FIRST_BYTES.get(body[0])
             if dialect is not None:
                 last = self._last
-                if last is None or last.reply != reply or last.dialect is not dialect or last.close != close:
+                if (
+                    last is None
+                    or last.reply is not reply
+                    or last.dialect is not dialect
+                    or last.close is not close
+                ):
                     last = self._answerer_of(reply, dialect, close)
                 self._questions.put_off(self, body, last)
                 return self.hold
@@ -167,7 +179,7 @@ class Intake:
     def _answerer_of(self, reply: Reply, dialect: Dialect, close: Close) -> Answerer:
         """Return the way back for a body that was read here; over a stream it is nearly always the same."""
         last = self._last
-        if last is not None and last.reply == reply and last.dialect is dialect and last.close == close:
+        if last is not None and last.reply is reply and last.dialect is dialect and last.close is close:
             return last
         answerer = Answerer(reply, dialect, close, self._always)
         # With a reply to each request there is another way back for each, which ends with it.

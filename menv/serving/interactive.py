@@ -13,6 +13,7 @@ import msgspec
 from menv.base_env import ALL, SINGLE_AGENT
 from menv.errors import EpisodeError
 from menv.input_context import InputContext
+from menv.round_board import RoundBoard
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.limits import Limits
 from menv.serving.client_state import ClientState, Link
@@ -32,7 +33,6 @@ from menv.serving.wire.messages import (
     StartEpisode,
     Turn,
 )
-from menv.switchboard import Switchboard
 
 _MOST_REPEATED = 16
 
@@ -53,7 +53,7 @@ class Interactive:
 
     def __init__(
         self,
-        switchboard: Switchboard,
+        switchboard: RoundBoard,
         ioctx: InputContext,
         limits: Limits,
         decided: Decided,

@@ -9,13 +9,18 @@ which message may come when.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
+import numpy as np
 from msgspec import Struct
 
+from menv.base_env import SINGLE_AGENT
 from menv.errors import CallOrderError
 from menv.line import Call, Paid
+from menv.round import Actions, Round
+from menv.round_board import RoundBoard
 from menv.serving.answerer import Answerer
 from menv.serving.client_state import Link
 from menv.serving.intake import Intake
@@ -24,14 +29,17 @@ from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.dialect import Dialect
 from menv.serving.wire.messages import Answer, GetAction
 from menv.serving.wire.question_column import read_questions
-from menv.switchboard import Switchboard
+from menv.serving.wire.space_readers import Column
 
 _DIALECTS = tuple(Dialect)
 _MOST_BYTES = 65_536
 """Bytes of bodies, and of observations, that are read in one go."""
 
-Decision: TypeAlias = "tuple[Question, Mapping[Any, Any] | BaseException]"
-"""A question and the actions that were decided for it, or why there are none."""
+_Unread: TypeAlias = tuple[int, Intake, bytes, Answerer]
+"""A body, and where it came from: the number of the intake, the intake, and the way back."""
+_number = itemgetter(0)
+Decision: TypeAlias = "tuple[Sequence[Question], Mapping[Any, Any] | Actions | BaseException]"
+"""One question and the actions of its agents, or several and the action of each one's agent; or why there are none."""
 Decided: TypeAlias = Callable[[Decision], None]
 Refused: TypeAlias = Callable[[BadMessageError | CallOrderError, Answerer, int | None], None]
 """Answers a message that cannot be taken: why, where to, and the message's number."""
@@ -60,9 +68,17 @@ class Question(Struct, eq=False):
     seq_before: int
     answer_before: Answer | None
 
+    @property
+    def rewarded(self) -> float | None:
+        """What came with it if that is a reward and nothing else; None where there is more."""
+        if self.paid is None:
+            return 0.0
+        rewards, infos, done, told = self.paid
+        return None if infos or done or told else rewards[SINGLE_AGENT]
+
     def __call__(self, actions: Mapping[Any, Any] | BaseException) -> None:
         """Take what was decided."""
-        self.decided((self, actions))
+        self.decided(((self,), actions))
 
 
 class Questions:
@@ -80,14 +96,14 @@ class Questions:
     """
 
     def __init__(
-        self, switchboard: Switchboard, values: TurnValues, decided: Decided, refused: Refused
+        self, switchboard: RoundBoard, values: TurnValues, decided: Decided, refused: Refused
     ) -> None:
         self._board = switchboard
         self._values = values
         self._decided = decided
         self._refused = refused
         self.asked_by_others: Callable[[], None] | None = None
-        self._unread: list[tuple[Intake, bytes, Answerer]] = []
+        self._unread: list[_Unread] = []
         self._unread_bytes = 0
         # Whether bodies are just being read; what these add is asked when all have been.
         self._reading = False
@@ -101,7 +117,7 @@ class Questions:
 
     def put_off(self, intake: Intake, body: bytes, answerer: Answerer) -> None:
         """Have a body read with others; see `menv.serving.intake.PutOff`."""
-        self._unread.append((intake, body, answerer))
+        self._unread.append((intake.number, intake, body, answerer))
         self._unread_bytes += len(body)
         if self._unread_bytes > _MOST_BYTES:
             self.ask()
@@ -133,6 +149,8 @@ class Questions:
         if self._unread:
             unread, self._unread, self._unread_bytes = self._unread, [], 0
             self._reading = True
+            # Whoever comes first: the same peers make the same rows, for which nothing has to be looked up again.
+            unread.sort(key=_number)
             self._read_bodies(unread)
             self._reading = False
         if not self._added:
@@ -141,7 +159,10 @@ class Questions:
         calls: list[Call] = []
         for dialect, places in _by_dialect([question.answerer for question in added]):
             mine = added if len(places) == len(added) else [added[place] for place in places]
-            for question, obs in zip(mine, self._read(mine, dialect), strict=True):
+            column = self._column(mine, dialect)
+            if column is not None and self._ask_round(mine, column):
+                continue
+            for question, obs in zip(mine, self._observed(mine, dialect, column), strict=True):
                 if isinstance(obs, dict):
                     calls.append((question.link.board_id, obs, question, question.size, question.paid))
                 else:
@@ -150,25 +171,25 @@ class Questions:
             assert isinstance(asked, Question)
             self._refuse(asked, error)
 
-    def _read_bodies(self, unread: list[tuple[Intake, bytes, Answerer]]) -> None:
+    def _read_bodies(self, unread: list[_Unread]) -> None:
         """Hand on what bodies hold, in their order."""
-        for (intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
+        for (_, intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
             try:
                 if request is not None and intake.hold is None:
-                    intake.answer(request, answerer)
+                    intake.ask(request, answerer)
                 else:
                     intake.read(body, answerer.reply, answerer.close)
             except Exception as error:
                 _fault(answerer, error)
 
     @staticmethod
-    def _requests(unread: list[tuple[Intake, bytes, Answerer]]) -> Sequence[GetAction | None]:
+    def _requests(unread: list[_Unread]) -> Sequence[GetAction | None]:
         """Return the requests that bodies hold, None for each that has to be read by itself."""
         if len(unread) == 1:
             return (None,)
-        bodies = [body for _, body, _ in unread]
+        bodies = [body for _, _, body, _ in unread]
         requests: list[GetAction | None] = [None] * len(bodies)
-        for dialect, places in _by_dialect([answerer for _, _, answerer in unread]):
+        for dialect, places in _by_dialect([answerer for _, _, _, answerer in unread]):
             if len(places) == len(bodies):
                 return read_questions(bodies, dialect)
             read = read_questions([bodies[place] for place in places], dialect)
@@ -176,22 +197,42 @@ class Questions:
                 requests[place] = request
         return requests
 
-    def _read(self, questions: list[Question], dialect: Dialect) -> list[dict[Any, Any] | Exception]:
-        """Return the observations of questions by agent, or why they are none."""
+    def _column(self, questions: list[Question], dialect: Dialect) -> Column | None:
+        """Return what the one agent of each question observes; None where that has to be read question by question."""
         raws = [question.request.observation for question in questions]
-        if len(raws) > 1:
+        try:
+            return self._values.column(raws, dialect, "GET_ACTION")
+        except Exception:
+            # Whose fault it was is found one by one, so that it costs nobody else anything.
+            return None
+
+    def _ask_round(self, questions: list[Question], column: Column) -> bool:
+        """Ask questions all at once; False, and nothing has been done, where they are not alike."""
+        rewards = [0.0 if question.paid is None else question.rewarded for question in questions]
+        if None in rewards or not isinstance(column, np.ndarray):
+            return False
+        ids = [question.link.board_id for question in questions]
+        sizes = [question.size for question in questions]
+        asked = Round(ids, column, np.array(rewards), sizes, questions, self._decided_together)
+        return self._board.ask_round(asked)
+
+    def _decided_together(self, questions: Sequence[Any], actions: Actions | BaseException) -> None:
+        """Take what was decided for a round; called in the sampler's thread."""
+        self._decided((questions, actions))
+
+    def _observed(
+        self, questions: list[Question], dialect: Dialect, column: Column | None
+    ) -> Iterator[dict[Any, Any] | Exception]:
+        """Yield the observations of questions by agent, or why they are none."""
+        if column is not None:
+            for element in column:
+                yield {SINGLE_AGENT: element}
+            return
+        for question in questions:
             try:
-                return [*self._values.observations_of_several(raws, dialect, "GET_ACTION")]
-            except Exception:
-                # Whose fault it was is found one by one, so that it costs nobody else anything.
-                pass
-        read: list[dict[Any, Any] | Exception] = []
-        for raw in raws:
-            try:
-                read.append(self._values.observations(raw, dialect, "GET_ACTION"))
+                yield self._values.observations(question.request.observation, dialect, "GET_ACTION")
             except Exception as error:
-                read.append(error)
-        return read
+                yield error
 
     def _refuse(self, question: Question, error: Exception) -> None:
         """Take a question back: nothing of its message has been taken."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from menv.backlog import Backlog
 from menv.base_env import SINGLE_AGENT
 from menv.errors import CallOrderError, EpisodeError
 from menv.input_context import InputContext
+from menv.round_board import RoundBoard
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.limits import Limits
@@ -27,7 +28,7 @@ from menv.serving.chunks import ChunkDesk
 from menv.serving.client_state import ClientState
 from menv.serving.errands import Errands
 from menv.serving.interactive import Interactive
-from menv.serving.questions import Decision
+from menv.serving.questions import Decision, Question
 from menv.serving.session import Session
 from menv.serving.slices import Slices
 from menv.serving.translation import Translation
@@ -35,7 +36,6 @@ from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect
 from menv.serving.wire.messages import Action, Error, encode
 from menv.spaces_json import space_to_json
-from menv.switchboard import Switchboard
 
 _OF_TRANSPORTS = {"timeout": Code.TOO_SLOW, "too_many_connections": Code.TOO_MANY}
 """What transports say that have words of their own."""
@@ -69,7 +69,7 @@ class Reception:
 
     def __init__(
         self,
-        switchboard: Switchboard,
+        switchboard: RoundBoard,
         ioctx: InputContext,
         limits: Limits,
         access: Access,
@@ -137,28 +137,36 @@ class Reception:
 
     def _send(self, decisions: list[Decision], number: int) -> None:
         """Answer the questions that were decided by the weights of a number."""
-        multi = self.ioctx.multi_agent
         replies: list[tuple[Reply, bytes]] = []
-        for question, actions in decisions:
-            link, request = question.link, question.request
-            if isinstance(actions, BaseException):
-                answer: Any = Error(code=str(Code.STOPPING), message=str(actions), seq=request.seq)
-            else:
-                action = dict(actions) if multi else actions[SINGLE_AGENT]
-                if type(action) is not int and isinstance(action, _NUMPY):
-                    # An encoder takes much longer over what it has to ask for.
-                    action = action.tolist()
-                answer = Action(
-                    episode_id=request.episode_id, action=action, weights_seq_no=number, seq=request.seq
-                )
-            link.answer = answer
-            waiting, link.waiting = link.waiting, []
-            for answerer in waiting:
-                replies.append((answerer.reply, answerer.body(answer)))
+        for questions, decided in decisions:
+            for question, action in zip(questions, self._actions(questions, decided), strict=True):
+                link, request = question.link, question.request
+                if isinstance(action, BaseException):
+                    answer: Any = Error(code=str(Code.STOPPING), message=str(action), seq=request.seq)
+                else:
+                    answer = Action(
+                        episode_id=request.episode_id, action=action, weights_seq_no=number, seq=request.seq
+                    )
+                link.answer = answer
+                waiting, link.waiting = link.waiting, []
+                for answerer in waiting:
+                    replies.append((answerer.reply, answerer.body(answer)))
         # One right after the other: a peer that comes to the end of its work in between falls asleep, and waking it
         # costs as much as sending.
         for reply, body in replies:
             reply(body)
+
+    def _actions(self, questions: Sequence[Question], decided: Any) -> Sequence[Any]:
+        """Return what messages hold of a decision, for each of its questions."""
+        if isinstance(decided, BaseException):
+            return [decided] * len(questions)
+        if isinstance(decided, Mapping):
+            decided = [dict(decided) if self.ioctx.multi_agent else decided[SINGLE_AGENT]]
+        if type(decided[0]) is int:
+            # So are the others then.
+            return decided  # type: ignore[no-any-return]
+        # An encoder takes much longer over what it has to ask for.
+        return [action.tolist() if isinstance(action, _NUMPY) else action for action in decided]
 
     def lost(self, session: Session) -> None:
         """Forget a connection; its client loses its episodes unless it may return."""

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.external import ExternalEnvs
+from menv.adapters.round_envs import RoundEnvs
 from menv.base_env import Ready
 from menv.call_errors import stopped
 from menv.errors import CallOrderError
 from menv.input_context import InputContext
 from menv.loop.net_policy import NetPolicy
+from menv.round_board import RoundBoard
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.limits import Limits
 from menv.serving.carriers.server import Server
@@ -28,10 +29,9 @@ from menv.serving.session import STILL_PLAYING_S
 from menv.serving.trainer import Trainer
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.spaces_json import space_to_json
-from menv.switchboard import Switchboard
 
 
-class ServedEnvs(ExternalEnvs):
+class ServedEnvs(RoundEnvs):
     """What clients play, over any transports.
 
     Args:
@@ -64,7 +64,7 @@ class ServedEnvs(ExternalEnvs):
         env_steps_per_sample: int | None = None,
         force_on_policy: bool | None = None,
     ) -> None:
-        board = Switchboard()
+        board = RoundBoard()
         super().__init__(
             board, observation_space=ioctx.observation_space, action_space=ioctx.action_space,
             possible_agents=ioctx.possible_agents, idle_timeout=idle_timeout,

@@ -72,6 +72,7 @@ class Session:
         self.played_at = -math.inf
         self._errands = 0
         self._reception = reception
+        self._interactive = reception.interactive
         self.admitted = admitted
         limits, over_http = reception.limits, peer.transport == "http"
         self._intake = Intake(
@@ -82,11 +83,11 @@ class Session:
 
     def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
         """Do what a request says; see `menv.serving.intake`."""
-        interactive = self._reception.interactive
+        if type(request) is GetAction and self.admitted:
+            self.ask(request, answerer)
+            return
+        interactive = self._interactive
         try:
-            if type(request) is GetAction and self.admitted:
-                interactive.question(self.state, request, answerer)
-                return
             interactive.settle()
             if self.admitted and isinstance(request, Episodes):
                 self._take_episodes(request, answerer, translated)
@@ -94,6 +95,17 @@ class Session:
                 self._handle(request, answerer)
         except (BadMessageError, CallOrderError) as error:
             interactive.settle()
+            self._fail(error, answerer, request)
+
+    def ask(self, request: GetAction, answerer: Answerer) -> None:
+        """Take a request for an action; see `menv.serving.intake`."""
+        if not self.admitted:
+            self.answer(request, answerer)
+            return
+        try:
+            self._interactive.question(self.state, request, answerer)
+        except (BadMessageError, CallOrderError) as error:
+            self._interactive.settle()
             self._fail(error, answerer, request)
 
     def refuse(self, error: BadMessageError, answerer: Answerer) -> None:

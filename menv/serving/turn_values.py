@@ -16,7 +16,7 @@ from menv.serving.agent_spaces import AgentSpaces
 from menv.serving.wire import columns
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect, fields
-from menv.serving.wire.space_readers import Space
+from menv.serving.wire.space_readers import Column, Space
 
 
 class TurnValues:
@@ -55,19 +55,16 @@ class TurnValues:
             for agent, value in self._by_agent(raw, dialect, where).items()
         }
 
-    def observations_of_several(
-        self, raws: Sequence[Raw], dialect: Dialect, what: str
-    ) -> list[dict[AgentId, Any]]:
-        """Return observations by agent of R messages, on which somebody acts; see `observations`.
+    def column(self, raws: Sequence[Raw], dialect: Dialect, what: str) -> Column | None:
+        """Return the observations of R messages, on which somebody acts; None where there are several agents.
 
         Raises:
             BadMessageError: One of them is none; which one, is not said.
         """
         if self._multi_agent:
-            return [self.observations(raw, dialect, what) for raw in raws]
+            return None
         where = f"{what}.observation"
-        space = self.spaces(SINGLE_AGENT, where)[0]
-        return [{SINGLE_AGENT: element} for element in columns.observations(raws, space, dialect, where)]
+        return columns.observations(raws, self.spaces(SINGLE_AGENT, where)[0], dialect, where)
 
     def actions(self, raw: Raw, obs: Mapping[AgentId, Any], dialect: Dialect) -> dict[AgentId, Any]:
         """Return the actions that a client took, for the agents that observe.

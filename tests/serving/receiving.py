@@ -10,12 +10,12 @@ from typing import Any
 
 from menv.input_context import InputContext
 from menv.played import Played
+from menv.round_board import RoundBoard
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.limits import Limits
 from menv.serving.carriers.server import Server
 from menv.serving.errands import Errands
 from menv.serving.reception import Reception
-from menv.switchboard import Switchboard
 from tests.serving.corpus import ACTIONS, MASKED, OBS
 from tests.serving.doors import PATIENCE_S, TCP, Client, Door
 
@@ -40,7 +40,7 @@ class Receiving:
     """
 
     def __init__(self, ioctx: InputContext, doors: tuple[Door, ...], limits: Limits, access: Access) -> None:
-        self.board = Switchboard()
+        self.board = RoundBoard()
         self.reception = Reception(
             self.board,
             ioctx,

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from menv.serving import questions
+from menv.serving import questions, slices
 from menv.serving.turn_values import TurnValues
 from menv.serving.wire import messages
 from menv.serving.wire.bad_message import BadMessageError
@@ -204,13 +204,13 @@ def test_a_mask_that_allows_nothing_among_others_is_refused_alone() -> None:
 
 def test_more_bytes_than_are_read_in_one_go_are_read_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "_MOST_BYTES", 300)
-    together, several = [], TurnValues.observations_of_several
+    together, several = [], TurnValues.column
 
     def counted(values: TurnValues, raws: Any, *rest: Any) -> Any:
         together.append(len(raws))
         return several(values, raws, *rest)
 
-    monkeypatch.setattr(TurnValues, "observations_of_several", counted)
+    monkeypatch.setattr(TurnValues, "column", counted)
     with served() as one, one.sampling(), one.voice() as voice:
         names = begin(voice, 12)
         said = [asks(name, TOO_LARGE if name == "e7" else obs_of(1)) for name in names]
@@ -348,6 +348,25 @@ def test_a_body_that_only_looks_like_a_question_finds_done_what_came_before_it(d
         ]  # fmt: skip
         # What needs no decision comes in the order in which it was said.
         assert [answer["type"] for answer in told if answer["type"] != "ACTION"] == ["EPISODE", "OK", "ERROR"]
+
+
+def test_a_question_that_was_read_with_others_waits_for_the_work_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # After every step others have their turn, so that the pieces are not taken yet when the question has been read.
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    played = {
+        "obs": [obs_of(0), obs_of(1)], "actions": [1], "rewards": [1.0], "is_terminated": True, "is_truncated": False,
+    }  # fmt: skip
+    brought = {"type": "EPISODES", "note": "GET_ACTION", "episodes": [played, {**played, "rewards": []}]}
+    with served() as one, one.sampling(), one.voice() as voice:
+        # While others may ask, too, nothing is read as it comes.
+        begin(voice, 3)
+        # In dialects of their own, the first is read by itself and the second as one of many.
+        say_at_once(voice, TCP, msgspec.msgpack.encode(brought), asks("nobody's", obs_of(0)))
+        first, second = voice.client.receive(), voice.client.receive()
+    assert msgspec.msgpack.decode(first)["code"] == "wrong_length"
+    assert json.loads(second)["code"] == "unknown_episode"
 
 
 def test_only_a_frame_that_is_whole_and_alone_is_taken_at_once() -> None:

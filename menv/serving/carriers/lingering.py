@@ -20,6 +20,7 @@ class Lingering:
 
     Args:
         loop: The loop, which runs.
+        look: Looks at the sockets.
         seconds: The most that it takes.
         done: Whether nobody is waited for any more; asked at the beginning and after every look at the sockets.
         last: Called at the end.
@@ -28,39 +29,50 @@ class Lingering:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        look: Callable[[], object],
         seconds: float,
         done: Callable[[], bool],
         last: Callable[[], object],
     ) -> None:
         self._loop = loop
+        self._look_at_sockets = look
         self._seconds = seconds
         self._done = done
         self._last = last
         self._until: float | None = None
         self._next: asyncio.Handle | None = None
+        self._looking = False
 
     def begin(self) -> None:
         """Wait from now on; nothing happens if that has begun."""
         if self._until is not None:
             return
         self._until = monotonic() + self._seconds
-        if self._done():
+        # A look that goes on asks when it is over.
+        if not self._looking:
+            if self._done():
+                self._end()
+            else:
+                self._next = self._loop.call_soon(self.look)
+
+    def look(self) -> None:
+        """Look at the sockets; once it has begun, see whether those are there who are waited for."""
+        self._looking = True
+        self._look_at_sockets()
+        self._looking = False
+        if self._until is None:
+            return
+        if self._done() or monotonic() >= self._until:
             self._end()
         else:
-            self._next = self._loop.call_soon(self._look)
+            # Whom it waits for may need this very processor.
+            _let_others_run()
+            self._next = self._loop.call_soon(self.look)
 
     def cancel(self) -> None:
         """Look no more."""
         if self._next is not None:
             self._next.cancel()
-
-    def _look(self) -> None:
-        if self._done() or self._until is None or monotonic() >= self._until:
-            self._end()
-        else:
-            # Whom it waits for may need this very processor.
-            _let_others_run()
-            self._next = self._loop.call_soon(self._look)
 
     def _end(self) -> None:
         self._last()

@@ -116,6 +116,11 @@ class Listener(Transport):
         host, port = self._socket.getsockname()[:2]
         return host, port
 
+    def look(self) -> None:
+        """Read what has come, where that is not left to asyncio."""
+        if self.reader is not None:
+            self.reader.look()
+
     async def stop(self) -> None:
         """Close the port, then all connections; those with something left to send get a moment for it."""
         self._close_port()

@@ -154,8 +154,9 @@ class Server:
         assert loop is not None
         if self._over:
             return
-        self._lingering = lingering = Lingering(loop, linger, done, last)
-        alarm: asyncio.Handle | None = None
+        self._lingering = lingering = Lingering(loop, self._look, linger, done, last)
+        # Before the loop goes round: mostly peers have had to say something meanwhile.
+        first, alarm = loop.call_soon(lingering.look), None
         if seconds is not None:
             begin = lingering.begin
             alarm = loop.call_later(seconds, begin) if seconds > 0.0 else loop.call_soon(begin)
@@ -164,6 +165,7 @@ class Server:
         finally:
             self._lingering = None
             lingering.cancel()
+            first.cancel()
             if alarm is not None:
                 alarm.cancel()
 
@@ -174,6 +176,10 @@ class Server:
         """
         if self._lingering is not None:
             self._lingering.begin()
+
+    def _look(self) -> None:
+        for transport in self._transports:
+            transport.look()
 
     def give_back(self) -> None:
         """Let the serving thread run the loop again; nothing happens unless this thread has borrowed it."""

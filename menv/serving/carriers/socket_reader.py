@@ -24,7 +24,7 @@ class SocketReader:
         self._open: dict[int, tuple[asyncio.Transport, asyncio.Protocol]] = {}
         # Those that are in the middle of something large.
         self._large: set[int] = set()
-        asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._look)
+        asyncio.get_running_loop().add_reader(self._epoll.fileno(), self.look)
 
     @staticmethod
     def of_this_system() -> SocketReader | None:
@@ -53,19 +53,19 @@ class SocketReader:
             if not self._epoll.closed:
                 self._epoll.unregister(fd)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Read all sockets that have something."""
+        readers, large = self._open, self._large
         for fd, _ in self._epoll.poll(0):
             # Whoever was read before may have ended others.
-            if (one := self._open.get(fd)) is None:
+            if (one := readers.get(fd)) is None:
                 continue
             transport, protocol = one
             try:
-                if transport.is_closing():
-                    self.end(transport)
-                elif data := os.read(fd, _MOST_BYTES if fd in self._large else _FEW_BYTES):
-                    if (len(data) >= _FEW_BYTES) is not (fd in self._large):
-                        self._large ^= {fd}
+                data = os.read(fd, _MOST_BYTES if fd in large else _FEW_BYTES)
+                if large or len(data) >= _FEW_BYTES:
+                    (large.add if len(data) >= _FEW_BYTES else large.discard)(fd)
+                if data:
                     protocol.data_received(data)
                 else:
                     self._end_of(transport, protocol)

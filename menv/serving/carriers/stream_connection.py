@@ -7,7 +7,6 @@ its replies unread, goes too fast, or has bodies waiting. Knows no protocol; sub
 from __future__ import annotations
 
 import asyncio
-import os
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -95,16 +94,15 @@ class StreamConnection(asyncio.Protocol):
         """Begin."""
         self._transport = cast(asyncio.Transport, transport)
         self._reader = self._listener.reader
-        # Where to write without asyncio; -1 where that cannot be, or not any more.
-        self._fd = -1
+        # Made once, because a conversation knows a peer's way back by it.
+        self._back, self._end = self._reply, self._close
         if self._reader is not None:
             self._reader.begin(self._transport, self)
-            self._fd = transport.get_extra_info("socket").fileno()
         self._listener.joined(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         """End, once everything that came has been handled."""
-        self._gone, self._paused, self._at_rest, self._fd = True, False, False, -1
+        self._gone, self._paused, self._at_rest = True, False, False
         if self._reader is not None:
             self._reader.end(self._transport)
         self._listener.left(self)
@@ -142,7 +140,7 @@ class StreamConnection(asyncio.Protocol):
         # Somebody may send all its requests, close its half, and read the replies. TLS has no halves.
         if self._ending or not self._transport.can_write_eof() or not self._is_owed():
             return False
-        self._half_closed = True
+        self._half_closed, self._at_rest = True, False
         self._listener.gives_way(self)
         asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
         return True
@@ -177,6 +175,8 @@ class StreamConnection(asyncio.Protocol):
     def hang_up(self) -> None:
         """End it once everything written has been sent."""
         self._ending, self._at_rest = True, False
+        if self._reader is not None:
+            self._reader.end(self._transport)
         self._transport.close()
 
     def abort(self) -> None:
@@ -241,6 +241,7 @@ class StreamConnection(asyncio.Protocol):
         self._listener.finishing.pop(self, None)
         conversation, self._conversation = self._conversation, None
         if conversation is not None:
+            del self._back, self._end
             try:
                 conversation.lost()
             except Exception as fault:
@@ -289,7 +290,7 @@ class StreamConnection(asyncio.Protocol):
             return
         self._owed += 1
         try:
-            held = conversation.received(body, self._reply, self._close)
+            held = conversation.received(body, self._back, self._end)
             if held is not None:
                 self._held, self._at_rest = True, False
                 held.add_done_callback(self._end_hold)
@@ -335,19 +336,6 @@ class StreamConnection(asyncio.Protocol):
         self._send(body)
         if self._half_closed and not self._is_owed():
             self._transport.close()
-
-    def _write(self, data: bytes) -> None:
-        """Write bytes, past asyncio where none wait before them and all can be sent at once."""
-        if self._fd >= 0 and not self._transport.get_write_buffer_size():
-            try:
-                sent = os.write(self._fd, data)
-            except OSError:
-                # asyncio finds it out, too, and ends the connection if it has to.
-                sent = 0
-            if sent == len(data):
-                return
-            data = data[sent:]
-        self._transport.write(data)
 
     def _refuse(self, why: str) -> None:
         if self._ending or self._transport.is_closing():

@@ -122,6 +122,12 @@ class Transport(ABC):
             ConfigError: It cannot, and the settings have to change.
         """
 
+    def look(self) -> None:  # noqa: B027 - optional
+        """Take in what has come; called while the server waits a little for others, where going round the loop is slow.
+
+        What nobody looks at here is found by the loop.
+        """
+
     @abstractmethod
     async def stop(self) -> None:
         """End all connections and free everything, in less than a second. Called also if `start` has failed."""

@@ -77,7 +77,10 @@ def _all_plain(whole: bytes, asked: Sequence[GetAction | None]) -> bool:
     None has fewer colons than keys, so that one look at all of them tells what one at each would.
     """
     colons = whole.count(b":")
-    if colons == sum([_keys(one) for one in asked if one is not None]):
+    known = [one for one in asked if one is not None]
+    # What `_keys` says of each.
+    numbers = len(known) - [one.seq for one in known].count(None)
+    if colons == 3 * len(known) + numbers + sum([len(one.reward) > 0 for one in known]):
         return True
     found = _JSON_FIELDS(whole)
     if colons == sum(map(len, found)):
