@@ -69,7 +69,15 @@ class Workforce:
                 f"num_workers: {config.num_workers} with an input, expected 0, because one server takes many clients; "
                 "leave num_workers out"
             )
-        return make_experience(replace(config, num_envs_per_worker=1, remote_worker_envs=False))
+        near = replace(config, num_envs_per_worker=1, remote_worker_envs=False, remote_env_batch_wait_ms=0)
+        first, base_env = make_experience(near)
+        if base_env.external:
+            base_env.stop()
+            raise ConfigError(
+                f"num_workers: {config.num_workers} with a {type(first).__name__}, which calls by itself, expected 0; "
+                "leave num_workers out"
+            )
+        return first, base_env
 
     def _new_rollouts(self) -> Rollouts:
         """Return what samples, once it is known what runs the networks."""
