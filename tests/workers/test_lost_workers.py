@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
-from tests.workers.crews import gone, running, same, weights_of
+from tests.workers.crews import Counting, gone, running, same, weights_of
 
 HERE = "tests.workers.crews"
 
@@ -179,12 +181,23 @@ def test_stopping_leaves_no_process_behind_and_may_be_done_twice() -> None:
 
 def test_what_cannot_travel_is_named() -> None:
     lock: Any = threading.Lock()
+
+    class Locked(DefaultCallbacks):
+        def on_episode_start(self, **kwargs: Any) -> None:
+            assert lock
+
     mapping = {
         "policies": ["default_policy"],
         "policy_mapping_fn": lambda *args, **kwargs: lock and "default_policy",
     }
-    with pytest.raises(ConfigError, match="lock"), running(1, multiagent=mapping) as algo:
-        algo.train()
+    named: list[tuple[dict[str, Any], str]] = [
+        ({"multiagent": mapping}, "config.multiagent.policy_mapping_fn's variable 'lock' is a lock"),
+        ({"env": lambda context: lock and Counting(context)}, "config.env's variable 'lock' is a lock"),
+        ({"callbacks": [Locked]}, "config.callbacks[0].on_episode_start's variable 'lock' is a lock"),
+    ]
+    for settings, told in named:
+        with pytest.raises(ConfigError, match=re.escape(told)), running(1, **settings) as algo:
+            algo.train()
 
 
 @pytest.mark.parametrize("overlap", [False, True])
