@@ -112,9 +112,11 @@ def test_methods_of_an_environment_can_be_called_wherever_it_lives() -> None:
             with pytest.raises(LookupError, match="no such level"):
                 base_env.call(0, "fail")
             with pytest.raises(
-                ConfigError, match=r"env 0 is a Counting and has no method 'set_lvel', expected"
+                ConfigError, match=r"env 1 is a Counting and has no method 'set_lvel', expected"
             ):
-                base_env.call(0, "set_lvel", 3)
+                base_env.call(1, "set_lvel", 3)
+            with pytest.raises(ConfigError, match=r"the method of env 1 is NoneType, expected the name"):
+                base_env.call(1, None)
             with pytest.raises(ConfigError, match="env id 9"):
                 base_env.call(9, "place")
             trained(algo, 1)
