@@ -23,7 +23,7 @@ from menv.algorithms.headlines import Headlines
 from menv.algorithms.rollout_worker import WorkerSeat
 from menv.algorithms.rollouts import Crew, Tree
 from menv.algorithms.stand import Stand, spread
-from menv.errors import EnvFaultWarning, WorkerLostError
+from menv.errors import CallOrderError, EnvFaultWarning, WorkerLostError
 from menv.loop.cohort import Cohort
 from menv.loop.digest import Digest
 from menv.metrics import Metrics
@@ -82,7 +82,7 @@ class WorkerRollouts:
         self._unrolls = 0
         self._warned: set[str] = set()
         # Whether workers were told to begin and nobody has taken what they sample.
-        self._begun = False
+        self._begun = self._stopped = False
         self.staleness: list[Column] = []
         self._group = PeerGroup(engine, WorkerSeat, self._plan, self._count, "worker", early)
 
@@ -199,6 +199,7 @@ class WorkerRollouts:
 
     def stop(self) -> None:
         """See `Rollouts.stop`."""
+        self._stopped = True
         self._engine.stop()
 
     def take_back(self) -> None:
@@ -266,6 +267,7 @@ class WorkerRollouts:
 
     def _replace(self, index: int, error: WorkerLostError) -> None:
         """Put another worker in the place of one that is lost; the episodes that ran in it are counted."""
+        self._check_running()
         line = str(error).partition("; the last lines of its stderr")[0].splitlines()[0]
         hung = where_it_hung(str(error))
         if hung is not None and self._config.env_timeout is not None:
@@ -275,12 +277,20 @@ class WorkerRollouts:
         self._gone.add(self._stood[index])
         self._stood[index], self._asked[index] = Stand(), 0
         self._group.replace(index, error)
+        self._check_running()
         warnings.warn(
             f"{line}: the episodes that ran in it are lost and another worker was started, expected none to end; "
             "look at what it wrote to stderr",
             EnvFaultWarning,
             stacklevel=2,
         )
+
+    def _check_running(self) -> None:
+        """Raise where another thread has stopped the algorithm meanwhile."""
+        if self._stopped:
+            # There may be a worker that was started since.
+            self._engine.stop()
+            raise CallOrderError("sample: this algorithm was stopped meanwhile; build a new one")
 
     def _together(self, fragments: Sequence[Fragment]) -> MultiAgentBatch:
         """Return the fragments of all workers as one, as if one process had sampled it."""

@@ -40,10 +40,11 @@ class Workforce:
     _population: Population
     _rollouts: Rollouts
     _seed: int
+    _stopped: bool
 
     def worker_pids(self) -> list[int | None]:
         """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
-        return list(getattr(self._rollouts, "pids", []))
+        return [] if self._stopped else list(getattr(self._rollouts, "pids", []))
 
     def _hire(self) -> None:
         """Start the processes of workers, which import what they need while this one does likewise."""

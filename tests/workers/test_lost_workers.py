@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from menv.callbacks import DefaultCallbacks
-from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
+from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
+from tests.scale.processes import children, eventually
 from tests.workers.crews import Counting, gone, running, same, weights_of
 
 HERE = "tests.workers.crews"
@@ -173,10 +174,38 @@ def test_stopping_leaves_no_process_behind_and_may_be_done_twice() -> None:
         pids = algo.worker_pids()
         assert len(set(pids)) == 2
         algo.stop()
+        assert algo.worker_pids() == []
     until = time.monotonic() + 10
     while not all(gone(pid) for pid in pids) and time.monotonic() < until:
         time.sleep(0.02)
     assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_workers": 2}, {"num_workers": 2, "overlap": True}, {"num_workers": 0, "remote_worker_envs": True}],
+)
+def test_stopping_from_another_thread_ends_train_and_is_no_fault(settings: dict[str, Any]) -> None:
+    raised: list[BaseException] = []
+    before = children()
+
+    def train() -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                while True:
+                    algo.train()
+        except BaseException as error:
+            raised.append(error)
+
+    with running(**settings, env=f"{HERE}:Counting", train_batch_size=100_000) as algo:
+        thread = threading.Thread(target=train, daemon=True)
+        thread.start()
+        time.sleep(1.0)
+        algo.stop()
+        thread.join(60)
+        assert [type(error) for error in raised] == [CallOrderError]
+    eventually(lambda: children() <= before)
 
 
 def test_what_cannot_travel_is_named() -> None:
