@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -9,6 +10,7 @@ import pytest
 
 from menv.errors import WorkerLostError
 from menv.scale.engine import Engine, Peer
+from menv.scale.link import Link
 from tests.scale.homes import Counter
 from tests.scale.processes import PATIENCE_S, children, descriptors, eventually, lives, resident
 from tests.scale.test_engines import asked, started
@@ -86,6 +88,22 @@ def test_stopping_in_one_thread_wakes_another_one_that_waits(engine: Engine, how
         engine.stop(grace=0.2)
         thread.join(PATIENCE_S)
         assert lost == [True]
+
+
+def test_the_descriptor_of_a_closed_link_is_nobody_elses_while_it_is_waited_for() -> None:
+    near, far = socket.socketpair()
+    link, number = Link(near), near.fileno()
+    with far:
+        link.hold()
+        link.close()
+        # The other end knows, and the number does not mean another file yet.
+        assert far.recv(1) == b""
+        assert link.fileno() == -1
+        os.fstat(number)
+        with pytest.raises(EOFError):
+            link.receive()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
 
 
 def test_a_peer_that_is_killed_has_lost_what_it_was_asked(engine: Engine) -> None:
