@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -188,6 +190,22 @@ def test_evaluations_take_the_same_settings() -> None:
     assert result["evaluation"]["episodes_this_iter"] == 6
     assert os.getpid() not in pids
     assert len(pids) == 6
+
+
+@pytest.mark.parametrize(("level", "told"), [("INFO", {"info", "warning"}), ("ERROR", set())])
+def test_the_log_level_is_that_of_environments_elsewhere(
+    level: str, told: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Logging(Counting):
+        def reset(self, **kwargs: Any) -> Any:
+            if self.context.remote:
+                logging.getLogger("simulator").info("told as info")
+                logging.getLogger("simulator").warning("told as warning")
+            return super().reset(**kwargs)
+
+    with PPO(env=Logging, config={**SMALL, **FAR, "log_level": level}) as algo:
+        algo.sample()
+    assert set(re.findall("told as (.*)", capsys.readouterr().err)) == told
 
 
 def test_what_is_registered_here_is_known_there() -> None:

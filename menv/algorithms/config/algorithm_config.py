@@ -65,7 +65,7 @@ class AlgorithmConfig:
     max_staleness: int = 1
     """With `overlap`: so many updates may lie between the weights that acted and those that learn from it."""
     log_level: str | None = None
-    """Level of what workers log, to stderr, such as "INFO"; None leaves it alone."""
+    """Level of what workers and remote environments log, to stderr, such as "INFO"; None leaves it alone."""
     restart_failed_sub_environments: bool = True
     """Whether one that raises is made anew and costs its episode only; again and again, or with False, the run ends."""
     rollout_fragment_length: int | Literal["auto"] = "auto"
