@@ -31,6 +31,7 @@ from menv.multi_agent_batch import MultiAgentBatch
 from menv.registry import Known
 from menv.sample_batch import SampleBatch
 from menv.scale.engine import Engine, Peer
+from menv.scale.last_words import in_a_line
 from menv.scale.peer_group import PeerGroup
 from menv.scale.watchdog import where_it_hung
 from menv.segments import Column
@@ -268,10 +269,12 @@ class WorkerRollouts:
     def _replace(self, index: int, error: WorkerLostError) -> None:
         """Put another worker in the place of one that is lost; the episodes that ran in it are counted."""
         self._check_running()
-        line = str(error).partition("; the last lines of its stderr")[0].splitlines()[0]
         hung = where_it_hung(str(error))
         if hung is not None and self._config.env_timeout is not None:
-            line = f"{line}: an environment did not return for env_timeout={self._config.env_timeout:g} s, from {hung}"
+            head, expected, rest = str(error).partition(", expected ")
+            why = f"an environment did not return for env_timeout={self._config.env_timeout:g} s, from {hung}"
+            error = WorkerLostError(f"{head}: {why}{expected}{rest}")
+        line = in_a_line(str(error))
         for _ in range(self._stood[index].running or self._each):
             self._metrics.record_faulty(line)
         self._gone.add(self._stood[index])

@@ -192,6 +192,29 @@ def test_evaluations_take_the_same_settings() -> None:
     assert len(pids) == 6
 
 
+def test_what_a_process_said_last_is_in_its_fault(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+
+    class Interrupted(Counting):
+        def step(self, action: Any) -> Any:
+            if (
+                self.context.remote
+                and self.context.vector_index == 1
+                and self.steps == 7
+                and not marker.exists()
+            ):
+                marker.touch()
+                raise KeyboardInterrupt("of the simulator")
+            return super().step(action)
+
+    with PPO(env=Interrupted, config={**SMALL, **FAR}) as algo:
+        with pytest.warns(
+            EnvFaultWarning, match="the last line of its stderr: KeyboardInterrupt: of the simulator"
+        ):
+            algo.sample()
+        assert "KeyboardInterrupt: of the simulator in step of env 1" in algo.train()["first_fault"]
+
+
 @pytest.mark.parametrize(("level", "told"), [("INFO", {"info", "warning"}), ("ERROR", set())])
 def test_the_log_level_is_that_of_environments_elsewhere(
     level: str, told: set[str], capsys: pytest.CaptureFixture[str]

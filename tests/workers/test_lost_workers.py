@@ -117,9 +117,10 @@ def test_its_environments_are_told_that_the_worker_was_recreated(tmp_path: Path)
 def test_a_simulator_that_ends_its_process_is_shown_with_its_last_words(tmp_path: Path) -> None:
     settings = {"env": f"{HERE}:Dying", "env_config": {"flag": str(tmp_path / "flag")}}
     with running(2, **settings) as algo:
-        with pytest.warns(EnvFaultWarning, match=r"SIGSEGV"):
+        with pytest.warns(EnvFaultWarning, match=r"SIGSEGV.*; the last line of its stderr: .*no licence"):
             result = algo.train()
         assert result["num_env_steps_sampled"] == 128
+        assert "no licence" in result["first_fault"]
         assert algo.train()["num_worker_restarts"] == 1
 
 
@@ -144,6 +145,17 @@ def test_an_environment_that_hangs_is_given_up_with_the_line_where_it_stood(
         assert result["num_env_steps_sampled"] == 128
         assert result["num_faulty_episodes"] == 2
         assert "did not return for env_timeout=2 s, from act (crews.py:" in result["first_fault"]
+
+
+def test_an_environment_that_hangs_again_and_again_ends_the_run_and_says_that() -> None:
+    settings = {"env": f"{HERE}:Hanging", "env_config": {"always": True}, "env_timeout": 0.5}
+    with running(2, **settings) as algo, warnings.catch_warnings():
+        warnings.simplefilter("ignore", EnvFaultWarning)
+        told = (
+            r"worker 2 .*: an environment did not return for env_timeout=0\.5 s, from act \(crews\.py:\d+\), "
+        )
+        with pytest.raises(WorkerLostError, match=told):
+            algo.train()
 
 
 def test_an_environment_that_raises_costs_one_episode_in_a_worker_as_it_does_here(tmp_path: Path) -> None:
