@@ -51,6 +51,7 @@ class WorkerRollouts:
 
     Attributes:
         staleness: Updates between acting and learning, of the rows of the fragments since the last look.
+        recreated: Numbers, from 1, of the workers that were replaced since the last look.
     """
 
     idle = False
@@ -85,6 +86,7 @@ class WorkerRollouts:
         # Whether workers were told to begin and nobody has taken what they sample.
         self._begun = self._stopped = False
         self.staleness: list[Column] = []
+        self.recreated: list[int] = []
         self._group = PeerGroup(engine, WorkerSeat, self._plan, self._count, "worker", early)
 
     @property
@@ -281,6 +283,7 @@ class WorkerRollouts:
         self._stood[index], self._asked[index] = Stand(), 0
         self._group.replace(index, error)
         self._check_running()
+        self.recreated.append(index + 1)
         warnings.warn(
             f"{line}: the episodes that ran in it are lost and another worker was started, expected none to end; "
             "look at what it wrote to stderr",

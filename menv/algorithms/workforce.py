@@ -116,13 +116,16 @@ class Workforce:
         )  # fmt: skip
 
     def _of_workers(self) -> dict[str, Any]:
-        """Return what a result tells of workers."""
+        """Return what a result tells of workers; callbacks are told of those that were replaced."""
         if not self.config.num_workers:
             return {}
         from menv.algorithms.worker_rollouts import WorkerRollouts
 
         rollouts = self._rollouts
         assert isinstance(rollouts, WorkerRollouts)
+        if rollouts.recreated:
+            numbers, rollouts.recreated = rollouts.recreated, []
+            self._callbacks.on_workers_recreated(algorithm=self, worker_ids=numbers, is_evaluation=False)
         told: dict[str, Any] = {"num_worker_restarts": rollouts.lost}
         if self.config.overlap:
             ages = np.concatenate([*rollouts.staleness, np.zeros(0, np.int64)])
