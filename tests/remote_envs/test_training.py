@@ -118,7 +118,7 @@ def test_methods_of_an_environment_can_be_called_wherever_it_lives() -> None:
             ):
                 base_env.call(1, "set_lvel", 3)
             with pytest.raises(ConfigError, match=r"the method of env 1 is NoneType, expected the name"):
-                base_env.call(1, None)
+                base_env.call(1, None)  # type: ignore[arg-type]
             with pytest.raises(ConfigError, match="env id 9"):
                 base_env.call(9, "place")
             trained(algo, 1)

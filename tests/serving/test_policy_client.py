@@ -272,7 +272,7 @@ def test_a_reward_of_another_kind_is_refused(mode: str) -> None:
             with pytest.raises(
                 ContractError, match=f"the reward of 'agent0' is {got}, expected a finite number"
             ):
-                client.log_returns(name, reward)
+                client.log_returns(name, reward)  # type: ignore[arg-type]
         # The episode goes on.
         client.log_returns(name, 2.0)
         client.end_episode(name, observation(1))
