@@ -237,6 +237,11 @@ def method_of(env: Any, name: str, env_id: EnvId) -> Callable[..., Any]:
     Raises:
         ConfigError: It has no such method.
     """
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"call: the method of env {env_id} is {type(name).__name__}, expected the name of one of its methods; "
+            'write call(env_id, "name", ...)'
+        )
     found = getattr(env, name, None) or getattr(getattr(env, "unwrapped", None), name, None)
     if not callable(found):
         raise ConfigError(

@@ -87,8 +87,17 @@ class DefaultCallbacks:
     def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any], **kwargs: Any) -> None:
         """Called with the result of an evaluation, which may be changed."""
 
-    def on_workers_recreated(self, **kwargs: Any) -> None:
-        """Reserved for workers in other processes."""
+    def on_workers_recreated(
+        self, *, algorithm: Any, worker_ids: list[int], is_evaluation: bool, **kwargs: Any
+    ) -> None:
+        """Called at the end of a `train()` in which workers were lost and others took their places.
+
+        Args:
+            algorithm: It.
+            worker_ids: Their numbers, from 1, once for each time.
+            is_evaluation: False; evaluations have no workers.
+            kwargs: Nothing yet.
+        """
 
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Reserved for algorithms that are restored."""

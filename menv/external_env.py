@@ -146,7 +146,7 @@ class ExternalEnv(_External):
 
         Args:
             episode_id: The episode.
-            observation: The final one.
+            observation: The final one; None where there is none, then the last one stands for it.
             truncated: Whether it was cut short, so that there would have been more to earn.
 
         Raises:

@@ -131,7 +131,7 @@ class Line:
             ContractError: A reward is not a finite number; nothing has been noted then.
         """
         self.steady = False
-        checked = {agent: _number(reward, self.episode_id, agent) for agent, reward in rewards.items()}
+        checked = {agent: finite_reward(reward, self.episode_id, agent) for agent, reward in rewards.items()}
         self.untold += size
         self.backlog.add(size)
         for agent, number in checked.items():
@@ -167,8 +167,12 @@ class Line:
         return owed
 
 
-def _number(reward: Any, episode_id: str, agent: AgentId) -> float:
-    """Return a reward as a float."""
+def finite_reward(reward: Any, episode_id: str, agent: AgentId) -> float:
+    """Return what a caller pays as a float.
+
+    Raises:
+        ContractError: It is no finite number.
+    """
     if isinstance(reward, int | float | np.number | np.bool_) or (
         isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub"
     ):

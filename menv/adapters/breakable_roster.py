@@ -28,7 +28,7 @@ class BreakableRoster(Roster):
         self._forget_untold(report)
         owed = dict(self._held)
         for agent, reward in rewards.items():
-            owed[agent] = owed.get(agent, 0.0) + self._number(agent, reward)
+            owed[agent] = owed.get(agent, 0.0) + self.number(agent, reward)
         report.unclaimed += [
             Unclaimed(self.env_id, agent, reward, self.env_index) for agent, reward in owed.items() if reward
         ]

@@ -18,7 +18,7 @@ from menv.adapters.answers import nested_answers
 from menv.adapters.breakable_roster import BreakableRoster
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
-from menv.adapters.report import Report, finite
+from menv.adapters.report import Report
 from menv.adapters.roster import Layout, Roster
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import AgentId, EnvId, FloatArray, IntArray, MultiEnvDict, Ready
@@ -323,11 +323,14 @@ class MultiAgentEnvs(LocalEnvs):
         """Return the rows' rewards."""
         values = list(chain.from_iterable([roster.rewards for roster in rosters]))
         try:
-            rewards = np.array(values, np.float64)
+            # No dtype is asked for: texts would be read as numbers.
+            rewards = np.array(values)
         except (TypeError, ValueError):
             rewards = np.zeros((0, 0))
         # The sum of their squares is finite only if each is: one product instead of a look at every reward.
-        return rewards if rewards.ndim == 1 and math.isfinite(rewards.dot(rewards)) else as_numbers(rosters)
+        if rewards.ndim != 1 or rewards.dtype.kind not in "fiub" or not math.isfinite(rewards.dot(rewards)):
+            return as_numbers(rosters)
+        return rewards.astype(np.float64, copy=False)
 
 
 def join_slots(layouts: list[Layout]) -> IntArray:
@@ -356,7 +359,7 @@ def as_numbers(rosters: Iterable[Roster]) -> FloatArray:
     numbers = []
     for roster in rosters:
         for agent, reward in zip(roster.waiting.agents, roster.rewards, strict=True):
-            numbers.append(finite(reward, f"env {roster.env_id} step: the reward of {agent!r}"))
+            numbers.append(roster.number(agent, reward))
     return np.array(numbers, np.float64)
 
 

@@ -215,7 +215,7 @@ class Roster:
             return any(rewards.values()) or None in rewards.values()
         except ValueError:
             # An array instead of a number; this names whose.
-            return bool([self._number(agent, reward) for agent, reward in rewards.items()])
+            return bool([self.number(agent, reward) for agent, reward in rewards.items()])
 
     def _pay(self, rewards: Any, obs: Any, terminateds: Any, truncateds: Any, report: Report) -> None:
         """Add each reward to what its agent is owed; a dead agent's reward is unclaimed."""
@@ -225,10 +225,10 @@ class Roster:
                 continue
             if agent in self._dead and (agent not in obs or terminateds.get(agent) or truncateds.get(agent)):
                 report.unclaimed.append(
-                    Unclaimed(self.env_id, agent, self._number(agent, reward), self.env_index)
+                    Unclaimed(self.env_id, agent, self.number(agent, reward), self.env_index)
                 )
             else:
-                held[agent] = held.get(agent, 0.0) + self._number(agent, reward)
+                held[agent] = held.get(agent, 0.0) + self.number(agent, reward)
 
     def _end_flagged(
         self, obs: Any, terminateds: Any, truncateds: Any, infos: Any, report: Report
@@ -375,8 +375,8 @@ class Roster:
         if absent:
             self._layouts.clear()
 
-    def _number(self, agent: AgentId, reward: Any) -> float:
-        """Return a reward as a float."""
+    def number(self, agent: AgentId, reward: Any) -> float:
+        """Return a reward as a float; raise if it is no finite number, with the env step."""
         if type(reward) is float and math.isfinite(reward):
             return reward
         where = f"env {self.env_id} step, env step {self.episode_steps} of the episode"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
 from menv.algorithms.config.classic_keys import read_keys
 from menv.algorithms.config.keys import section_values
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
@@ -182,4 +182,4 @@ def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
     if isinstance(values.get("multiagent"), Mapping):
         own = section_values(MultiAgentConfig, values["multiagent"], "evaluation_config.multiagent")
         values["multiagent"] = replace(config.multiagent, **own)
-    return replace(config, **values)
+    return replace(config, **left_over({**vars(config), **values}, values), **values)

@@ -115,8 +115,8 @@ def _in_table_form(
     if not config.remote_worker_envs:
         return to_base_env(first, make, config.num_envs_per_worker, **settings)
     return to_base_env(
-        first, FarEnv(config.env, env_context(config, 0, place)), config.num_envs_per_worker, remote_envs=True,
-        remote_env_batch_wait_ms=config.remote_env_batch_wait_ms, env_timeout=config.env_timeout,
+        first, FarEnv(config.env, env_context(config, 0, place), config.log_level), config.num_envs_per_worker,
+        remote_envs=True, remote_env_batch_wait_ms=config.remote_env_batch_wait_ms, env_timeout=config.env_timeout,
         engine=config.engine, **settings,
     )  # fmt: skip
 

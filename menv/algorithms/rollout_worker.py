@@ -6,7 +6,6 @@ policy acts with it.
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from menv.loop.net_policy import NetPolicy
 from menv.loop.own_cohort import OwnCohort
 from menv.metrics import Metrics
 from menv.policy import Policy
+from menv.scale.log_level import set_log_level
 from menv.scale.watchdog import Watchdog, creation_limit, limited
 
 Filters = dict[str, list[tuple[int, Any]]]
@@ -57,9 +57,7 @@ class RolloutWorker:
 
     def __init__(self, plan: Plan) -> None:
         config = plan.config
-        if config.log_level is not None:
-            logging.basicConfig(level=config.log_level)
-            logging.getLogger().setLevel(config.log_level)
+        set_log_level(config.log_level)
         plan.known.tell()
         self._company = plan.company
         self._metrics = Metrics(0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
 from menv.algorithms.config.classic_keys import read_config, read_keys
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
@@ -89,6 +89,7 @@ def restored_config(
     for name, value in own.items():
         both = name in _SECTIONS and isinstance(value, Mapping) and isinstance(values.get(name), dict)
         values[name] = {**values[name], **value} if both else value
+    values |= left_over(values, own)
     multi |= theirs
     multi["policies"] = _policies(multi["policies"], known, policy_ids)
     if policy_ids is not None and isinstance(multi["policies_to_train"], list):

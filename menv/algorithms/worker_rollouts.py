@@ -23,7 +23,7 @@ from menv.algorithms.headlines import Headlines
 from menv.algorithms.rollout_worker import WorkerSeat
 from menv.algorithms.rollouts import Crew, Tree
 from menv.algorithms.stand import Stand, spread
-from menv.errors import EnvFaultWarning, WorkerLostError
+from menv.errors import CallOrderError, EnvFaultWarning, WorkerLostError
 from menv.loop.cohort import Cohort
 from menv.loop.digest import Digest
 from menv.metrics import Metrics
@@ -31,6 +31,7 @@ from menv.multi_agent_batch import MultiAgentBatch
 from menv.registry import Known
 from menv.sample_batch import SampleBatch
 from menv.scale.engine import Engine, Peer
+from menv.scale.last_words import in_a_line
 from menv.scale.peer_group import PeerGroup
 from menv.scale.watchdog import creation_limit, where_it_hung
 from menv.segments import Column
@@ -50,6 +51,7 @@ class WorkerRollouts:
 
     Attributes:
         staleness: Updates between acting and learning, of the rows of the fragments since the last look.
+        recreated: Numbers, from 1, of the workers that were replaced since the last look.
     """
 
     idle = False
@@ -82,8 +84,9 @@ class WorkerRollouts:
         self._unrolls = 0
         self._warned: set[str] = set()
         # Whether workers were told to begin and nobody has taken what they sample.
-        self._begun = False
+        self._begun = self._stopped = False
         self.staleness: list[Column] = []
+        self.recreated: list[int] = []
         self._group = PeerGroup(engine, WorkerSeat, self._plan, self._count, "worker", early)
 
     @property
@@ -203,6 +206,7 @@ class WorkerRollouts:
 
     def stop(self) -> None:
         """See `Rollouts.stop`."""
+        self._stopped = True
         self._engine.stop()
 
     def take_back(self) -> None:
@@ -268,19 +272,24 @@ class WorkerRollouts:
 
     def _replace(self, index: int, error: WorkerLostError) -> None:
         """Put another worker in the place of one that is lost; the episodes that ran in it are counted."""
-        line = str(error).partition("; the last lines of its stderr")[0].splitlines()[0]
+        self._check_running()
         hung = where_it_hung(str(error))
         if hung is not None and self._config.env_timeout is not None:
-            line = f"{line}: {self._overdue(index)}, from {hung}"
+            head, expected, rest = str(error).partition(", expected ")
+            told = f"{head}: {self._overdue(index)}, from {hung}"
             if not self._group.lost and not self._group.is_briefed(index):
                 raise WorkerLostError(
-                    f"{line}, expected it to be there; mend what it waits for, or raise env_timeout above that"
+                    f"{told}, expected it to be there; mend what it waits for, or raise env_timeout above that"
                 ) from error
+            error = WorkerLostError(f"{told}{expected}{rest}")
+        line = in_a_line(str(error))
         for _ in range(self._stood[index].running or self._each):
             self._metrics.record_faulty(line)
         self._gone.add(self._stood[index])
         self._stood[index], self._asked[index] = Stand(), 0
         self._group.replace(index, error)
+        self._check_running()
+        self.recreated.append(index + 1)
         warnings.warn(
             f"{line}: the episodes that ran in it are lost and another worker was started, expected none to end; "
             "look at what it wrote to stderr",
@@ -294,6 +303,13 @@ class WorkerRollouts:
         if self._group.is_briefed(index):
             return f"an environment did not return for env_timeout={seconds:g} s"
         return f"an environment was not created within {creation_limit(seconds):g} s"
+
+    def _check_running(self) -> None:
+        """Raise where another thread has stopped the algorithm meanwhile."""
+        if self._stopped:
+            # There may be a worker that was started since.
+            self._engine.stop()
+            raise CallOrderError("sample: this algorithm was stopped meanwhile; build a new one")
 
     def _together(self, fragments: Sequence[Fragment]) -> MultiAgentBatch:
         """Return the fragments of all workers as one, as if one process had sampled it."""

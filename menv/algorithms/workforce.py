@@ -40,10 +40,11 @@ class Workforce:
     _population: Population
     _rollouts: Rollouts
     _seed: int
+    _stopped: bool
 
     def worker_pids(self) -> list[int | None]:
         """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
-        return list(getattr(self._rollouts, "pids", []))
+        return [] if self._stopped else list(getattr(self._rollouts, "pids", []))
 
     def _hire(self) -> None:
         """Start the processes of workers, which import what they need while this one does likewise."""
@@ -69,7 +70,15 @@ class Workforce:
                 f"num_workers: {config.num_workers} with an input, expected 0, because one server takes many clients; "
                 "leave num_workers out"
             )
-        return make_experience(replace(config, num_envs_per_worker=1, remote_worker_envs=False))
+        near = replace(config, num_envs_per_worker=1, remote_worker_envs=False, remote_env_batch_wait_ms=0)
+        first, base_env = make_experience(near)
+        if base_env.external:
+            base_env.stop()
+            raise ConfigError(
+                f"num_workers: {config.num_workers} with a {type(first).__name__}, which calls by itself, expected 0; "
+                "leave num_workers out"
+            )
+        return first, base_env
 
     def _new_rollouts(self) -> Rollouts:
         """Return what samples, once it is known what runs the networks."""
@@ -107,13 +116,16 @@ class Workforce:
         )  # fmt: skip
 
     def _of_workers(self) -> dict[str, Any]:
-        """Return what a result tells of workers."""
+        """Return what a result tells of workers; callbacks are told of those that were replaced."""
         if not self.config.num_workers:
             return {}
         from menv.algorithms.worker_rollouts import WorkerRollouts
 
         rollouts = self._rollouts
         assert isinstance(rollouts, WorkerRollouts)
+        if rollouts.recreated:
+            numbers, rollouts.recreated = rollouts.recreated, []
+            self._callbacks.on_workers_recreated(algorithm=self, worker_ids=numbers, is_evaluation=False)
         told: dict[str, Any] = {"num_worker_restarts": rollouts.lost}
         if self.config.overlap:
             ages = np.concatenate([*rollouts.staleness, np.zeros(0, np.int64)])

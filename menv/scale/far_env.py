@@ -9,6 +9,7 @@ from typing import Any
 
 from menv.env_context import EnvContext
 from menv.registry import Known, make_env
+from menv.scale.log_level import set_log_level
 
 
 class FarEnv:
@@ -17,14 +18,17 @@ class FarEnv:
     Args:
         env: As in `menv.registry.make_env`.
         context: Of all of them, but for `vector_index`.
+        log_level: Of what is logged in the process where they live; None leaves it alone.
     """
 
-    def __init__(self, env: Any, context: EnvContext) -> None:
+    def __init__(self, env: Any, context: EnvContext, log_level: str | None = None) -> None:
         self._env = env
         self._context = context
+        self._log_level = log_level
         self._known = Known.behind(env)
 
     def __call__(self, vector_index: int) -> Any:
         """Create a sub-environment."""
+        set_log_level(self._log_level)
         self._known.tell()
         return make_env(self._env, self._context.copy_with_overrides(vector_index=vector_index, remote=True))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from menv.base_env import AgentId, EnvId, IntArray
-from menv.errors import WorkerLostError
+from menv.errors import CallOrderError, WorkerLostError
 from menv.scale.engine import Engine
 from menv.scale.far_host import FarHost
 from menv.scale.news import News
@@ -48,6 +48,7 @@ class Hosts:
         self._engine = engine
         self._settings = settings
         self._created = created
+        self._stopped = False
         size = settings.per_process
         self._all = [
             FarHost(first, min(size, num_envs - first), self.seats) for first in range(0, num_envs, size)
@@ -71,6 +72,7 @@ class Hosts:
 
     def stop(self) -> None:
         """End all processes."""
+        self._stopped = True
         self._engine.stop()
 
     def gather(self, timeout: float | None) -> None:
@@ -164,5 +166,17 @@ class Hosts:
 
     def _lost(self, host: FarHost, error: WorkerLostError) -> None:
         """Replace a host that is lost."""
-        for index in self.successors.replace(host, error, self.waiting):
+        self._check_running()
+        created = self.successors.replace(host, error, self.waiting)
+        self._check_running()
+        for index in created:
             self._created(index)
+
+    def _check_running(self) -> None:
+        """Raise where another thread has ended all processes meanwhile."""
+        if self._stopped:
+            # There may be a process that was started since.
+            self._engine.stop()
+            raise CallOrderError(
+                "poll: these environments were stopped meanwhile, expected running ones; make new ones"
+            )

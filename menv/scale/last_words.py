@@ -1,6 +1,6 @@
 """What a process writes to stderr: passed on to ours, and the end of it kept for the message when it ends.
 
-`menv.scale.process_engine` has one for each process that it starts.
+`menv.scale.process_engine` has one for each process that it starts; whoever counts losses says them in a line.
 """
 
 from __future__ import annotations
@@ -10,10 +10,28 @@ import threading
 from contextlib import suppress
 from io import BufferedReader
 
+from menv.scale.watchdog import where_it_hung
+
 _LINES = 20
 _LONGEST = 500
 _BYTES = 1 << 14
 _JOINED_S = 1.0
+_BEFORE_WORDS = "; the last lines of its stderr:"
+_LONGEST_LAST = 160
+
+
+def in_a_line(message: str) -> str:
+    """Return the message of a `WorkerLostError` in one line, with the last one that the process wrote to stderr.
+
+    What a watchdog wrote there is left out.
+    """
+    told, _, words = message.partition(_BEFORE_WORDS)
+    told = " ".join(told.split())
+    # Some lines of a traceback only point at what is above them.
+    lines = [line.strip() for line in words.splitlines() if line.strip(" ^~")]
+    if not lines or where_it_hung(words) is not None:
+        return told
+    return f"{told}; the last line of its stderr: {lines[-1][:_LONGEST_LAST]}"
 
 
 class LastWords:

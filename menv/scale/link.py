@@ -90,7 +90,9 @@ class Link:
     """One end.
 
     Whoever sends takes in what comes meanwhile: otherwise both ends could wait for the other one to read. After an
-    error, a Ctrl-C in the middle of a letter too, a link is closed.
+    error, a Ctrl-C in the middle of a letter too, a link is closed. One thread uses it; any thread may close it. The
+    descriptor stays open as long as it is in use then: a system call that waits for it would wait for whatever has its
+    number next.
 
     Args:
         end: The socket, which belongs to the link.
@@ -101,10 +103,21 @@ class Link:
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
         self._come: deque[Letter] = deque()
+        self._used = self._closed = False
 
     def fileno(self) -> int:
         """Return the descriptor of the socket, -1 after `close`."""
-        return self._socket.fileno()
+        return -1 if self._closed else self._socket.fileno()
+
+    def hold(self) -> None:
+        """Keep the descriptor open, whoever closes the link, until `release`."""
+        self._used = True
+
+    def release(self) -> None:
+        """Note that nobody waits for the descriptor any more."""
+        self._used = False
+        if self._closed:
+            self._socket.close()
 
     def has_letter(self) -> bool:
         """Return whether a letter has been taken in already."""
@@ -123,7 +136,10 @@ class Link:
         view, rights = memoryview(packed.letter(more=more)), []
         if packed.fd >= 0:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(packed.fd))]
+        self.hold()
         try:
+            if self._closed:
+                raise BrokenPipeError
             while view:
                 try:
                     view, rights = view[self._socket.sendmsg([view], rights, socket.MSG_DONTWAIT) :], []
@@ -132,6 +148,8 @@ class Link:
         except BaseException:
             self.close()
             raise
+        finally:
+            self.release()
 
     def receive(self) -> Letter:
         """Wait for the next letter and return it.
@@ -141,25 +159,36 @@ class Link:
         """
         if self._come:
             return self._come.popleft()
-        if self._socket.fileno() < 0:
-            raise EOFError
-        # Nothing is lost where this is interrupted.
-        self._poll.poll()
+        self.hold()
+        try:
+            if self._closed:
+                raise EOFError
+            # Nothing is lost where this is interrupted.
+            self._poll.poll()
+            return self._received()
+        finally:
+            self.release()
+
+    def close(self) -> None:
+        """End it for both ends, whoever else has inherited them."""
+        # Before the look at who uses it: whoever begins to do so afterwards finds it closed.
+        self._closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if not self._used:
+            self._socket.close()
+
+    def leave(self) -> None:
+        """Close it for this process alone."""
+        self._socket.close()
+
+    def _received(self) -> Letter:
+        """Return the letter that has begun to come."""
         try:
             return _receive(self._socket)
         except BaseException:
             self.close()
             raise
-
-    def close(self) -> None:
-        """End it for both ends, whoever else has inherited them."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def leave(self) -> None:
-        """Close it for this process alone."""
-        self._socket.close()
 
     def _take_in(self) -> None:
         """Wait until more can be sent; keep a letter that comes before."""

@@ -7,6 +7,7 @@ where in a config the thing is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -52,11 +53,13 @@ def unpack(parts: Parts) -> Any:
 
 def culprit(value: Any) -> tuple[Any, str]:
     """Return the smallest part of a value that cannot be pickled, and how it is reached from there."""
-    path = ""
+    path, way = "", [value]
     for _ in range(_DEEPEST):
         for inner, step in _inside(value):
-            if not _can_be_pickled(inner):
+            # A method of a class may know the class.
+            if not any(inner is outer for outer in way) and not _can_be_pickled(inner):
                 value, path = inner, path + step
+                way.append(value)
                 break
         else:
             break
@@ -71,10 +74,34 @@ def _inside(value: Any) -> Iterator[tuple[Any, str]]:
         yield from ((inner, f"[{index}]") for index, inner in enumerate(value))
     elif isinstance(value, FunctionType):
         yield from _used_by(value)
-    elif not isinstance(value, type):
+    elif isinstance(value, type):
+        yield from _in_class(value)
+    else:
         if hasattr(value, "__func__"):
             yield value.__self__, ".__self__"
+        if isinstance(value, partial):
+            yield from ((getattr(value, name), f".{name}") for name in ("func", "args", "keywords"))
         yield from ((inner, f".{name}") for name, inner in getattr(value, "__dict__", {}).items())
+        yield from ((getattr(value, name), f".{name}") for name in _slots(value))
+
+
+def _slots(value: Any) -> Iterator[str]:
+    """Yield the attributes of a value that are in slots."""
+    for kind in type(value).__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            if not name.startswith("__") and hasattr(value, name):
+                yield name
+
+
+def _in_class(kind: type) -> Iterator[tuple[Any, str]]:
+    """Yield what a class of a script is made of, which is sent along with it."""
+    for name, inner in vars(kind).items():
+        function = getattr(inner, "__func__", getattr(inner, "fget", inner))
+        if isinstance(function, FunctionType):
+            yield function, f".{name}"
+        elif not name.startswith("__") and name != "_abc_impl":
+            yield inner, f".{name}"
 
 
 def _used_by(function: FunctionType) -> Iterator[tuple[Any, str]]:

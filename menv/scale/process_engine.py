@@ -45,6 +45,9 @@ class ProcessPeer(Peer):
     Args:
         label: What messages call it.
         packed: The question that creates the object.
+
+    Attributes:
+        link: To its process.
     """
 
     def __init__(self, label: str, packed: Packed) -> None:
@@ -52,7 +55,7 @@ class ProcessPeer(Peer):
         self.pending = 0
         self._killed = False
         near, far = socket.socketpair()
-        self._link = Link(near)
+        self.link = Link(near)
         paths = [path or os.getcwd() for path in sys.path]
         try:
             with far:
@@ -62,11 +65,11 @@ class ProcessPeer(Peer):
                     env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ},
                 )  # fmt: skip
         except BaseException:
-            self._link.close()
+            self.link.close()
             raise
         assert isinstance(self._process.stderr, BufferedReader)
         self._words = LastWords(self._process.stderr)
-        end = weakref.finalize(self, _drop, self._process, self._link, os.getpid())
+        end = weakref.finalize(self, _drop, self._process, self.link, os.getpid())
         end.atexit = False
         self._send(packed)
 
@@ -77,7 +80,7 @@ class ProcessPeer(Peer):
 
     def fileno(self) -> int:
         """Return what becomes readable when an answer comes; -1 where waiting is of no use."""
-        return -1 if self._link.has_letter() else self._link.fileno()
+        return -1 if self.link.has_letter() else self.link.fileno()
 
     def ask(self, method: str, *args: Any, parcel: Packed | None = None) -> None:
         """Ask for a method; see `Peer.ask`."""
@@ -88,7 +91,7 @@ class ProcessPeer(Peer):
         if not self.pending:
             raise CallOrderError(f"{self.label}: was asked nothing, expected a question first; call ask")
         try:
-            letter = self._link.receive()
+            letter = self.link.receive()
         except EOFError:
             self.pending -= 1
             raise self._lost() from None
@@ -102,15 +105,15 @@ class ProcessPeer(Peer):
         """End the process at once; see `Peer.kill`."""
         self._killed = self._killed or self._process.poll() is None
         _kill(self._process)
-        self._link.close()
+        self.link.close()
 
     def hang_up(self) -> None:
         """Let the process end by itself."""
-        self._link.close()
+        self.link.close()
 
     def close(self, until: float) -> None:
         """Hang up, and wait for the process to end until a time of `time.monotonic`; kill it then."""
-        self._link.close()
+        self.link.close()
         try:
             _wait(self._process, max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -121,9 +124,9 @@ class ProcessPeer(Peer):
         self.pending += 1
         # One that is gone is told by the answer.
         with suppress(OSError):
-            self._link.send(packed, more=parcel is not None)
+            self.link.send(packed, more=parcel is not None)
             if parcel is not None:
-                self._link.send(parcel)
+                self.link.send(parcel)
 
     def _lost(self) -> WorkerLostError:
         """Return the error for a process that has ended."""
@@ -166,14 +169,20 @@ class ProcessEngine(Engine):
         own = [peer for peer in peers if isinstance(peer, ProcessPeer) and peer.pending]
         if not own:
             return []
-        poll = select.poll()
-        waiting = {fd for peer in own if (fd := peer.fileno()) >= 0}
-        for fd in waiting:
-            poll.register(fd, select.POLLIN)
-        if len(waiting) < len(own):
-            timeout = 0.0
-        there = {fd for fd, _ in poll.poll(None if timeout is None else max(0.0, timeout * 1000))}
-        return [peer for peer in own if peer.fileno() in there or peer.fileno() < 0]
+        for peer in own:
+            peer.link.hold()
+        try:
+            poll = select.poll()
+            waiting = {fd for peer in own if (fd := peer.fileno()) >= 0}
+            for fd in waiting:
+                poll.register(fd, select.POLLIN)
+            if len(waiting) < len(own):
+                timeout = 0.0
+            there = {fd for fd, _ in poll.poll(None if timeout is None else max(0.0, timeout * 1000))}
+            return [peer for peer in own if peer.fileno() in there or peer.fileno() < 0]
+        finally:
+            for peer in own:
+                peer.link.release()
 
     def stop(self, grace: float = 5.0) -> None:
         """End all processes; see `Engine.stop`."""

@@ -17,8 +17,11 @@ from menv.errors import ConfigError, ContractError, EnvCrashError, WorkerLostErr
 from menv.scale.engine import Engine
 from menv.scale.env_host import EnvHost
 from menv.scale.far_host import FarHost
+from menv.scale.last_words import in_a_line
 from menv.scale.remote_settings import RemoteSettings
 from menv.scale.watchdog import creation_limit
+
+_LONGEST = 360
 
 
 class Successors:
@@ -150,7 +153,7 @@ class Successors:
     def _reason(self, host: FarHost) -> tuple[str, str]:
         """Return why a host was lost last, in one line, and what kind of fault that is."""
         kind, words = self._last[host.first]
-        return f"{kind}: {' '.join(words.split())[:200].rstrip()}", kind
+        return f"{kind}: {in_a_line(words)[:_LONGEST].rstrip()}", kind
 
     def _try_again(self, host: FarHost, error: Exception) -> None:
         """Start one more process in the place of one that could not begin."""

@@ -17,6 +17,8 @@ from menv.serving.served_envs import ServedEnvs
 
 Carrier = Literal["http", "tcp", "websocket"]
 
+_HIGHEST_PORT = 65535
+
 
 class PolicyServerInput(ServedEnvs):
     """A server for any number of clients, each with any number of episodes.
@@ -53,6 +55,11 @@ class PolicyServerInput(ServedEnvs):
         idle_timeout: float = 30.0,
         **settings: Any,
     ) -> None:
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= _HIGHEST_PORT:
+            raise ConfigError(
+                f"{type(self).__name__}: port {port!r}, expected an integer from 0 to {_HIGHEST_PORT}; "
+                "0 takes one that is free"
+            )
         number = port + ioctx.worker_index if port else 0
         carriers = (
             [_carrier(transport, number)] if isinstance(transport, str | Transport) else list(transport)

@@ -48,6 +48,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "epochs": ({"num_sgd_iter": 1.5}, r"num_sgd_iter is 1\.5, expected an integer"),
     "remote": ({"remote_worker_envs": "yes"}, r"remote_worker_envs: 'yes', expected one of"),
     "wait": ({"remote_env_batch_wait_ms": -1}, r"remote_env_batch_wait_ms: -1, expected an integer of at least 0"),
+    "wait for nobody": (
+        {"remote_env_batch_wait_ms": 5}, r"remote_env_batch_wait_ms: 5 without remote_worker_envs, expected"
+    ),
+    "staleness of nobody": (
+        {"num_workers": 1, "max_staleness": 2}, r"max_staleness: 2 without overlap, expected overlap=True; set that"
+    ),
     "filter": ({"observation_filter": "MeanFilter"}, r"observation_filter: 'MeanFilter', expected one of"),
     "explore": ({"explore": "no"}, r"explore: 'no', expected one of"),
     "clip": ({"clip_rewards": -1}, r"clip_rewards: -1, expected True"),

@@ -296,6 +296,11 @@ def test_several_environments_call_one_sampler() -> None:
     assert steps_of(batches) == {number: list(range(6)) for number in range(3)}
 
 
+def test_an_environment_that_calls_by_itself_has_no_workers() -> None:
+    with pytest.raises(ConfigError, match=r"num_workers: 1 with a Told, .*expected 0; leave num_workers out"):
+        PPO(env=lambda context: Told(), config={"num_workers": 1, "engine": "process"})
+
+
 def test_an_observation_outside_the_space_is_named_in_train() -> None:
     env = Told()
     with training(env, DQN) as algo:

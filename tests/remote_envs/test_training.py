@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -112,9 +114,11 @@ def test_methods_of_an_environment_can_be_called_wherever_it_lives() -> None:
             with pytest.raises(LookupError, match="no such level"):
                 base_env.call(0, "fail")
             with pytest.raises(
-                ConfigError, match=r"env 0 is a Counting and has no method 'set_lvel', expected"
+                ConfigError, match=r"env 1 is a Counting and has no method 'set_lvel', expected"
             ):
-                base_env.call(0, "set_lvel", 3)
+                base_env.call(1, "set_lvel", 3)
+            with pytest.raises(ConfigError, match=r"the method of env 1 is NoneType, expected the name"):
+                base_env.call(1, None)  # type: ignore[arg-type]
             with pytest.raises(ConfigError, match="env id 9"):
                 base_env.call(9, "place")
             trained(algo, 1)
@@ -186,6 +190,45 @@ def test_evaluations_take_the_same_settings() -> None:
     assert result["evaluation"]["episodes_this_iter"] == 6
     assert os.getpid() not in pids
     assert len(pids) == 6
+
+
+def test_what_a_process_said_last_is_in_its_fault(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+
+    class Interrupted(Counting):
+        def step(self, action: Any) -> Any:
+            if (
+                self.context.remote
+                and self.context.vector_index == 1
+                and self.steps == 7
+                and not marker.exists()
+            ):
+                marker.touch()
+                raise KeyboardInterrupt("of the simulator")
+            return super().step(action)
+
+    with PPO(env=Interrupted, config={**SMALL, **FAR}) as algo:
+        with pytest.warns(
+            EnvFaultWarning, match="the last line of its stderr: KeyboardInterrupt: of the simulator"
+        ):
+            algo.sample()
+        assert "KeyboardInterrupt: of the simulator in step of env 1" in algo.train()["first_fault"]
+
+
+@pytest.mark.parametrize(("level", "told"), [("INFO", {"info", "warning"}), ("ERROR", set())])
+def test_the_log_level_is_that_of_environments_elsewhere(
+    level: str, told: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Logging(Counting):
+        def reset(self, **kwargs: Any) -> Any:
+            if self.context.remote:
+                logging.getLogger("simulator").info("told as info")
+                logging.getLogger("simulator").warning("told as warning")
+            return super().reset(**kwargs)
+
+    with PPO(env=Logging, config={**SMALL, **FAR, "log_level": level}) as algo:
+        algo.sample()
+    assert set(re.findall("told as (.*)", capsys.readouterr().err)) == told
 
 
 def test_what_is_registered_here_is_known_there() -> None:

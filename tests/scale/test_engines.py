@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,11 +207,27 @@ def test_an_object_that_cannot_be_made_answers_every_question_with_the_reason(en
 def test_an_argument_that_cannot_travel_is_named_in_one_line(engine: Engine) -> None:
     peer, lock, own = started(engine), threading.Lock(), Counter()
     own.__dict__["lock_of_mine"] = lock
+
+    class Slotted:
+        __slots__ = ("lock",)
+
+        def __init__(self) -> None:
+            self.lock = lock
+
+    class Knowing(Counter):
+        shared = lock
+
+        def __init__(self) -> None:
+            super().__init__()
+
     named: list[tuple[Any, str]] = [
         ({"a": [1, lock]}, "args[0]['a'][1] is a lock"),
         ({"steps": (step for step in [1])}, "args[0]['steps'] is a generator"),
         (own, "args[0].lock_of_mine is a lock"),
         (lambda: lock, "args[0]'s variable 'lock' is a lock"),
+        ([Slotted()], "args[0][0].lock is a lock"),
+        (Knowing, "args[0].shared is a lock"),
+        (partial(max, key=lock), "args[0].keywords['key'] is a lock"),
     ]
     for value, told in named:
         with pytest.raises(UnsendableError, match=f"^{re.escape(f'worker 1, echo: {told}')}") as caught:

@@ -2,12 +2,15 @@
 
 import os
 import signal
+import socket
+import threading
 import time
 
 import pytest
 
 from menv.errors import WorkerLostError
-from menv.scale.engine import Engine
+from menv.scale.engine import Engine, Peer
+from menv.scale.link import Link
 from tests.scale.homes import Counter
 from tests.scale.processes import PATIENCE_S, children, descriptors, eventually, lives, resident
 from tests.scale.test_engines import asked, started
@@ -60,6 +63,47 @@ def test_a_peer_that_is_killed_from_outside_wakes_those_who_wait(engine: Engine)
     assert engine.wait([other, peer], 30.0) == [peer]
     with pytest.raises(WorkerLostError, match="worker 1"):
         peer.answer()
+
+
+@pytest.mark.parametrize("how", ["answer", "wait"])
+def test_stopping_in_one_thread_wakes_another_one_that_waits(engine: Engine, how: str) -> None:
+    for _ in range(3 if engine.name == "process" else 1):
+        # The first one's descriptor has the lowest number, which is given away first.
+        peers = [engine.start(Counter, label=f"worker {number}") for number in (1, 2)]
+        for peer in peers:
+            assert peer.answer() is None
+            peer.ask("sleep", 60.0)
+        lost: list[bool] = []
+
+        def listen(peers: list[Peer] = peers, lost: list[bool] = lost) -> None:
+            if how == "wait":
+                assert engine.wait(peers)
+            with pytest.raises(WorkerLostError):
+                peers[0].answer()
+            lost.append(True)
+
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        time.sleep(0.1)
+        engine.stop(grace=0.2)
+        thread.join(PATIENCE_S)
+        assert lost == [True]
+
+
+def test_the_descriptor_of_a_closed_link_is_nobody_elses_while_it_is_waited_for() -> None:
+    near, far = socket.socketpair()
+    link, number = Link(near), near.fileno()
+    with far:
+        link.hold()
+        link.close()
+        # The other end knows, and the number does not mean another file yet.
+        assert far.recv(1) == b""
+        assert link.fileno() == -1
+        os.fstat(number)
+        with pytest.raises(EOFError):
+            link.receive()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
 
 
 def test_a_peer_that_is_killed_has_lost_what_it_was_asked(engine: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -266,6 +267,25 @@ def test_a_reward_of_another_kind_is_refused(mode: str) -> None:
         name = client.start_episode()
         with pytest.raises(ContractError, match="log_returns: got a dict, expected a number"):
             client.log_returns(name, {"agent": 1.0})
+        client.get_action(name, observation(0))
+        for reward, got in ((float("nan"), "nan"), (-float("inf"), "-inf"), ("1", "str"), (None, "NoneType")):
+            with pytest.raises(
+                ContractError, match=f"the reward of 'agent0' is {got}, expected a finite number"
+            ):
+                client.log_returns(name, reward)  # type: ignore[arg-type]
+        # The episode goes on.
+        client.log_returns(name, 2.0)
+        client.end_episode(name, observation(1))
+        client.close()
+        assert course.has_rewards([2.0])
+
+
+@pytest.mark.parametrize("port", ["9900", -1, 65536, 1.5, None])
+def test_a_port_that_is_none_is_refused(port: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"PolicyServerInput: port .*, expected an integer from 0 to 65535; 0"
+    ):
+        Course(port=port)
 
 
 def test_another_client_goes_on_with_the_session_of_one_that_is_gone() -> None:

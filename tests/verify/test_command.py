@@ -54,6 +54,15 @@ def test_seeds_and_settings_are_those_of_the_line(
     assert len(set(printed)) == 3
 
 
+def test_settings_that_are_no_json_are_told_with_the_place(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["tictactoe", "--config", "{bad"])
+    assert (
+        "'{bad' is no JSON (Expecting property name enclosed in double quotes: line 1 column 2"
+        in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

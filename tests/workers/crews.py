@@ -106,7 +106,7 @@ class Hanging(Counting):
     """Does not return from one step; `deaf` never lets go of the interpreter either."""
 
     def act(self) -> None:
-        if self.at == 3 and self.config.worker_index == 2 and self.once():
+        if self.at == 3 and self.config.worker_index == 2 and (self.config.get("always") or self.once()):
             if self.config.get("deaf"):
                 # One call into C that takes for ever and holds the interpreter's lock.
                 sum(range(10**12))

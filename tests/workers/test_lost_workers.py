@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
+from menv.callbacks import DefaultCallbacks
+from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
 from menv.scale import watchdog
-from tests.workers.crews import Hasty, gone, running, same, weights_of
+from tests.scale.processes import children, eventually
+from tests.workers.crews import Counting, Hasty, gone, running, same, weights_of
 
 HERE = "tests.workers.crews"
 
@@ -112,12 +115,30 @@ def test_its_environments_are_told_that_the_worker_was_recreated(tmp_path: Path)
         assert told.tolist() == [[1, 0, 2, 1], [1, 1, 2, 1], [2, 0, 2, 0], [2, 1, 2, 0]]
 
 
+def test_callbacks_are_told_which_workers_were_replaced() -> None:
+    told: list[Any] = []
+
+    class Hearing(DefaultCallbacks):
+        def on_workers_recreated(self, *, algorithm: Any, worker_ids: list[int], **kwargs: Any) -> None:
+            told.append((algorithm, worker_ids, kwargs))
+
+    with running(2, callbacks=Hearing) as algo:
+        algo.train()
+        assert told == []
+        kill(algo.worker_pids()[1])
+        with pytest.warns(EnvFaultWarning):
+            algo.train()
+        algo.train()
+        assert told == [(algo, [2], {"is_evaluation": False})]
+
+
 def test_a_simulator_that_ends_its_process_is_shown_with_its_last_words(tmp_path: Path) -> None:
     settings = {"env": f"{HERE}:Dying", "env_config": {"flag": str(tmp_path / "flag")}}
     with running(2, **settings) as algo:
-        with pytest.warns(EnvFaultWarning, match=r"SIGSEGV"):
+        with pytest.warns(EnvFaultWarning, match=r"SIGSEGV.*; the last line of its stderr: .*no licence"):
             result = algo.train()
         assert result["num_env_steps_sampled"] == 128
+        assert "no licence" in result["first_fault"]
         assert algo.train()["num_worker_restarts"] == 1
 
 
@@ -171,6 +192,17 @@ def test_a_worker_whose_successor_is_not_there_in_time_gets_another_one(
     ]
 
 
+def test_an_environment_that_hangs_again_and_again_ends_the_run_and_says_that() -> None:
+    settings = {"env": f"{HERE}:Hanging", "env_config": {"always": True}, "env_timeout": 0.5}
+    with running(2, **settings) as algo, warnings.catch_warnings():
+        warnings.simplefilter("ignore", EnvFaultWarning)
+        told = (
+            r"worker 2 .*: an environment did not return for env_timeout=0\.5 s, from act \(crews\.py:\d+\), "
+        )
+        with pytest.raises(WorkerLostError, match=told):
+            algo.train()
+
+
 def test_an_environment_that_raises_costs_one_episode_in_a_worker_as_it_does_here(tmp_path: Path) -> None:
     for workers in (0, 2):
         config = {"flag": str(tmp_path / f"flag{workers}")}
@@ -199,20 +231,59 @@ def test_stopping_leaves_no_process_behind_and_may_be_done_twice() -> None:
         pids = algo.worker_pids()
         assert len(set(pids)) == 2
         algo.stop()
+        assert algo.worker_pids() == []
     until = time.monotonic() + 10
     while not all(gone(pid) for pid in pids) and time.monotonic() < until:
         time.sleep(0.02)
     assert all(gone(pid) for pid in pids)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_workers": 2}, {"num_workers": 2, "overlap": True}, {"num_workers": 0, "remote_worker_envs": True}],
+)
+def test_stopping_from_another_thread_ends_train_and_is_no_fault(settings: dict[str, Any]) -> None:
+    raised: list[BaseException] = []
+    before = children()
+
+    def train() -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                while True:
+                    algo.train()
+        except BaseException as error:
+            raised.append(error)
+
+    with running(**settings, env=f"{HERE}:Counting", train_batch_size=100_000) as algo:
+        thread = threading.Thread(target=train, daemon=True)
+        thread.start()
+        time.sleep(1.0)
+        algo.stop()
+        thread.join(60)
+        assert [type(error) for error in raised] == [CallOrderError]
+    eventually(lambda: children() <= before)
+
+
 def test_what_cannot_travel_is_named() -> None:
     lock: Any = threading.Lock()
+
+    class Locked(DefaultCallbacks):
+        def on_episode_start(self, **kwargs: Any) -> None:
+            assert lock
+
     mapping = {
         "policies": ["default_policy"],
         "policy_mapping_fn": lambda *args, **kwargs: lock and "default_policy",
     }
-    with pytest.raises(ConfigError, match="lock"), running(1, multiagent=mapping) as algo:
-        algo.train()
+    named: list[tuple[dict[str, Any], str]] = [
+        ({"multiagent": mapping}, "config.multiagent.policy_mapping_fn's variable 'lock' is a lock"),
+        ({"env": lambda context: lock and Counting(context)}, "config.env's variable 'lock' is a lock"),
+        ({"callbacks": [Locked]}, "config.callbacks[0].on_episode_start's variable 'lock' is a lock"),
+    ]
+    for settings, told in named:
+        with pytest.raises(ConfigError, match=re.escape(told)), running(1, **settings) as algo:
+            algo.train()
 
 
 @pytest.mark.parametrize("overlap", [False, True])

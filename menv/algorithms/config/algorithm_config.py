@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -26,6 +26,12 @@ _FLAGS = (
 )  # fmt: skip
 _LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 _AT_LEAST_ONE = ("num_envs_per_worker", "train_batch_size", "metrics_num_episodes_for_smoothing")
+
+_MEANS_NOTHING_WITHOUT = {
+    "max_staleness": ("overlap", 1),
+    "remote_env_batch_wait_ms": ("remote_worker_envs", 0),
+}
+"""Settings with the one that each belongs to, and its default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +65,7 @@ class AlgorithmConfig:
     max_staleness: int = 1
     """With `overlap`: so many updates may lie between the weights that acted and those that learn from it."""
     log_level: str | None = None
-    """Level of what workers log, to stderr, such as "INFO"; None leaves it alone."""
+    """Level of what workers and remote environments log, to stderr, such as "INFO"; None leaves it alone."""
     restart_failed_sub_environments: bool = True
     """Whether one that raises is made anew and costs its episode only; again and again, or with False, the run ends."""
     rollout_fragment_length: int | Literal["auto"] = "auto"
@@ -170,6 +176,16 @@ class AlgorithmConfig:
             raise ConfigError(
                 "overlap: True without workers, expected some that sample meanwhile; set num_workers to 1 or more"
             )
+        self._check_company()
+
+    def _check_company(self) -> None:
+        """Refuse settings that mean nothing without another one; a default is no setting."""
+        for name, (other, default) in _MEANS_NOTHING_WITHOUT.items():
+            if getattr(self, name) != default and not getattr(self, other):
+                raise ConfigError(
+                    f"{name}: {getattr(self, name)} without {other}, expected {other}=True; set that, or leave this "
+                    f"at {default}"
+                )
 
     own_meaning: ClassVar[frozenset[str]] = frozenset()
     """Fields of this class that mean something of their own in an algorithm: its policies never take them
@@ -188,6 +204,20 @@ class AlgorithmConfig:
         if self.rollout_fragment_length == "auto":
             return max(1, -(-self.train_batch_size // num_envs))
         return self.rollout_fragment_length
+
+
+def left_over(values: Mapping[str, Any], given: Container[str]) -> dict[str, Any]:
+    """Return defaults for settings of another run that mean nothing any more, now that others were changed.
+
+    Args:
+        values: All settings, by name.
+        given: Those that were chosen with the changes; they stay as they are.
+    """
+    return {
+        name: default
+        for name, (other, default) in _MEANS_NOTHING_WITHOUT.items()
+        if name not in given and not values.get(other)
+    }
 
 
 def _check_count(name: str, value: Any) -> None:

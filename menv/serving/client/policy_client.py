@@ -13,7 +13,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from menv.base_env import SINGLE_AGENT
 from menv.errors import ConfigError, ContractError, EpisodeError
+from menv.line import finite_reward
 from menv.serving.client.client_address import read_address
 from menv.serving.client.client_link import ClientLink
 from menv.serving.client.client_spaces import ClientSpaces
@@ -190,7 +192,7 @@ class PolicyClient:
 
         Raises:
             EpisodeError: There is no such episode.
-            ContractError: The reward is of another kind.
+            ContractError: The reward is of another kind, or not finite; nothing has been noted then.
         """
         try:
             episode = self._episodes[episode_id]
@@ -201,7 +203,12 @@ class PolicyClient:
             raise ContractError(
                 f"log_returns: got a {type(reward).__name__}, expected {kind}; look at the server's config"
             )
-        episode.pay(reward, info, multiagent_done_dict)
+        paid: float | dict[str, float]
+        if isinstance(reward, dict):
+            paid = {agent: finite_reward(one, episode_id, agent) for agent, one in reward.items()}
+        else:
+            paid = finite_reward(reward, episode_id, SINGLE_AGENT)
+        episode.pay(paid, info, multiagent_done_dict)
 
     def end_episode(self, episode_id: str, observation: Any, truncated: bool = False) -> None:
         """End an episode with its last observation.
