@@ -124,12 +124,13 @@ def as_numbers(rewards: list[Any], order: Sequence[int]) -> FloatArray:
         ContractError: One is not a finite number; it names whose.
     """
     try:
-        numbers = np.array(rewards, np.float64)
+        # No dtype is asked for: texts would be read as numbers.
+        numbers = np.array(rewards)
     except (TypeError, ValueError):
         numbers = np.zeros((0, 0))
     # The sum of their squares is finite only if each is: one product instead of a look at every reward.
-    if numbers.ndim == 1 and math.isfinite(numbers.dot(numbers)):
-        return numbers
+    if numbers.ndim == 1 and numbers.dtype.kind in "fiub" and math.isfinite(numbers.dot(numbers)):
+        return numbers.astype(np.float64, copy=False)
     checked = [
         finite(reward, f"env {index} step: the reward") for index, reward in zip(order, rewards, strict=True)
     ]

@@ -82,12 +82,14 @@ def as_rewards(rewards: Any, num_envs: int, where: str) -> FloatArray:
         ContractError: There are not E of them, or one is not a finite number; it names whose.
     """
     try:
-        numbers = np.asarray(rewards, np.float64)
+        # No dtype is asked for: texts would be read as numbers.
+        numbers = np.asarray(rewards)
     except (TypeError, ValueError):
         numbers = np.zeros((0, 0))
+    known = numbers.shape == (num_envs,) and numbers.dtype.kind in "fiub"
     # The sum is finite if each is: one reduction instead of a look at every reward.
-    if numbers.shape == (num_envs,) and math.isfinite(np.add.reduce(numbers)):
-        return numbers
+    if known and math.isfinite(np.add.reduce(numbers)):
+        return numbers.astype(np.float64, copy=False)
     if len(rewards) != num_envs:
         raise ContractError(
             f"{where}: returned {len(rewards)} rewards, expected {num_envs}, one for each sub-environment; "

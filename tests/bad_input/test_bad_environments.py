@@ -124,7 +124,7 @@ def test_actions_for_an_agent_that_is_not_waiting_are_named() -> None:
 
 
 @pytest.mark.parametrize("kind", [Faulty, FaultyGym])
-@pytest.mark.parametrize("reward", ["much", None, np.ones(3), [1.0, 2.0]])
+@pytest.mark.parametrize("reward", ["much", "1", None, np.ones(3), [1.0, 2.0]])
 def test_a_reward_that_is_no_number_is_named(kind: Any, reward: Any) -> None:
     class Pays(kind):  # type: ignore[misc]
         def step(self, action: Any) -> Any:

@@ -171,6 +171,7 @@ BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "three_rewards": ("vector_step", lambda result: (result[0], [1.0] * 3, *result[2:])),
     "no_list_of_rewards": ("vector_step", lambda result: (result[0], 1.0, *result[2:])),
     "rewards_of_words": ("vector_step", lambda result: (result[0], [1.0, "much"], *result[2:])),
+    "rewards_of_digits": ("vector_step", lambda result: (result[0], ["1", "2"], *result[2:])),
     "reward_nan": ("vector_step", lambda result: (result[0], [1.0, float("nan")], *result[2:])),
     "no_list_of_flags": ("vector_step", lambda result: (*result[:2], False, *result[3:])),
     "infos_dict": ("vector_step", lambda result: (*result[:4], {})),
