@@ -273,12 +273,15 @@ def test_an_evaluation_that_was_interrupted_begins_again(unit: str) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: PPO(env="CartPole-v1", config=SMALL),
+        pytest.param(lambda: PPO(env="CartPole-v1", config=SMALL), marks=pytest.mark.slow),
         lambda: PPO(env=TicTacToe, config={**SMALL, "num_sgd_iter": 20}),
         lambda: PPO(env=CountedAgents, config={**SMALL, "model": {"fcnet_hiddens": [8], "use_lstm": True}}),
-        lambda: DQN(
-            env="CartPole-v1",
-            config={"num_envs_per_worker": 3, "seed": 0, "num_steps_sampled_before_learning_starts": 20},
+        pytest.param(
+            lambda: DQN(
+                env="CartPole-v1",
+                config={"num_envs_per_worker": 3, "seed": 0, "num_steps_sampled_before_learning_starts": 20},
+            ),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["gym", "agents", "memory", "dqn"],
