@@ -108,9 +108,8 @@ class Sampler:
         self._book = EpisodeBook(
             self._cohorts, self._table, self._hooks, seed=seed, first_index=first_index, worker=self
         )
-        self._observation_fn = (
-            None if observation_fn is None else ObservationFn(observation_fn, self, self._book.running)
-        )
+        fn, running = observation_fn, self._book.running
+        self._observation_fn = None if fn is None else ObservationFn(fn, self, running)
         self._steps: Column = np.zeros(0, np.int64)
         self._layout: Layout | None = None
         # Rows that wait, by cohort number, and the slots array if they are all rows of one poll.

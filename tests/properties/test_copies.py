@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from menv.adapters import local_envs
 from menv.adapters.gym import GymEnvs
 from menv.algorithms import PPO
 from menv.algorithms.rollouts import LocalRollouts
@@ -50,12 +49,7 @@ quick = settings(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_pauses() -> Iterator[None]:
-    """Replacements that fail need no time to be tried again here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_envs, "PAUSES", (0.0, 0.0, 0.0))
-        yield
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 class Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from menv.adapters import local_envs
 from menv.loop.quota import Quota
 from tests.contract.crashing import World, together
 from tests.contract.scripted import SOLO, Script, Seen, seen
@@ -54,12 +53,7 @@ dues = st.builds(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_pauses() -> Iterator[None]:
-    """Replacements that fail need no time to be tried again here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_envs, "PAUSES", (0.0, 0.0, 0.0))
-        yield
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 class Run:

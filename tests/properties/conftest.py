@@ -1,0 +1,17 @@
+"""What the property tests have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from menv.adapters import local_envs
+
+
+@pytest.fixture(scope="module")
+def no_pauses() -> Iterator[None]:
+    """Replacements that fail need no time to be tried again here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_envs, "PAUSES", (0.0, 0.0, 0.0))
+        yield
