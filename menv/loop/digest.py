@@ -109,11 +109,10 @@ class Digest:
 
     def __init__(self, low: int = 0, high: int = 0, rows: int = 0) -> None:
         """Go on from a sum of before, from nothing by default."""
-        self._low = low
-        self._high = high
+        self._sums = (low, high)
         self.rows = rows
-        # Copies of the rows of short fragments, by form, and their size: to hash 4 takes as long as 400.
-        self._waiting: dict[tuple[Any, ...], list[Rows]] = {}
+        # Copies of the rows of short fragments, and their size: to hash 4 takes as long as 400.
+        self._waiting: list[Rows] = []
         self._size = 0
 
     def __eq__(self, other: object) -> bool:
@@ -139,7 +138,7 @@ class Digest:
             return
         # What lies around the pieces nobody changes.
         own = [column.copy() for column in rows[:_CHANGEABLE]]
-        self._waiting.setdefault(rows.form, []).append(Rows(*own, *rows[_CHANGEABLE:]))
+        self._waiting.append(Rows(*own, *rows[_CHANGEABLE:]))
         self._size += size
         if self._size >= _LARGE:
             self._sum_waiting()
@@ -147,7 +146,7 @@ class Digest:
     def add(self, other: Digest) -> None:
         """Add the rows of another sampler of the same run."""
         low, high, rows = other.state()
-        self._low, self._high = (self._low + low) & _MASK, (self._high + high) & _MASK
+        self._add(low, high)
         self.rows += rows
 
     def hex(self) -> str:
@@ -158,21 +157,28 @@ class Digest:
     def state(self) -> list[int]:
         """Return what the constructor takes to go on from here."""
         self._sum_waiting()
-        return [self._low, self._high, self.rows]
+        return [*self._sums, self.rows]
 
     def _sum_waiting(self) -> None:
         """Add the rows of short fragments."""
-        for waiting in self._waiting.values():
-            self._sum(Rows(*(np.concatenate(columns) for columns in zip(*waiting, strict=True))))
-        self._waiting, self._size = {}, 0
+        by_form: dict[tuple[Any, ...], list[Rows]] = {}
+        for rows in self._waiting:
+            by_form.setdefault(rows.form, []).append(rows)
+        # They wait no longer, whatever interrupts what follows: to count some twice would be worse than not at all.
+        self._waiting, self._size = [], 0
+        for alike in by_form.values():
+            self._sum(Rows(*(np.concatenate(columns) for columns in zip(*alike, strict=True))))
 
     def _sum(self, rows: Rows) -> None:
         """Add rows."""
         low = row_hashes(rows)
         # The other half is another bijection of the same words, so that their sums have nothing in common.
         high = draws.keys(low, np.zeros(1, np.int64))
-        self._low = (self._low + int(np.add.reduce(low))) & _MASK
-        self._high = (self._high + int(np.add.reduce(high))) & _MASK
+        self._add(int(np.add.reduce(low)), int(np.add.reduce(high)))
+
+    def _add(self, low: int, high: int) -> None:
+        """Add the sums of the hashes of other rows, both or neither."""
+        self._sums = ((self._sums[0] + low) & _MASK, (self._sums[1] + high) & _MASK)
 
 
 def row_hashes(rows: Rows) -> Keys:

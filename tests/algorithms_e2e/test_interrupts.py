@@ -18,13 +18,10 @@ from menv.algorithms import DQN, PPO
 from menv.callbacks import DefaultCallbacks
 from menv.envs import TicTacToe
 from menv.sample_batch import SampleBatch
+from tests.interrupting import Alarm, raised_at
 
 SPACE = Box(0, 100, (1,), np.float32)
 LENGTH = 7
-
-
-class Alarm(BaseException):
-    """Is raised when a timer rings, as KeyboardInterrupt is at Ctrl-C."""
 
 
 class Counted(gym.Env[Any, Any]):
@@ -101,6 +98,7 @@ def in_step(_: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
 
 SMALL = {"num_envs_per_worker": 3, "rollout_fragment_length": 10, "train_batch_size": 60, "seed": 3,
          "sgd_minibatch_size": 32, "num_sgd_iter": 2, "model": {"fcnet_hiddens": [8]}}  # fmt: skip
+TINY = {**SMALL, "num_envs_per_worker": 2, "rollout_fragment_length": 6, "train_batch_size": 12}
 ENVS: list[Any] = [Counted, CountedAgents, in_step]
 
 
@@ -271,11 +269,47 @@ def test_an_evaluation_that_was_interrupted_begins_again(unit: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("make", "stride"),
+    [
+        (lambda: PPO(env=Counted, config=TINY), 101),
+        (lambda: PPO(env=CountedAgents, config=TINY), 151),
+        (lambda: PPO(env=CountedAgents, config={**TINY, "batch_mode": "complete_episodes"}), 233),
+        (
+            lambda: PPO(env=CountedAgents, config=TINY | {"model": {"fcnet_hiddens": [8], "use_lstm": True}}),
+            229,
+        ),
+        (lambda: DQN(env=Counted, config={"num_envs_per_worker": 2, "seed": 0}), 187),
+    ],
+    ids=["gym", "agents", "whole episodes", "memory", "dqn"],
+)
+def test_sampling_may_be_interrupted_anywhere(make: Callable[[], Any], stride: int) -> None:
+    with make() as algo:
+        algo.sample()
+        algo.sample()
+        for instruction in itertools.count(1, stride):
+            before = algo._metrics.episodes_not_resumed
+            if not raised_at(instruction, algo.sample):
+                break
+            batch = algo.sample()
+            assert batch.env_steps() >= 4
+            for rows in batch.policy_batches.values():
+                check_rows(rows)
+            assert algo._metrics.episodes_not_resumed - before <= 2
+        assert instruction > 5000
+        algo._rollouts.state()
+
+
+@pytest.mark.parametrize(
     "make",
     [
         pytest.param(lambda: PPO(env="CartPole-v1", config=SMALL), marks=pytest.mark.slow),
         lambda: PPO(env=TicTacToe, config={**SMALL, "num_sgd_iter": 20}),
-        lambda: PPO(env=CountedAgents, config={**SMALL, "model": {"fcnet_hiddens": [8], "use_lstm": True}}),
+        pytest.param(
+            lambda: PPO(
+                env=CountedAgents, config={**SMALL, "model": {"fcnet_hiddens": [8], "use_lstm": True}}
+            ),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             lambda: DQN(
                 env="CartPole-v1",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from menv.loop.quota import Quota
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.sample_batch import SampleBatch
 from tests.contract.scripted import IRREGULAR, SOLO, TOGETHER, TURNS, Moment, Script, ScriptedEnv, SoloGym
+from tests.interrupting import raised_at
 from tests.properties.schedules import sampler
 from tests.verify.unsteady import Walk
 
@@ -259,6 +262,23 @@ def test_what_is_written_into_a_batch_later_does_not_count(batch: SampleBatch) -
     batch["rewards"][:] = 7.0
     batch["obs"][:] = 7.0
     assert digest.hex() == expected
+
+
+def test_what_interrupts_a_digest_leaves_one_that_counts_no_row_twice(batch: SampleBatch) -> None:
+    digests = [digest_of(*([batch] * times)).hex() for times in range(4)]
+
+    def taken(digest: Digest) -> None:
+        digest.take(batch)
+        digest.hex()
+
+    for instruction in itertools.count():
+        digest = digest_of(batch)
+        digest.take(batch)
+        if not raised_at(instruction, functools.partial(taken, digest)):
+            break
+        assert digest.hex() in digests[1:]
+        taken(digest)
+    assert instruction > 100
 
 
 def test_a_digest_goes_on_from_its_state() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from menv import ConfigError, EnvCrashError, register_env, verify_backends
+from menv.loop.digest import Digest
 from menv.verify.backends import BACKENDS, Backend, play_here
 from menv.verify.record import Record
 from menv.verify.report import Report
@@ -251,7 +252,7 @@ def test_a_back_end_of_ones_own_is_a_line_in_the_table() -> None:
         record = play_here(task)
         record.parts[0]["rewards"][7] += 1
         record.parts[0]["hash"][7] += 1
-        record.digest._low += 1
+        record.digest.add(Digest(low=1))
         return record
 
     own = Backend("forgetful", ("single-agent",), forgetful, "whoever lost a reward")
