@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from menv.base_env import End, EpisodeEnd, FloatArray, Join, Unclaimed
+from menv.base_env import AgentId, End, EpisodeEnd, FloatArray, Join, Unclaimed
 from menv.errors import ContractError
 from menv.fault import Fault
+
+_EMPTY: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True)
@@ -36,6 +39,15 @@ def own_copy(element: Any) -> Any:
     if isinstance(element, tuple | list):
         return type(element)(own_copy(value) for value in element)
     return element
+
+
+def all_empty(infos: Mapping[AgentId, Any]) -> bool:
+    """Return whether nobody's info says anything."""
+    try:
+        return [*infos.values()].count(_EMPTY) == len(infos)
+    except ValueError:
+        # An array in the place of an info.
+        return False
 
 
 def check_info(info: Any, whose: str) -> None:
@@ -66,13 +78,21 @@ def finite(reward: Any, whose: str) -> float:
     """
     if isinstance(reward, float) and math.isfinite(reward):
         return float(reward)
-    if np.size(reward) == 1 and reward is not None and not isinstance(reward, str):
-        number = float(np.asarray(reward, np.float64).reshape(()))
-        if math.isfinite(number):
-            return number
+    number, shape = None, ()
+    try:
+        one = np.asarray(reward)
+        shape = one.shape
+        # Texts would be read as numbers, and None as NaN.
+        if one.dtype.kind in "fiubO" and reward is not None:
+            number = float(one.astype(np.float64).reshape(()))
+    except (TypeError, ValueError):
+        pass
+    if number is None:
+        got = f"{type(reward).__name__} of shape {shape}" if shape else type(reward).__name__
+        raise ContractError(f"{whose} is {got}, expected a number; return a float")
+    if not math.isfinite(number):
         raise ContractError(f"{whose} is {number}, expected a finite number; look for a division by zero")
-    got = f"{type(reward).__name__} of shape {np.shape(reward)}" if np.ndim(reward) else type(reward).__name__
-    raise ContractError(f"{whose} is {got}, expected a number; return a float")
+    return number
 
 
 def as_rewards(rewards: Any, num_envs: int, where: str) -> FloatArray:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.report import Report, check_info, finite, own_copy
+from menv.adapters.report import Report, all_empty, check_info, finite, own_copy
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, End, EnvId, EpisodeEnd, IntArray, Join, Unclaimed
 from menv.errors import ContractError
@@ -212,7 +212,8 @@ class Roster:
     def _some_paid(self, rewards: Any) -> bool:
         """Return whether there is a reward other than 0."""
         try:
-            return any(rewards.values()) or None in rewards.values()
+            # Counted in one go; a reward that is no number is none of the zeros.
+            return [*rewards.values()].count(0) < len(rewards)
         except ValueError:
             # An array instead of a number; this names whose.
             return bool([self.number(agent, reward) for agent, reward in rewards.items()])
@@ -221,7 +222,7 @@ class Roster:
         """Add each reward to what its agent is owed; a dead agent's reward is unclaimed."""
         held = self._held
         for agent, reward in rewards.items():
-            if not reward and reward is not None:
+            if not reward and reward == 0:
                 continue
             if agent in self._dead and (agent not in obs or terminateds.get(agent) or truncateds.get(agent)):
                 report.unclaimed.append(
@@ -324,7 +325,7 @@ class Roster:
 
     def _infos_of(self, infos: Any, layout: Layout) -> list[Mapping[str, Any]]:
         """Return the info dict of each agent of the layout."""
-        if not infos:
+        if not infos or all_empty(infos):
             return layout.no_infos
         agents = layout.agents
         found = [*infos.values()] if [*infos] == agents else [infos.get(agent, _NO_INFO) for agent in agents]

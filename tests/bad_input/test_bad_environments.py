@@ -124,7 +124,9 @@ def test_actions_for_an_agent_that_is_not_waiting_are_named() -> None:
 
 
 @pytest.mark.parametrize("kind", [Faulty, FaultyGym])
-@pytest.mark.parametrize("reward", ["much", "1", None, np.ones(3), [1.0, 2.0]])
+@pytest.mark.parametrize(
+    "reward", ["much", "1", b"1", None, np.ones(3), [1.0, 2.0], [[1], [1, 2]], {"a": 1}, 1j]
+)
 def test_a_reward_that_is_no_number_is_named(kind: Any, reward: Any) -> None:
     class Pays(kind):  # type: ignore[misc]
         def step(self, action: Any) -> Any:
@@ -134,6 +136,32 @@ def test_a_reward_that_is_no_number_is_named(kind: Any, reward: Any) -> None:
     message = refusal(Pays, error=ContractError)
     assert "the reward" in message
     assert "expected a number" in message
+
+
+@pytest.mark.parametrize("reward", ["", [], {}, None])
+def test_a_reward_that_is_nothing_is_not_taken_for_0(reward: Any) -> None:
+    class Pays(Faulty):
+        def step(self, action_dict: AgentDict) -> Any:
+            obs, _, *rest = super().step(action_dict)
+            # One of them pauses, so that rewards are looked at one by one.
+            return ({"bob": GOOD} if self.at == 2 else obs), {"ann": reward if self.at == 2 else 0.0}, *rest
+
+    message = refusal(Pays, error=ContractError)
+    assert "env 0 step, env step 2 of the episode" in message
+    assert f"'ann' is {type(reward).__name__}" in message
+    assert "expected a number; return a float" in message
+
+
+@pytest.mark.parametrize("info", [None, [], "", 0, np.ones(2), np.zeros(1)])
+def test_an_info_that_is_no_dict_is_named_among_empty_ones(info: Any) -> None:
+    class Tells(Faulty):
+        def step(self, action_dict: AgentDict) -> Any:
+            *rest, _ = super().step(action_dict)
+            return *rest, {"ann": {}, "bob": info if self.at == 3 else {}}
+
+    message = refusal(Tells, error=ContractError)
+    assert "env 0 step, env step 3 of the episode, agent 'bob'" in message
+    assert f"info is {type(info).__name__}, expected a dict" in message
 
 
 @pytest.mark.parametrize("kind", [Faulty, FaultyGym])
