@@ -30,9 +30,6 @@ from menv.serving.trainer import Trainer
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.spaces_json import space_to_json
 
-_CROWD = 16
-"""Questions that cost little more in two rounds than in one."""
-
 
 class ServedEnvs(RoundEnvs):
     """What clients play, over any transports.
@@ -155,19 +152,16 @@ class ServedEnvs(RoundEnvs):
         questions.asked_by_others = self.server.pause
         seen = 0
 
-        def enough_here() -> bool:
-            """Whether half of a crowd is there, or those answered together last and nobody else since the last look."""
+        def all_here() -> bool:
+            """Whether everybody is there, or those answered together last and nobody else since the last look."""
             nonlocal seen
             here = board.ready + questions.unread
             more, seen = here > seen, here
-            playing = board.open_episodes
-            # While one half of them makes use of its answers, the other half gets its own.
-            half = min(playing, max(_CROWD, playing // 2))
-            return not here or here >= half or (here >= board.expected and not more)
+            return not here or (here >= board.expected and (not more or here >= board.open_episodes))
 
         # Also where something is there already: what was decided last goes out in the loop.
         here = board.ready or questions.unread
-        self.server.run(0.0 if here else seconds, self._batch_wait, enough_here, questions.ask)
+        self.server.run(0.0 if here else seconds, self._batch_wait, all_here, questions.ask)
 
     def _wake(self) -> None:
         """Let a poll that waits look for errands."""

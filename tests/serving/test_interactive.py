@@ -157,19 +157,6 @@ def act_at_once(episodes: list[Turns], obs: list[Any]) -> list[int]:
     return [turns.voice.hear()["action"] for turns in episodes]
 
 
-def test_half_of_a_crowd_does_not_wait_for_the_other_half() -> None:
-    with served(settings={"batch_wait": 30.0}) as one, one.sampling():
-        voices = [one.voice() for _ in range(40)]
-        crowd = [Turns(voice, f"e{number}") for number, voice in enumerate(voices)]
-        began = time.monotonic()
-        act_at_once(crowd, [obs_of(0)] * 40)
-        for step in range(1, 4):
-            act_at_once(crowd[:20], [obs_of(step)] * 20)
-        assert time.monotonic() - began < 20.0
-        for voice in voices:
-            voice.leave()
-
-
 def test_a_recurrent_policy_remembers_each_episode_by_itself() -> None:
     firsts = (0, 3, 6)
     with served(**LSTM, explore=False, settings={"batch_wait": 0.1}) as one, one.sampling():
