@@ -45,6 +45,7 @@ def test_the_same_seed_gives_the_same_run_and_leaves_torchs_generator_alone() ->
         np.testing.assert_array_equal(runs[0][name], runs[1][name])
 
 
+@pytest.mark.slow
 def test_ppo_and_dqn_find_the_patch_with_a_users_own_convolutions() -> None:
     model = {"custom_model": Eye}
     with PPO(env=Patch, config={**PPO_SETTINGS, "model": model}) as algorithm:

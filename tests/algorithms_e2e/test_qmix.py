@@ -93,6 +93,7 @@ def reached(seed: int, iterations: int = 20) -> float:
         return float(algo.evaluate()["evaluation"]["episode_reward_mean"])
 
 
+@pytest.mark.slow
 def test_the_two_step_game_is_played_at_its_best() -> None:
     assert reached(seed=0) == 8.0
 

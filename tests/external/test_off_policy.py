@@ -62,7 +62,9 @@ def chain(env: Any) -> None:
         env.end_episode(episode, obs(0, place + 1))
 
 
-@pytest.mark.parametrize(("play", "places"), [(bandit, 1), (chain, LENGTH)])
+@pytest.mark.parametrize(
+    ("play", "places"), [(bandit, 1), pytest.param(chain, LENGTH, marks=pytest.mark.slow)]
+)
 def test_dqn_finds_the_better_action_in_logs_alone(play: Any, places: int) -> None:
     env = Told(play, action_space=gym.spaces.Discrete(2))
     config: dict[str, Any] = {
