@@ -65,7 +65,13 @@ def told(policy: Any, shown: list[Any], explore: bool | None) -> tuple[list[Any]
     return [answer[0] for answer in answers], [answer[2]["action_logp"] for answer in answers]
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow) if kind.startswith(("picture", "worth")) else kind
+        for kind in CASES
+    ],
+)
 def test_a_module_of_ones_own_acts_without_torch_as_it_was_trained(kind: str, tmp_path: Path) -> None:
     with owning(kind) as algorithm:
         policy: Any = algorithm.get_policy()

@@ -51,7 +51,7 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
             yield from functions(child, f"{prefix}{child.name}.")
         elif isinstance(child, ast.ClassDef):
             yield from functions(child, f"{prefix}{child.name}.")
-        else:
+        elif not isinstance(child, ast.expr):
             yield from functions(child, prefix)
 
 

@@ -41,7 +41,7 @@ COLUMNS = (
     "unroll_id",
 )
 quick = settings(
-    max_examples=40,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),

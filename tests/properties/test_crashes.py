@@ -38,7 +38,7 @@ quick = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 # Every fragment length among them, each with other schedules.
-many = settings(quick, max_examples=50)
+many = settings(quick, max_examples=32)
 
 
 class Due(NamedTuple):

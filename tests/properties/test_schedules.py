@@ -36,7 +36,7 @@ quick = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 # Every fragment length among them, each with other schedules.
-many = settings(quick, max_examples=70)
+many = settings(quick, max_examples=45)
 
 
 class Run:

@@ -89,7 +89,9 @@ def test_every_poll_says_the_same(name: str, per_process: int, crashes: bool) ->
 
 
 @pytest.mark.usefixtures("running_ray")
-@every_script
+@pytest.mark.parametrize(
+    "name", [name if name == "irregular" else pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS]
+)
 def test_every_poll_says_the_same_on_ray(name: str) -> None:
     check_polls(name, 2, True, "ray")
 

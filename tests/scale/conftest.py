@@ -11,6 +11,14 @@ from menv.scale.engines import make_engine
 from tests.scale.processes import eventually, lives
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow with one of the engines only."""
+    for item in items:
+        if item.get_closest_marker("slow_on_ray") and "[ray" in item.name:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def running_ray() -> Iterator[None]:
     """Ray on this machine, with four CPUs whatever there are."""

@@ -118,6 +118,7 @@ def test_what_one_writes_into_a_parcel_the_others_do_not_see() -> None:
     engine.stop()
 
 
+@pytest.mark.slow_on_ray
 def test_those_who_have_answered_are_told_in_the_given_order(engine: Engine) -> None:
     slow, *quick = [started(engine, label=f"worker {index}") for index in range(3)]
     slow.ask("sleep", 1.5)
@@ -145,6 +146,7 @@ def test_nobody_waits_for_those_who_were_asked_nothing(engine: Engine) -> None:
     assert engine.wait([started(engine)]) == []
 
 
+@pytest.mark.slow_on_ray
 def test_an_answer_that_nobody_asked_for_is_not_waited_for(engine: Engine) -> None:
     with pytest.raises(CallOrderError, match="worker 1: was asked nothing"):
         started(engine).answer()
@@ -162,6 +164,7 @@ def test_what_a_method_raises_arrives_with_the_traceback_of_over_there(engine: E
     assert peer.answer() == 1
 
 
+@pytest.mark.slow_on_ray
 def test_an_exception_of_the_program_itself_is_of_the_same_class_when_it_is_back(engine: Engine) -> None:
     class OwnError(Exception):
         pass
@@ -175,12 +178,14 @@ def test_an_exception_of_the_program_itself_is_of_the_same_class_when_it_is_back
         started(engine, fail)
 
 
+@pytest.mark.slow_on_ray
 def test_an_exception_that_cannot_travel_says_what_it_was(engine: Engine) -> None:
     with pytest.raises(FarError, match=r"^worker 1: SecretError: nobody can read this$") as caught:
         started(engine, raise_secret)
     assert "in raise_secret" in str(caught.value.__cause__)
 
 
+@pytest.mark.slow_on_ray
 def test_an_exception_that_cannot_say_what_it_is_does_no_harm(engine: Engine) -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
@@ -194,6 +199,7 @@ def test_an_exception_that_cannot_say_what_it_is_does_no_harm(engine: Engine) ->
     assert peer.answer() == 1
 
 
+@pytest.mark.slow_on_ray
 def test_an_object_that_cannot_be_made_answers_every_question_with_the_reason(engine: Engine) -> None:
     peer = engine.start(Unmakeable, "no room", label="worker 1")
     peer.ask("add", 1)
@@ -204,6 +210,7 @@ def test_an_object_that_cannot_be_made_answers_every_question_with_the_reason(en
         asked(peer, "add", 1)
 
 
+@pytest.mark.slow_on_ray
 def test_an_argument_that_cannot_travel_is_named_in_one_line(engine: Engine) -> None:
     peer, lock, own = started(engine), threading.Lock(), Counter()
     own.__dict__["lock_of_mine"] = lock
@@ -236,6 +243,7 @@ def test_an_argument_that_cannot_travel_is_named_in_one_line(engine: Engine) -> 
     assert (peer.pending, asked(peer, "echo", 1)) == (0, 1)
 
 
+@pytest.mark.slow_on_ray
 def test_what_cannot_travel_is_named_in_functions_parcels_and_answers_too(engine: Engine) -> None:
     lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"worker 1, to make it: args\[0\]'s variable 'lock' is a lock"):
@@ -246,6 +254,7 @@ def test_what_cannot_travel_is_named_in_functions_parcels_and_answers_too(engine
         asked(started(engine), "lock")
 
 
+@pytest.mark.slow_on_ray
 def test_one_whose_peer_is_dropped_ends(engine: Engine, tmp_path: Path) -> None:
     peer = make_engine(engine.name).start(Counter, 0, str(tmp_path), label="worker 1")
     peer.answer()
@@ -276,6 +285,7 @@ def test_an_object_that_does_not_stop_is_ended_when_its_time_is_over(engine: Eng
     engine.stop()
 
 
+@pytest.mark.slow_on_ray
 def test_an_engine_can_be_used_again_after_it_was_stopped(engine: Engine) -> None:
     started(engine)
     engine.stop()

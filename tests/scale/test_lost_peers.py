@@ -19,7 +19,7 @@ WAYS = {"killed": "SIGKILL", "exit": "exit code 3", "sys.exit": "exit code 4", "
 
 
 @pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=pytest.mark.slow) if "exit" in how else how for how in WAYS]
+    "how", [how if how == "killed" else pytest.param(how, marks=pytest.mark.slow_on_ray) for how in WAYS]
 )
 def test_a_process_that_ends_is_told_with_its_pid_and_last_words(engine: Engine, how: str) -> None:
     peer, other = started(engine), started(engine, label="worker 2")
@@ -40,6 +40,7 @@ def test_a_process_that_ends_is_told_with_its_pid_and_last_words(engine: Engine,
     assert other.answer() == 1
 
 
+@pytest.mark.slow_on_ray
 def test_an_answer_that_was_there_before_is_not_lost(engine: Engine) -> None:
     peer = started(engine)
     peer.ask("add", 5)
@@ -106,6 +107,7 @@ def test_the_descriptor_of_a_closed_link_is_nobody_elses_while_it_is_waited_for(
             os.fstat(number)
 
 
+@pytest.mark.slow_on_ray
 def test_a_peer_that_is_killed_has_lost_what_it_was_asked(engine: Engine) -> None:
     peer, other = started(engine), started(engine, label="worker 2")
     pid = peer.pid
@@ -163,6 +165,7 @@ def cycle(engine: Engine, number: int) -> None:
             peer.answer()
 
 
+@pytest.mark.slow_on_ray
 def test_starting_and_killing_leaves_nothing_open(engine: Engine) -> None:
     for number in range(2):
         cycle(engine, number)
