@@ -49,7 +49,7 @@ CONFIG: dict[str, Any] = {
 
 @pytest.mark.parametrize(("model", "least", "most"), [
     ({"use_lstm": True}, 0.95, 1.0),
-    ({"use_gru": True}, 0.95, 1.0),
+    pytest.param({"use_gru": True}, 0.95, 1.0, marks=pytest.mark.slow),
     ({"use_lstm": True, "vf_share_layers": True}, 0.95, 1.0),
     ({}, 0.0, 0.7),
 ], ids=["lstm", "gru", "shared", "none"])  # fmt: skip

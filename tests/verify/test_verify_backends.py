@@ -107,11 +107,11 @@ ALONE = ["2 samplers", "a sampler each"]
     [
         (unsteady.Global, ALL[1:], "global generators"),
         pytest.param(unsteady.GlobalNumpy, [*ALONE, *FAR], "global generators", marks=pytest.mark.slow),
-        (unsteady.Crowd, [*ALONE, *FAR], "attributes of a class"),
+        pytest.param(unsteady.Crowd, [*ALONE, *FAR], "attributes of a class", marks=pytest.mark.slow),
         (unsteady.Placed, [*ALONE, *WORKERS], "vector_index"),
         (unsteady.Hashed, ["another process", *FAR], "hash() of strings"),
         pytest.param(unsteady.Ordered, ["another process", *FAR], "order of a set", marks=pytest.mark.slow),
-        (unsteady.Timed, ALL[1:], "the time"),
+        pytest.param(unsteady.Timed, ALL[1:], "the time", marks=pytest.mark.slow),
     ],
 )
 def test_what_depends_on_where_it_is_put_is_found(env: Any, differing: list[str], word: str) -> None:
