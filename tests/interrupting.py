@@ -11,13 +11,12 @@ class Alarm(BaseException):
     """Is raised in the midst of things, as KeyboardInterrupt is at Ctrl-C."""
 
 
-def raised_at(instruction: int, function: Callable[[], Any], within: str = "menv.") -> bool:
-    """Call a function, and raise Alarm before one of the instructions that it runs.
+def raised_at(instruction: int, function: Callable[[], Any]) -> bool:
+    """Call a function, and raise Alarm before one of the instructions of menv that it runs.
 
     Args:
-        instruction: Which one, counted over those of the modules that are meant.
+        instruction: Which one.
         function: What is called.
-        within: How the names of the modules that are meant begin.
 
     Returns:
         Whether it came to that instruction.
@@ -33,7 +32,7 @@ def raised_at(instruction: int, function: Callable[[], Any], within: str = "menv
         return inside
 
     def called(frame: Any, *_: Any) -> Any:
-        if not frame.f_globals["__name__"].startswith(within):
+        if not frame.f_globals["__name__"].startswith("menv."):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         return inside
