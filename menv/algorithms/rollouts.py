@@ -247,9 +247,16 @@ class LocalRollouts:
         if not self._broken_off:
             return
         before = self.sampler
-        self.begin_again(self._seed)
-        self.sampler.explore = before.explore
-        self._metrics.episodes_not_resumed += self.resume(without_episodes(before))
+        left = without_episodes(before)
+        try:
+            self.begin_again(self._seed)
+            self.sampler.explore = before.explore
+            lost = self.resume(left)
+        except BaseException:
+            # What has been counted is in the sampler of before alone.
+            self.sampler, self._broken_off = before, True
+            raise
+        self._metrics.episodes_not_resumed += lost
 
     def _new_sampler(self) -> Sampler:
         """Create a sampler of these environments."""

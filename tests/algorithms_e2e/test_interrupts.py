@@ -15,6 +15,7 @@ from gymnasium.spaces import Box, Discrete
 
 from menv import MultiAgentEnv
 from menv.algorithms import DQN, PPO
+from menv.algorithms.rollouts import LocalRollouts
 from menv.callbacks import DefaultCallbacks
 from menv.envs import TicTacToe
 from menv.sample_batch import SampleBatch
@@ -297,6 +298,26 @@ def test_sampling_may_be_interrupted_anywhere(make: Callable[[], Any], stride: i
             assert algo._metrics.episodes_not_resumed - before <= 2
         assert instruction > 5000
         algo._rollouts.state()
+
+
+@pytest.mark.parametrize("env", [Counted, CountedAgents], ids=["gym", "agents"])
+def test_beginning_again_may_be_interrupted_anywhere(env: type) -> None:
+    """Whatever is raised while a fragment is given up, no step is forgotten."""
+    with PPO(env=env, config=TINY) as algo:
+        rollouts = algo._rollouts
+        assert isinstance(rollouts, LocalRollouts)
+        rollouts.sample()
+        for instruction in itertools.count(1, 11):
+            Counted.due = 3
+            with pytest.raises(KeyboardInterrupt):
+                rollouts.sample()
+            steps, rows = rollouts.env_steps, rollouts.digest.rows
+            interrupted = raised_at(instruction, rollouts._mend)
+            assert rollouts.sample().env_steps() == rollouts.env_steps - steps
+            assert rollouts.digest.rows > rows > 0
+            if not interrupted:
+                break
+        assert instruction > 500
 
 
 @pytest.mark.parametrize(
