@@ -152,9 +152,8 @@ class Ready:
     """Who waits for an action and what happened since the last poll.
 
     To be taken in in this order: `ended`, `episodes` with the `unclaimed` before each, the other `unclaimed`,
-    `joined`, then the rows. Arrays
-    belong to the environment and are valid until its next poll. While the same agents wait, `slots`
-    is the very same array object, so that work per layout can be cached by identity.
+    `joined`, `played`, then the rows. Arrays belong to the environment and are valid until its next poll. While
+    the same agents wait, `slots` is the very same array object, so that work per layout can be cached by identity.
 
     Unpacks as the six nested dicts of the classic `poll` too.
 
@@ -169,7 +168,7 @@ class Ready:
         unclaimed: Rewards that belong to no action, in the order in which they were paid.
         infos: R info dicts, or None; a list that is not changed after, because batches refer to it.
         taken: Actions that an external client chose itself, by slot.
-        played: Pieces of episodes that external clients played by themselves; to be taken in last.
+        played: Pieces of episodes that external clients played by themselves; none of them has rows here.
         faults: Sub-environments that raised and were replaced; each cost an episode, or one that could not begin.
         seats: `seats[slot]` is `(env_id, agent_id)` of every row.
     """

@@ -53,7 +53,7 @@ def to_base_env(
         seed: Gives every reset its own seed; None leaves the environments alone.
         first_index: Index of sub-environment 0 among those of all workers.
         env_timeout: Seconds after which a remote one that does not answer is given up; None waits for ever.
-        engine: "process" or "ray", or an engine that nobody else uses; None takes Ray where it is initialised.
+        engine: "process" or "ray", or an engine that nobody else uses; None takes Ray where it is installed.
         remote_envs_per_process: So many share a process, and step one after the other.
 
     Raises:
