@@ -9,41 +9,20 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv import draws
+from menv.drawing_policy import DrawingPolicy
 from menv.errors import ConfigError
-from menv.policy import Policy, RowDraws
+from menv.policy import RowDraws
 
 MASK_KEY = "action_mask"
 
 
-class RandomPolicy(Policy):
+class RandomPolicy(DrawingPolicy):
     """Draws from the action space; never learns.
 
     A bounded Box is drawn from uniformly, an unbounded dimension from a standard normal. With a
     Discrete or MultiDiscrete space and an `"action_mask"` in the observations, every allowed action
-    is equally likely.
+    is equally likely. Without a sampler `config["seed"]` decides, as for each `DrawingPolicy`.
     """
-
-    def compute_actions(
-        self,
-        obs_batch: Sequence[Any],
-        state_batches: Sequence[Any] | None = None,
-        prev_action_batch: Any = None,
-        prev_reward_batch: Any = None,
-        info_batch: Any = None,
-        episodes: Any = None,
-        explore: bool | None = None,
-        timestep: int | None = None,
-    ) -> tuple[Any, list[Any], dict[str, Any]]:
-        """Return R random actions; see `Policy.compute_actions`.
-
-        Without the sampler's own draws the numbers come from `config["seed"]` and the number of calls.
-        """
-        self._calls = getattr(self, "_calls", -1) + 1
-        rows = len(obs_batch)
-        keys = np.arange(rows, dtype=np.uint64) + np.uint64(draws.key(int(self.config.get("seed", 0)), 0))
-        row_draws = RowDraws(keys, np.full(rows, self._calls, np.int64))
-        return self.answer(obs_batch, row_draws, explore, episodes or ()), [], {}
 
     def answer(
         self, obs_batch: Sequence[Any], row_draws: RowDraws, explore: bool | None, episodes: Sequence[Any]

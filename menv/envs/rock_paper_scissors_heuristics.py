@@ -13,36 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import draws
+from menv.drawing_policy import DrawingPolicy
 from menv.envs.rock_paper_scissors import NOTHING
 from menv.errors import ConfigError
-from menv.policy import Policy, RowDraws
+from menv.policy import RowDraws
 
 _HANDS = 3
 
 
-class _Rule(Policy):
-    """What the rules have in common: without a sampler, `config["seed"]` and the number of calls decide."""
-
-    def compute_actions(
-        self,
-        obs_batch: Sequence[Any],
-        state_batches: Sequence[Any] | None = None,
-        prev_action_batch: Any = None,
-        prev_reward_batch: Any = None,
-        info_batch: Any = None,
-        episodes: Any = None,
-        explore: bool | None = None,
-        timestep: int | None = None,
-    ) -> tuple[Any, list[Any], dict[str, Any]]:
-        """Return R hands; see `Policy.compute_actions`."""
-        self._calls = getattr(self, "_calls", -1) + 1
-        rows = len(obs_batch)
-        keys = np.arange(rows, dtype=np.uint64) + np.uint64(draws.key(int(self.config.get("seed", 0)), 0))
-        row_draws = RowDraws(keys, np.full(rows, self._calls, np.int64))
-        return self.answer(obs_batch, row_draws, explore, episodes or ()), [], {}
-
-
-class AlwaysSame(_Rule):
+class AlwaysSame(DrawingPolicy):
     """Draws one hand for each episode and shows it in every round.
 
     Config: `"hand"`, 0, 1 or 2, shows that one in all episodes; so does a call without episodes, with a hand
@@ -72,7 +51,7 @@ class AlwaysSame(_Rule):
         return _hands(RowDraws(row_draws.keys, numbers)).tolist()  # type: ignore[no-any-return]
 
 
-class BeatLastMove(_Rule):
+class BeatLastMove(DrawingPolicy):
     """Shows the hand that beats the one that the other player showed last; the first one is drawn."""
 
     def answer(
