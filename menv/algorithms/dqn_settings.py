@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from menv.algorithms.config.exploration_config import ExplorationConfig
 from menv.algorithms.config.keys import section
+from menv.algorithms.config.numbers import check_count, check_number
 from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
 from menv.errors import ConfigError
 
@@ -55,13 +56,10 @@ class DQNSettings:
         for name, kind in _SECTIONS.items():
             object.__setattr__(self, name, section(kind, getattr(self, name), name))
         for name, least in _COUNTS.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(
-                    f"{self.algorithm}: {name} is {value!r}, expected an integer of at least {least}; raise it"
-                )
+            check_count(self.algorithm, name, getattr(self, name), least)
         for name, (low, high) in _RANGES.items():
-            _check_range(self.algorithm, name, getattr(self, name), low, high)
+            off = name == "grad_clip"
+            check_number(self.algorithm, name, getattr(self, name), low, high, none_is_off=off)
         for name in ("double_q", "dueling"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
@@ -90,15 +88,3 @@ _RANGES = {
     "grad_clip": (0.0, math.inf),
     "adam_epsilon": (0.0, 1.0),
 }
-
-
-def _check_range(algorithm: str, name: str, value: Any, least: float, most: float) -> None:
-    """Refuse a value that is no number within [least, most]."""
-    if value is None and name == "grad_clip":
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value <= most:
-        off = ", or None to switch it off" if name == "grad_clip" else ""
-        raise ConfigError(
-            f"{algorithm}: {name} is {value!r}, expected a number from {least:g} to {most:g}{off}; correct it"
-        )

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from menv.algorithms.config.numbers import check_count, check_number
 from menv.errors import ConfigError
 
 Schedule: TypeAlias = Sequence[Sequence[float]]
@@ -66,11 +67,10 @@ class PPOSettings:
     def __post_init__(self) -> None:
         """Refuse sizes and schedules that cannot work."""
         for name in ("num_sgd_iter", "sgd_minibatch_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"PPO: {name} is {value!r}, expected an integer of at least 1; raise it")
+            check_count("PPO", name, getattr(self, name))
         for name, (least, most) in _RANGES.items():
-            _check_range(name, getattr(self, name), least, most)
+            key, off = name.removesuffix("_"), name in _NONE_IS_OFF
+            check_number("PPO", key, getattr(self, name), least, most, none_is_off=off)
         for name in ("lr_schedule", "entropy_coeff_schedule"):
             _check_schedule(name, getattr(self, name))
         _check_critic_obs(self.critic_obs, self.critic_obs_size)
@@ -97,19 +97,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "grad_clip": (0.0, math.inf),
 }
 _NONE_IS_OFF = ("vf_clip_param", "grad_clip")
-
-
-def _check_range(name: str, value: Any, least: float, most: float) -> None:
-    """Refuse a value that is no number within [least, most]."""
-    if value is None and name in _NONE_IS_OFF:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value <= most:
-        off = ", or None to switch it off" if name in _NONE_IS_OFF else ""
-        key = name.removesuffix("_")
-        raise ConfigError(
-            f"PPO: {key} is {value!r}, expected a number from {least:g} to {most:g}{off}; correct it"
-        )
 
 
 def _check_schedule(name: str, schedule: Schedule | None) -> None:

@@ -46,6 +46,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "rate": ({"lr": "fast"}, r"lr is 'fast', expected a number from 0"),
     "gradient": ({"grad_clip": -1}, r"grad_clip is -1, expected .*None to switch it off"),
     "epochs": ({"num_sgd_iter": 1.5}, r"num_sgd_iter is 1\.5, expected an integer"),
+    "a flag for epochs": ({"num_sgd_iter": True}, "num_sgd_iter is True, expected an integer of at least 1"),
     "remote": ({"remote_worker_envs": "yes"}, r"remote_worker_envs: 'yes', expected one of"),
     "wait": ({"remote_env_batch_wait_ms": -1}, r"remote_env_batch_wait_ms: -1, expected an integer of at least 0"),
     "wait for nobody": (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from menv.algorithms.config.numbers import check_number
 from menv.errors import ConfigError
 
 
@@ -29,11 +30,7 @@ class ExplorationConfig:
                 f"exploration_config: type is {self.type!r}, expected 'EpsilonGreedy' in this version; leave it out"
             )
         for name, most in (("initial_epsilon", 1.0), ("final_epsilon", 1.0), ("epsilon_timesteps", np.inf)):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-                raise ConfigError(
-                    f"exploration_config: {name} is {value!r}, expected a number from 0 to {most:g}; correct it"
-                )
+            check_number("exploration_config", name, getattr(self, name), 0.0, most)
 
     def epsilon_at(self, env_steps: int) -> float:
         """Return epsilon after `env_steps` env steps of the run."""

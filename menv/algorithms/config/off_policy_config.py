@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.numbers import check_count
 from menv.algorithms.dqn_settings import DQNSettings
-from menv.errors import ConfigError
 
 # What "auto" makes of the fragment length: so many env steps, of all sub-environments together, between two
 # times of learning, and at least so many of each.
@@ -30,12 +30,8 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
         """Check both halves."""
         AlgorithmConfig.__post_init__(self)
         DQNSettings.__post_init__(self)
-        least = self.min_sample_timesteps_per_iteration
-        if not isinstance(least, int) or isinstance(least, bool) or least < 1:
-            raise ConfigError(
-                f"{self.algorithm}: min_sample_timesteps_per_iteration is {least!r}, expected an integer of at least "
-                "1; raise it"
-            )
+        name = "min_sample_timesteps_per_iteration"
+        check_count(self.algorithm, name, getattr(self, name))
 
     def fragment_length(self, num_envs: int) -> int:
         """Return the steps of each of `num_envs` sub-environments between two times of learning."""

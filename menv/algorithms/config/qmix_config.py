@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from menv.algorithms.config.numbers import check_count
 from menv.algorithms.config.off_policy_config import OffPolicyConfig
 from menv.algorithms.networks.group_spec import MIXERS, Mixer
 from menv.errors import ConfigError
@@ -41,11 +42,7 @@ class QMIXConfig(OffPolicyConfig):
         OffPolicyConfig.__post_init__(self)
         if not isinstance(self.mixer, Hashable) or self.mixer not in MIXERS:
             raise ConfigError(f"QMIX: mixer is {self.mixer!r}, expected one of {MIXERS}; choose one of these")
-        width = self.mixing_embed_dim
-        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-            raise ConfigError(
-                f"QMIX: mixing_embed_dim is {width!r}, expected an integer of at least 1; raise it"
-            )
+        check_count(self.algorithm, "mixing_embed_dim", self.mixing_embed_dim)
 
     def build(self) -> QMIX:
         """Return the algorithm, its environments created."""

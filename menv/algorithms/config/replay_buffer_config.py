@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from menv.algorithms.config.numbers import check_count, check_number
 from menv.errors import ConfigError
 
 _KINDS = {
@@ -39,20 +40,12 @@ class ReplayBufferConfig:
                     f"replay_buffer_config: type is {self.type!r}, expected one of {', '.join(_KINDS)}; leave it out"
                 )
             object.__setattr__(self, "prioritized_replay", _KINDS[self.type])
-        if not isinstance(self.capacity, int) or isinstance(self.capacity, bool) or self.capacity < 1:
-            raise ConfigError(
-                f"replay_buffer_config: capacity is {self.capacity!r}, expected an integer of at least 1; raise it"
-            )
+        check_count("replay_buffer_config", "capacity", self.capacity)
         if not isinstance(self.prioritized_replay, bool):
             raise ConfigError(
                 f"replay_buffer_config: prioritized_replay is {self.prioritized_replay!r}, expected True or False; "
                 "choose one"
             )
-        for name in ("alpha", "beta", "eps"):
-            value = getattr(self, f"prioritized_replay_{name}")
-            least = 1e-12 if name == "eps" else 0.0
-            if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= 1.0:
-                raise ConfigError(
-                    f"replay_buffer_config: prioritized_replay_{name} is {value!r}, expected a number from {least:g} "
-                    "to 1; correct it"
-                )
+        for part, least in (("alpha", 0.0), ("beta", 0.0), ("eps", 1e-12)):
+            name = f"prioritized_replay_{part}"
+            check_number("replay_buffer_config", name, getattr(self, name), least, 1.0)
