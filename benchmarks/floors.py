@@ -7,7 +7,6 @@ inside the measured time; making the environments, their first resets and the ra
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import ALL
-from menv.envs.tictactoe import TicTacToe
 from menv.multi_agent_env import MultiAgentEnv
 
 BLOCK = 4096
@@ -151,19 +149,6 @@ def bare_aec_tictactoe(num_games: int, seed: int = 0) -> float:
             env.step(legal[int(uniforms[moves] * len(legal))])
             moves += 1
     return moves / (time.perf_counter() - start)
-
-
-def compare_tictactoe(num_games: int = 500, repeats: int = 5) -> tuple[float, float]:
-    """Measure menv's TicTacToe and PettingZoo's in alternation.
-
-    Returns:
-        The medians of both, in moves per second.
-    """
-    ours, theirs = [], []
-    for repeat in range(repeats):
-        ours.append(bare_turn_based(lambda _: TicTacToe(), 1, 8 * num_games, seed=repeat))
-        theirs.append(bare_aec_tictactoe(num_games, seed=repeat))
-    return statistics.median(ours), statistics.median(theirs)
 
 
 def draw_actions(space: gym.Space[Any], count: int, seed: int) -> list[Any]:

@@ -54,7 +54,6 @@ class DQNRecipe(OffPolicyRecipe):
     def make_learner(
         self,
         network: NetworkSpec,
-        policy_id: str,
         weights: Weights,
         config: DQNConfig,
         seed: int,

@@ -191,7 +191,7 @@ class Learners:
             learner = policy.make_learner(seed)
         else:
             learner = self.recipes[policy_id].make_learner(
-                built.network, policy_id, weights, self.configs[policy_id], seed
+                built.network, weights, self.configs[policy_id], seed
             )
         self._learners[policy_id], self._seeds[policy_id] = learner, seed
         return learner

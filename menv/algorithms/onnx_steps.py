@@ -66,12 +66,11 @@ class Steps:
 
     def add(self, ends: Ends, rows: str) -> str:
         """Add their nodes, given and returning the name of rows; those of several frames come one after the other."""
-        width = self._preprocess.size
         for one in self._connectors:
             if isinstance(one, FrameStackAgentConnector):
-                rows, width = _stacked(ends, rows, self._preprocess, one.num_frames), width * one.num_frames
+                rows = _stacked(ends, rows, self._preprocess, one.num_frames)
             elif isinstance(one, MeanStdObservationFilterAgentConnector):
-                rows = _filtered(ends, rows, one, width)
+                rows = _filtered(ends, rows, one)
         return rows
 
 
@@ -84,7 +83,7 @@ def _stacked(ends: Ends, rows: str, preprocess: ObsPreprocessor, frames: int) ->
     return ends.add("Reshape", rows, ends.constant([-1, frames * preprocess.size]))
 
 
-def _filtered(ends: Ends, rows: str, one: MeanStdObservationFilterAgentConnector, width: int) -> str:
+def _filtered(ends: Ends, rows: str, one: MeanStdObservationFilterAgentConnector) -> str:
     """Return rows without mean and with deviation 1, as they are applied now."""
     shift, scale = one.applied
     if len(shift):

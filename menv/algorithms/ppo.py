@@ -63,9 +63,7 @@ class PPORecipe:
         if not later or SampleBatch.VF_PREDS in batch:
             add_advantages(batch, backend, index, config)
 
-    def make_learner(
-        self, network: NetworkSpec, policy_id: str, weights: Weights, config: PPOConfig, seed: int
-    ) -> Learner:
+    def make_learner(self, network: NetworkSpec, weights: Weights, config: PPOConfig, seed: int) -> Learner:
         """Return a `PPOLearner`."""
         from menv.algorithms.ppo_learner import PPOLearner
 

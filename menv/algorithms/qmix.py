@@ -56,9 +56,7 @@ class QMIXRecipe(OffPolicyRecipe):
             dueling=config.dueling, mixer=config.mixer, embed_dim=config.mixing_embed_dim,
         )  # fmt: skip
 
-    def make_learner(
-        self, network: NetworkSpec, policy_id: str, weights: Weights, config: QMIXConfig, seed: int
-    ) -> Learner:
+    def make_learner(self, network: NetworkSpec, weights: Weights, config: QMIXConfig, seed: int) -> Learner:
         """Return a `QMIXLearner`."""
         from menv.algorithms.qmix_learner import QMIXLearner
 

@@ -119,10 +119,8 @@ class Recipe(Protocol):
                 states, which gets better, may be left to then, but nothing about the actions.
         """
 
-    def make_learner(
-        self, network: NetworkSpec, policy_id: str, weights: Weights, config: Any, seed: int
-    ) -> Learner:
-        """Return the learner of one policy."""
+    def make_learner(self, network: NetworkSpec, weights: Weights, config: Any, seed: int) -> Learner:
+        """Return the learner of one policy; `seed` decides its draws, such as the order of rows."""
 
 
 def recipe_named(name: str, policy_id: str) -> Recipe:

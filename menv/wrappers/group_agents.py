@@ -73,7 +73,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
         super().__init__()
         self.env = env
         known = _known_agents(env)
-        self.groups = _checked_groups(env, groups, known)
+        self.groups = _checked_groups(groups, known)
         self._group_of = {member: group for group, members in self.groups.items() for member in members}
         alone = [agent for agent in known if agent not in self._group_of]
         self.possible_agents = [*self.groups, *alone]
@@ -190,7 +190,7 @@ def _known_agents(env: MultiAgentEnv) -> list[AgentId]:
 
 
 def _checked_groups(
-    env: Any, groups: Mapping[Any, Sequence[Any]], known: Sequence[AgentId]
+    groups: Mapping[Any, Sequence[Any]], known: Sequence[AgentId]
 ) -> dict[AgentId, list[AgentId]]:
     """Return the groups once each agent is known and in one group at most."""
     if isinstance(groups, MultiAgentEnv):

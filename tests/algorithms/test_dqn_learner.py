@@ -245,7 +245,7 @@ def test_a_recipe_makes_a_network_of_q_values_and_its_learner() -> None:
     recipe, config = DQNRecipe(), DQNConfig(env="unused", model={"fcnet_hiddens": [8]})  # type: ignore[arg-type]
     network = recipe.network(4, gym.spaces.Discrete(3, start=-1), config)
     assert network == StockSpec(4, ActionHead("q_values", (3,)), (8,), "relu", dueling=True)
-    made = recipe.make_learner(network, "p", network.first_weights(0), config, 5)
+    made = recipe.make_learner(network, network.first_weights(0), config, 5)
     assert set(made.weights()) == set(network.weight_shapes())
 
 

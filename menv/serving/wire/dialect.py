@@ -33,11 +33,6 @@ class Dialect(enum.Enum):
     JSON = "application/json"
     MSGPACK = "application/msgpack"
 
-    @property
-    def content_type(self) -> str:
-        """Content type of bodies over HTTP."""
-        return self.value
-
 
 def dialect_of(body: bytes) -> Dialect:
     """Return what a body is, by its first byte.
