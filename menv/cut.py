@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Column = npt.NDArray[Any]
+from menv.segments import Column
 
 
 @dataclass(slots=True)

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import AgentId
-
-Column = npt.NDArray[Any]
+from menv.segments import Column
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Column = npt.NDArray[Any]
+from menv.segments import Column
 
 
 class Start(NamedTuple):

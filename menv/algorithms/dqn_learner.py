@@ -7,7 +7,6 @@ them, to the acting back-ends. It does not know environments, agents, or who cho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +21,9 @@ from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.replay import ReplayBuffer, Sample
 from menv.sample_batch import SampleBatch
+from menv.segments import Column
 
 Weights = Mapping[str, npt.NDArray[np.float32]]
-Column = npt.NDArray[Any]
 
 _REPLAY, _TARGET = "replay.", "target."
 _STATISTICS = ("loss", "mean_q", "mean_td_error", "grad_gnorm")

@@ -32,8 +32,8 @@ from menv.errors import ConfigError, ContractError
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy_spec import PolicySpec
 from menv.sample_batch import SampleBatch
+from menv.segments import Column
 
-Column = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 

@@ -6,15 +6,14 @@ where pieces end and what follows them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
-
-Column = npt.NDArray[Any]
+from menv.segments import Column
 
 
 class Transitions(NamedTuple):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from menv.acting.backend import ActingBackend
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
@@ -24,7 +23,6 @@ from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.sample_batch import SampleBatch
 
-Column = npt.NDArray[Any]
 Episodes = Mapping[int, Episode]
 
 

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from menv.acting.action_head import ILLEGAL
-from menv.algorithms.dqn_learner import Column, DQNLearner, Weights
+from menv.algorithms.dqn_learner import DQNLearner, Weights
 from menv.algorithms.dqn_loss import DQNTerms, dqn_loss, td_targets
 from menv.algorithms.dqn_settings import DQNSettings
 from menv.algorithms.n_step import transitions
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.sequences import Sequences, sequences, state_before
 from menv.sample_batch import SampleBatch
+from menv.segments import Column
 
 _MOST = 0.9
 """How much the largest error of a sequence counts in its priority; the mean has the rest (eta, section 2.3)."""

@@ -7,15 +7,15 @@ given, and nothing of what they mean.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from menv.algorithms.raffle import Raffle
 from menv.errors import ConfigError
+from menv.segments import Column
 
-Column = npt.NDArray[Any]
 Columns = Mapping[str, Column]
 Places = npt.NDArray[np.int64]
 

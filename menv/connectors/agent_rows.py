@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from menv.errors import ContractError
 from menv.sample_batch import SampleBatch
+from menv.segments import Column
 from menv.spaces import OutsideSpaceError
 
-Column = npt.NDArray[Any]
 MASK = "action_mask"
 
 

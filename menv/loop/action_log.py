@@ -7,14 +7,12 @@ step. `menv.loop.sampler_state` asks for what the running episodes have done.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from menv.sample_batch import SampleBatch
-
-Column = npt.NDArray[Any]
+from menv.segments import Column
 
 # Rows that are noted at least before those of finished episodes are let go.
 _ROWS = 65_536

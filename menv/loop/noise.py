@@ -7,15 +7,14 @@ block for all slots serves many polls, whoever waits in them. `menv.loop.cohort`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from menv import draws
 from menv.loop.slot_table import SlotTable
+from menv.segments import Column
 
-Column = npt.NDArray[Any]
 Drawn = npt.NDArray[np.float32]
 Draw = Callable[[draws.Keys, Column, int], Drawn]
 

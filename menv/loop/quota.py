@@ -7,15 +7,15 @@ rows; episodes may be cut or not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import EpisodeEnd
 from menv.errors import ContractError
+from menv.segments import Column
 
-Column = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
 
 LONGEST = 100_000

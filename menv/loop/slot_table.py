@@ -6,14 +6,12 @@ again and again cost nothing, because their look-ups are cached by the identity 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from menv.draws import Keys
-
-Column = npt.NDArray[Any]
 
 
 class Seat(NamedTuple):

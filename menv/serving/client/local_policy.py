@@ -10,7 +10,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
 from menv import draws
 from menv.connectors.action_output import ActionOutput
@@ -18,9 +17,8 @@ from menv.connectors.flat_actions import nested_actions
 from menv.errors import ContractError
 from menv.loop.net_policy import Decided, NetPolicy
 from menv.loop.packed_bundle import policy_from_bytes, unpack_weights
+from menv.segments import Column
 from menv.spaces import OutsideSpaceError
-
-Column = npt.NDArray[Any]
 
 _AHEAD = 64
 _BYTES_BESIDE = 64

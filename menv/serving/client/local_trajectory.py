@@ -12,8 +12,9 @@ import numpy as np
 
 from menv.errors import ContractError
 from menv.loop.net_policy import Decided
+from menv.segments import Column
 from menv.serving.client.client_values import written
-from menv.serving.client.local_policy import Column, Dice, LocalPolicy
+from menv.serving.client.local_policy import Dice, LocalPolicy
 from menv.spaces import OutsideSpaceError, stack
 
 _LEAVES = (gym.spaces.Box, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
