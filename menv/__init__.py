@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from menv.env_context import EnvContext as EnvContext
     from menv.envs.independent_copies import make_multi_agent as make_multi_agent
     from menv.episode import Episode as Episode
+    from menv.errors import CallOrderError as CallOrderError
     from menv.errors import ConfigError as ConfigError
     from menv.errors import ContractError as ContractError
     from menv.errors import EnvCrashError as EnvCrashError
+    from menv.errors import EnvFaultWarning as EnvFaultWarning
+    from menv.errors import EpisodeError as EpisodeError
     from menv.errors import MenvError as MenvError
+    from menv.errors import MissingExtraError as MissingExtraError
+    from menv.errors import NoRoomError as NoRoomError
+    from menv.errors import RefusedError as RefusedError
+    from menv.errors import ServerGoneError as ServerGoneError
+    from menv.errors import UnknownNameError as UnknownNameError
+    from menv.errors import WorkerLostError as WorkerLostError
     from menv.external_env import ExternalEnv as ExternalEnv
     from menv.external_env import ExternalMultiAgentEnv as ExternalMultiAgentEnv
     from menv.loop.inference import local_policy_inference as local_policy_inference
@@ -47,10 +56,19 @@ _HOMES = {
     "check_env": "checking.check",
     "EnvContext": "env_context",
     "Episode": "episode",
+    "CallOrderError": "errors",
     "ConfigError": "errors",
     "ContractError": "errors",
     "EnvCrashError": "errors",
+    "EnvFaultWarning": "errors",
+    "EpisodeError": "errors",
     "MenvError": "errors",
+    "MissingExtraError": "errors",
+    "NoRoomError": "errors",
+    "RefusedError": "errors",
+    "ServerGoneError": "errors",
+    "UnknownNameError": "errors",
+    "WorkerLostError": "errors",
     "ExternalEnv": "external_env",
     "ExternalMultiAgentEnv": "external_env",
     "export_onnx": "algorithms.onnx_export",

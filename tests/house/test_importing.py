@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import menv
+from menv import errors
 from menv._root_link_guard import refuse_root_import
 from tests.house.sources import ROOT, module_name, python_files
 
@@ -108,3 +110,9 @@ def test_the_error_of_the_guard_tells_which_module_was_asked_for() -> None:
     with pytest.raises(ImportError, match=r"expected the package menv\.wrappers") as caught:
         refuse_root_import("wrappers")
     assert caught.value.name == "wrappers"
+
+
+def test_every_error_is_a_name_of_menv() -> None:
+    kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    assert {name: getattr(menv, name) for name in kinds} == kinds
+    assert set(kinds) <= set(menv.__all__)
