@@ -7,7 +7,8 @@ import pytest
 
 from menv.acting.action_head import ActionHead
 from menv.algorithms.networks.stock import StockSpec
-from tests.acting.test_onnx_acting import backend, check_each_alone, lively_weights, random_rows
+from tests.acting.lively import lively_weights
+from tests.acting.test_onnx_acting import backend, check_each_alone, random_rows
 
 
 @pytest.mark.parametrize("policies", [2, 9, 40])

@@ -12,6 +12,7 @@ from menv.acting.onnx_acting import OnnxActing
 from menv.algorithms.networks.graphs import StockGraphs
 from menv.algorithms.networks.stock import StockSpec
 from menv.errors import ConfigError
+from tests.acting.lively import lively_weights
 
 HEADS = [
     ActionHead("categorical", (3,)),
@@ -34,18 +35,6 @@ def spec_of(obs_size: int, head: ActionHead, hiddens: tuple[int, ...] = (64, 64)
     """Q-values of more than two choices are dueling, so that both ways are met."""
     dueling = head.kind == "q_values" and head.sizes[0] > 2
     return StockSpec(obs_size, head, hiddens, dueling=dueling)
-
-
-def lively_weights(spec: StockSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """First weights are nearly the same for every row; these are not."""
-    rng = np.random.default_rng(seed)
-    shaken = spec.first_weights(seed)
-    weights = {
-        name: value + 0.3 * rng.standard_normal(value.shape, np.float32) for name, value in shaken.items()
-    }
-    if "epsilon" in weights:
-        weights["epsilon"][:] = 0.2 + 0.2 * (seed % 4)
-    return weights
 
 
 def backend(spec: StockSpec, policies: int = 1) -> OnnxActing:

@@ -14,6 +14,7 @@ from menv.algorithms.networks.cell import Cell, CellKind
 from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.torch_acting import TorchActing, check_against
 from menv.errors import ConfigError
+from tests.acting.lively import lively_weights
 
 Floats = npt.NDArray[np.float32]
 
@@ -29,17 +30,6 @@ SPECS = {
     "one unit": StockSpec(5, ActionHead("categorical", (3,)), (16,), cell=Cell("lstm", 1)),
 }
 SPEC = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-
-
-def lively_weights(spec: StockSpec, seed: int) -> dict[str, Floats]:
-    rng = np.random.default_rng(seed)
-    first = spec.first_weights(seed)
-    weights = {
-        name: value + 0.3 * rng.standard_normal(value.shape, np.float32) for name, value in first.items()
-    }
-    if "epsilon" in weights:
-        weights["epsilon"][:] = 0.2
-    return weights
 
 
 def onnx(spec: StockSpec, policies: int = 1) -> OnnxActing:

@@ -32,17 +32,6 @@ def spec_of(choices: int = 3, members: int = MEMBERS, **settings: Any) -> GroupS
     return GroupSpec((SEEN + STATE) * members, layout, **{"hiddens": (16,), "embed_dim": 8, **settings})
 
 
-def lively_weights(spec: GroupSpec, seed: int = 0) -> dict[str, Floats]:
-    """First weights are nearly the same for every row; these are not."""
-    rng = np.random.default_rng(seed)
-    weights = {
-        name: value + 0.3 * rng.standard_normal(value.shape, np.float32)
-        for name, value in spec.first_weights(seed).items()
-    }
-    weights["epsilon"][:] = 0.2 + 0.2 * (seed % 4)
-    return weights
-
-
 def random_rows(spec: GroupSpec, rows: int, seed: int = 0) -> tuple[Floats, npt.NDArray[np.bool_], Floats]:
     """Return observations, masks and draws."""
     rng = np.random.default_rng(seed)

@@ -21,6 +21,7 @@ from menv.algorithms.networks.stock import Activation, StockSpec
 from menv.algorithms.networks.torch_conv import TorchConv
 from menv.algorithms.torch_acting import TorchActing, check_against
 from menv.errors import ConfigError
+from tests.acting.lively import lively_weights
 
 HEADS = [
     ActionHead("categorical", (3,)),
@@ -53,14 +54,6 @@ def spec_of(
     return StockSpec(size, head, (33,), activation, shared, dueling, conv=stack, pixels=pixels)
 
 
-def lively_weights(spec: StockSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    rng = np.random.default_rng(seed)
-    return {
-        name: value + 0.1 * rng.standard_normal(value.shape, np.float32)
-        for name, value in spec.first_weights(seed).items()
-    }
-
-
 def random_rows(spec: StockSpec, rows: int) -> tuple[Any, Any, Any]:
     rng, head = np.random.default_rng(rows), spec.head
     obs: Any = rng.standard_normal((rows, spec.obs_size), np.float32)
@@ -78,12 +71,14 @@ def random_rows(spec: StockSpec, rows: int) -> tuple[Any, Any, Any]:
 
 
 def onnx_acting(spec: StockSpec, policies: int = 1) -> OnnxActing:
-    return OnnxActing(StockGraphs(spec), spec.head, [lively_weights(spec, seed) for seed in range(policies)])
+    return OnnxActing(
+        StockGraphs(spec), spec.head, [lively_weights(spec, seed, shaken_by=0.1) for seed in range(policies)]
+    )
 
 
 def torch_acting(spec: StockSpec, policies: int = 1) -> TorchActing:
     return TorchActing(
-        spec.torch_network, spec.head, [lively_weights(spec, seed) for seed in range(policies)]
+        spec.torch_network, spec.head, [lively_weights(spec, seed, shaken_by=0.1) for seed in range(policies)]
     )
 
 
@@ -111,7 +106,7 @@ def by_hand(image: Any, layer: ConvLayer, weight: Any, bias: Any, padded: bool) 
 def test_convolutions_are_what_the_definition_says(shape: Any, filters: Any, pixels: bool) -> None:
     spec = spec_of(shape, filters, pixels=pixels)
     assert spec.conv is not None
-    layers, weights = spec.conv_layers("policy"), lively_weights(spec, 0)
+    layers, weights = spec.conv_layers("policy"), lively_weights(spec, 0, shaken_by=0.1)
     params = {name: torch.from_numpy(value) for name, value in weights.items()}
     row = random_rows(spec, 1)[0]
     found = TorchConv(shape, layers, params, torch.relu, pixels)(torch.from_numpy(row))
@@ -141,7 +136,7 @@ def test_torch_and_onnx_agree_on_everything(head: ActionHead, share: bool, pixel
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(mine.values(0, obs), reference.values(0, obs), rtol=1e-4, atol=1e-4)
         network = spec.torch_network(
-            {name: torch.from_numpy(w) for name, w in lively_weights(spec, 0).items()}
+            {name: torch.from_numpy(w) for name, w in lively_weights(spec, 0, shaken_by=0.1).items()}
         )
         inputs, values = network.both(torch.from_numpy(obs), None if mask is None else torch.from_numpy(mask))
         np.testing.assert_allclose(
@@ -241,7 +236,7 @@ def test_every_graph_is_valid_onnx_and_none_is_stacked(kind: GraphKind, head: Ac
 
 def test_a_small_image_of_bytes_without_convolutions_is_read_as_the_numbers_that_it_holds() -> None:
     bytes_spec, float_spec = (StockSpec(12, HEADS[0], (8,), pixels=pixels) for pixels in (True, False))
-    weights = lively_weights(float_spec, 1)
+    weights = lively_weights(float_spec, 1, shaken_by=0.1)
     obs = np.random.default_rng(0).integers(0, 256, (9, 12), np.uint8)
     wanted = OnnxActing(StockGraphs(float_spec), HEADS[0], [weights]).values(0, obs.astype(np.float32))
     for backend in (
@@ -296,7 +291,7 @@ def test_first_kernels_are_orthogonal_and_the_layers_of_flat_networks_are_as_eve
 
 def test_a_gradient_step_moves_every_kernel_and_is_that_of_torch() -> None:
     spec = spec_of(*SHAPES[1], share=True)
-    weights = lively_weights(spec, 0)
+    weights = lively_weights(spec, 0, shaken_by=0.1)
     adam = FlatAdam(weights, 1e-3)
     obs = torch.from_numpy(random_rows(spec, 16)[0])
     copies = {name: torch.from_numpy(value.copy()).requires_grad_() for name, value in weights.items()}

@@ -13,7 +13,8 @@ from menv.acting.onnx_acting import OnnxActing
 from menv.algorithms.networks.group_graphs import GroupGraphs
 from menv.algorithms.networks.group_spec import GroupSpec
 from menv.algorithms.torch_acting import TorchActing, check_against
-from tests.algorithms.groups_of_three import MEMBERS, SEEN, STATE, lively_weights, random_rows, spec_of
+from tests.acting.lively import lively_weights
+from tests.algorithms.groups_of_three import MEMBERS, SEEN, STATE, random_rows, spec_of
 
 LARGEST = float(1.0 - 2.0**-23)
 KINDS = pytest.mark.parametrize("kind", ["onnx", "torch"])

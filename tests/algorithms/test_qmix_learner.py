@@ -15,7 +15,8 @@ from menv.algorithms.dqn_settings import DQNSettings
 from menv.algorithms.networks.group_spec import GroupSpec
 from menv.algorithms.qmix_learner import QMIXLearner
 from menv.errors import ConfigError
-from tests.algorithms.groups_of_three import MEMBERS, lively_weights, random_rows, spec_of
+from tests.acting.lively import lively_weights
+from tests.algorithms.groups_of_three import MEMBERS, random_rows, spec_of
 from tests.algorithms.test_dqn_learner import one_step_pieces
 
 QUICK: dict[str, Any] = {

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from menv.algorithms.networks.group_spec import GroupSpec, Mixer
 from menv.algorithms.networks.torch_group import TorchGroup
-from tests.algorithms.groups_of_three import MEMBERS, lively_weights, spec_of
+from tests.acting.lively import lively_weights
+from tests.algorithms.groups_of_three import MEMBERS, spec_of
 
 
 def group(spec: GroupSpec, seed: int = 0) -> TorchGroup:

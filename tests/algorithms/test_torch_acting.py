@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from menv.acting.action_head import ActionHead
@@ -15,6 +14,7 @@ from menv.algorithms.networks.stock import Activation, StockSpec
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.torch_acting import TorchActing, check_against
 from menv.errors import ConfigError
+from tests.acting.lively import lively_weights
 
 HEADS = [
     ActionHead("categorical", (5,)),
@@ -33,17 +33,6 @@ ALMOST_ONE = np.float32(1.0 - 2.0**-23)
 def spec_of(obs_size: int, head: ActionHead, **settings: Any) -> StockSpec:
     """Q-values of more than two choices are dueling, so that both ways are met."""
     return StockSpec(obs_size, head, dueling=head.kind == "q_values" and head.sizes[0] > 2, **settings)
-
-
-def lively_weights(spec: StockSpec, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    rng = np.random.default_rng(seed)
-    first = spec.first_weights(seed)
-    weights = {
-        name: value + 0.3 * rng.standard_normal(value.shape, np.float32) for name, value in first.items()
-    }
-    if "epsilon" in weights:
-        weights["epsilon"][:] = 0.2 + 0.2 * (seed % 4)
-    return weights
 
 
 def both_backends(spec: StockSpec, policies: int = 1) -> tuple[OnnxActing, TorchActing]:
