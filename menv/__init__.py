@@ -4,8 +4,9 @@ Every environment becomes a `BaseEnv`; a policy mapping says who answers for who
 trains. Importing menv imports nothing heavy: each name is fetched when it is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from menv._names_on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from menv.algorithms.onnx_export import export_onnx as export_onnx
@@ -85,14 +86,4 @@ _HOMES = {
 }
 __all__ = sorted(_HOMES)
 
-
-def __dir__() -> list[str]:
-    """List the public names, for completion."""
-    return __all__
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'menv' has no attribute {name!r}, expected one of {__all__}")
-    return getattr(import_module(f"menv.{_HOMES[name]}"), name)
+__getattr__, __dir__ = names_on_demand(__name__, _HOMES)

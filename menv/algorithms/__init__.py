@@ -4,8 +4,9 @@ from menv._root_link_guard import refuse_root_import
 
 refuse_root_import(__name__)
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from menv._names_on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from menv.algorithms.advantages import compute_advantages as compute_advantages
@@ -24,20 +25,20 @@ if TYPE_CHECKING:
     from menv.algorithms.tensorboard import TensorBoardWriter as TensorBoardWriter
 
 _HOMES = {
-    "Algorithm": "menv.algorithms.algorithm",
-    "DQN": "menv.algorithms.dqn",
-    "DQNConfig": "menv.algorithms.config.dqn_config",
-    "ModelConfig": "menv.algorithms.config.model_config",
-    "MultiAgentConfig": "menv.algorithms.config.multi_agent_config",
-    "PPO": "menv.algorithms.ppo",
-    "PPOConfig": "menv.algorithms.config.ppo_config",
-    "QMIX": "menv.algorithms.qmix",
-    "QMIXConfig": "menv.algorithms.config.qmix_config",
-    "TensorBoardCallbacks": "menv.algorithms.tensorboard",
-    "TensorBoardWriter": "menv.algorithms.tensorboard",
-    "plot_curves": "menv.algorithms.curves",
-    "PPOPolicy": "menv.algorithms.ppo_policy",
-    "compute_advantages": "menv.algorithms.advantages",
+    "Algorithm": "algorithm",
+    "DQN": "dqn",
+    "DQNConfig": "config.dqn_config",
+    "ModelConfig": "config.model_config",
+    "MultiAgentConfig": "config.multi_agent_config",
+    "PPO": "ppo",
+    "PPOConfig": "config.ppo_config",
+    "QMIX": "qmix",
+    "QMIXConfig": "config.qmix_config",
+    "TensorBoardCallbacks": "tensorboard",
+    "TensorBoardWriter": "tensorboard",
+    "plot_curves": "curves",
+    "PPOPolicy": "ppo_policy",
+    "compute_advantages": "advantages",
 }
 __all__ = [
     "DQN",
@@ -56,16 +57,4 @@ __all__ = [
     "plot_curves",
 ]
 
-
-def __dir__() -> list[str]:
-    """List the public names, for completion."""
-    return __all__
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
-    if name not in _HOMES:
-        raise AttributeError(
-            f"module 'menv.algorithms' has no attribute {name!r}, expected one of {sorted(_HOMES)}"
-        )
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__, __dir__ = names_on_demand(__name__, _HOMES)

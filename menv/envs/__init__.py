@@ -5,8 +5,9 @@ Each name is imported when it is asked for, so that a light import of the packag
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from menv._names_on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from menv.envs.connect_four import ConnectFour
@@ -54,12 +55,4 @@ _HOMES = {
     "make_multi_agent": "independent_copies",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = names_on_demand(__name__, _HOMES)

@@ -1,7 +1,8 @@
 """Serving: environments that call us, over TCP, HTTP and WebSocket, and clients. Nothing here imports torch or ray."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from menv._names_on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from menv.serving.carriers.access import Access as Access
@@ -21,14 +22,4 @@ _HOMES = {
 }
 __all__ = sorted(_HOMES)
 
-
-def __dir__() -> list[str]:
-    """List the public names, for completion."""
-    return __all__
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'menv.serving' has no attribute {name!r}, expected one of {__all__}")
-    return getattr(import_module(f"menv.serving.{_HOMES[name]}"), name)
+__getattr__, __dir__ = names_on_demand(__name__, _HOMES)

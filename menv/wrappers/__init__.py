@@ -8,8 +8,9 @@ from menv._root_link_guard import refuse_root_import
 
 refuse_root_import(__name__)
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from menv._names_on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from menv.wrappers.group_agents import GroupAgentsWrapper
@@ -26,12 +27,4 @@ _HOMES = {
     "PettingZooEnv": "pettingzoo_env",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = names_on_demand(__name__, _HOMES)

@@ -1,0 +1,29 @@
+"""Names that a package hands on when they are first used, so that importing it imports nothing heavy (PEP 562).
+
+The `__init__.py` of each such package calls it. What type checkers are to know stands there, below `TYPE_CHECKING`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def names_on_demand(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a package.
+
+    Args:
+        package: Its name.
+        homes: The module below it in which each name lives.
+    """
+    names = sorted(homes)
+
+    def fetch(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}, expected one of {names}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return fetch, lambda: names
