@@ -3,7 +3,8 @@
 A draw is keyed by (seed, env index, agent, env step, purpose): batching, order and back-end cannot
 change it. Keys are mixed for a whole batch at once by the finaliser of SplitMix64 (Steele, Lea and
 Flood 2014, "Fast splittable pseudorandom number generators", figure 1 of section 5), a bijection of
-64-bit words. `menv.loop.sampler` and `menv.random_policy` call it; it knows no policies or environments.
+64-bit words. `menv.loop.noise`, `menv.policy.RowDraws` and whoever resets environments call it; it knows no
+policies or environments.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Policy: what answers for agents.
 
-The policies of an algorithm are networks (`menv.loop.cohort` runs them many at a time). A policy of
+The policies of an algorithm are networks (`menv.loop.net_cohort` runs them many at a time). A policy of
 your own subclasses `Policy` and is named by `PolicySpec(policy_class=...)`; it is given the
 environment's own observations and gives back the environment's own actions.
 """

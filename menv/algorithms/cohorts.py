@@ -1,6 +1,6 @@
 """Policies to cohorts: those that share an architecture act together.
 
-`Algorithm` calls it when it is built. Two policies share an architecture if their spaces, their
+`menv.algorithms.population` calls it. Two policies share an architecture if their spaces, their
 model and the form of their actions are equal; their weights and learning settings may differ.
 """
 

@@ -1,6 +1,6 @@
 """What is done to the trajectories of a fragment before advantages: users' own hooks, then central critics.
 
-`menv.algorithms.learners` calls it with each fragment. Where no policy asks for any of it, nothing is done and
+`menv.algorithms.completion` calls it with each fragment. Where no policy asks for any of it, nothing is done and
 nothing is kept while sampling.
 """
 

@@ -1,6 +1,6 @@
 """Published: an algorithm's policies as those see them who act elsewhere, each set of weights with its number.
 
-`menv.algorithms.algorithm` keeps one where its environment is external, and tells it when weights have changed. It is
+An `Algorithm` keeps one where its environment is external, and tells it when weights have changed. It is
 the `Trainer` of serving inputs. Weights that were published are kept for a while, to judge actions that they chose.
 """
 

@@ -1,6 +1,6 @@
 """A `BaseEnv` as a stage: many sub-environments that decide themselves when they show what.
 
-`menv.checking.check` makes one. Episodes of a `BaseEnv` cannot be repeated at will, so that the probes of seeds
+`menv.checking.subject` makes one. Episodes of a `BaseEnv` cannot be repeated at will, so that the probes of seeds
 leave it alone.
 """
 

@@ -1,6 +1,6 @@
 """A `gymnasium.Env` as a stage: one agent, who always waits.
 
-`menv.checking.check` makes one for each copy that is played.
+`menv.checking.subject` makes one for each copy that is played.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A `gymnasium.vector.VectorEnv` as a stage: batches in, batches out.
 
-`menv.checking.check` makes one for each copy that is played.
+`menv.checking.subject` makes one for each copy that is played.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A `MultiAgentEnv` as a stage: whoever is in its observations waits.
 
-`menv.checking.check` makes one for each copy that is played.
+`menv.checking.subject` makes one for each copy that is played.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A `menv.VectorEnv` as a stage: every sub-environment waits at every turn.
 
-`menv.checking.check` makes one for each copy that is played.
+`menv.checking.subject` makes one for each copy that is played.
 """
 
 from __future__ import annotations

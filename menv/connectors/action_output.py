@@ -1,7 +1,7 @@
 """What a network answers to what an environment expects: scale, clip, shift, shape.
 
 In this order: NormalizeActions ([-1, 1] to the bounds of a Box), ClipActions (into the bounds),
-then the environment's own form. `menv.loop.cohort` calls it on whole batches; the batch that is
+then the environment's own form. `menv.loop.net_cohort` calls it on whole batches; the batch that is
 learned from keeps the network's own actions. Who learns from actions that somebody else took, in the
 environment's form, asks for the way back.
 """

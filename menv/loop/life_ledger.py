@@ -1,6 +1,6 @@
 """What a user's own policies are shown besides observations: what each agent has done and been told in this life.
 
-`menv.loop.cohort` keeps a `LifeLedger` for policies that decide in `compute_actions`, and asks them here. Policies
+`menv.loop.own_cohort` keeps a `LifeLedger` for policies that decide in `compute_actions`, and asks them here. Policies
 that override `Policy.answer` need none of it and cost none of it. Nothing here knows networks or environments.
 """
 

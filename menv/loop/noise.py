@@ -1,7 +1,7 @@
 """Random numbers for the rows of a cohort, drawn ahead for blocks of env steps.
 
 A draw depends on the agent's key and the env step alone, so it can be made before it is needed: one
-block for all slots serves many polls, whoever waits in them. `menv.loop.cohort` calls it.
+block for all slots serves many polls, whoever waits in them. `menv.loop.net_cohort` calls it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Arrays by slot: which cohort and policy answer, whose sub-environment it is, what was earned.
 
-Only `menv.loop.sampler` writes it. Looking up R rows is one fancy index a column; rows that wait
+Only the parts of a `menv.loop.sampler` write it. Looking up R rows is one fancy index a column; rows that wait
 again and again cost nothing, because their look-ups are cached by the identity of the slots array.
 """
 

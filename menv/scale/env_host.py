@@ -1,7 +1,7 @@
 """Sub-environments in a process of their own: the local adapter of a few of them, behind methods that are asked for.
 
-An engine makes an `EnvHost` elsewhere; `menv.scale.remote_envs` asks it. It steps, resets, seeds and contains crashes
-exactly as in the driver, because the same adapter does. It knows neither its process nor who acts.
+An engine makes an `EnvHost` elsewhere; a `FarHost` of `menv.scale.far_host` asks it. It steps, resets, seeds and
+contains crashes exactly as in the driver, because the same adapter does. It knows neither its process nor who acts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Action masks in observations from messages: that they allow something, and what was done.
 
-`menv.serving.wire.columns` and `menv.serving.wire.episodes` ask it. Where masks lie is the convention of
-`menv.connectors.obs_preprocessor`: an entry of a Dict, or of every Dict in the Tuple of a group of agents.
+`menv.serving.wire.columns` has one for each space, which `menv.serving.wire.episodes` asks too. Where masks lie is
+the convention of `menv.connectors.obs_preprocessor`: an entry of a Dict, or of every Dict in the Tuple of a group of
+agents.
 """
 
 from __future__ import annotations
