@@ -69,10 +69,15 @@ class Line:
     Attributes:
         episode_id: Its id.
         trained: Whether policies may learn from it.
+        backlog: Counts the bytes of what waits here.
         turns: What was said and the sampler has not taken.
+        sizes: What each of them counts for in the backlog, in bytes.
+        untold: What has been told since the last of them counts for, in bytes.
+        rewards: Paid since the last turn, by agent; so are `infos` and `done`.
         asked: Whether a caller waits for actions.
         busy: Whether the sampler has taken a turn that is not answered; only it writes this.
         over: Whether its last turn has been said.
+        plays: Whether pieces have been handed in, beside which callers make no moves; None before anything is said.
         steady: Whether its next question may be one of a `Round`: one agent was answered, nothing has been said since.
     """
 
@@ -97,14 +102,12 @@ class Line:
         self.episode_id = episode_id
         self.trained = trained
         self.backlog = backlog or Backlog()
-        # What each of `turns` counts for there, and what has been told since the last of them.
         self.sizes: deque[int] = deque()
         self.untold = 0
         self.turns: deque[Turn | Played] = deque()
         self.asked = False
         self.busy = False
         self.over = self.steady = False
-        # Whether pieces have been handed in; the callers' own moves do not go with them.
         self.plays: bool | None = None
         self.rewards: dict[AgentId, float] = {}
         self.infos: dict[AgentId, Mapping[str, Any]] = {}

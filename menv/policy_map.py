@@ -29,6 +29,7 @@ class PolicyMap:
 
     Attributes:
         specs: Spec of each policy.
+        only: Id of the policy that answers for everybody, where there is one and no mapping function; else None.
     """
 
     def __init__(

@@ -57,6 +57,9 @@ class ObsPreprocessor:
     """Turns a batch of observations of `space` into [R, F] rows, and [R, M] bool if it has a mask.
 
     Attributes:
+        space: As given.
+        leaves: The parts of the space that become columns, in their order.
+        mask_leaves: The mask, or those of the members of a group, one after the other.
         size: F, the number of columns.
         image: Shape of the one Box of three dimensions that the space consists of but for masks, or None.
         dtype: Of rows: float32, or uint8 for an image of bytes.
@@ -66,7 +69,6 @@ class ObsPreprocessor:
     def __init__(self, space: gym.Space[Any]) -> None:
         self.space = space
         self.leaves: list[Leaf] = []
-        # The mask, or those of the members of a group, one after the other.
         self.mask_leaves: list[Leaf] = []
         self.size = 0
         self._collect(space, ())

@@ -37,6 +37,8 @@ class Cohort(ABC):
 
     Attributes:
         policy_ids: Their ids, by index.
+        observation_space: Of each of them.
+        preprocess: Turns observations into rows; None where the space cannot be flattened.
         ledger: What they experienced.
         state_sizes: Numbers in each part of their recurrent state, () without one.
         path: The way through connectors, None where the preprocessor does all that they do.
@@ -56,7 +58,17 @@ class Cohort(ABC):
         state_sizes: tuple[int, ...] = (),
         row_width: int | None = None,
     ) -> None:
-        """Prepare the ledger for rows of these spaces, `row_width` wide if connectors widen them."""
+        """Prepare the ledger for rows of these spaces.
+
+        Args:
+            policy_ids: Their ids, by index.
+            observation_space: Of each of them.
+            action_shape: Of one action, as the ledger holds it.
+            action_dtype: Of actions there.
+            inputs_width: D, the distribution inputs that answers come with; 0 for none.
+            state_sizes: Numbers in each part of their recurrent state, () without one.
+            row_width: F where connectors widen rows; None for what the preprocessor makes.
+        """
         self.policy_ids = list(policy_ids)
         self.observation_space = observation_space
         self.preprocess = self._preprocessor(observation_space)

@@ -31,9 +31,14 @@ class Seat(NamedTuple):
 
 
 class SlotTable:
-    """The seats and the running returns.
+    """The seats and the running returns; columns have room for more slots than there are.
 
     Attributes:
+        cohorts: [slots] index of the cohort that answers.
+        policies: [slots] index of the policy in its cohort.
+        env_indices: [slots] index of the sub-environment.
+        keys: [slots] key of the agent's random draws.
+        returns: [slots] what the life has earned so far.
         version: Grows whenever a seat changes; look-ups of an older version are stale.
         used: Slots up to the highest that was ever in use.
     """

@@ -34,6 +34,12 @@ class GraphBuilder:
     """Collects nodes, inputs and constants; knows the layers, not what they are for.
 
     Attributes:
+        spec: What the network looks like.
+        stacked: Whether weights are those of P policies, [P, ...], and rows lie in lanes, [L, D, ...].
+        nodes: In the order in which they run.
+        inputs: What the graph is given, weights among it, by name.
+        outputs: What it returns.
+        constants: What it holds itself.
         reads: The name of what the first layers read.
         own_deviations: Whether the outputs of continuous actions hold logarithms of standard deviations behind the
             means; otherwise these are a weight.

@@ -30,6 +30,8 @@ class LocalTrajectory:
         where: Begins the messages of errors.
 
     Attributes:
+        policy: As given; so is `dice`.
+        state: What the network remembers before the next step, None without a memory.
         life: What connectors remember of it, None before the first step.
         paid: Earned since the last action.
         t: Index of the first step that is still here.
