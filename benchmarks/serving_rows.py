@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from benchmarks import processes
 from benchmarks.echo_servers import serving
 from benchmarks.processes import ROOT
 from benchmarks.rows import Effort, Finding, Row, alternate
-from benchmarks.transport_rows import MANY, Place, load
+from benchmarks.transport_rows import Place, above_bare, added_beside, bodies_a_second, load, trips_a_second
 
 
 def actions_above_echo(kind: str) -> Callable[[Effort], Finding]:
@@ -26,25 +25,11 @@ def actions_above_echo(kind: str) -> Callable[[Effort], Finding]:
             serving("benchmarks.echo_servers", "bare", kind) as bare,
             serving("benchmarks.policy_servers", kind) as ours,
         ):
-            floor = partial(_trips, kind, bare, effort)
-            found = alternate(floor, partial(_trips, kind, ours, effort, play=True), effort.repeats)
-        echo, answer = (1e3 / statistics.median(rates) for rates in (found.floors, found.rates))
-        return Finding(
-            value=answer - echo,
-            floors=found.floors,
-            rates=found.rates,
-            note=f"p50 {answer:.3f} ms, bare echo {echo:.3f} ms",
-        )
+            floor = partial(trips_a_second, kind, bare, effort)
+            found = alternate(floor, partial(trips_a_second, kind, ours, effort, play=True), effort.repeats)
+        return above_bare(found, "bare echo")
 
     return measure
-
-
-def _trips(kind: str, place: Place, effort: Effort, **options: object) -> float:
-    return 1e3 / load(kind, place, effort, **options)["p50_ms"]
-
-
-def _per_second(kind: str, place: Place, effort: Effort, **options: object) -> float:
-    return load(kind, place, effort, clients=MANY, **options)["per_second"]
 
 
 def many_actions(kind: str) -> Callable[[Effort], Finding]:
@@ -55,8 +40,8 @@ def many_actions(kind: str) -> Callable[[Effort], Finding]:
             serving("benchmarks.echo_servers", "bare", kind) as bare,
             counting("benchmarks.policy_servers", kind) as (ours, counts),
         ):
-            floor = partial(_per_second, kind, bare, effort)
-            found = alternate(floor, partial(_per_second, kind, ours, effort, play=True), effort.repeats)
+            floor = partial(bodies_a_second, kind, bare, effort)
+            found = alternate(floor, partial(bodies_a_second, kind, ours, effort, play=True), effort.repeats)
         rows = counts["actions"] / max(1, counts["calls"])
         return Finding(
             value=found.value, floors=found.floors, rates=found.rates, note=f"{rows:.1f} actions a call"
@@ -81,12 +66,10 @@ def heavy_peers(place: Place) -> Iterator[None]:
 def beside_heavy_bodies(effort: Effort) -> Finding:
     """Return how much longer the 99th of 100 actions takes that one client asks for."""
     with serving("benchmarks.policy_servers", "tcp") as place:
-        alone = [load("tcp", place, effort, play=True)["p99_ms"] for _ in range(effort.repeats)]
+        alone = [load("tcp", place, effort, play=True) for _ in range(effort.repeats)]
         with heavy_peers(place):
             beside = [load("tcp", place, effort, play=True) for _ in range(effort.repeats)]
-    added = [one["p99_ms"] - statistics.median(alone) for one in beside]
-    worst = max(one["longest_ms"] for one in beside)
-    return Finding(value=statistics.median(added), rates=added, note=f"longest {worst:.1f} ms")
+    return added_beside(alone, beside)
 
 
 def client_side(effort: Effort) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -36,12 +36,33 @@ def both(kind: str) -> Iterator[tuple[Place, Place]]:
         yield bare, ours
 
 
-def _trips_a_second(kind: str, place: Place, effort: Effort) -> float:
-    return 1e3 / load(kind, place, effort)["p50_ms"]
+def trips_a_second(kind: str, place: Place, effort: Effort, **options: object) -> float:
+    """Return how many round trips of the median length one client makes in a second."""
+    return 1e3 / load(kind, place, effort, **options)["p50_ms"]
 
 
-def _bodies_a_second(kind: str, place: Place, effort: Effort) -> float:
-    return load(kind, place, effort, clients=MANY)["per_second"]
+def bodies_a_second(kind: str, place: Place, effort: Effort, **options: object) -> float:
+    """Return how many bodies of 64 clients are answered in a second."""
+    return load(kind, place, effort, clients=MANY, **options)["per_second"]
+
+
+def above_bare(found: Finding, bare: str) -> Finding:
+    """Return by how many ms our round trips are longer than bare ones, for rates that are one by them."""
+    floor, ours = (1e3 / statistics.median(rates) for rates in (found.floors, found.rates))
+    return Finding(
+        value=ours - floor,
+        floors=found.floors,
+        rates=found.rates,
+        note=f"p50 {ours:.3f} ms, {bare} {floor:.3f} ms",
+    )
+
+
+def added_beside(alone: Sequence[Mapping[str, float]], beside: Sequence[Mapping[str, float]]) -> Finding:
+    """Return how much longer the 99th of 100 round trips takes beside others than alone."""
+    usual = statistics.median(one["p99_ms"] for one in alone)
+    added = [one["p99_ms"] - usual for one in beside]
+    worst = max(one["longest_ms"] for one in beside)
+    return Finding(value=statistics.median(added), rates=added, note=f"longest {worst:.1f} ms")
 
 
 def round_trip(kind: str) -> Callable[[Effort], Finding]:
@@ -49,15 +70,8 @@ def round_trip(kind: str) -> Callable[[Effort], Finding]:
 
     def measure(effort: Effort) -> Finding:
         with both(kind) as places:
-            floor, rate = (partial(_trips_a_second, kind, place, effort) for place in places)
-            found = alternate(floor, rate, effort.repeats)
-        bare, ours = (1e3 / statistics.median(rates) for rates in (found.floors, found.rates))
-        return Finding(
-            value=ours - bare,
-            floors=found.floors,
-            rates=found.rates,
-            note=f"p50 {ours:.3f} ms, bare {bare:.3f} ms",
-        )
+            floor, rate = (partial(trips_a_second, kind, place, effort) for place in places)
+            return above_bare(alternate(floor, rate, effort.repeats), "bare")
 
     return measure
 
@@ -67,7 +81,7 @@ def many_clients(kind: str) -> Callable[[Effort], Finding]:
 
     def measure(effort: Effort) -> Finding:
         with both(kind) as places:
-            floor, rate = (partial(_bodies_a_second, kind, place, effort) for place in places)
+            floor, rate = (partial(bodies_a_second, kind, place, effort) for place in places)
             return alternate(floor, rate, effort.repeats)
 
     return measure
@@ -104,12 +118,10 @@ def beside_bad_peers(kind: str) -> Callable[[Effort], Finding]:
 
     def measure(effort: Effort) -> Finding:
         with serving("benchmarks.echo_servers", "ours", kind) as place:
-            alone = [load(kind, place, effort)["p99_ms"] for _ in range(effort.repeats)]
+            alone = [load(kind, place, effort) for _ in range(effort.repeats)]
             with bad_peers(kind, place):
                 beside = [load(kind, place, effort) for _ in range(effort.repeats)]
-        added = [one["p99_ms"] - statistics.median(alone) for one in beside]
-        worst = max(one["longest_ms"] for one in beside)
-        return Finding(value=statistics.median(added), rates=added, note=f"longest {worst:.1f} ms")
+        return added_beside(alone, beside)
 
     return measure
 
