@@ -23,6 +23,7 @@ Array = npt.NDArray[Any]
 
 _LEAST_SCALE = 1e-30
 """What a range of no width counts as in logarithms, so that those stay numbers."""
+_CHOICE = np.dtype(np.int64)
 
 
 class ActionOutput:
@@ -51,7 +52,7 @@ class ActionOutput:
         self.space = space
         self._start = int(space.start) if isinstance(space, gym.spaces.Discrete) else 0
         # Whether actions are given to the environment as they are.
-        self._plain = isinstance(space, gym.spaces.Discrete) and not self._start
+        self._plain = isinstance(space, gym.spaces.Discrete) and not self._start and space.dtype == _CHOICE
         if not isinstance(space, gym.spaces.Box):
             sizes = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
             self._first = np.asarray(space.start, np.int64).reshape(-1)
@@ -80,10 +81,12 @@ class ActionOutput:
         if self._plain:
             return actions
         if isinstance(self.space, gym.spaces.Discrete):
-            return actions + self._start
+            shifted: Array = (actions + self._start).astype(self.space.dtype, copy=False)
+            return shifted
         if isinstance(self.space, gym.spaces.Box):
             scaled = actions * self._half + self._centre
             out = np.minimum(np.maximum(scaled, self._least), self._most).reshape(-1, *self.space.shape)
+            out = out.astype(self.space.dtype, copy=False)
         else:
             out = (actions + self.space.start).astype(self.space.dtype, copy=False)
         out.flags.writeable = False

@@ -37,11 +37,13 @@ def flat_action_space(space: Space) -> Space:
         starts = [np.atleast_1d(np.asarray(part.start)).reshape(-1) for part in parts]
         return gym.spaces.MultiDiscrete(np.concatenate(sizes), start=np.concatenate(starts))
     if parts and all(isinstance(part, gym.spaces.Box) and part.dtype.kind == "f" for part in parts):
+        # Bounds of float64 would be other ones after rounding, and actions at them outside the space.
+        dtype = np.result_type(np.float32, *[part.dtype for part in parts]).type
         lows, highs = (
-            np.concatenate([getattr(part, name).reshape(-1) for part in parts]).astype(np.float32)
+            np.concatenate([getattr(part, name).reshape(-1) for part in parts]).astype(dtype)
             for name in ("low", "high")
         )
-        return gym.spaces.Box(lows, highs, dtype=np.float32)
+        return gym.spaces.Box(lows, highs, dtype=dtype)
     kinds = sorted({type(part).__name__ for part in parts})
     raise ConfigError(
         f"action space: {type(space).__name__} of {', '.join(kinds) or 'nothing'}, expected parts that are all "
@@ -71,7 +73,7 @@ def nested_actions(space: Space, rows: Array) -> list[Any]:
         width = 1 if isinstance(part, gym.spaces.Discrete) else int(np.prod(part.shape))
         block = rows[:, start : start + width]
         if isinstance(part, gym.spaces.Discrete):
-            columns.append(list(block[:, 0]))
+            columns.append(list(block[:, 0].astype(part.dtype, copy=False)))
         else:
             values = block.astype(part.dtype, copy=False).reshape(len(rows), *part.shape)
             # gymnasium takes an array of no axes for an element of such a Box, and not a scalar.

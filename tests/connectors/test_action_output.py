@@ -61,6 +61,27 @@ def test_discrete_actions_are_integers_from_the_start_on() -> None:
     assert list(ActionOutput(spaces.Discrete(3))(np.array([0, 2]))) == [0, 2]
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, dtype=np.int32),
+        spaces.Discrete(3, start=2, dtype=np.uint8),
+        spaces.Box(-0.1, 0.3, (3,), np.float16),
+        spaces.Box(-0.1, 0.3, (3,), np.float64),
+        spaces.Dict(a=spaces.Box(-0.1, 0.3, (2,), np.float64), b=spaces.Box(-0.1, 0.3, (), np.float32)),
+        spaces.Tuple([spaces.Discrete(3, dtype=np.int16), spaces.MultiDiscrete([3, 3], dtype=np.int32)]),
+    ],
+    ids=str,
+)
+def test_actions_at_the_ends_of_a_space_of_any_dtype_are_in_it(space: Any) -> None:
+    own = np.array([[5, 5, 5], [-5, -5, -5]], np.float32)
+    if not isinstance(ActionOutput(space).space, spaces.Box):
+        own = np.array([[2, 2, 2], [0, 0, 0]])
+    if isinstance(space, spaces.Discrete):
+        own = own[:, 0]
+    assert all(space.contains(action) for action in ActionOutput(space)(own))
+
+
 def test_multi_discrete_actions_are_shifted_and_read_only() -> None:
     space = spaces.MultiDiscrete([3, 4], start=[1, -1])
     out = ActionOutput(space)(np.array([[0, 0], [2, 3]]))
