@@ -59,14 +59,11 @@ class ActionOutput:
             self._behind = self._first + np.asarray(sizes, np.int64).reshape(-1)
         if isinstance(space, gym.spaces.Box):
             self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
-            finite = np.isfinite(self._low) & np.isfinite(self._high)
+            finite = with_range(self._low, self._high)
             self._scaled = finite if normalize else np.zeros_like(finite)
-            self._half = np.where(self._scaled, (self._high - np.where(finite, self._low, 0)) / 2, 1).astype(
-                np.float32
-            )
-            self._centre = np.where(self._scaled, np.where(finite, self._low, 0) + self._half, 0).astype(
-                np.float32
-            )
+            low, high = np.where(finite, self._low, 0), np.where(finite, self._high, 0)
+            self._half = np.where(self._scaled, (high - low) / 2, 1).astype(np.float32)
+            self._centre = np.where(self._scaled, low + self._half, 0).astype(np.float32)
             # A bound on one side cannot be scaled to, but it is still a bound.
             self._least = self._low if normalize or clip else np.full_like(self._low, -np.inf)
             self._most = self._high if normalize or clip else np.full_like(self._high, np.inf)
@@ -169,3 +166,13 @@ class ActionOutput:
             rows - self._centre, self._half, out=np.zeros_like(rows), where=self._half > 0
         )
         return moved
+
+
+def with_range(low: Array, high: Array) -> npt.NDArray[np.bool_]:
+    """Return where there are two bounds with a range between them that float32 can hold.
+
+    Bounds such as -3.4e38 and 3.4e38 say that there are none, and cannot be scaled to.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: npt.NDArray[np.bool_] = np.isfinite(high.astype(np.float32) - low.astype(np.float32))
+    return found

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from menv.connectors.action_connector import ActionConnector, with_action
 from menv.connectors.action_data import ActionConnectorDataType
+from menv.connectors.action_output import with_range
 from menv.connectors.connector_registry import register_connector
 from menv.connectors.stateless import Stateless
 
@@ -83,7 +84,7 @@ def _fitted(value: Any, space: gym.Space[Any], change: Callable[[Array, gym.spac
 
 def _scaled(value: Array, space: gym.spaces.Box) -> Array:
     low, high = space.low, space.high
-    finite = np.isfinite(low) & np.isfinite(high)
+    finite = with_range(low, high)
     if space.dtype.kind in "iu":
         shifted: Array = np.clip(value + np.where(finite, low, 0), low, high).astype(space.dtype)
         return shifted

@@ -43,6 +43,14 @@ def test_unbounded_dimensions_are_left_alone_and_one_sided_bounds_hold() -> None
     assert out == [9, 0, 4.5, 6]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bounds_too_far_apart_to_be_scaled_to_count_as_none(dtype: Any) -> None:
+    most = np.finfo(dtype).max
+    output = ActionOutput(spaces.Box(-most, most, (2,), dtype))
+    assert output(np.array([[0.5, -7.0]], np.float32))[0].tolist() == [0.5, -7.0]
+    assert output.log_scale.tolist() == [0.0, 0.0]
+
+
 def test_the_shape_and_dtype_of_the_space_come_back_and_nobody_may_write() -> None:
     space = spaces.Box(-2.0, 2.0, (2, 3), np.float64)
     out = ActionOutput(space)(np.zeros((4, 6), np.float32))
