@@ -60,6 +60,14 @@ def leaves(space: Space) -> list[Any]:
     return [space]
 
 
+def component_sizes(space: Space | None) -> Array:
+    """Return how many choices each component of an action of `space` has; [0] of an action that is no choice."""
+    parts = [] if space is None else leaves(space)
+    if not all(isinstance(part, gym.spaces.Discrete | gym.spaces.MultiDiscrete) for part in parts):
+        return np.zeros(0, np.int64)
+    return np.concatenate([np.zeros(0, np.int64), *map(_sizes, parts)])
+
+
 def nested_actions(space: Space, rows: Array) -> list[Any]:
     """Return R elements of `space`, a Tuple or Dict.
 

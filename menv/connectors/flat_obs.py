@@ -32,7 +32,8 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
     def preprocess(self) -> ObsPreprocessor:
         """What does the work."""
         if self._made is None:
-            self._made = ObsPreprocessor(self.known("observation_space"))
+            space = self.known("observation_space")
+            self._made = ObsPreprocessor(space, getattr(self.ctx, "action_space", None))
         return self._made
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from menv.connectors.flat_actions import component_sizes
 from menv.errors import ConfigError
 from menv.spaces import Array, OutsideSpaceError, bounds, stack, why_out_of_bounds, why_outside
 
@@ -28,6 +29,7 @@ _ROW = np.dtype(np.float32)
 _TILE = 64
 _NEARLY = np.float32(0.999)
 Mask = npt.NDArray[np.bool_]
+Begins = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +68,21 @@ class ObsPreprocessor:
         mask_width: M, 0 without a mask.
     """
 
-    def __init__(self, space: gym.Space[Any]) -> None:
+    def __init__(self, space: gym.Space[Any], action_space: gym.Space[Any] | None = None) -> None:
+        """Look at the spaces.
+
+        Args:
+            space: Of the observations.
+            action_space: Says which flags of a mask belong to the same component of an action, each of which must
+                have a choice left; None takes each mask for one component.
+        """
         self.space = space
         self.leaves: list[Leaf] = []
         self.mask_leaves: list[Leaf] = []
         self.size = 0
         self._collect(space, ())
         self.mask_width = sum(leaf.width for leaf in self.mask_leaves)
+        self._components = _components(self.mask_leaves, action_space)
         only = self.leaves[0] if len(self.leaves) == 1 else None
         # One Box, at most beside a mask: the stacked bytes are the rows, without another copy.
         self._only_box = only if only is not None and isinstance(only.space, gym.spaces.Box) else None
@@ -158,14 +168,16 @@ class ObsPreprocessor:
         for key in leaf.keys:
             values = [element[key] for element in values]
         mask: Mask = stack(values, leaf.space, leaf.path).reshape(len(values), -1) != 0
-        allowed = np.logical_or.reduce(mask, axis=1)
+        begins = self._components.get(leaf.path)
+        if begins is None:
+            allowed = np.logical_or.reduce(mask, axis=1)
+        else:
+            allowed = np.logical_and.reduce(np.logical_or.reduceat(mask, begins, axis=1), axis=1)
         if final:
             mask[~allowed] = True
         elif not np.logical_and.reduce(allowed):
             row = int(np.argmin(allowed))
-            raise OutsideSpaceError(
-                row, f"{leaf.path}: allows none of {leaf.width} actions, expected at least one"
-            )
+            raise OutsideSpaceError(row, _why_nothing(leaf, mask[row], begins))
         return mask
 
     def _structure_error(self, obs: Sequence[Any] | Array, error: Exception) -> Exception:
@@ -223,6 +235,33 @@ class ObsPreprocessor:
             if why is not None:
                 return row, why
         return row, "outside its space"
+
+
+def _components(leaves: Sequence[Leaf], action_space: gym.Space[Any] | None) -> dict[str, Begins]:
+    """Return, by the path of a mask for several components of an action, where the flags of each begin."""
+    sizes = component_sizes(action_space)
+    begins = np.cumsum(sizes) - sizes
+    found, start = {}, 0
+    for leaf in leaves:
+        own = begins[(begins >= start) & (begins < start + leaf.width)] - start
+        # A mask that does not fit the actions is refused elsewhere.
+        if len(own) > 1 and own[0] == 0:
+            found[leaf.path] = own
+        start += leaf.width
+    return found
+
+
+def _why_nothing(leaf: Leaf, mask: Mask, begins: Begins | None) -> str:
+    """Return what is wrong with a mask that leaves no choice."""
+    if begins is None or not mask.any():
+        return f"{leaf.path}: allows none of {leaf.width} actions, expected at least one"
+    parts = np.split(mask, begins[1:])
+    number = next(index for index, part in enumerate(parts) if not part.any())
+    first = int(begins[number])
+    return (
+        f"{leaf.path}: flags {first} to {first + len(parts[number]) - 1} allow none of the choices of component "
+        f"{number} of the action, expected at least one of each component"
+    )
 
 
 def _halves(low: Rows, high: Rows) -> tuple[Rows, Rows]:

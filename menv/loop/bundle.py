@@ -270,7 +270,7 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         )
     observation_space = space_from_json(manifest.get("observation_space"), f"{where}, observation_space")
     action_space = space_from_json(manifest.get("action_space"), f"{where}, action_space")
-    preprocess = ObsPreprocessor(observation_space)
+    preprocess = ObsPreprocessor(observation_space, action_space)
     head, state_sizes = (
         ActionHead.from_json(manifest["head"]),
         _state_sizes(manifest.get("state_sizes"), where),

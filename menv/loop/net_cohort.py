@@ -20,6 +20,7 @@ from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.default_pipelines import ActionPlan, action_plan
 from menv.connectors.kept_lives import kept_lives, put_lives
+from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.frame import Frame
 from menv.frame_ledger import FrameLedger, NewIds
@@ -74,10 +75,10 @@ class NetCohort(Cohort):
             ctx = ConnectorContext(observation_space=observation_space, action_space=action_space)
             connectors = [PolicyConnectors.plain(ctx) for _ in policy_ids]
         width = original.row_width if original else connectors[0].agent.space(observation_space, 0)[1]
+        self.action_space = action_space
         super().__init__(
             policy_ids, observation_space, head.action_shape, head.action_dtype, told, state_sizes, width
         )
-        self.action_space = action_space
         self.backend = backend
         self.output = output
         self.graphs: Callable[[], ActingGraphs | None] = lambda: None
@@ -96,6 +97,10 @@ class NetCohort(Cohort):
             self.state_sizes, list(self.connectors),
         )  # fmt: skip
         return _made_again, (*parts, self.built)
+
+    def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor:
+        """Return what turns observations into rows, and masks of these actions."""
+        return ObsPreprocessor(space, self.action_space)
 
     def adopt(self, other: Cohort) -> None:
         """Take over the policies of a newer copy; see `Cohort.adopt`."""

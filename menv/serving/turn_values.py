@@ -46,14 +46,16 @@ class TurnValues:
         """
         where = f"{what}.observation"
         if not self._multi_agent:
-            space = self.spaces(SINGLE_AGENT, where)[0]
-            return {SINGLE_AGENT: columns.observation(raw, space, dialect, where, final)}
+            return {SINGLE_AGENT: self._observation(SINGLE_AGENT, raw, dialect, where, final)}
         return {
-            agent: columns.observation(
-                value, self.spaces(agent, where)[0], dialect, f"{where}[{agent[:40]!r}]", final
-            )
+            agent: self._observation(agent, value, dialect, f"{where}[{agent[:40]!r}]", final)
             for agent, value in self._by_agent(raw, dialect, where).items()
         }
+
+    def _observation(self, agent: AgentId, raw: Raw, dialect: Dialect, where: str, final: bool) -> Any:
+        """Return what one agent observes."""
+        space, actions = self.spaces(agent, where)
+        return columns.observation(raw, space, dialect, where, final, actions)
 
     def column(self, raws: Sequence[Raw], dialect: Dialect, what: str) -> Column | None:
         """Return the observations of R messages, on which somebody acts; None where there are several agents.
@@ -64,7 +66,7 @@ class TurnValues:
         if self._multi_agent:
             return None
         where = f"{what}.observation"
-        return columns.observations(raws, self.spaces(SINGLE_AGENT, where)[0], dialect, where)
+        return columns.observations(raws, self.spaces(SINGLE_AGENT, where), dialect, where)
 
     def actions(self, raw: Raw, obs: Mapping[AgentId, Any], dialect: Dialect) -> dict[AgentId, Any]:
         """Return the actions that a client took, for the agents that observe.

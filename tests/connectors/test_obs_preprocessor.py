@@ -95,6 +95,21 @@ def test_a_final_observation_needs_no_legal_action() -> None:
         ObsPreprocessor(space)([obs])
 
 
+def test_a_mask_must_leave_a_choice_for_each_component_of_an_action() -> None:
+    mask = spaces.MultiBinary(5)
+    space = spaces.Dict({"observation": spaces.Discrete(2), "action_mask": mask})
+    pair = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])
+    obs = {"observation": 1, "action_mask": np.array([1, 1, 0, 0, 0], np.int8)}
+    for actions in (spaces.MultiDiscrete([2, 3]), pair):
+        preprocess = ObsPreprocessor(space, actions)
+        with pytest.raises(OutsideSpaceError, match="flags 2 to 4 allow none of the choices of component 1"):
+            preprocess([obs])
+        assert preprocess([obs], final=True)[1] is not None
+    group = ObsPreprocessor(spaces.Tuple([space, space]), spaces.Tuple([pair, pair]))
+    with pytest.raises(OutsideSpaceError, match=r"obs\[1\]\['action_mask'\]: flags 2 to 4 allow none"):
+        group([({**obs, "action_mask": np.ones(5, np.int8)}, obs)])
+
+
 def test_a_row_does_not_depend_on_the_other_rows() -> None:
     space = spaces.Dict({"a": spaces.Box(-1.0, 1.0, (2,), np.float32), "b": spaces.Discrete(4)})
     space.seed(3)

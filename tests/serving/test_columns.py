@@ -242,6 +242,10 @@ def test_an_observation_whose_mask_allows_nothing_is_only_taken_as_a_last_one(di
             observation(to_raw(obs, dialect), space, dialect, "GET_ACTION.observation")
         observation(to_raw(obs, dialect), space, dialect, "END_EPISODE.observation", final=True)
     observation(to_raw({"action_mask": [0, 1], "x": 1}, dialect), one, dialect)
+    both, half = S.MultiDiscrete([1, 1]), to_raw({"action_mask": [0, 1], "x": 1}, dialect)
+    with pytest.raises(BadMessageError, match="got a mask that allows nothing"):
+        observation(half, one, dialect, actions=both)
+    observation(half, one, dialect, final=True, actions=both)
 
 
 @pytest.mark.parametrize("dialect", Dialect)

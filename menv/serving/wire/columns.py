@@ -155,7 +155,12 @@ def column(raw: Raw, space: Space, dialect: Dialect, where: str, bounded: bool =
 
 
 def observation(
-    raw: Raw, space: Space, dialect: Dialect, where: str = "observation", final: bool = False
+    raw: Raw,
+    space: Space,
+    dialect: Dialect,
+    where: str = "observation",
+    final: bool = False,
+    actions: Space | None = None,
 ) -> Any:
     """Return one observation.
 
@@ -165,6 +170,7 @@ def observation(
         dialect: Of the message.
         where: Begins the message of an error.
         final: Whether nobody acts on it, so that its action mask may allow nothing.
+        actions: The agent's action space; an action mask must leave a choice for each of its components.
 
     Raises:
         BadMessageError: It is no element of the space, or its mask allows nothing.
@@ -173,23 +179,25 @@ def observation(
     value = reader.read(raw, dialect, where)
     if reader.masks and not final:
         try:
-            reader.masks.check([value], 1)
+            reader.masks.check([value], 1, actions)
         except BadValueError as error:
             raise error.in_message(where, is_column=False) from None
     return value
 
 
-def observations(raws: Sequence[Raw], space: Space, dialect: Dialect, where: str = "observations") -> Column:
-    """Return R observations on which somebody acts, each of a message of its own.
+def observations(
+    raws: Sequence[Raw], spaces: tuple[Space, Space], dialect: Dialect, where: str = "observations"
+) -> Column:
+    """Return R observations on which somebody acts, each of a message of its own; `spaces` as in `observation`.
 
     Raises:
         BadMessageError: One of them is no element of the space, or its mask allows nothing.
     """
-    reader = reader_of(space)
+    reader = reader_of(spaces[0])
     found = reader.columns.read(listed(raws, dialect), dialect, where)
     if reader.masks:
         try:
-            reader.masks.check(found, len(raws))
+            reader.masks.check(found, len(raws), spaces[1])
         except BadValueError as error:
             raise error.in_message(where) from None
     return found

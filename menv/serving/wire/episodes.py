@@ -178,7 +178,7 @@ class EpisodeReader:
         observations, acts = self._readers
         column = "obs"
         try:
-            observations.masks.check(obs, len(actions) if ended else len(obs))
+            observations.masks.check(obs, len(actions) if ended else len(obs), acts.space)
             column = "actions"
             observations.masks.check_actions(obs, actions, acts.space)
         except BadValueError as error:

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from menv.connectors.flat_actions import component_sizes
 from menv.connectors.obs_preprocessor import MASK_KEY
 from menv.serving.wire.bad_message import Code
 from menv.serving.wire.bad_value import BadValueError
@@ -37,18 +38,19 @@ class MaskCheck:
     def __bool__(self) -> bool:
         return bool(self._members)
 
-    def check(self, obs: Column, acting: int) -> None:
+    def check(self, obs: Column, acting: int, space: gym.Space[Any] | None = None) -> None:
         """Check that the masks of the first observations each allow something.
 
         Args:
             obs: R observations.
             acting: On how many of them somebody acts.
+            space: Of the actions, each component of which must have a choice left; None where nobody knows.
 
         Raises:
             BadValueError: One allows nothing.
         """
         for member in self._members:
-            nothing = ~self._mask(obs[:acting], member).any(axis=1)
+            nothing = _allow_nothing(self._mask(obs[:acting], member), _part(space, member))
             if nothing.any():
                 raise BadValueError(
                     Code.MASKED, "got a mask that allows nothing, expected one action at least",
@@ -90,7 +92,15 @@ class MaskCheck:
         return f"[{MASK_KEY!r}]" if member is None else f"[{member}][{MASK_KEY!r}]"
 
 
-def _part(space: gym.Space[Any], member: int | None) -> gym.Space[Any] | None:
+def _allow_nothing(mask: Mask, space: gym.Space[Any] | None) -> Mask:
+    """Return [R] True where no action is left, or no choice of one of its components."""
+    sizes = component_sizes(space)
+    if len(sizes) < 2 or sizes.sum() != mask.shape[1]:
+        return np.logical_not(mask.any(axis=1))
+    return np.logical_not(np.logical_or.reduceat(mask, np.cumsum(sizes) - sizes, axis=1).all(axis=1))
+
+
+def _part(space: gym.Space[Any] | None, member: int | None) -> gym.Space[Any] | None:
     """Return the action space of a member of a group, or of the only agent; None if there is none."""
     if member is None:
         return space
