@@ -213,6 +213,13 @@ def test_a_seed_repeats_a_whole_training_run(inference: str) -> None:
         np.testing.assert_array_equal(weights, second[name])
 
 
+def test_a_seed_of_numpy_is_the_same_as_a_plain_one() -> None:
+    plain = PPOConfig(env="CartPole-v1", seed=1)
+    assert PPOConfig(env="CartPole-v1", seed=np.int32(1)) == plain  # type: ignore[arg-type]
+    with PPO(env="CartPole-v1", config=tiny(seed=np.int32(1), rollout_fragment_length=4)) as algorithm:
+        assert algorithm.sample().env_steps() > 0
+
+
 def test_another_seed_is_another_run() -> None:
     assert any(
         (first != second).any() for first, second in zip(run(5)[0].values(), run(6)[0].values(), strict=True)

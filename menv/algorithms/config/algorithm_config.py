@@ -156,6 +156,9 @@ class AlgorithmConfig:
             )
         if self.seed is not None and (not isinstance(self.seed, int | np.integer) or self.seed < 0):
             raise ConfigError(f"seed: {self.seed!r}, expected an integer of at least 0, or None; choose one")
+        if self.seed is not None:
+            # Those of numpy overflow where seeds are mixed.
+            object.__setattr__(self, "seed", int(self.seed))
         self._check_scale()
 
     def _check_scale(self) -> None:
