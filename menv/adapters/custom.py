@@ -53,6 +53,8 @@ class CustomEnvs(BaseEnv):
         self._waiting: set[EnvId] = set()
         self._silent: dict[EnvId, int] = {}
         self._answers: MultiEnvDict = {}
+        # Actions that the inner environment chose itself, for rows that no poll has delivered yet.
+        self._taken: MultiEnvDict = {}
         self._report = Report()
         self._delivered = (list[Layout](), np.zeros(0, np.int64))
 
@@ -181,7 +183,8 @@ class CustomEnvs(BaseEnv):
 
     def _read(self, parts: tuple[MultiEnvDict, ...]) -> None:
         """Hand each sub-environment's dicts to its roster."""
-        obs, rewards, terminateds, truncateds, infos, _ = parts
+        obs, rewards, terminateds, truncateds, infos, taken = parts
+        self._taken.update({env_id: dict(by_agent) for env_id, by_agent in taken.items()})
         for env_id in dict.fromkeys([*obs, *rewards, *terminateds, *truncateds]):
             flags = [dict(part.get(env_id, {})) for part in (terminateds, truncateds)]
             if not (
@@ -207,6 +210,8 @@ class CustomEnvs(BaseEnv):
         self._env_steps[roster.env_index] += 1
         if roster.step(step, self._report):
             self._stop_running(env_id)
+            # Nobody acts on a last observation.
+            self._taken.pop(env_id, None)
             if self.try_reset(env_id) == (None, None):
                 self._forget(env_id)
         else:
@@ -275,6 +280,7 @@ class CustomEnvs(BaseEnv):
             slots = join_slots(layouts)
         self._delivered = (layouts, slots)
         report, self._report = self._report, Report()
+        taken, self._taken = self._taken, {}
         return Ready(
             slots,
             list(chain.from_iterable(roster.obs for roster in rosters)),
@@ -282,5 +288,10 @@ class CustomEnvs(BaseEnv):
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
             list(chain.from_iterable(roster.infos for roster in rosters)),
-            {}, self._pool.seats,
+            {
+                roster.slots[agent]: taken[roster.env_id][agent]
+                for roster in rosters if roster.env_id in taken
+                for agent in roster.waiting.agents if agent in taken[roster.env_id]
+            },
+            self._pool.seats,
         )  # fmt: skip
