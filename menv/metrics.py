@@ -7,13 +7,15 @@ None and a count of 0, never NaN.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from menv.base_env import SINGLE_AGENT, AgentId
 from menv.episode import Episode
+from menv.errors import ContractError
 from menv.plain_data import is_plain
 
 Returns: TypeAlias = dict[Any, list[float]]
@@ -95,19 +97,30 @@ class Metrics:
         self.episodes_not_resumed = 0
 
     def record(self, episode: Episode) -> None:
-        """Take in an episode that ended."""
+        """Take in an episode that ended.
+
+        Raises:
+            ContractError: A custom metric is no number, or an entry of `hist_data` no list of them.
+        """
         rewards: Mapping[tuple[AgentId, str], float] = episode.agent_rewards
         others: Sequence[tuple[str, float]] = ()
         if len(rewards) > _MOST_AGENTS:
             rewards, others = _cut_short(episode)
         extras = episode.extras
         if extras:
-            members, custom = extras.get("member_rewards", _NOTHING), extras.get("custom_metrics", _NOTHING)
-            hist = extras.get("hist_data", _NOTHING)
+            members = extras.get("member_rewards", _NOTHING)
+            custom = {
+                name: _number("custom_metrics", name, value)
+                for name, value in extras.get("custom_metrics", _NOTHING).items()
+            }
+            hist = {
+                name: _numbers("hist_data", name, values)
+                for name, values in extras.get("hist_data", _NOTHING).items()
+            }
             if "media" in extras:
                 self._media.append(extras["media"])
         else:
-            members = custom = hist = _NOTHING
+            members, custom, hist = _NOTHING, {}, {}
         self._new.append(Record(episode.total_reward, episode.length, rewards, others, members, custom, hist))
         self._new_count += 1
         self.episodes_total += 1
@@ -300,16 +313,39 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _custom(episodes: Sequence[Record]) -> dict[str, float]:
-    """Return mean, min and max of each custom metric."""
+def _number(where: str, name: str, value: Any) -> float:
+    """Return what a callback has put into an episode as a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        hint = "lists of numbers belong into hist_data, anything else into media"
+        raise ContractError(
+            f"episode.{where}[{name!r}]: {type(value).__name__}, expected a number; {hint}"
+        ) from None
+
+
+def _numbers(where: str, name: str, values: Any) -> list[float]:
+    """Return what a callback has put into an episode as a list of numbers."""
+    if not isinstance(values, Iterable):
+        raise ContractError(
+            f"episode.{where}[{name!r}]: {type(values).__name__}, expected a list of numbers; append to a list, or put "
+            "a single number into custom_metrics"
+        )
+    return [_number(where, name, value) for value in values]
+
+
+def _custom(episodes: Sequence[Record]) -> dict[str, float | None]:
+    """Return mean, min and max of each custom metric; a NaN says that an episode has none."""
     found: dict[str, list[float]] = {}
     for episode in episodes:
         for name, value in episode.custom_metrics.items():
-            found.setdefault(name, []).append(float(value))
-    out: dict[str, float] = {}
+            told = found.setdefault(name, [])
+            if not math.isnan(value):
+                told.append(value)
+    out: dict[str, float | None] = {}
     for name, values in found.items():
-        out[f"{name}_mean"] = sum(values) / len(values)
-        out[f"{name}_min"], out[f"{name}_max"] = min(values), max(values)
+        out[f"{name}_mean"] = _mean(values)
+        out[f"{name}_min"], out[f"{name}_max"] = min(values, default=None), max(values, default=None)
     return out
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from menv.base_env import SINGLE_AGENT
 from menv.episode import Episode
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
 from menv.metrics import Metrics
 
 
@@ -152,6 +153,37 @@ def test_own_numbers_and_lists_reach_the_result() -> None:
     summary = metrics.summary()
     assert summary["custom_metrics"] == {"speed_mean": 2.0, "speed_min": 1.0, "speed_max": 3.0}
     assert summary["hist_stats"]["stops"] == [1.0, 0.0, 3.0, 0.0]
+
+
+@pytest.mark.parametrize("value", [None, "won", [1.0, 2.0]])
+def test_a_custom_metric_that_is_no_number_is_named_with_the_episode_that_has_it(value: Any) -> None:
+    one = episode({("a", "p"): 0.0})
+    one.custom_metrics["speed"] = value
+    with pytest.raises(
+        ContractError, match=r"episode\.custom_metrics\['speed'\]: \w+, expected a number; lists"
+    ):
+        Metrics().record(one)
+
+
+def test_hist_data_that_is_no_list_of_numbers_is_named() -> None:
+    for value in (1.0, ["won"]):
+        one = episode({("a", "p"): 0.0})
+        one.hist_data["stops"] = value  # type: ignore[assignment]
+        with pytest.raises(ContractError, match=r"episode\.hist_data\['stops'\]: \w+, expected a"):
+            Metrics().record(one)
+
+
+def test_a_custom_metric_of_nan_says_that_an_episode_has_none() -> None:
+    metrics = Metrics()
+    for speed, height in ((1.0, np.nan), (np.nan, np.nan), (3.0, np.nan)):
+        one = episode({("a", "p"): 0.0})
+        one.custom_metrics.update(speed=speed, height=height)
+        metrics.record(one)
+    shown = metrics.summary()["custom_metrics"]
+    assert shown == {
+        "speed_mean": 2.0, "speed_min": 1.0, "speed_max": 3.0,
+        "height_mean": None, "height_min": None, "height_max": None,
+    }  # fmt: skip
 
 
 def test_media_reach_one_result_and_are_let_go() -> None:
