@@ -164,7 +164,8 @@ class GymEnvs(LocalEnvs):
         if not self._started:
             self._start()
         for index in indices:
-            if not self._seen.fresh[index] or seed is not None or options is not None:
+            moved = index in self._answers[0] or not self._seen.fresh[index]
+            if moved or seed is not None or options is not None:
                 self._abandon(index, seed, options)
         obs: MultiEnvDict = {index: {SINGLE_AGENT: self._seen.obs[index]} for index in indices}
         infos: MultiEnvDict = {index: {SINGLE_AGENT: dict(self._seen.infos[index])} for index in indices}

@@ -163,7 +163,9 @@ class LockstepEnvs(BaseEnv):
             self._start(seed, options)
         elif env_id is not None:
             self._reset_one(self._index(env_id), seed, options)
-        elif seed is not None or options is not None or not self._fresh.all():
+        elif (
+            seed is not None or options is not None or not all(map(self._untouched, self._everybody.tolist()))
+        ):
             self._abandon(self._everybody)
             self._take_reset(*self._reset_all(seed, options))
         wanted = range(self.num_envs) if env_id is None else [self._index(env_id)]
@@ -239,12 +241,16 @@ class LockstepEnvs(BaseEnv):
 
     def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset a sub-environment that has moved since its reset; refused where that cannot be."""
-        if self._fresh[index] and seed is None and options is None:
+        if self._untouched(index) and seed is None and options is None:
             return
         raise ConfigError(
             f"try_reset: env {index} cannot be reset apart from the others, expected try_reset() for all of them; "
             "leave the env id out"
         )
+
+    def _untouched(self, index: int) -> bool:
+        """Return whether a sub-environment has neither moved nor been answered since its reset."""
+        return bool(self._fresh[index]) and self._actions is None and index not in self._some
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset everything for the first time."""

@@ -58,7 +58,7 @@ class VectorEnvs(LockstepEnvs):
 
     def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset one sub-environment, unless nothing has happened in it since its reset."""
-        if self._fresh[index] and seed is None and options is None:
+        if self._untouched(index) and seed is None and options is None:
             return
         self._abandon(np.array([index]))
         obs, info = self._reset_at(index, seed, options or None)

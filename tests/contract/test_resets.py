@@ -102,6 +102,18 @@ def test_try_reset_between_answer_and_poll_drops_the_answer(adapter: Adapter) ->
     assert all(row.episode == games[0].episode for row in rows)
 
 
+@local_adapter
+def test_try_reset_after_the_first_answer_of_an_episode_drops_that_too(adapter: Adapter) -> None:
+    base_env, games = adapter.build(2)
+    answer_all(base_env, base_env.poll())
+    obs, _ = base_env.try_reset()
+    assert [len(game.resets) for game in games] == [2, 2]
+    base_env.send_actions({env_id: dict.fromkeys(agents, 1) for env_id, agents in obs.items()})
+    ready = base_env.poll()
+    assert [end.truncated for end in ready.episodes[:2]] == [True, True]
+    assert [game.complaints for game in games] == [[], []]
+
+
 @copies_adapter
 def test_try_reset_passes_seed_and_options_on(adapter: Adapter) -> None:
     base_env, games = adapter.build(2)
