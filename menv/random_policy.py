@@ -63,7 +63,7 @@ def _draw(space: gym.Space[Any], uniforms: npt.NDArray[np.float64], mask: Any = 
     """Return R elements from [R, width] uniforms."""
     if isinstance(space, gym.spaces.Discrete):
         allowed = np.ones((len(uniforms), int(space.n)), np.bool_) if mask is None else mask
-        return list(_pick(allowed, uniforms[:, 0]) + space.start)
+        return list((_pick(allowed, uniforms[:, 0]) + space.start).astype(space.dtype, copy=False))
     if isinstance(space, gym.spaces.MultiDiscrete):
         return _draw_multi_discrete(space, uniforms, mask)
     if isinstance(space, gym.spaces.MultiBinary):

@@ -17,6 +17,7 @@ spaces = gym.spaces
 SPACES: list[gym.Space[Any]] = [
     spaces.Discrete(3),
     spaces.Discrete(3, start=-1),
+    spaces.Discrete(3, dtype=np.int32),
     spaces.MultiDiscrete([2, 5]),
     spaces.MultiDiscrete([2, 5], start=[3, -2]),
     spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
