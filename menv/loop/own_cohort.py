@@ -62,10 +62,24 @@ class OwnCohort(Cohort):
         if isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
             return stack(list(actions), self.action_space, "action")
         if self._plain:
-            return np.array(actions, self.action_space.dtype)
+            return self._numbers(actions)
         column = np.empty(len(actions), object)
         column[:] = list(actions)
         return column
+
+    def _numbers(self, actions: Any) -> Column:
+        """Return R elements of a Box as one array; its bounds are the policy's own matter."""
+        space = self.action_space
+        try:
+            rows = np.array(actions, space.dtype)
+        except (TypeError, ValueError):
+            rows = np.zeros(0)
+        if rows.shape == (len(actions), *space.shape):
+            return rows
+        shapes = [_shape(action) for action in actions]
+        row = next((row for row, shape in enumerate(shapes) if shape != space.shape), 0)
+        got = type(actions[row]).__name__ if shapes[row] is None else f"shape {shapes[row]}"
+        raise OutsideSpaceError(row, f"action: expected {space.dtype} of shape {space.shape}, got {got}")
 
     def took(self, block: Block, actions: Sequence[Any]) -> None:
         """Write down actions that somebody else took, and remember them for the policy; see `Cohort.took`."""
@@ -127,7 +141,7 @@ class OwnCohort(Cohort):
         """Return the actions as one array.
 
         Raises:
-            ContractError: A discrete action is outside the space.
+            ContractError: An action is outside the space, bounds of a Box left aside.
         """
         try:
             return self.network_form(answers)
@@ -136,3 +150,11 @@ class OwnCohort(Cohort):
             raise ContractError(
                 f"policy {self.policy_ids[index]!r}: {error.why}; return actions of policy.action_space"
             ) from error
+
+
+def _shape(action: Any) -> tuple[int, ...] | None:
+    """Return the shape of an action, None if it has none."""
+    try:
+        return np.asarray(action, np.float64).shape
+    except (TypeError, ValueError):
+        return None

@@ -314,3 +314,15 @@ def test_answers_of_another_form_are_refused(policy_class: type[Policy], message
         played(5, policy_class)
     assert isinstance(caught.value, ContractError)
     checked(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("action", "got"), [(0.5, r"shape \(\)"), ([0.5, 0.5, 0.5], r"shape \(3,\)"), ("left", "str")]
+)
+def test_box_actions_of_another_shape_are_refused_by_name(action: Any, got: str) -> None:
+    box = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    policy = broken(lambda rows: ([action] * rows, [], {}))
+    with pytest.raises(
+        ContractError, match=rf"^policy 'own': action: expected float32 of shape \(2,\), got {got};"
+    ):
+        played(1, policy, env_config={"action_space": box})
