@@ -37,7 +37,9 @@ def own_copy(element: Any) -> Any:
             for key, value in element.items()
         }
     if isinstance(element, tuple | list):
-        return type(element)(own_copy(value) for value in element)
+        # A named tuple takes its values one by one.
+        make = getattr(type(element), "_make", type(element))
+        return make(own_copy(value) for value in element)
     return element
 
 

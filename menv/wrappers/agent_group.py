@@ -248,5 +248,7 @@ def _own_copy(element: Any) -> Any:
     if isinstance(element, dict):
         return {key: _own_copy(value) for key, value in element.items()}
     if isinstance(element, tuple | list):
-        return type(element)(_own_copy(value) for value in element)
+        # A named tuple takes its values one by one.
+        make = getattr(type(element), "_make", type(element))
+        return make(_own_copy(value) for value in element)
     return element

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from menv.adapters.report import own_copy
 from menv.base_env import ALL, BaseEnv, Ready
 from menv.errors import ContractError
 from tests.contract.adapters import (
@@ -86,6 +87,19 @@ def test_a_final_observation_is_a_copy_that_the_environment_cannot_change(adapte
     assert given
     for obs, then in given:
         np.testing.assert_array_equal(obs, then)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def test_a_copy_of_a_named_tuple_is_one_of_its_kind() -> None:
+    pair = Pair(np.zeros(2), [np.ones(1)])
+    copied = own_copy(pair)
+    assert type(copied) is Pair
+    assert copied.left is not pair.left
+    assert copied.right[0] is not pair.right[0]
 
 
 @every_adapter
