@@ -131,8 +131,9 @@ def decide(
     """
     shown = [life.states if life.acted else list(policy.get_initial_state()) for life in lives]
     answer = policy.compute_actions(
-        obs_batch, _columns(shown, policy_id), _previous_actions(policy.action_space, lives),
-        np.array([life.reward for life in lives]), [life.info for life in lives], episodes, explore, timestep,
+        obs_batch, _columns(shown, policy_id), prev_action_batch=_previous_actions(policy.action_space, lives),
+        prev_reward_batch=np.array([life.reward for life in lives]), info_batch=[life.info for life in lives],
+        episodes=episodes, explore=explore, timestep=timestep,
     )  # fmt: skip
     if not isinstance(answer, tuple) or len(answer) != 3:
         count = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__

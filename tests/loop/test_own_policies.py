@@ -230,6 +230,16 @@ class Forgetful(Policy):
         return [1] * len(obs_batch), [], {}
 
 
+class Heuristic(Policy):
+    """Names what it looks at, as the classic examples do."""
+
+    def compute_actions(
+        self, obs_batch: Any, state_batches: Any = None, prev_action_batch: Any = None, **kwargs: Any
+    ) -> Any:
+        assert set(kwargs) == {"prev_reward_batch", "info_batch", "episodes", "explore", "timestep"}
+        return (prev_action_batch + 3) % 5, [], {}
+
+
 class Changed(RandomPolicy):
     """Decides in the classic way, although its base class does not."""
 
@@ -240,7 +250,9 @@ class Changed(RandomPolicy):
         return [2]
 
 
-@pytest.mark.parametrize(("policy_class", "first"), [(Forgetful, [1, 1]), (Changed, [2, 3])])
+@pytest.mark.parametrize(
+    ("policy_class", "first"), [(Forgetful, [1, 1]), (Heuristic, [3, 1]), (Changed, [2, 3])]
+)
 def test_the_class_that_speaks_last_decides(policy_class: type[Policy], first: list[int]) -> None:
     _, (batch,) = played(1, policy_class)
     assert batch["own"]["actions"][:2].tolist() == first
