@@ -6,6 +6,8 @@ know how questions come.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 from menv.scale.far_error import Raised
@@ -15,6 +17,12 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables of the environment: a home has a core of its own, at most; threads beside it would take those of others."""
 CREATE = ""
 """In place of a method's name: the first argument is what makes the object."""
+
+
+def import_paths() -> list[str]:
+    """Return where this process looks for modules, in a form that holds elsewhere."""
+    # Python passes over what is no text, such as a Path that somebody has put there.
+    return [path or os.getcwd() for path in sys.path if isinstance(path, str)]
 
 
 def question(label: str, method: str, args: tuple[Any, ...]) -> Parts:

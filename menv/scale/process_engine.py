@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from menv.errors import CallOrderError, WorkerLostError
 from menv.scale.engine import Engine, EngineName, Peer
-from menv.scale.home import CREATE, ONE_THREAD, question
+from menv.scale.home import CREATE, ONE_THREAD, import_paths, question
 from menv.scale.last_words import LastWords
 from menv.scale.link import Link, Packed
 from menv.scale.packing import pack, unpack
@@ -56,11 +56,10 @@ class ProcessPeer(Peer):
         self._killed = False
         near, far = socket.socketpair()
         self.link = Link(near)
-        paths = [path or os.getcwd() for path in sys.path]
         try:
             with far:
                 self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                    [sys.executable, "-c", _MAIN, json.dumps(paths)],
+                    [sys.executable, "-c", _MAIN, json.dumps(import_paths())],
                     stdin=far.fileno(), stderr=subprocess.PIPE, process_group=0,
                     env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ},
                 )  # fmt: skip

@@ -8,8 +8,6 @@ end, `menv.scale.ray_room` for actors that Ray cannot place.
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import time
 import weakref
 from collections import deque
@@ -20,7 +18,7 @@ from typing import Any, ClassVar
 from menv.errors import CallOrderError, MenvError, MissingExtraError, WorkerLostError
 from menv.scale.engine import Engine, EngineName, Peer
 from menv.scale.far_error import FarError, FarTraceback
-from menv.scale.home import CREATE, question
+from menv.scale.home import CREATE, import_paths, question
 from menv.scale.packing import Parts, pack, unpack
 
 try:
@@ -64,7 +62,7 @@ class RayPeer(Peer):
         self._place: Whereabouts | None = None
         self._driver = _driver()
         self._home: Any = _ACTOR.options(num_cpus=cpus).remote()
-        self._hello: Any = self._home.hello.remote([path or os.getcwd() for path in sys.path])
+        self._hello: Any = self._home.hello.remote(import_paths())
         self._answers: deque[Any] = deque([self._home.ask.remote(boxed(parts))])
 
     @property

@@ -20,6 +20,7 @@ from typing import Any
 
 from menv.errors import MenvError
 from menv.registry import describe_env, resolve_env
+from menv.scale.home import import_paths
 from menv.verify.record import Record
 from menv.verify.task import Task
 
@@ -41,8 +42,7 @@ def play_in_another_process(task: Task) -> Record:
     """
     name, settings = _name_of(task.env), _as_json(task.settings)
     seed = next(seed for seed in _HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED"))
-    paths = [path or os.getcwd() for path in sys.path]
-    env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(paths)}
+    env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(import_paths())}
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.npz"
         command = [

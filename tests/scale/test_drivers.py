@@ -65,8 +65,10 @@ def test_modules_are_found_where_the_driver_finds_them(tmp_path: Path, kind: str
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "far_game.py").write_text("def size():\n    return 7\n")
     text = """
+        import pathlib
         import sys
         sys.path.insert(0, sys.argv[2])
+        sys.path.append(pathlib.Path(sys.argv[2]))  # is not looked at by Python itself
         from far_game import size
         from menv.scale.engines import make_engine
         from tests.scale.homes import Counter
