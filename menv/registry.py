@@ -101,11 +101,15 @@ class Known:
             return cls({env: tuned}, {})
         return cls({}, {name: spec for name, spec in gym.registry.items() if _is_of(name, env)})
 
+    @classmethod
+    def everything(cls) -> Self:
+        """Return all names, but for those of Ray Tune."""
+        return cls(dict(_registered), dict(gym.registry))
+
     def tell(self) -> None:
         """Let the names mean here what they mean there."""
         _registered.update(self.creators)
-        for name, spec in self.gym_specs.items():
-            gym.registry.setdefault(name, spec)
+        gym.registry.update(self.gym_specs)
 
 
 def is_known(name: str) -> bool:

@@ -28,9 +28,9 @@ from menv.loop.cohort import Cohort
 from menv.loop.digest import Digest
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
-from menv.registry import Known
 from menv.sample_batch import SampleBatch
 from menv.scale.engine import Engine, Peer
+from menv.scale.known_names import known_here
 from menv.scale.last_words import in_a_line
 from menv.scale.peer_group import PeerGroup
 from menv.scale.watchdog import creation_limit, where_it_hung
@@ -224,7 +224,7 @@ class WorkerRollouts:
         if times:
             seed = draws.key(seed, index, times) >> 2
             config = config if config.seed is None else replace(config, seed=seed)
-        known = Known.behind(config.env)
+        known = known_here(config.env)
         place = Place(index + 1, recreated=times > 0)
         return "take", Plan(config, place, self._headlines.company(), seed, known)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from menv.env_context import EnvContext
-from menv.registry import Known, make_env
+from menv.registry import make_env
+from menv.scale.known_names import known_here
 from menv.scale.log_level import set_log_level
 
 
@@ -25,7 +26,7 @@ class FarEnv:
         self._env = env
         self._context = context
         self._log_level = log_level
-        self._known = Known.behind(env)
+        self._known = known_here(env)
 
     def __call__(self, vector_index: int) -> Any:
         """Create a sub-environment."""

@@ -57,7 +57,7 @@ def culprit(value: Any) -> tuple[Any, str]:
     for _ in range(_DEEPEST):
         for inner, step in _inside(value):
             # A method of a class may know the class.
-            if not any(inner is outer for outer in way) and not _can_be_pickled(inner):
+            if not any(inner is outer for outer in way) and not can_be_pickled(inner):
                 value, path = inner, path + step
                 way.append(value)
                 break
@@ -113,7 +113,8 @@ def _used_by(function: FunctionType) -> Iterator[tuple[Any, str]]:
             yield function.__globals__[name], f"'s variable {name!r}"
 
 
-def _can_be_pickled(value: Any) -> bool:
+def can_be_pickled(value: Any) -> bool:
+    """Return whether a value can go to another process."""
     try:
         dumps(value, lambda _buffer: None)
     except Exception:

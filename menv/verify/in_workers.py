@@ -10,6 +10,7 @@ from typing import Any
 from menv.registry import Known
 from menv.scale.engine import EngineName
 from menv.scale.engines import make_engine
+from menv.scale.known_names import known_here
 from menv.verify.record import Record
 from menv.verify.shares import play_share, shares
 from menv.verify.task import Task
@@ -26,7 +27,7 @@ def play_in_workers(task: Task, engine_name: EngineName) -> Record:
     engine, record = make_engine(engine_name), Record()
     try:
         peers = [
-            engine.start(_Player, task, Known.behind(task.env), number, label=f"worker {number + 1}")
+            engine.start(_Player, task, known_here(task.env), number, label=f"worker {number + 1}")
             for number in range(min(_WORKERS, task.num_envs))
         ]
         for peer in peers:

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
-from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy, register_env
+from menv import (
+    DefaultCallbacks,
+    EnvContext,
+    Policy,
+    PolicySpec,
+    RandomPolicy,
+    register_env,
+    registry,
+)
 from menv.algorithms import DQN, PPO
 from menv.connectors.lambda_connectors import register_lambda_agent_connector
 from menv.errors import CallOrderError
+from menv.registry import make_env
 from tests.workers.crews import PLAYERS, Counting, running, same, weights_of
 
 NAMES = ["default_policy", "newcomer"]
@@ -165,6 +176,28 @@ def test_a_registered_name_a_lambda_and_a_gym_id_of_this_process_alone_are_known
                 assert result["episode_len_mean"] == (length if env == "local" else 5)
     finally:
         del gym.registry["KnownToTheDriver-v0"]
+
+
+def test_creators_may_ask_for_names_of_this_process_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local(Counting):
+        """Known to this function only."""
+
+    def create(context: EnvContext) -> Any:
+        assert type(gym.make("OfTheDriver-v0").unwrapped).__name__ == "Local"
+        # A name of gymnasium's own means what it was made to mean here.
+        assert type(gym.make("Pendulum-v1").unwrapped).__name__ == "Local"
+        return make_env("of the driver", context)
+
+    lock = threading.Lock()
+    monkeypatch.setattr(registry, "_registered", {})
+    register_env("of the driver", lambda context: Local(context))
+    register_env("stays here", lambda context: lock)
+    for name in ("OfTheDriver-v0", "Pendulum-v1"):
+        spec = EnvSpec(name, entry_point=lambda **kwargs: Local(kwargs))
+        monkeypatch.setitem(gym.registry, name, spec)
+    for workers in (0, 1):
+        with running(workers, env=create, remote_worker_envs=not workers) as algo:
+            assert algo.train()["episode_len_mean"] == 5
 
 
 def test_explore_off_acts_greedily_in_workers() -> None:
