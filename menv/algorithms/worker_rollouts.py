@@ -85,6 +85,8 @@ class WorkerRollouts:
         self._warned: set[str] = set()
         # Whether workers were told to begin and nobody has taken what they sample.
         self._begun = self._stopped = False
+        # Whether some workers do not know yet which policies there are.
+        self._behind = False
         self.staleness: list[Column] = []
         self.recreated: list[int] = []
         self._group = PeerGroup(engine, WorkerSeat, self._plan, self._count, "worker", early)
@@ -146,6 +148,7 @@ class WorkerRollouts:
         Raises:
             WorkerLostError: Workers are lost again and again.
         """
+        self._catch_up()
         parcel = self._news()
         if parcel is not None:
             self.take_back()
@@ -166,11 +169,13 @@ class WorkerRollouts:
 
     def follow(self, added: Sequence[Cohort] = ()) -> None:
         """See `Rollouts.follow`."""
+        self._behind = True
         self.take_back()
         parcel = self._engine.put(self._headlines.company())
         for index in range(self._count):
             self._sure(index, "follow", parcel=parcel)
         self._headlines.told()
+        self._behind = False
 
     def retire(self, policy_id: str) -> None:
         """See `Rollouts.retire`."""
@@ -180,6 +185,7 @@ class WorkerRollouts:
 
     def state(self) -> Tree:
         """See `Rollouts.state`; what has been sampled ahead of time is not in it."""
+        self._catch_up()
         self.take_back()
         states = [self._sure(index, "state") for index in range(self._count)]
         return {"workers": states, "gone": self._gone.state(), "pieces": self._unrolls}
@@ -228,6 +234,11 @@ class WorkerRollouts:
         place = Place(index + 1, recreated=times > 0)
         return "take", Plan(config, place, self._headlines.company(), seed, known)
 
+    def _catch_up(self) -> None:
+        """Tell workers of the policies that there are, if somebody was interrupted in that."""
+        if self._behind:
+            self.follow()
+
     def _news(self) -> Any:
         """Return a parcel with what has changed of the policies, None if nothing has."""
         news = self._headlines.news()
@@ -236,6 +247,8 @@ class WorkerRollouts:
     def _ask(self, index: int, parcel: Any = None) -> None:
         """Ask a worker for a fragment."""
         number = self._headlines.version if self._depth else None
+        if not self._asked[index]:
+            self._group.settle(index)
         self._group.ask(index, "sample", number, self._config.explore, parcel=parcel)
         self._asked[index] += 1
 
@@ -263,6 +276,7 @@ class WorkerRollouts:
     def _sure(self, index: int, method: str, *args: Any, parcel: Any = None) -> Any:
         """Return what a worker answers to something else than for a fragment; of another worker, if it is lost."""
         self._fetch(index)
+        self._group.settle(index)
         while True:
             self._group.ask(index, method, *args, parcel=parcel)
             try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from menv.errors import WorkerLostError
@@ -75,6 +76,13 @@ class PeerGroup:
         value = peer.answer()
         self._errors[index].clear()
         return value
+
+    def settle(self, index: int) -> None:
+        """Let go of answers that nobody waits for any more, because whoever did was interrupted."""
+        while self.peers[index].pending > self._first[index]:
+            # What went wrong over there does not concern who comes next; one that is lost tells again.
+            with suppress(Exception):
+                self.answer(index)
 
     def is_briefed(self, index: int) -> bool:
         """Return whether one of them has told that it is what it is to be."""

@@ -1,0 +1,52 @@
+"""Workers go on where whoever asked them something else than for a fragment was interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from menv.scale.peer_group import PeerGroup
+from tests.workers.crews import running
+
+NEWCOMER = {"policy_mapping_fn": lambda *args, **kwargs: "newcomer"}
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Answers that are still waited for before Ctrl-C, once; [] for none."""
+    left: list[int] = []
+    answer = PeerGroup.answer
+
+    def answer_or_interrupt(self: PeerGroup, index: int) -> Any:
+        if left:
+            left[0] -= 1
+            if left[0] < 0:
+                left.clear()
+                raise KeyboardInterrupt
+        return answer(self, index)
+
+    monkeypatch.setattr(PeerGroup, "answer", answer_or_interrupt)
+    return left
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_an_interrupted_save_or_addition_changes_nothing_for_workers(
+    interrupted: list[int], tmp_path: Path, answers: int
+) -> None:
+    with running(2, num_envs_per_worker=1) as undisturbed:
+        expected = [undisturbed.train()["digest"]]
+        undisturbed.add_policy("newcomer", **NEWCOMER)
+        expected += [undisturbed.train()["digest"] for _ in range(2)]
+    with running(2, num_envs_per_worker=1) as algo:
+        interrupted.append(answers)
+        with pytest.raises(KeyboardInterrupt):
+            algo.save(tmp_path)
+        found = [algo.train()["digest"]]
+        interrupted.append(answers)
+        with pytest.raises(KeyboardInterrupt):
+            algo.add_policy("newcomer", **NEWCOMER)
+        found += [algo.train()["digest"] for _ in range(2)]
+        assert found == expected
+        assert algo.train()["num_worker_restarts"] == 0
