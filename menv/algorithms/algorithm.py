@@ -28,7 +28,7 @@ from menv.algorithms.recipe import Recipe
 from menv.algorithms.workforce import Workforce
 from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
-from menv.errors import CallOrderError, ContractError
+from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
@@ -293,8 +293,14 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce):
             ConfigError: The id exists, or a setting is wrong.
             ContractError: The mapping returns an unknown id for a possible agent.
         """
+        before = self._population.policy_map
         added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
-        self._rollouts.follow(added)
+        try:
+            self._rollouts.follow(added)
+        except ConfigError:
+            # Something in it cannot go to the workers.
+            self._population.take_back(policy_id, added, before)
+            raise
         self._publish()
         return self._population.get(policy_id)
 
@@ -316,6 +322,7 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce):
             ConfigError: There is no such policy, or it is the last one.
             ContractError: The mapping still returns it for a known agent.
         """
+        self._check_travels(policy_mapping_fn, policies_to_train)
         self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
         self._rollouts.retire(policy_id)
         self._rollouts.follow()

@@ -153,6 +153,15 @@ class Population:
         self._callbacks.on_create_policy(policy_id=policy_id, policy=self.policies[policy_id])
         return added
 
+    def take_back(self, policy_id: str, added: Iterable[Cohort], before: PolicyMap) -> None:
+        """Undo `add`, which returned these cohorts and found this policy map."""
+        cohort = next(one for one in self.cohorts if policy_id in one.policy_ids)
+        for one in added:
+            self.cohorts.remove(one)
+        self._withdraw(policy_id, cohort)
+        del self.policies[policy_id]
+        self._take(before)
+
     def remove(self, policy_id: str, mapping_fn: Any, to_train: Any) -> None:
         """Remove a policy; arguments and errors as for `Algorithm.remove_policy`."""
         changed = self.policy_map.changed(

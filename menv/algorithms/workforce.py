@@ -115,6 +115,17 @@ class Workforce:
             own or config.num_envs_per_worker, self._seats,
         )  # fmt: skip
 
+    def _check_travels(self, mapping_fn: Any, to_train: Any) -> None:
+        """Refuse functions that workers cannot be told, before anything has changed.
+
+        Raises:
+            UnsendableError: One of them cannot be pickled.
+        """
+        if self.config.num_workers:
+            from menv.scale.packing import pack
+
+            pack({"policy_mapping_fn": mapping_fn, "policies_to_train": to_train}, "multiagent")
+
     def _of_workers(self) -> dict[str, Any]:
         """Return what a result tells of workers; callbacks are told of those that were replaced."""
         if not self.config.num_workers:

@@ -1,16 +1,30 @@
-"""Workers go on where whoever asked them something else than for a fragment was interrupted."""
+"""Workers go on where whoever asked them something else than for a fragment was interrupted, or could not ask."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from menv import Policy, PolicySpec
+from menv.scale.packing import UnsendableError
 from menv.scale.peer_group import PeerGroup
 from tests.workers.crews import running
 
 NEWCOMER = {"policy_mapping_fn": lambda *args, **kwargs: "newcomer"}
+
+
+class Bound(Policy):
+    """Holds what cannot go to another process."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.lock = threading.Lock()
+
+    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return [0] * len(obs_batch), [], {}
 
 
 @pytest.fixture
@@ -50,3 +64,27 @@ def test_an_interrupted_save_or_addition_changes_nothing_for_workers(
         found += [algo.train()["digest"] for _ in range(2)]
         assert found == expected
         assert algo.train()["num_worker_restarts"] == 0
+
+
+def test_what_cannot_be_told_to_workers_leaves_nothing_behind() -> None:
+    lock = threading.Lock()
+
+    def holds_a_lock(*args: Any, **kwargs: Any) -> str:
+        return "default_policy" if lock else "newcomer"
+
+    with running(1) as algo:
+        algo.train()
+        for spec, mapping_fn in (
+            (None, holds_a_lock),
+            (PolicySpec(policy_class=Bound), NEWCOMER["policy_mapping_fn"]),
+        ):
+            with pytest.raises(UnsendableError, match="lock"):
+                algo.add_policy("newcomer", spec, policy_mapping_fn=mapping_fn)
+            assert list(algo.get_weights()) == ["default_policy"]
+            algo.train()
+        algo.add_policy("newcomer", **NEWCOMER)
+        with pytest.raises(UnsendableError, match="lock"):
+            algo.remove_policy("newcomer", policy_mapping_fn=holds_a_lock)
+        assert list(algo.get_weights()) == ["default_policy", "newcomer"]
+        algo.train()
+        assert set(algo.sample().policy_batches) == {"newcomer"}
