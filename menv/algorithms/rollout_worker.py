@@ -7,7 +7,8 @@ policy acts with it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from menv.algorithms.experience import make_experience
@@ -24,6 +25,7 @@ from menv.scale.log_level import set_log_level
 from menv.scale.watchdog import Watchdog, creation_limit, limited
 
 Filters = dict[str, list[tuple[int, Any]]]
+_ALWAYS = ("always", None, EnvFaultWarning)
 
 
 class WorkerSeat:
@@ -94,13 +96,8 @@ class RolloutWorker:
         for cohort in self._company.cohorts:
             cohort.weights_seq_no = weights_seq_no
         rollouts.sampler.explore = explore
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", EnvFaultWarning)
+        with _heard() as faults:
             batch = rollouts.sample()
-        faults = [str(one.message) for one in caught if issubclass(one.category, EnvFaultWarning)]
-        for one in caught:
-            if not issubclass(one.category, EnvFaultWarning):
-                warnings.showwarning(one.message, one.category, one.filename, one.lineno)
         return Fragment(
             batch, rollouts.env_steps, rollouts.agent_steps, rollouts.digest.state(), rollouts.left_out,
             rollouts.num_envs, len(rollouts.sampler._book.running), self._metrics.take(), self._seen(), faults,
@@ -174,6 +171,28 @@ class RolloutWorker:
                     found.setdefault(policy_id, []).append((place, one.as_serializable()))
                     one.reset_state()
         return found
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Keep warnings of faults, which the driver shows; others are shown as ever, each once."""
+    faults: list[str] = []
+    show = warnings.showwarning
+
+    def hear(message: Any, category: Any, *args: Any, **kwargs: Any) -> None:
+        if issubclass(category, EnvFaultWarning):
+            faults.append(str(message))
+        else:
+            show(message, category, *args, **kwargs)
+
+    # Not by `catch_warnings`: after that, and after each change of a filter, Python shows all warnings again.
+    if not warnings.filters or warnings.filters[0][:3] != _ALWAYS:
+        warnings.simplefilter("always", EnvFaultWarning)
+    warnings.showwarning = hear
+    try:
+        yield faults
+    finally:
+        warnings.showwarning = show
 
 
 def synced(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:

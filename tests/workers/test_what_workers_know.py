@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -198,6 +199,22 @@ def test_creators_may_ask_for_names_of_this_process_themselves(monkeypatch: pyte
     for workers in (0, 1):
         with running(workers, env=create, remote_worker_envs=not workers) as algo:
             assert algo.train()["episode_len_mean"] == 5
+
+
+class Odd(Counting):
+    """Warns at each step."""
+
+    def step(self, action: Any) -> Any:
+        warnings.warn(f"looks {self.config.get('how', 'odd')}", stacklevel=1)
+        return super().step(action)
+
+
+def test_what_an_environment_warns_of_again_and_again_is_shown_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with running(1, env=Odd, rollout_fragment_length=16) as algo:
+        algo.train()
+    assert capfd.readouterr().err.count("looks odd") == 1
 
 
 def test_explore_off_acts_greedily_in_workers() -> None:
