@@ -19,6 +19,7 @@ from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.registry import Known
+from menv.scale.packing import Sealed
 
 
 @dataclass(slots=True)
@@ -39,22 +40,33 @@ class Company:
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """What workers are told of the settings.
+
+    Attributes:
+        config: They.
+        known: What names of environments mean.
+    """
+
+    config: AlgorithmConfig
+    known: Known
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What a worker is made from.
 
     Attributes:
-        config: The settings.
+        settings: The settings, or those of an earlier time.
         place: Which worker it is.
         company: The policies.
         seed: Key of every random draw.
-        known: What the environment's name means.
     """
 
-    config: AlgorithmConfig
+    settings: Settings | Sealed
     place: Place
     company: Company
     seed: int
-    known: Known
 
 
 class News(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from menv.algorithms.experience import make_experience
@@ -22,6 +23,7 @@ from menv.loop.own_cohort import OwnCohort
 from menv.metrics import Metrics
 from menv.policy import Policy
 from menv.scale.log_level import set_log_level
+from menv.scale.packing import Sealed
 from menv.scale.watchdog import Watchdog, creation_limit, limited
 
 Filters = dict[str, list[tuple[int, Any]]]
@@ -58,9 +60,12 @@ class RolloutWorker:
     """
 
     def __init__(self, plan: Plan) -> None:
-        config = plan.config
+        settings = plan.settings.opened() if isinstance(plan.settings, Sealed) else plan.settings
+        config = settings.config
+        if plan.place.recreated and config.seed is not None:
+            config = replace(config, seed=plan.seed)
         set_log_level(config.log_level)
-        plan.known.tell()
+        settings.known.tell()
         self._company = plan.company
         self._metrics = Metrics(0)
         # Environments in processes of their own are watched from here.

@@ -18,7 +18,7 @@ import numpy as np
 from menv import draws
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.experience import Place
-from menv.algorithms.fragment import Fragment, Plan
+from menv.algorithms.fragment import Fragment, Plan, Settings
 from menv.algorithms.headlines import Headlines
 from menv.algorithms.rollout_worker import WorkerSeat
 from menv.algorithms.rollouts import Crew, Tree
@@ -32,6 +32,7 @@ from menv.sample_batch import SampleBatch
 from menv.scale.engine import Engine, Peer
 from menv.scale.known_names import known_here
 from menv.scale.last_words import in_a_line
+from menv.scale.packing import Sealed, can_be_pickled
 from menv.scale.peer_group import PeerGroup
 from menv.scale.watchdog import creation_limit, where_it_hung
 from menv.segments import Column
@@ -90,6 +91,7 @@ class WorkerRollouts:
         self.staleness: list[Column] = []
         self.recreated: list[int] = []
         self._group = PeerGroup(engine, WorkerSeat, self._plan, self._count, "worker", early)
+        self._first = Sealed(self._settings())
 
     @property
     def env_steps(self) -> int:
@@ -226,13 +228,20 @@ class WorkerRollouts:
 
     def _plan(self, index: int, times: int) -> tuple[Any, ...]:
         """Return what a seat is asked to make a worker; one that takes another's place draws other numbers."""
-        config, seed = replace(self._config, evaluation_config=None, input=None), self._seed
+        settings: Settings | Sealed = self._settings()
+        seed = self._seed
         if times:
+            if not can_be_pickled(settings):
+                # A function among them uses what the program has opened since; the first workers do without it.
+                settings = self._first
             seed = draws.key(seed, index, times) >> 2
-            config = config if config.seed is None else replace(config, seed=seed)
-        known = known_here(config.env)
         place = Place(index + 1, recreated=times > 0)
-        return "take", Plan(config, place, self._headlines.company(), seed, known)
+        return "take", Plan(settings, place, self._headlines.company(), seed)
+
+    def _settings(self) -> Settings:
+        """Return what workers are told of the settings."""
+        config = replace(self._config, evaluation_config=None, input=None)
+        return Settings(config, known_here(config.env))
 
     def _catch_up(self) -> None:
         """Tell workers of the policies that there are, if somebody was interrupted in that."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pickle import PickleBuffer
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -44,6 +45,21 @@ def pack(value: Any, what: str = "", at: str = "") -> Parts:
             "expected what can be pickled; create it in the process that uses it"
         ) from error
     return [head, *(buffer.raw() for buffer in buffers)]
+
+
+class Sealed:
+    """A value as it is now, to be sent later on and opened elsewhere: where it came from it would take its own place.
+
+    Args:
+        value: What is to be sent.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._parts = [PickleBuffer(part) for part in pack(value)]
+
+    def opened(self) -> Any:
+        """Return the value."""
+        return unpack(self._parts)
 
 
 def unpack(parts: Parts) -> Any:

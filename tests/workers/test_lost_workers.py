@@ -95,6 +95,26 @@ def test_a_replacement_acts_with_the_weights_and_policies_of_now(overlap: bool) 
         assert set(np.unique(batch["env_id"])) == {0, 1, 2, 3}
 
 
+class Logs(DefaultCallbacks):
+    """Writes to what the program opens later on."""
+
+    def __init__(self, opened: list[Any]) -> None:
+        self.opened = opened
+
+    def on_train_result(self, **kwargs: Any) -> None:
+        self.opened[0].write("trained")
+
+
+def test_a_replacement_does_not_need_what_the_driver_has_opened_since(tmp_path: Path) -> None:
+    opened: list[Any] = []
+    with running(1, callbacks=Logs(opened)) as algo, (tmp_path / "log").open("w") as log:
+        opened.append(log)
+        for restarts in (1, 2):
+            os.kill(algo.worker_pids()[0], signal.SIGKILL)
+            with pytest.warns(EnvFaultWarning, match="ended with exit code -9"):
+                assert algo.train()["num_worker_restarts"] == restarts
+
+
 def test_a_replacement_lives_other_lives_than_the_worker_before_it() -> None:
     with running(1) as algo:
         before = algo.sample()["default_policy"]["obs"]
