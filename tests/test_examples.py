@@ -73,7 +73,7 @@ def test_traffic_trains_cars_and_lights() -> None:
     assert printed.count("\n") > 5
 
 
-@pytest.mark.parametrize("arguments", [(), ("--two-trainers",)])
+@pytest.mark.parametrize("arguments", [(), pytest.param(("--two-trainers",), marks=pytest.mark.slow)])
 def test_two_algorithms_train_on_one_road(arguments: tuple[str, ...]) -> None:
     outcome, _ = outcome_of("ppo_and_dqn", *arguments)
     assert set(outcome["policy_reward_mean"]) == {"cars", "lights"}
@@ -87,7 +87,7 @@ def test_cartpole_reports_its_return_after_each_iteration() -> None:
     assert "mean return" in printed
 
 
-@pytest.mark.parametrize(("agents", "policies"), [("2", "1"), ("5", "3")])
+@pytest.mark.parametrize(("agents", "policies"), [pytest.param("2", "1", marks=pytest.mark.slow), ("5", "3")])
 def test_policy_mapping_shares_the_agents_out_among_the_policies(agents: str, policies: str) -> None:
     outcome, _ = outcome_of("policy_mapping", "--num-agents", agents, "--num-policies", policies)
     assert set(outcome["policy_reward_mean"]) == {f"policy_{number}" for number in range(int(policies))}
@@ -122,7 +122,9 @@ def test_self_play_prints_the_win_rate_of_each_iteration_and_of_its_exam() -> No
     assert f"{outcome['won']:.1%} won" in printed.splitlines()[-2]
 
 
-@pytest.mark.parametrize("opponents", [["always_same"], ["beat_last_move", "always_same"]])
+@pytest.mark.parametrize(
+    "opponents", [pytest.param(["always_same"], marks=pytest.mark.slow), ["beat_last_move", "always_same"]]
+)
 def test_rock_paper_scissors_counts_the_points_against_each_opponent(opponents: list[str]) -> None:
     outcome, printed = outcome_of("rock_paper_scissors", "--opponents", *opponents)
     assert list(outcome["points"]) == opponents

@@ -37,7 +37,9 @@ def cartpoles(kind: str) -> Any:
 KINDS = ["vector_entry_point", *[mode.value for mode in AutoresetMode]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "Disabled" else kind for kind in KINDS]
+)
 def test_cartpole_balances_far_longer_than_by_chance(kind: str) -> None:
     with PPO(env=cartpoles(kind), config=SETTINGS) as algo:
         first = algo.train()["episode_reward_mean"]

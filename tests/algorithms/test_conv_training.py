@@ -86,7 +86,7 @@ def shares_seen_right(algorithm: Any, env: Patch, looks: int = 200) -> float:
     return right / looks
 
 
-@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("share", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_ppo_finds_the_patch(share: bool) -> None:
     settings = {**PPO_SETTINGS, "model": {"conv_filters": FILTERS, "vf_share_layers": share}}
     with PPO(env=Patch, config=settings) as algorithm:

@@ -134,7 +134,7 @@ ACTS = [
 ]
 
 
-@pytest.mark.parametrize("inference", ["onnx", "torch"])
+@pytest.mark.parametrize("inference", ["onnx", pytest.param("torch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world", [*ACTS, {"obs": "image", "mask": True}, {"obs": "choice"}], ids=str)
 def test_a_memory_goes_with_every_kind_of_action_and_observation(
     world: dict[str, Any], inference: str

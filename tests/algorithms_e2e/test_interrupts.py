@@ -167,7 +167,9 @@ def test_a_run_that_was_interrupted_can_be_saved_and_goes_on_from_there(env: Any
     assert got[-1]["num_env_steps_sampled"] == expected[-1]["num_env_steps_sampled"]
 
 
-@pytest.mark.parametrize("env", [Counted, CountedAgents], ids=["gym", "agents"])
+@pytest.mark.parametrize(
+    "env", [pytest.param(Counted, marks=pytest.mark.slow), CountedAgents], ids=["gym", "agents"]
+)
 def test_a_run_in_other_processes_can_be_saved_and_restored_where_it_is(env: Any, tmp_path: Path) -> None:
     config = {**SMALL, "engine": "process", "remote_worker_envs": True, "train_batch_size": 30}
     with PPO(env=env, config=config) as algo:

@@ -68,7 +68,9 @@ def told(policy: Any, shown: list[Any], explore: bool | None) -> tuple[list[Any]
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.slow) if kind.startswith(("picture", "worth")) else kind
+        pytest.param(kind, marks=pytest.mark.slow)
+        if kind.startswith(("picture", "worth", "masked"))
+        else kind
         for kind in CASES
     ],
 )

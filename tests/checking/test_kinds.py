@@ -23,7 +23,7 @@ def codes(env: Any, **settings: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
-@pytest.mark.parametrize("name", ["CartPole-v1", "Blackjack-v1"])
+@pytest.mark.parametrize("name", ["CartPole-v1", pytest.param("Blackjack-v1", marks=pytest.mark.slow)])
 def test_a_gymnasium_vector_environment_is_right_in_each_autoreset_mode(name: str, mode: Any) -> None:
     def creator(context: Any) -> Any:
         settings = {"autoreset_mode": mode}

@@ -94,7 +94,13 @@ def test_what_was_paid_is_in_rows_and_ends_or_held_or_unclaimed(
     assert Counter(watch.faulty) == Counter(fault.env_index for fault in watch.faults)
 
 
-@every_script
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("turns", "together") else name
+        for name in SCRIPTS
+    ],
+)
 def test_every_reset_has_a_seed_of_its_own(name: str, tmp_path: Path) -> None:
     fate = Fate(tmp_path, SCRIPTS[name], name == "gym", DIES)
     watch = Told(remote(fate, 3, seed=1))
@@ -300,7 +306,8 @@ def test_stopping_does_not_wait_for_what_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("running_ray")
-@pytest.mark.parametrize("per_process", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("per_process", [1, 2])
 def test_losses_on_ray_are_made_good_too(per_process: int, tmp_path: Path) -> None:
     deaths = [("step", 0, 3), ("step", 2, 20)]
     fate = Fate(tmp_path, TOGETHER, dies=deaths, hangs=[("step", 0, 26)])

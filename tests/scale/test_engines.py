@@ -272,6 +272,7 @@ def test_objects_are_stopped_before_their_processes_end(engine: Engine, tmp_path
     eventually(lambda: not any(lives(pid) for pid in pids if pid))
 
 
+@pytest.mark.slow_on_ray
 @pytest.mark.parametrize("busy", [False, True])
 def test_an_object_that_does_not_stop_is_ended_when_its_time_is_over(engine: Engine, busy: bool) -> None:
     peer = started(engine, Stubborn)

@@ -66,6 +66,7 @@ def test_a_peer_that_is_killed_from_outside_wakes_those_who_wait(engine: Engine)
         peer.answer()
 
 
+@pytest.mark.slow_on_ray
 @pytest.mark.parametrize("how", ["answer", "wait"])
 def test_stopping_in_one_thread_wakes_another_one_that_waits(engine: Engine, how: str) -> None:
     for _ in range(3 if engine.name == "process" else 1):
