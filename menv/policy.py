@@ -93,7 +93,8 @@ class Policy:
             explore: False asks for the most likely action; None means the policy's default.
             timestep: Env steps sampled so far.
 
-            The sampler gives all of them; who calls a policy without a sampler may leave them out.
+            The sampler gives all of them, those that a subclass names so or takes as `**kwargs`; who calls a policy
+            without a sampler may leave them out.
 
         Returns:
             R actions of `action_space`, the next states, and anything else by name. An agent's state lasts as

@@ -206,7 +206,8 @@ def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
             f"policies[{policy_id!r}]: policy_class {spec.policy_class.__name__}, expected a subclass of menv.Policy; "
             "derive it from menv.Policy and define compute_actions"
         )
-    return spec.policy_class(spec.observation_space, spec.action_space, spec.config)
+    # Never None: policies that are written for the classic interface look into it.
+    return spec.policy_class(spec.observation_space, spec.action_space, spec.config or {})
 
 
 def _connectors(

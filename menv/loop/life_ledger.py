@@ -6,8 +6,11 @@ that override `Policy.answer` need none of it and cost none of it. Nothing here 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import gymnasium as gym
@@ -19,6 +22,18 @@ from menv.policy import Policy
 from menv.segments import Column
 
 _NOTHING: Mapping[str, Any] = {}
+_GIVEN = dict.fromkeys(
+    [
+        "state_batches",
+        "prev_action_batch",
+        "prev_reward_batch",
+        "info_batch",
+        "episodes",
+        "explore",
+        "timestep",
+    ]
+).keys()
+"""What `compute_actions` is given besides observations, in order."""
 
 
 @dataclass(slots=True)
@@ -130,11 +145,16 @@ def decide(
         ContractError: The policy returned something else than actions, states and fetches for R rows.
     """
     shown = [life.states if life.acted else list(policy.get_initial_state()) for life in lives]
-    answer = policy.compute_actions(
-        obs_batch, _columns(shown, policy_id), prev_action_batch=_previous_actions(policy.action_space, lives),
-        prev_reward_batch=np.array([life.reward for life in lives]), info_batch=[life.info for life in lives],
-        episodes=episodes, explore=explore, timestep=timestep,
+    given = (
+        obs_batch, _columns(shown, policy_id), _previous_actions(policy.action_space, lives),
+        np.array([life.reward for life in lives]), [life.info for life in lives], episodes, explore, timestep,
     )  # fmt: skip
+    names = _taken_by_name(type(policy).compute_actions)
+    if names is None:
+        answer = policy.compute_actions(*given)
+    else:
+        by_name = {name: value for name, value in zip(_GIVEN, given[1:], strict=True) if name in names}
+        answer = policy.compute_actions(obs_batch, **by_name)
     if not isinstance(answer, tuple) or len(answer) != 3:
         count = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
         raise ContractError(
@@ -151,6 +171,30 @@ def decide(
     for row, (life, action) in enumerate(zip(lives, actions, strict=True)):
         life.acted, life.action, life.states = True, action, [column[row] for column in states]
     return actions, states, answer[2] or {}
+
+
+@lru_cache(maxsize=256)
+def _taken_by_name(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Return which of `_GIVEN` a `compute_actions` takes, None if it takes everything by position.
+
+    Raises:
+        ContractError: It has parameters that nobody can give.
+    """
+    signature = inspect.signature(function)
+    with suppress(TypeError):
+        signature.bind(None, None, *_GIVEN)
+        return None
+    parameters = signature.parameters
+    rest = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    names = frozenset(_GIVEN if rest else _GIVEN & parameters.keys())
+    try:
+        signature.bind(None, None, **dict.fromkeys(names))
+    except TypeError as error:
+        raise ContractError(
+            f"{function.__qualname__}: its parameters are {signature} ({error}), expected self, obs_batch and any of "
+            f"{', '.join(_GIVEN)}; name them so, or take **kwargs"
+        ) from error
+    return names
 
 
 def _columns(states: Sequence[list[Any]], policy_id: str) -> list[Column]:

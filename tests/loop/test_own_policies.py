@@ -338,3 +338,49 @@ def test_box_actions_of_another_shape_are_refused_by_name(action: Any, got: str)
         ContractError, match=rf"^policy 'own': action: expected float32 of shape \(2,\), got {got};"
     ):
         played(1, policy, env_config={"action_space": box})
+
+
+class ClassicHeuristic(Policy):
+    """Has the signature that heuristics of the classic examples have, and looks into its config."""
+
+    def __init__(self, observation_space: Any, action_space: Any, config: Any) -> None:
+        super().__init__(observation_space, action_space, config)
+        self.answer_with = config.get("answer_with", 3)
+
+    def compute_actions(  # type: ignore[override]
+        self,
+        obs_batch: Any,
+        state_batches: Any = None,
+        prev_action_batch: Any = None,
+        prev_reward_batch: Any = None,
+        info_batch: Any = None,
+        episodes: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        assert len(episodes) == len(info_batch) == len(obs_batch)
+        assert kwargs.keys() == {"explore", "timestep"}
+        return [self.answer_with] * len(obs_batch), state_batches, {}
+
+
+class Short(Policy):
+    def compute_actions(self, obs_batch: Any, explore: Any = None) -> Any:  # type: ignore[override]
+        assert explore is True
+        return [3] * len(obs_batch), [], {}
+
+
+class Strange(Policy):
+    def compute_actions(self, obs_batch: Any, memory: Any) -> Any:  # type: ignore[override]
+        return [3] * len(obs_batch), [], {}
+
+
+@pytest.mark.parametrize("policy_class", [ClassicHeuristic, Short])
+def test_compute_actions_of_fewer_parameters_is_given_those_that_it_names(policy_class: type[Policy]) -> None:
+    _, batches = played(2, policy_class)
+    assert all(set(batch.policy_batches["own"]["actions"].tolist()) == {3} for batch in batches)
+
+
+def test_compute_actions_with_parameters_of_other_names_is_refused() -> None:
+    with pytest.raises(
+        ContractError, match=r"Strange.compute_actions: .*memory.*, expected self, obs_batch and any of"
+    ):
+        played(5, Strange)
