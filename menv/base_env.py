@@ -255,7 +255,9 @@ class BaseEnv(abc.ABC):
     """Many sub-environments, each stepped when all of its waiting agents have been answered.
 
     A subclass of your own may return the six nested dicts from `poll(self)` and take one nested
-    dict in `send_actions(self, action_dict)`; `to_base_env` turns it into this table form.
+    dict in `send_actions(self, action_dict)`; `to_base_env` turns it into this table form. The sixth
+    holds what agents did themselves in answer to the `obs` beside it: these actions are learned from,
+    by algorithms that can, and come back in `send_actions`.
     """
 
     observation_space: Any = None

@@ -53,8 +53,8 @@ class CustomEnvs(BaseEnv):
         self._waiting: set[EnvId] = set()
         self._silent: dict[EnvId, int] = {}
         self._answers: MultiEnvDict = {}
-        # Actions that the inner environment chose itself, for rows that no poll has delivered yet.
-        self._taken: MultiEnvDict = {}
+        # What agents did themselves, in rows that no poll has delivered yet.
+        self._taken: dict[int, Any] = {}
         self._report = Report()
         self._delivered = (list[Layout](), np.zeros(0, np.int64))
 
@@ -184,7 +184,6 @@ class CustomEnvs(BaseEnv):
     def _read(self, parts: tuple[MultiEnvDict, ...]) -> None:
         """Hand each sub-environment's dicts to its roster."""
         obs, rewards, terminateds, truncateds, infos, taken = parts
-        self._taken.update({env_id: dict(by_agent) for env_id, by_agent in taken.items()})
         for env_id in dict.fromkeys([*obs, *rewards, *terminateds, *truncateds]):
             flags = [dict(part.get(env_id, {})) for part in (terminateds, truncateds)]
             if not (
@@ -203,6 +202,23 @@ class CustomEnvs(BaseEnv):
                 by_agent.setdefault(ALL, False)
             step = (dict(obs.get(env_id, {})), dict(rewards.get(env_id, {})), *flags, infos.get(env_id, {}))
             self._step(env_id, step)
+        for env_id, actions in taken.items():
+            # What belongs to the last observations of an episode is none of the next one's.
+            if not any(part.get(env_id, {}).get(ALL) for part in (terminateds, truncateds)):
+                self._take(env_id, actions, obs.get(env_id, {}))
+
+    def _take(self, env_id: EnvId, actions: Mapping[AgentId, Any], obs: Mapping[AgentId, Any]) -> None:
+        """Note what agents did themselves in answer to `obs`."""
+        stray = [agent for agent in actions if agent not in obs]
+        if stray:
+            raise ContractError(
+                f"env {env_id} poll: off_policy_actions name {stray[0]!r}, which has no observation in this poll, "
+                "expected agents of obs only; return an action together with the observation that it answers"
+            )
+        if env_id in self._due:
+            roster = self._rosters[env_id]
+            waiting = roster.waiting.agents
+            self._taken.update({roster.slots[a]: action for a, action in actions.items() if a in waiting})
 
     def _step(self, env_id: EnvId, step: Any) -> None:
         """Take in one env step of a sub-environment."""
@@ -210,8 +226,6 @@ class CustomEnvs(BaseEnv):
         self._env_steps[roster.env_index] += 1
         if roster.step(step, self._report):
             self._stop_running(env_id)
-            # Nobody acts on a last observation.
-            self._taken.pop(env_id, None)
             if self.try_reset(env_id) == (None, None):
                 self._forget(env_id)
         else:
@@ -288,10 +302,5 @@ class CustomEnvs(BaseEnv):
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
             list(chain.from_iterable(roster.infos for roster in rosters)),
-            {
-                roster.slots[agent]: taken[roster.env_id][agent]
-                for roster in rosters if roster.env_id in taken
-                for agent in roster.waiting.agents if agent in taken[roster.env_id]
-            },
-            self._pool.seats,
+            taken, self._pool.seats,
         )  # fmt: skip

@@ -10,6 +10,9 @@ import pytest
 
 from menv import BaseEnv, PolicySpec
 from menv.algorithms import DQN, PPO
+from menv.base_env import MultiEnvDict
+from menv.errors import ContractError
+from tests.contract.scripted import SOLO, ScriptedEnv, SixDicts, seen
 from tests.external.told import ACTIONS, OBS, Told, ToldTeam, calling, log_steps, obs, rows, training
 
 
@@ -257,3 +260,44 @@ def test_the_sixth_dict_of_somebodys_own_base_env_holds_actions_that_it_took_its
     assert own["off_policy"].tolist() == [True] * 4 + [False] + [True] * 3
     assert (own["actions"][own["off_policy"]] == 2).all()
     assert "off_policy" not in asked.stored() or not asked["off_policy"].any()
+
+
+class Logged(SixDicts):
+    """A user's own `BaseEnv` in which "a" does 3 by itself at every odd env step, also where `stray` says "b"."""
+
+    stray = False
+
+    def poll(self) -> tuple[MultiEnvDict, ...]:  # type: ignore[override]
+        parts = super().poll()
+        for env_id, by_agent in parts[0].items():
+            if "a" in by_agent and seen(by_agent["a"]).step % 2:
+                parts[5][env_id] = {"b" if self.stray else "a": 3}
+        return parts
+
+
+@pytest.mark.parametrize("algorithm", [DQN, PPO])
+def test_off_policy_actions_of_an_own_base_env_are_recorded(algorithm: Any) -> None:
+    config = {"rollout_fragment_length": 12, "explore": False, "seed": 0}
+    with algo_of(algorithm, Logged([ScriptedEnv(SOLO, 0, "a")], "now"), config) as algo:
+        batch = algo.sample()["default_policy"]
+    odd = batch["obs"][:, 4].astype(int) % 2 == 1
+    if algorithm is DQN:
+        assert odd.any()
+        assert set(batch["actions"][odd].tolist()) == {3}
+        assert batch["off_policy"].tolist() == odd.tolist()
+    else:
+        assert not odd.any(), "PPO does not know how probable they were"
+
+
+def test_an_off_policy_action_without_an_observation_is_refused() -> None:
+    env = Logged([ScriptedEnv(SOLO, 0, "a")], "now")
+    env.stray = True
+    with (
+        algo_of(DQN, env, {}) as algo,
+        pytest.raises(ContractError, match="env 0 poll: off_policy_actions name 'b'"),
+    ):
+        algo.sample()
+
+
+def algo_of(algorithm: Any, env: Any, config: Any) -> Any:
+    return algorithm(env=lambda context: env, config=config)
