@@ -101,7 +101,14 @@ class CustomEnvs(BaseEnv):
             return self._first_rows(fresh if env_id is None else [env_id])
         # The classic signature is `try_reset(env_id)`: nothing is passed that was not asked for.
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
-        obs, infos = self._call("try_reset", env_id, **given)
+        result = self._call("try_reset", env_id, **given)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            got = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
+            raise ContractError(
+                f"{type(self.inner).__name__}.try_reset: returned {got}, expected (obs, infos), two dicts by env id, "
+                "or (None, None) where this environment resets itself; return both"
+            )
+        obs, infos = result
         if isinstance(obs, dict):
             for key, by_agent in obs.items():
                 if isinstance(by_agent, dict):

@@ -39,6 +39,7 @@ from tests.acceptance.counting import (
     walked,
 )
 from tests.bad_input.broken_envs import checked
+from tests.contract.scripted import SOLO, ScriptedEnv, SixDicts
 
 every_kind = pytest.mark.parametrize("kind", MAKERS)
 
@@ -235,6 +236,22 @@ def test_a_conversion_that_cannot_be_is_refused_by_name() -> None:
         with pytest.raises(ConfigError) as caught:
             call()
         assert told in checked(str(caught.value))
+
+
+@pytest.mark.parametrize("returned", [{0: {AGENT: 0}}, None, (1, 2, 3)])
+def test_an_own_base_env_that_resets_in_the_old_way_is_told_how(returned: Any) -> None:
+    class Old(SixDicts):
+        def try_reset(self, env_id: Any = None) -> Any:  # type: ignore[override]
+            return returned
+
+    base = to_base_env(Old([ScriptedEnv(SOLO)], "now"))
+    base.poll()
+    base.send_actions({0: {"a": 0}})
+    with pytest.raises(
+        ContractError, match=r"^Old.try_reset: returned .*, expected \(obs, infos\), two dicts"
+    ) as caught:
+        base.try_reset(0)
+    checked(str(caught.value))
 
 
 def test_an_env_of_both_kinds_and_a_table_stay_what_they_are() -> None:
