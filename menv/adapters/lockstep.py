@@ -163,9 +163,7 @@ class LockstepEnvs(BaseEnv):
             self._start(seed, options)
         elif env_id is not None:
             self._reset_one(self._index(env_id), seed, options)
-        elif (
-            seed is not None or options is not None or not all(map(self._untouched, self._everybody.tolist()))
-        ):
+        elif seed is not None or options is not None or not all(map(self._untouched, range(self.num_envs))):
             self._abandon(self._everybody)
             self._take_reset(*self._reset_all(seed, options))
         wanted = range(self.num_envs) if env_id is None else [self._index(env_id)]

@@ -157,6 +157,27 @@ def test_try_reset_without_an_id_resets_all(kind: str) -> None:
     assert seen(next(iter(base.poll()))) == {0: [0, 1], 1: [1, 1]}
 
 
+@every_kind
+def test_try_reset_between_the_first_answers_and_the_poll_drops_the_answers(kind: str) -> None:
+    base = walked(kind, 0)
+    base.send_actions(BOTH)
+    obs, _ = base.try_reset()
+    assert seen(obs) == {0: [0, 0], 1: [1, 0]}
+    obs, rewards, *_ = base.poll()
+    assert seen(obs) == {0: [0, 0], 1: [1, 0]}
+    assert rewards == {0: {AGENT: 0.0}, 1: {AGENT: 0.0}}
+    assert steps_taken(base) == [0, 0]
+
+
+@pytest.mark.parametrize("kind", RESTARTS)
+def test_try_reset_of_one_between_the_first_answers_and_the_poll_drops_its_answer(kind: str) -> None:
+    base = walked(kind, 0)
+    base.send_actions(BOTH)
+    base.try_reset(0)
+    assert seen(next(iter(base.poll())))[0] == [0, 0]
+    assert steps_taken(base)[0] == 0
+
+
 CALLS: dict[str, Callable[[BaseEnv, Any], Any]] = {
     "try_reset": lambda base, env_id: base.try_reset(env_id),
     "try_restart": lambda base, env_id: base.try_restart(env_id),
