@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from menv import PolicySpec
-from menv.algorithms import PPO, PPOConfig
-from menv.algorithms.config import keys
+from menv.algorithms import PPO, DQNConfig, PPOConfig
+from menv.algorithms.config import classic_hints, keys
 from menv.algorithms.config.classic_keys import override, read_config
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
@@ -128,6 +128,31 @@ def test_an_unknown_key_names_the_nearest_one(key: str, near: str) -> None:
         read_config(PPOConfig, {key: 1})
     if near:
         assert f"did you mean {near!r}?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("evaluation_num_episodes", "it is called 'evaluation_duration' here"),
+        ("sample_batch_size", "it is called 'rollout_fragment_length' here"),
+        ("num_epochs", "it is called 'num_sgd_iter' here"),
+        ("observation_fn", 'it belongs into multiagent: write multiagent={"observation_fn": ...}'),
+        ("use_lstm", 'it belongs into model: write model={"use_lstm": ...}'),
+        ("horizon", "end episodes in the environment, with gymnasium.wrappers.TimeLimit"),
+        ("exploration_config", "PPO draws from its policy; leave it out"),
+    ],
+)
+def test_a_classic_key_that_is_not_here_says_what_stands_in_its_place(key: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"^config: unknown key '{key}', expected a known one; ") as caught:
+        read_config(PPOConfig, {key: 1})
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("key", list(classic_hints._NAMES))
+def test_every_other_name_is_one_of_a_setting(key: str) -> None:
+    assert classic_hints._NAMES[key] in {
+        field.name for one in (PPOConfig, DQNConfig) for field in dataclasses.fields(one)
+    }
 
 
 def test_a_policys_own_settings_are_put_over_the_main_ones() -> None:

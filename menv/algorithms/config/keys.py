@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from menv.algorithms.config.classic_hints import classic_hint
 from menv.errors import ConfigError
 
 S = TypeVar("S")
@@ -47,6 +48,9 @@ _WITHOUT_MEANING = frozenset(
         "num_gpus",
         "num_gpus_per_worker",
         "placement_strategy",
+        "policy_map_cache",
+        "policy_map_capacity",
+        "policy_states_are_swappable",
         "preprocessor_pref",
         "recreate_failed_workers",
         "render_env",
@@ -62,6 +66,7 @@ _NOT_YET: dict[str, Any] = {
     "custom_evaluation_function": None,
     "evaluation_num_workers": 0,
     "evaluation_parallel_to_training": False,
+    "replay_mode": "independent",
     "use_critic": True,
     "use_gae": True,
 }
@@ -111,6 +116,9 @@ def refuse_or_warn(key: str, value: Any, known: set[str], where: str) -> None:
                 stacklevel=_frames_of_menv(),
             )
         return
+    hint = classic_hint(key, known)
+    if hint is not None:
+        raise ConfigError(f"{where}unknown key {key!r}, expected a known one; {hint}")
     names = [*sorted(known - set(RENAMED.values())), *(old for old, new in RENAMED.items() if new in known)]
     near = [name for name in names if name.startswith(key)] or difflib.get_close_matches(key, names, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
