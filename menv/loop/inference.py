@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 from menv.connectors.agent_rows import AgentConnectorDataType
-from menv.errors import ContractError
+from menv.errors import ConfigError, ContractError
 from menv.loop.life_ledger import Life, decide
 from menv.loop.net_policy import NetPolicy
 from menv.policy import Policy
@@ -60,8 +60,15 @@ def local_policy_inference(
         after it, and anything else by name, such as `action_logp`.
 
     Raises:
+        ConfigError: `policy` is something else, such as several by id.
         ContractError: An observation is outside the space, or a list has another length than that of observations.
     """
+    if not isinstance(policy, Policy):
+        known = f" of {sorted(policy)[:8]}" if isinstance(policy, dict) else ""
+        raise ConfigError(
+            f"local_policy_inference: policy is a {type(policy).__name__}{known}, expected one Policy; "
+            "Policy.from_checkpoint of a run returns all by id: take the one you mean"
+        )
     rows = len(obs) if isinstance(obs, list) else 1
     observations = obs if isinstance(obs, list) else [obs]
     envs, agents, rewards, infos = (

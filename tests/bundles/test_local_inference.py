@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from menv import Policy, local_policy_inference
-from menv.errors import ContractError
+from menv.errors import ConfigError, ContractError
 from tests.bundles.cases import algorithm_of, observations, same
 
 
@@ -96,3 +96,10 @@ def test_an_observation_outside_the_space_is_refused() -> None:
         pytest.raises(ContractError, match="obs: expected float32 of shape"),
     ):
         local_policy_inference(algorithm.get_policy(), 0, 0, np.zeros(9, np.float32))
+
+
+def test_several_policies_in_the_place_of_one_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"policy is a dict of \['a'\], expected one Policy; .*take the one you mean"
+    ):
+        local_policy_inference({"a": Diary()}, 0, 0, 1)  # type: ignore[arg-type]
