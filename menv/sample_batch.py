@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 # Inside the class, `slice` is a method.
 Rows = slice | Sequence[int] | npt.NDArray[np.int64]
 
+_NO_TUPLE = (
+    "SampleBatch: a number as the name of a column, expected a name; other_agent_batches holds batches and not tuples: "
+    'write other_agent_batches[agent_id]["obs"]'
+)
 _DONES = "SampleBatch: 'dones' is split into 'terminateds' and 'truncateds'; use those"
 
 
@@ -104,11 +108,8 @@ class SampleBatch(Mapping[str, Column]):
         if key == self.ACTION_PROB and self.ACTION_LOGP in self._columns:
             return np.exp(self._columns[self.ACTION_LOGP])
         if key not in self._DERIVED:
-            raise KeyError(
-                _DONES
-                if key == "dones"
-                else f"SampleBatch: no column {key!r}, expected one of {sorted(self)}"
-            )
+            other = f"SampleBatch: no column {key!r}, expected one of {sorted(self)}"
+            raise KeyError(_DONES if key == "dones" else _NO_TUPLE if isinstance(key, int) else other)
         column = self._columns[key] = self._derived(key)
         return column
 

@@ -50,6 +50,10 @@ def test_columns_can_be_added_if_they_have_a_value_for_each_row() -> None:
 def test_the_old_dones_and_unknown_columns_are_explained() -> None:
     with pytest.raises(KeyError, match="'dones' is split into 'terminateds' and 'truncateds'"):
         batch([1])["dones"]
+    with pytest.raises(
+        KeyError, match=r"holds batches and not tuples: write other_agent_batches\[agent_id\]"
+    ):
+        batch([1])[1]  # type: ignore[index]
     with pytest.raises(KeyError, match="'dones' is split into"):
         SampleBatch({"obs": np.zeros(1), "dones": np.zeros(1)}, batch([1]).segments)
     with pytest.raises(KeyError, match="no column 'advantage', expected one of"):
