@@ -103,18 +103,18 @@ class TicTacToe(MultiAgentEnv):
         self.agents = list(PLAYERS)
         return {"player1": self._observe(1)}, {}
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
+    def step(self, actions: AgentDict) -> StepDicts:
         """Put the mover's stone.
 
         Args:
-            action_dict: `{mover: square}`.
+            actions: `{mover: square}`.
 
         Raises:
             CallOrderError: The game is over, or never began.
             ContractError: Somebody else than the mover, or nobody, was answered, or not with an integer.
         """
         mover, waiting = PLAYERS[self._stone - 1], PLAYERS[2 - self._stone]
-        square = self._move_of(mover, action_dict)
+        square = self._move_of(mover, actions)
         if not 0 <= square < 9 or self._board[square] != 0:
             return self._end(waiting, {mover: {"illegal_move": square}})
         self._board[square] = self._stone

@@ -171,7 +171,7 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
         self.agents = [*self._cars, *self._lights]
         return self._observe(), {}
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
+    def step(self, actions: AgentDict) -> StepDicts:
         """Move lights, then cars, then let the next car in.
 
         Raises:
@@ -182,7 +182,7 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
             raise CallOrderError(
                 "MultiAgentTrafficEnv.step: no episode is running, expected reset first; call reset"
             )
-        pedals, wishes = self._read(action_dict)
+        pedals, wishes = self._read(actions)
         self._steps_left -= 1
         seen = self.road.advance(pedals, wishes)
         rewards = self._rewards(seen)

@@ -167,3 +167,9 @@ def test_the_picture_shows_marks_of_two_kinds() -> None:
 def test_an_unknown_render_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match="render_mode is 'human'"):
         TicTacToe({"render_mode": "human"})
+
+
+def test_actions_may_be_named_as_the_guide_names_them() -> None:
+    env = TicTacToe()
+    env.reset()
+    assert env.step(actions={"player1": 0})[1].keys() >= {"player1"}

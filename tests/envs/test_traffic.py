@@ -317,3 +317,9 @@ def test_it_renders_text_and_pictures() -> None:
     env.render_mode = "rgb_array"
     picture = env.render()
     assert (picture.shape, picture.dtype) == ((128, 128, 3), np.uint8)
+
+
+def test_actions_may_be_named_as_the_guide_names_them() -> None:
+    env = MultiAgentTrafficEnv(num_cars=2, num_traffic_lights=1)
+    obs, _ = env.reset()
+    assert env.step(actions=dict.fromkeys(obs, 0))[1].keys() <= set(obs)
