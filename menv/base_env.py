@@ -191,6 +191,10 @@ class Ready:
         """Yield obs, rewards, terminateds, truncateds, infos and off-policy actions."""
         return iter(six_dicts(self))
 
+    def __getitem__(self, place: int) -> MultiEnvDict:
+        """Return one of the six: `poll()[0]` are the observations."""
+        return six_dicts(self)[place]
+
 
 def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
     """Return the rows of `ready` as the six nested dicts `{env_id: {agent_id: value}}`.
