@@ -37,6 +37,11 @@ class InputContext:
     env_config: Mapping[str, Any] = field(default_factory=dict)
     env_steps_per_sample: int = 1
 
+    @property
+    def worker(self) -> InputContext:
+        """Itself: classic functions ask `ioctx.worker.num_workers`."""
+        return self
+
     def spaces_of(self, agent_id: Hashable) -> tuple[gym.Space[Any] | None, gym.Space[Any] | None]:
         """Return an agent's observation and action space."""
         observation = self.observation_spaces.get(agent_id, self.observation_space)

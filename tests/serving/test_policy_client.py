@@ -237,6 +237,7 @@ def test_weights_come_by_themselves(forced: bool) -> None:
     ("arguments", "text"),
     [
         ({"address": "localhost:9900"}, "write 'http://localhost:9900'"),
+        ({"address": ("localhost", 9900)}, "write 'http://localhost:9900'"),
         ({"address": "ftp://localhost:9900"}, "write 'http://localhost:9900'"),
         ({"address": "http://localhost"}, "expected scheme, host and port"),
         ({"address": "http://localhost:1", "inference_mode": "both"}, "expected 'local' or 'remote'"),

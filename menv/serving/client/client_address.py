@@ -46,6 +46,8 @@ def read_address(text: str) -> ClientAddress:
     Raises:
         ConfigError: It names none; the message says what to write.
     """
+    if not isinstance(text, str):
+        raise _wrong(":".join(map(str, text)) if isinstance(text, tuple) else str(text))
     try:
         parts = urlsplit(text)
         port = parts.port
