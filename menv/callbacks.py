@@ -6,6 +6,7 @@ take `**kwargs` for those that you do not use.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -104,6 +105,7 @@ class DefaultCallbacks:
 
 
 HOOKS = tuple(name for name in vars(DefaultCallbacks) if name.startswith("on_"))
+_OLD_NAMES = {"on_trainer_init": "on_algorithm_init"}
 
 
 def make_multi_callbacks(
@@ -136,7 +138,7 @@ def read_callbacks(value: Any) -> DefaultCallbacks:
             dict.
 
     Raises:
-        ConfigError: It is anything else, or names a hook that does not exist.
+        ConfigError: It is anything else, names a hook that does not exist, or has one of other parameters.
     """
     if value is None:
         return DefaultCallbacks()
@@ -147,11 +149,43 @@ def read_callbacks(value: Any) -> DefaultCallbacks:
     if isinstance(value, type) and issubclass(value, DefaultCallbacks):
         value = _created(value)
     if isinstance(value, DefaultCallbacks):
+        _check_hooks(value)
         return value
     given = value.__name__ if isinstance(value, type) else type(value).__name__
     raise ConfigError(
-        f"callbacks: {given}, expected a subclass of menv.DefaultCallbacks; derive it from that"
+        f"callbacks: {given}, expected a subclass of menv.DefaultCallbacks, or an instance; derive it from that"
     )
+
+
+def _check_hooks(callbacks: DefaultCallbacks) -> None:
+    """Warn of methods that look like hooks and are none.
+
+    Raises:
+        ConfigError: A hook cannot be called with what it is given.
+    """
+    name = type(callbacks).__name__
+    for hook in HOOKS:
+        if not _overrides(callbacks, hook):
+            continue
+        given = [
+            one for one in inspect.signature(getattr(DefaultCallbacks, hook)).parameters if one != "self"
+        ]
+        given.remove("kwargs")
+        signature = inspect.signature(getattr(callbacks, hook))
+        try:
+            signature.bind(**dict.fromkeys(given))
+        except TypeError as error:
+            raise ConfigError(
+                f"callbacks: {name}.{hook}{signature} cannot be called ({error}), expected (self, *, "
+                f"{', '.join([*given, '**kwargs'])}); correct its parameters"
+            ) from error
+    for method in dir(callbacks):
+        near = _OLD_NAMES.get(method) or next(iter(difflib.get_close_matches(method, HOOKS, 1, 0.8)), None)
+        if method.startswith("on_") and method not in HOOKS and near:
+            warnings.warn(
+                f"callbacks: {name}.{method} is no hook and never called; did you mean {near!r}?",
+                stacklevel=2,
+            )
 
 
 def _created(callback_class: type[DefaultCallbacks]) -> DefaultCallbacks:

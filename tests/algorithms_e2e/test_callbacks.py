@@ -232,3 +232,34 @@ def test_several_callbacks_are_called_in_order_as_classes_or_instances() -> None
 def test_lists_of_anything_else_are_refused(callbacks: Any) -> None:
     with pytest.raises(ConfigError, match=r"callbacks: .*expected a subclass of menv\.DefaultCallbacks"):
         PPO(env="CartPole-v1", config={"callbacks": callbacks})
+
+
+class OldResult(DefaultCallbacks):
+    def on_train_result(self, *, trainer: Any, result: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+class NoRest(DefaultCallbacks):
+    def on_episode_end(self, worker: Any, base_env: Any, policies: Any, episode: Any) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+@pytest.mark.parametrize("callbacks", [OldResult, NoRest(), [NoRest]])
+def test_hooks_of_other_parameters_are_refused_before_anything_runs(callbacks: Any) -> None:
+    message = (
+        r"callbacks: (OldResult.on_train_result|NoRest.on_episode_end)\(.*expected \(self, \*, .*\*\*kwargs\)"
+    )
+    with pytest.raises(ConfigError, match=message):
+        PPO(env=Duo, config={**SMALL, "callbacks": callbacks})
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("on_trainer_init", "on_algorithm_init"), ("on_episodes_end", "on_episode_end")]
+)
+def test_a_method_that_looks_like_a_hook_and_is_none_warns(name: str, near: str) -> None:
+    old = type("Old", (DefaultCallbacks,), {name: print, "on_my_own": print})
+    with (
+        pytest.warns(UserWarning, match=f"Old.{name} is no hook and never called; did you mean '{near}'"),
+        PPO(env=Duo, config={**SMALL, "callbacks": old}),
+    ):
+        pass
