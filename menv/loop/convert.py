@@ -17,7 +17,7 @@ from menv.adapters.gym_vector import GymVectorEnvs
 from menv.adapters.multi_agent import MultiAgentEnvs
 from menv.adapters.vector import VectorEnvs
 from menv.base_env import SINGLE_AGENT, BaseEnv
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.multi_agent_env import MultiAgentEnv
 from menv.vector_env import VectorEnv
@@ -47,6 +47,7 @@ def to_base_env(
     Raises:
         ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is
             missing.
+        ContractError: Its constructor has left out that of its base class.
     """
     if isinstance(env, BaseEnv):
         if num_envs != 1 and num_envs != env.num_envs:
@@ -56,8 +57,10 @@ def to_base_env(
             )
         return env if env.returns_table else CustomEnvs(env)
     if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
+        _check_begun(env, "switchboard", "action_space, observation_space")
         return _external(env, make_env, num_envs)
     if isinstance(env, VectorEnv | gym.vector.VectorEnv):
+        _check_begun(env, "num_envs", "observation_space, action_space, num_envs")
         _check_number(env, num_envs)
         if isinstance(env, VectorEnv):
             return VectorEnvs(env, seed=seed, first_index=first_index)
@@ -73,8 +76,18 @@ def to_base_env(
     raise ConfigError(
         f"to_base_env: cannot use {type(env).__name__} as an environment, expected a gymnasium.Env, a "
         "gymnasium.vector.VectorEnv, a menv.MultiAgentEnv, VectorEnv, ExternalEnv or BaseEnv; subclass one of them, "
-        "wrap the object in one, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
+        "wrap the object in one, an environment of PettingZoo in menv.wrappers.PettingZooEnv or ParallelPettingZooEnv, "
+        "one of the old gym API in menv.wrappers.LegacyGym"
     )
+
+
+def _check_begun(env: Any, attribute: str, arguments: str) -> None:
+    """Refuse an environment whose constructor has left out that of its base class."""
+    if not hasattr(env, attribute):
+        name = type(env).__name__
+        raise ContractError(
+            f"{name}: {attribute} is missing, expected the base class to set it; call super().__init__({arguments})"
+        )
 
 
 def _external(

@@ -22,7 +22,7 @@ import gymnasium as gym
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from menv import BaseEnv, VectorEnv, to_base_env
+from menv import BaseEnv, ExternalEnv, ExternalMultiAgentEnv, VectorEnv, to_base_env
 from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError, MenvError
 from tests.acceptance.counting import (
@@ -272,6 +272,16 @@ def test_an_own_base_env_that_resets_in_the_old_way_is_told_how(returned: Any) -
         ContractError, match=r"^Old.try_reset: returned .*, expected \(obs, infos\), two dicts"
     ) as caught:
         base.try_reset(0)
+    checked(str(caught.value))
+
+
+@pytest.mark.parametrize("kind", [VectorEnv, ExternalEnv, ExternalMultiAgentEnv])
+def test_a_constructor_without_that_of_its_base_class_is_named(kind: Any) -> None:
+    forgetful = type("Forgetful", (kind,), {"__init__": lambda self: None, "run": lambda self: None})
+    with pytest.raises(
+        ContractError, match=r"^Forgetful: \w+ is missing, .*call super\(\).__init__\("
+    ) as caught:
+        to_base_env(forgetful())
     checked(str(caught.value))
 
 
