@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -18,6 +18,19 @@ MEMBER_REWARDS = "__member_rewards__"
 """The key in the last info dict of a group's life, at which is what each of its members earned in that life."""
 
 _NOTHING: Mapping[str, Any] = {}
+_IN_BATCHES = "read the columns of the batch in on_postprocess_trajectory"
+_CLASSIC = {
+    "last_action_for": _IN_BATCHES,
+    "last_raw_obs_for": "call last_observation_for",
+    "last_reward_for": _IN_BATCHES,
+    "policy_map": "callbacks get policies, mapping functions worker.policies",
+    "policy_mapping_fn": "call policy_for",
+    "prev_action_for": _IN_BATCHES,
+    "prev_reward_for": _IN_BATCHES,
+    "rnn_state_for": _IN_BATCHES,
+    "worker": "callbacks and mapping functions get the worker themselves",
+}
+"""What does the work of attributes that classic episodes had."""
 
 
 def _kept(name: str) -> Any:
@@ -84,6 +97,17 @@ class Episode:
     hist_data: dict[str, list[float]] = _kept("hist_data")
     media: dict[str, Any] = _kept("media")
     member_rewards: dict[AgentId, dict[AgentId, float]] = _kept("member_rewards")
+
+    if not TYPE_CHECKING:  # who checks types shall be told of an attribute that there is not
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what stands in the place of a classic attribute.
+
+            Raises:
+                AttributeError: Always; attributes that there are do not come here.
+            """
+            instead = f"; {_CLASSIC[name]}" if name in _CLASSIC else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead}")
 
     @property
     def extras(self) -> Mapping[str, Any]:
