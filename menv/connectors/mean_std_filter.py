@@ -190,8 +190,9 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
                 raise OutsideSpaceError(
                     row, "obs: expected finite numbers for the filter of means; bound them"
                 )
-            applied.total += ones @ wide
-            applied.squares += squares
+            # Not in place: sums that Ray brought here cannot be written into.
+            applied.total = applied.total + ones @ wide
+            applied.squares = applied.squares + squares
             applied.waiting += len(taken)
             if applied.waiting >= applied.running.count:
                 applied.settle()

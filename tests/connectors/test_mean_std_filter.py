@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,18 @@ def test_a_copy_is_on_its_own_and_a_deep_copy_shares_the_statistics() -> None:
     seen(filter_, draws(90, 1))
     filter_.settle()
     assert (own.statistics.count, shared.statistics.count) == (10, 100)
+
+
+def test_a_filter_that_came_with_arrays_that_nobody_may_write_goes_on() -> None:
+    filter_, buffers = MeanStdObservationFilterAgentConnector(CTX), []
+    seen(filter_, draws(10))
+    # So do engines bring what they share between processes.
+    data = pickle.dumps(filter_, protocol=5, buffer_callback=lambda buffer: buffers.append(bytes(buffer)))
+    again = pickle.loads(data, buffers=buffers)
+    for one in (filter_, again):
+        seen(one, draws(3, 1))
+        one.settle()
+    assert again.statistics.to_state() == filter_.statistics.to_state()
 
 
 def test_a_state_is_the_same_to_the_last_bit_after_json() -> None:
