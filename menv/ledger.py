@@ -30,6 +30,7 @@ PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
 _FIRST_ROWS = 256
 _RELEASED = ("obs", "actions", "action_mask", "action_dist_inputs")
 _ENV_T = SampleBatch.ENV_T
+_ABSENT = {"f": np.nan, "i": -1, "b": False}  # What the other rows have in columns that only some have.
 
 
 class Ledger:
@@ -168,14 +169,14 @@ class Ledger:
         """Return copies of some columns at some rows, of those names that there are."""
         return {name: self._columns[name][rows].copy() for name in names if name in self._columns}
 
-    def mark(self, name: str, rows: Rows, values: Any, absent: Any) -> None:
-        """Write `values` [R, ...], or one for all, into a column in which other rows have `absent`."""
+    def mark(self, name: str, rows: Rows, values: Any) -> None:
+        """Write `values` [R, ...], or one for all, into a column in which other rows have NaN, -1 or False."""
         if name not in self._columns:
             kind = np.asarray(values)
             room = (len(self._columns["slots"]), *kind.shape[1:])
-            self._columns[name] = np.full(room, absent, kind.dtype)
+            self._marks[name] = _ABSENT[kind.dtype.kind]
+            self._columns[name] = np.full(room, self._marks[name], kind.dtype)
             self._released = (*self._released, name)
-            self._marks[name] = absent
         self._columns[name][rows] = values
 
     def date(self, rows: Rows, env_steps: Column) -> None:
@@ -263,7 +264,8 @@ class Ledger:
         if stop > len(self._columns["slots"]):
             self._grow(stop)
         for name, column in columns.items():
-            self._columns[name][start:stop] = column
+            if name != SampleBatch.WEIGHTS_SEQ_NO:  # These count anew.
+                self.mark(name, slice(start, stop), column)
         self._n = stop
         self._living = self._living.and_then(living)
 

@@ -162,7 +162,7 @@ class Cohort(ABC):
             actions: R elements of the action space; how probable they were, nobody knows.
         """
         self.ledger.answer(block.rows, self.network_form(actions))
-        self.ledger.mark(SampleBatch.OFF_POLICY, block.rows, np.True_, False)
+        self.ledger.mark(SampleBatch.OFF_POLICY, block.rows, np.True_)
 
     def played(self, rows: Column, slot: int, which: int, moves: Moves) -> None:
         """Write down what was done in n rows of one trajectory.
@@ -211,7 +211,6 @@ class Cohort(ABC):
                 SampleBatch.WEIGHTS_SEQ_NO,
                 slice(ledger.carried, ledger.rows),
                 np.int64(self.weights_seq_no),
-                -1,
             )
         batches = ledger.close(self._finals)
         if self.path is not None:

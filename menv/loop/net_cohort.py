@@ -292,9 +292,9 @@ class NetCohort(Cohort):
             # There is such a column for all rows; these have nothing in it.
             inputs = np.full((len(rows), self.backend.head.inputs), np.nan)
         if inputs is not None:
-            self.ledger.mark(SampleBatch.ACTION_DIST_INPUTS, rows, inputs.astype(np.float32), np.nan)
+            self.ledger.mark(SampleBatch.ACTION_DIST_INPUTS, rows, inputs.astype(np.float32))
         if logp is not None:
-            self.ledger.mark(SampleBatch.ACTION_LOGP, rows, logp.astype(np.float32), np.nan)
+            self.ledger.mark(SampleBatch.ACTION_LOGP, rows, logp.astype(np.float32))
 
     def _remember(self, ledger: RecurrentLedger, rows: Column, slot: int, which: int, moves: Moves) -> None:
         """Write down the states before n rows: those told, or those that follow from the state before them."""

@@ -183,7 +183,7 @@ class PlayedRows:
         if stale:
             self.counts.stale += len(rows)
             self.counts.off_policy += len(rows)
-            cohort.ledger.mark(SampleBatch.OFF_POLICY, rows, np.True_, False)
+            cohort.ledger.mark(SampleBatch.OFF_POLICY, rows, np.True_)
 
     def _compute(self, cohort: NetCohort, which: int, rows: Column, number: int | None) -> bool:
         """Write down how probable actions were under the weights of a number; False if these are gone."""
