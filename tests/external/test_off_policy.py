@@ -13,6 +13,7 @@ from menv.algorithms import DQN, PPO
 from menv.base_env import MultiEnvDict
 from menv.errors import ContractError
 from tests.contract.scripted import SOLO, ScriptedEnv, SixDicts, seen
+from tests.algorithms_e2e.looking import watching
 from tests.external.told import ACTIONS, OBS, Told, ToldTeam, calling, log_steps, obs, rows, training
 
 
@@ -151,6 +152,17 @@ def test_rows_that_are_left_out_are_counted_in_the_result() -> None:
     assert second["external"]["num_off_policy_steps"] == 4
     assert second["external"]["num_agent_steps_left_out"] == 4
     assert second["num_agent_steps_trained"] == 16
+
+
+def test_a_policy_that_looks_at_trajectories_goes_on_where_rows_are_left_out_of_some_fragments() -> None:
+    watch, seen = watching()
+    env = Told()
+    multiagent = {"policies": {"default_policy": PolicySpec(watch)}}
+    with training(env, PPO, multiagent=multiagent) as algo:
+        for own in (set[int](), {1, 2, 5}):
+            with calling(play_between(env, own, 10)):
+                algo.train()
+    assert [piece.count for piece, _, _ in seen] == [10, 1, 2, 4]
 
 
 def test_train_neither_learns_nor_fails_where_all_actions_were_somebody_elses() -> None:
