@@ -270,6 +270,25 @@ class NetCohort(Cohort):
         ledger.answer(rows, actions)
         self.told(rows, inputs, logp)
 
+    def close(self) -> dict[str, SampleBatch]:
+        """Close the fragment; see `Cohort.close`."""
+        closed = super().close()
+        if self.ledger.carried and not (self.backend.head.told or self.backend.head.by_worth):
+            self._judge_held()
+        return closed
+
+    def _judge_held(self) -> None:
+        """Write down how probable the actions were of rows that leave later, when other weights may act."""
+        ledger, logp = self.ledger, SampleBatch.ACTION_LOGP
+        known = ledger.columns_at(slice(0, ledger.carried), [logp]).get(logp)
+        fresh = np.arange(ledger.carried) if known is None else np.flatnonzero(np.isnan(known))
+        policies = ledger.held()[0].policy[fresh]
+        for policy in np.unique(policies[policies >= 0]).tolist():
+            rows = fresh[policies == policy]
+            columns = ledger.columns_at(rows, ("obs", "actions"))
+            state = ledger.states_at(rows) if isinstance(ledger, RecurrentLedger) else None
+            self.told(rows, *self.backend.evaluate(policy, columns["obs"], None, columns["actions"], state))
+
     def with_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
         """Add `action_dist_inputs` and `action_logp` where acting does not tell them; see `Cohort.with_inputs`."""
         head = self.backend.head

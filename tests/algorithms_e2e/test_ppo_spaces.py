@@ -8,7 +8,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from menv import MultiAgentEnv, PolicySpec
 from menv.algorithms import PPO
+from menv.algorithms.sequences import state_before
+from tests.algorithms_e2e.looking import watching
 from tests.algorithms_e2e.test_ppo import tiny
 
 
@@ -125,3 +128,53 @@ def test_box_actions_are_scaled_for_the_environment_and_kept_raw_in_the_batch() 
         own = algorithm.sample()["default_policy"]["actions"]
     np.testing.assert_allclose(np.clip(own * 3 + 3, 0, 6), acted, rtol=1e-5)
     assert own.min() < 0
+
+
+class Alternating(MultiAgentEnv):
+    """Two agents take turns, "a" first; an episode has 20 of them."""
+
+    possible_agents = ["a", "b"]  # noqa: RUF012
+    observation_space, action_space = OBSERVATIONS[0], gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def observe(self) -> Any:
+        return {"ab"[self.at % 2]: np.full((2, 3), self.at / 20, np.float32)}
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.at = 0
+        return self.observe(), {}
+
+    def step(self, action_dict: Any) -> Any:
+        self.at += 1
+        return (
+            self.observe(),
+            dict.fromkeys(action_dict, 1.0),
+            {"__all__": self.at == 20},
+            {"__all__": False},
+            {},
+        )
+
+
+@pytest.mark.parametrize("model", [{}, {"use_gru": True, "lstm_cell_size": 4}], ids=["plain", "gru"])
+def test_an_action_that_is_rewarded_after_the_weights_changed_keeps_the_probability_that_it_had(
+    model: dict[str, Any],
+) -> None:
+    watch, _ = watching()
+    multiagent = {"policies": {"own": PolicySpec(watch)}, "policy_mapping_fn": lambda agent_id, **kw: "own"}
+    config = {"rollout_fragment_length": 3, "seed": 0, "model": model, "multiagent": multiagent}
+    with PPO(env=Alternating, config=config) as algorithm:
+        algorithm.sample()
+        backend = algorithm.get_policy("own").networks.backend
+        before = backend.alone(0)
+        weights = algorithm.get_weights()
+        algorithm.set_weights(
+            {"own": {name: value + np.float32(0.3) for name, value in weights["own"].items()}}
+        )
+        part = algorithm.sample()["own"]
+        state = state_before(part) if model else None
+        then, now = (
+            one.evaluate(0, part["obs"], None, part["actions"], state).logp for one in (before, backend)
+        )
+    held = np.isclose(part["obs"][:, 0] * 20, 2)
+    assert held.sum() == 1
+    assert abs(now - then).min() > 0.01
+    np.testing.assert_allclose(part["action_logp"], np.where(held, then, now), atol=1e-5)
