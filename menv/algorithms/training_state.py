@@ -7,7 +7,7 @@ knows no files.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +15,16 @@ import numpy as np
 from menv.algorithms.evaluation import Evaluation
 from menv.errors import ConfigError
 from menv.loop.net_policy import NetPolicy
+from menv.multi_agent_batch import MultiAgentBatch
 from menv.plain_data import Arrays, from_plain, is_plain, to_plain
+from menv.sample_batch import SampleBatch
+from menv.segments import Segments
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm
 
 Files = dict[str, Any]
+Gathered = list[tuple[MultiAgentBatch, int]]
 
 STATE, ARRAYS, WEIGHTS, LEARNERS = (
     "state.json",
@@ -48,6 +52,7 @@ def training_state(algo: Algorithm) -> Files:
         "sampler": algo._rollouts.state(),
         "evaluation": None if algo._evaluation is None else algo._evaluation.state(),
         "evaluated": evaluated if is_plain(evaluated) else {},
+        "gathered": _written(algo._gathered),
         "learners": [[policy_id, seed] for policy_id, (seed, _) in learners.items()],
         "weights_seq_no": 0 if algo._published is None else algo._published.weights_seq_no,
         "env_steps_trained": population.learners.env_steps_trained,
@@ -106,6 +111,7 @@ def set_training_state(algo: Algorithm, files: Mapping[str, Any], *, seed: int) 
     if algo._published is not None:
         # Numbers go on from those that clients may know.
         algo._published.publish(tree.get("weights_seq_no", 0))
+    algo._gathered = _read(tree.get("gathered", ()), population.policies)
     algo._metrics.set_state(tree["metrics"])
     algo._metrics.episodes_not_resumed += algo._rollouts.resume(tree["sampler"])
     if tree["evaluation"] is not None:
@@ -127,6 +133,35 @@ def _begin_again(algo: Algorithm, seed: int) -> None:
 def stored_seed(files: Mapping[str, Any]) -> int:
     """Return the seed of the run that was written down."""
     return int(files[STATE]["seed"])
+
+
+def _written(gathered: Gathered) -> list[Any]:
+    """Return the fragments of a batch that is not full, but for infos; none where a file cannot hold them."""
+    found = [
+        [
+            steps,
+            batch.env_steps(),
+            {
+                name: [rows.stored(), {part: getattr(rows.segments, part) for part in Segments.__slots__}]
+                for name, rows in batch.policy_batches.items()
+            },
+        ]
+        for batch, steps in gathered
+    ]
+    return found if is_plain(found) else []
+
+
+def _read(fragments: Sequence[Any], policies: Collection[str]) -> Gathered:
+    """Return the fragments of which `_written` told, with the rows of some policies."""
+    found = []
+    for steps, env_steps, by_policy in fragments:
+        rows = {
+            name: SampleBatch(columns, Segments(**parts))
+            for name, (columns, parts) in by_policy.items()
+            if name in policies
+        }
+        found.append((MultiAgentBatch(rows, env_steps), steps))
+    return found
 
 
 def _flat(by_policy: Mapping[str, Mapping[str, Any]]) -> Arrays:

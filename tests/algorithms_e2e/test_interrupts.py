@@ -19,6 +19,7 @@ from menv.algorithms.rollouts import LocalRollouts
 from menv.callbacks import DefaultCallbacks
 from menv.envs import TicTacToe
 from menv.sample_batch import SampleBatch
+from tests.checkpoints.runs import weights_of
 from tests.interrupting import Alarm, raised_at
 
 SPACE = Box(0, 100, (1,), np.float32)
@@ -155,8 +156,7 @@ def test_training_goes_on_after_an_interrupt(env: Any, due: int, what: str) -> N
 
 @pytest.mark.parametrize("env", ENVS, ids=["gym", "agents", "vectorised"])
 def test_a_run_that_was_interrupted_can_be_saved_and_goes_on_from_there(env: Any, tmp_path: Path) -> None:
-    # A fragment that waits for others of its batch would be learned from here, but not there.
-    with PPO(env=env, config={**SMALL, "train_batch_size": 30}) as algo:
+    with PPO(env=env, config=SMALL) as algo:
         algo.train()
         interrupted(algo, 31)
         algo.save(tmp_path)
@@ -189,6 +189,28 @@ def test_a_run_in_other_processes_can_be_saved_and_restored_where_it_is(env: Any
         for _ in range(2):
             algo.restore(tmp_path)
             assert [algo.train()["digest"] for _ in range(2)] == expected
+
+
+def test_fragments_of_a_batch_that_was_not_full_are_saved_and_those_of_after_a_save_forgotten(
+    tmp_path: Path,
+) -> None:
+    with PPO(env=CountedAgents, config=SMALL) as algo:
+        algo.train()
+        early = algo.save(tmp_path / "early")
+        # In the second of the two fragments of a batch.
+        interrupted(algo, 47)
+        late = algo.save(tmp_path / "late")
+        for folder in (late, early):
+            with PPO.from_checkpoint(folder, env=CountedAgents) as again:
+                wanted = again.train()
+                weights = weights_of(again)
+            if folder is early:
+                algo.restore(folder)
+            found = algo.train()
+            assert [
+                found[key] for key in ("digest", "num_agent_steps_sampled", "num_agent_steps_trained")
+            ] == [wanted[key] for key in ("digest", "num_agent_steps_sampled", "num_agent_steps_trained")]
+            assert weights_of(algo) == weights
 
 
 def test_two_runs_that_are_interrupted_at_the_same_step_are_equal() -> None:
