@@ -124,11 +124,12 @@ class FlatAdam:
             self.params[name].copy_(torch.from_numpy(np.array(value, np.float32)))
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return copies of the moments [parameters] and the number of updates []."""
+        """Return copies of the moments [parameters], the number of updates [] and of gradients that were dropped []."""
         return {
             "adam_mean": self._mean.numpy().copy(),
             "adam_square": self._square.numpy().copy(),
             "adam_steps": np.array(self.steps, np.int64),
+            "adam_skipped": np.array(self.skipped, np.int64),
         }
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -147,3 +148,5 @@ class FlatAdam:
         self._mean.copy_(torch.from_numpy(np.array(state["adam_mean"], np.float32)))
         self._square.copy_(torch.from_numpy(np.array(state["adam_square"], np.float32)))
         self.steps = int(state["adam_steps"])
+        # Earlier versions did not write it.
+        self.skipped = int(state.get("adam_skipped", 0))

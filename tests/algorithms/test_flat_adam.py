@@ -62,11 +62,14 @@ def test_a_new_learning_rate_counts_from_the_next_step() -> None:
 
 def test_a_restored_optimizer_goes_on_as_if_it_had_never_stopped() -> None:
     whole = FlatAdam(WEIGHTS, 1e-2)
+    torch.autograd.backward(loss_of(whole.params, 0) * torch.inf)
+    whole.step()
     for step in range(3):
         torch.autograd.backward(loss_of(whole.params, step))
         whole.step()
     resumed = FlatAdam(whole.weights(), 1e-2)
     resumed.set_state(whole.state())
+    assert resumed.skipped == 1
     for adam in (whole, resumed):
         torch.autograd.backward(loss_of(adam.params, 9))
         adam.step()
