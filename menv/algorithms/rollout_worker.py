@@ -16,6 +16,7 @@ from menv.algorithms.experience import make_experience
 from menv.algorithms.fragment import Company, Fragment, News, Plan
 from menv.algorithms.rollouts import LocalRollouts, Tree
 from menv.callbacks import overrides, read_callbacks
+from menv.connectors.default_pipelines import leaf_connectors
 from menv.connectors.mean_std_filter import SyncedFilterAgentConnector
 from menv.errors import EnvFaultWarning
 from menv.loop.net_policy import NetPolicy
@@ -201,11 +202,11 @@ def _heard() -> Iterator[list[str]]:
 
 
 def synced(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
-    """Return the filters of a policy whose statistics are merged, by their place in its agent connectors."""
+    """Return the filters of a policy whose statistics are merged, by their place among its agent connectors."""
     if not isinstance(policy, NetPolicy):
         return {}
     return {
         place: one
-        for place, one in enumerate(policy.agent_connectors.connectors)
+        for place, one in enumerate(leaf_connectors(policy.agent_connectors))
         if isinstance(one, SyncedFilterAgentConnector)
     }
