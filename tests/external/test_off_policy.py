@@ -12,8 +12,8 @@ from menv import BaseEnv, PolicySpec
 from menv.algorithms import DQN, PPO
 from menv.base_env import MultiEnvDict
 from menv.errors import ContractError
-from tests.contract.scripted import SOLO, ScriptedEnv, SixDicts, seen
 from tests.algorithms_e2e.looking import watching
+from tests.contract.scripted import SOLO, ScriptedEnv, SixDicts, seen
 from tests.external.told import ACTIONS, OBS, Told, ToldTeam, calling, log_steps, obs, rows, training
 
 
