@@ -134,7 +134,8 @@ class Alternating(MultiAgentEnv):
     """Two agents take turns, "a" first; an episode has 20 of them."""
 
     possible_agents = ["a", "b"]  # noqa: RUF012
-    observation_space, action_space = OBSERVATIONS[0], gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2, 3), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
     def observe(self) -> Any:
         return {"ab"[self.at % 2]: np.full((2, 3), self.at / 20, np.float32)}
@@ -163,7 +164,8 @@ def test_an_action_that_is_rewarded_after_the_weights_changed_keeps_the_probabil
     config = {"rollout_fragment_length": 3, "seed": 0, "model": model, "multiagent": multiagent}
     with PPO(env=Alternating, config=config) as algorithm:
         algorithm.sample()
-        backend = algorithm.get_policy("own").networks.backend
+        policy: Any = algorithm.get_policy("own")
+        backend = policy.networks.backend
         before = backend.alone(0)
         weights = algorithm.get_weights()
         algorithm.set_weights(

@@ -233,7 +233,7 @@ class Forgetful(Policy):
 class Heuristic(Policy):
     """Names what it looks at, as the classic examples do."""
 
-    def compute_actions(
+    def compute_actions(  # type: ignore[override]
         self, obs_batch: Any, state_batches: Any = None, prev_action_batch: Any = None, **kwargs: Any
     ) -> Any:
         assert set(kwargs) == {"prev_reward_batch", "info_batch", "episodes", "explore", "timestep"}
