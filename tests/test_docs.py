@@ -12,6 +12,33 @@ BEFORE = {
 }
 """Blocks that need less than menv with all its extras, and what takes it away."""
 
+LEVELS = """
+import gymnasium as gym
+from menv.algorithms import PPO
+
+
+class Levels(gym.Env):
+    observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
+    level = 1
+
+    def set_level(self, level):
+        self.level = level
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 4
+        return 0, {}
+
+    def step(self, action):
+        self.left -= 1
+        return 0, 50.0 * self.level, self.left == 0, False, {}
+
+
+config = {"num_workers": 1, "engine": "process", "callbacks": Curriculum, "train_batch_size": 8,
+          "rollout_fragment_length": 8, "metrics_num_episodes_for_smoothing": 1}
+with PPO(env=lambda context: Levels(), config=config) as algo:
+    print(*[algo.train()["episode_reward_mean"] for _ in range(2)])
+"""
+
 
 def test_the_blocks_of_deploying_run_one_after_the_other_in_processes_of_their_own(tmp_path: Path) -> None:
     found = blocks("docs/deploying.md", "python")
@@ -26,8 +53,9 @@ def test_the_blocks_of_deploying_run_one_after_the_other_in_processes_of_their_o
 
 
 def test_the_blocks_about_workers_print_what_the_page_says(tmp_path: Path) -> None:
-    first, second = blocks("docs/workers.md", "python")
+    first, second, curriculum = blocks("docs/workers.md", "python")
     printed = run_python(tmp_path / "same.py", first)
     assert printed == ["0 workers: 0 processes, True", "2 workers: 2 processes, True"]
     overlapped = run_python(tmp_path / "overlapped.py", "from menv.algorithms import PPO\n\n" + second)
     assert overlapped == ["staleness: {'mean': 1.0, 'max': 1}"]
+    assert run_python(tmp_path / "curriculum.py", curriculum + LEVELS) == ["200.0 400.0"]

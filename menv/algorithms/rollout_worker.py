@@ -132,6 +132,10 @@ class RolloutWorker:
         self._rollouts.follow(added)
         own.cohorts = cohorts
 
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """Return what a method of each sub-environment returned."""
+        return self._rollouts.call_envs(method, args)
+
     def state(self) -> Tree:
         """Return where the sampler stands."""
         return self._rollouts.state()

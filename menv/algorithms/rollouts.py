@@ -93,6 +93,9 @@ class Rollouts(Protocol):
     def retire(self, policy_id: str) -> None:
         """Take the id of a policy away that is removed."""
 
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """Return what a method of each sub-environment returned."""
+
     def state(self) -> Tree:
         """Return where the samplers stand; see `menv.loop.sampler_state`."""
 
@@ -211,6 +214,12 @@ class LocalRollouts:
     def retire(self, policy_id: str) -> None:
         """See `Rollouts.retire`."""
         self.sampler.retire(policy_id)
+
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """See `Rollouts.call_envs`."""
+        env_ids = self.base_env.get_sub_environments(as_dict=True) or [0]
+        with self.guard:
+            return [self.base_env.call(env_id, method, *args) for env_id in env_ids]
 
     def state(self) -> Tree:
         """See `Rollouts.state`."""

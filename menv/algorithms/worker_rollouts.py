@@ -11,6 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,12 @@ class WorkerRollouts:
         for cohort in self._crew.cohorts:
             if policy_id in cohort.policy_ids:
                 cohort.retire(policy_id)
+
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """See `Rollouts.call_envs`."""
+        self._catch_up()
+        found = [self._sure(index, "call_envs", method, args) for index in range(self._count)]
+        return list(chain.from_iterable(found))
 
     def state(self) -> Tree:
         """See `Rollouts.state`; what has been sampled ahead of time is not in it."""

@@ -18,7 +18,7 @@ from menv.algorithms.rollouts import LocalRollouts, Rollouts
 from menv.algorithms.torch_threads import set_torch_threads
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks
-from menv.errors import ConfigError
+from menv.errors import CallOrderError, ConfigError
 from menv.metrics import Metrics
 from menv.scale.engine import Engine, Peer
 
@@ -45,6 +45,28 @@ class Workforce:
     def worker_pids(self) -> list[int | None]:
         """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
         return [] if self._stopped else list(getattr(self._rollouts, "pids", []))
+
+    def call_envs(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every sub-environment, in this process, in workers, in remote environments.
+
+        A curriculum is one use: `algorithm.call_envs("set_level", 3)` in `on_train_result`. Workers complete what they
+        were asked to sample first. Those that evaluations play in are others; and one that takes another's place is
+        new: `on_sub_environment_created` is told of it.
+
+        Args:
+            method: The method's name.
+            args: What it is called with; with workers they are pickled, as results are.
+
+        Returns:
+            What it returned, in the order of the sub-environments, those of the first worker first.
+
+        Raises:
+            ConfigError: A sub-environment has no such method, or there are none that could be called.
+            CallOrderError: The algorithm was stopped.
+        """
+        if self._stopped:
+            raise CallOrderError("call_envs: this algorithm was stopped; build a new one")
+        return self._rollouts.call_envs(method, args)
 
     def _hire(self) -> None:
         """Start the processes of workers, which import what they need while this one does likewise."""
