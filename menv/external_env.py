@@ -138,7 +138,7 @@ class ExternalEnv(_External):
         Raises:
             EpisodeError: There is no such episode.
         """
-        infos = None if info is None else {SINGLE_AGENT: info}
+        infos = None if info is None else {SINGLE_AGENT: _own(info)}
         self.switchboard.pay(episode_id, {SINGLE_AGENT: reward}, infos)
 
     def end_episode(self, episode_id: str, observation: Any, truncated: bool = False) -> None:
@@ -211,7 +211,8 @@ class ExternalMultiAgentEnv(_External):
         Raises:
             EpisodeError: There is no such episode.
         """
-        self.switchboard.pay(episode_id, reward_dict, info_dict, multiagent_done_dict)
+        infos = {agent: _own(info) for agent, info in (info_dict or {}).items()}
+        self.switchboard.pay(episode_id, reward_dict, infos, multiagent_done_dict)
 
     def end_episode(
         self, episode_id: str, observation_dict: Mapping[AgentId, Any], truncated: bool = False
@@ -224,6 +225,15 @@ class ExternalMultiAgentEnv(_External):
 def _kept(element: Any) -> Any:
     """Return a copy of what a caller hands in without waiting, for it may use its arrays again."""
     return element.copy() if type(element) is np.ndarray else deepcopy(element)
+
+
+def _own(told: Any) -> Any:
+    """Return an info whose dicts, lists and arrays the caller may use again; anything else in it is shared."""
+    if type(told) is dict:
+        return {name: _own(one) for name, one in told.items()}
+    if type(told) is list:
+        return [_own(one) for one in told]
+    return told.copy() if type(told) is np.ndarray else told
 
 
 def _by_agent(space: Any) -> Mapping[AgentId, Space] | None:

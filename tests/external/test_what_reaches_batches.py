@@ -70,6 +70,20 @@ def test_an_info_goes_with_one_observation_and_never_sticks() -> None:
         assert column(algo.sample(), "infos") == [{"n": 0}, {}, {"n": 2}, {}, {"last": True}]
 
 
+def test_the_caller_may_use_its_info_again() -> None:
+    env = Told()
+    info: Any = {"n": 0, "seen": [0], "all": {"at": np.zeros(1)}}
+    with training(env, DQN, rollout_fragment_length=3) as algo:
+        env.start_episode("x")
+        for step in range(3):
+            env.log_action("x", obs(0, step), 0)
+            info["n"] = info["seen"][0] = info["all"]["at"][0] = step
+            env.log_returns("x", 1.0, info)
+        env.end_episode("x", obs(0, 3))
+        found = column(algo.sample(), "infos")
+    assert [(one["n"], one["seen"][0], one["all"]["at"][0]) for one in found] == [(n, n, n) for n in range(3)]
+
+
 @pytest.mark.parametrize("truncated", [False, True])
 def test_the_end_has_its_flag_and_its_own_last_observation(truncated: bool) -> None:
     env = Told()
