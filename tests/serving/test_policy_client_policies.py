@@ -123,6 +123,21 @@ def test_agents_come_and_go_under_two_policies(mode: str) -> None:
         assert course.column("terminateds", "red").sum() > 4
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_who_is_done_with_the_last_step_of_a_truncated_episode_is_terminated(mode: str) -> None:
+    seen = np.zeros(10, np.float32)
+    with Course(TEAMS) as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
+        name = client.start_episode()
+        client.get_action(name, {"red_0": seen, "blue_0": seen})
+        client.log_returns(name, {"red_0": 1.0, "blue_0": 2.0}, multiagent_done_dict={"red_0": True})
+        client.end_episode(name, {"red_0": seen, "blue_0": seen}, truncated=True)
+        client.close()
+        assert course.has_rewards([1.0], "red")
+        assert course.has_rewards([2.0], "blue")
+        for policy, flags in (("red", (True, False)), ("blue", (False, True))):
+            assert (course.column("terminateds", policy)[0], course.column("truncateds", policy)[0]) == flags
+
+
 def test_agents_are_named_by_texts() -> None:
     with Course(TEAMS) as course, PolicyClient(course.address) as client:
         name = client.start_episode()

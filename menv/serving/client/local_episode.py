@@ -110,7 +110,8 @@ class LocalEpisode:
             for agent, seat in self._seats.items():
                 if not seat.over:
                     obs = last.get(agent)
-                    seat.end(None if obs is None else seat.policy.as_element(obs), not truncated)
+                    over = not truncated or agent in self._done
+                    seat.end(None if obs is None else seat.policy.as_element(obs), terminated=over)
             actor.ended(self)
 
     def chunk(self) -> tuple[Raw, int] | None:
