@@ -186,6 +186,7 @@ class LocalEpisode:
             actions: dict[str, Any] = {}
             for policy, agents in groups.values():
                 actions |= self._decide(policy, agents, waiting)
+            self._done.clear()
             return {agent: actions[agent] for agent in waiting}
 
     def _decide(
@@ -210,13 +211,15 @@ class LocalEpisode:
             seat.state = decided.state[row : row + 1]
 
     def _after_ends(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        """End the trajectories of agents that are done; return the observations of the others."""
+        """End the trajectories of agents that are done; return the observations of the others.
+
+        A call that failed comes again: who is done stays so until everybody else has an action.
+        """
         for agent in self._done:
-            obs = observations.get(agent)
-            seat = self._seats[agent]
-            seat.end(None if obs is None else seat.policy.as_element(obs), terminated=True)
-        ended, self._done = self._done, set()
-        waiting = {agent: obs for agent, obs in observations.items() if agent not in ended}
+            obs, seat = observations.get(agent), self._seats.get(agent)
+            if seat is not None and not seat.over:
+                seat.end(None if obs is None else seat.policy.as_element(obs), terminated=True)
+        waiting = {agent: obs for agent, obs in observations.items() if agent not in self._done}
         if any(agent in self._seats and self._seats[agent].over for agent in waiting):
             # One message holds one life of each agent.
             self._actor.set_aside(self)

@@ -72,8 +72,12 @@ class LocalTrajectory:
         return self.terminated or self.truncated
 
     def observe(self, obs: Any) -> bool:
-        """Note an observation, of which a copy is kept; return whether a step is complete with it."""
+        """Note an observation, of which a copy is kept; return whether a step is complete with it.
+
+        One in answer to which nothing was done is replaced: the call that brought it failed, and comes again.
+        """
         completes = self._settle()
+        del self._obs[len(self._actions) :]
         if type(obs) is np.ndarray:
             self._obs.append(obs.copy())
         elif isinstance(self.policy.policy.observation_space, (gym.spaces.Dict, gym.spaces.Tuple)):

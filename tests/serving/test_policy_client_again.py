@@ -1,0 +1,75 @@
+"""Calls of a policy client that found no server, and what the application calls next."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.errors import ServerGoneError
+from menv.serving.client.policy_client import PolicyClient
+from tests.serving.courses import Course, observation
+from tests.serving.test_policy_client_policies import TEAMS
+
+MODES = ("local", "remote")
+
+
+@contextlib.contextmanager
+def away(client: PolicyClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a client find nobody."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ServerGoneError("nobody there")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(client._first, "_attempt", fail)
+        yield
+
+
+def fails(call: Callable[..., Any], *arguments: Any) -> None:
+    with pytest.raises(ServerGoneError):
+        call(*arguments)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_question_that_found_no_server_is_asked_again_and_its_observation_is_there_once(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Course() as course, PolicyClient(course.address, mode, update_interval=None) as client:  # type: ignore[arg-type]
+        name = client.start_episode()
+        for step in range(20):
+            if step == 8:
+                # With local inference a chunk is due.
+                with away(client, monkeypatch):
+                    fails(client.get_action, name, observation(step))
+            client.get_action(name, observation(step))
+            client.log_returns(name, float(step))
+        client.end_episode(name, observation(20))
+        client.close()
+        assert course.has_rewards([float(step) for step in range(20)])
+        seen = np.round(1000 * course.column("obs")[:, 2]).astype(int)
+        assert seen.tolist() == course.column("rewards").tolist()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_was_done_when_no_server_was_found_does_not_begin_again(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = np.zeros(10, np.float32)
+    with Course(TEAMS) as course, PolicyClient(course.address, mode, update_interval=None) as client:  # type: ignore[arg-type]
+        name = client.start_episode()
+        for _ in range(8):
+            assert client.get_action(name, {"red_0": seen, "red_1": seen}).keys() == {"red_0", "red_1"}
+            client.log_returns(name, {"red_0": 1.0, "red_1": 1.0})
+        client.log_returns(name, {}, multiagent_done_dict={"red_1": True})
+        with away(client, monkeypatch):
+            fails(client.get_action, name, {"red_0": seen, "red_1": seen})
+        assert client.get_action(name, {"red_0": seen, "red_1": seen}).keys() == {"red_0"}
+        assert client.get_action(name, {"red_0": seen, "red_1": seen}).keys() == {"red_0", "red_1"}
+        client.end_episode(name, {"red_0": seen, "red_1": seen}, truncated=True)
+        client.close()
+        assert course.has_rewards([1.0] * 16 + [0.0] * 3, "red")
+        assert course.column("terminateds", "red").sum() == 1
