@@ -14,7 +14,7 @@ from menv.backlog import Backlog
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.limits import Limits
 from menv.serving.wire.bad_message import BadMessageError, Code
-from menv.serving.wire.messages import Answer
+from menv.serving.wire.messages import Answer, Request, StartEpisode
 
 _KEPT_FINISHED = 1_000
 _CLIENTS = 4
@@ -29,12 +29,14 @@ class Link:
         board_id: Its id on the switchboard.
         seq: Number of the last message that was taken, -1 before the first.
         answer: What the last one was answered, None while it waits.
+        said: Of which type the last one was that did not ask for an action.
         waiting: Where to answer it; several places if it came again meanwhile.
     """
 
     board_id: str
     seq: int = -1
     answer: Answer | None = None
+    said: type[Request] = StartEpisode
     waiting: list[Answerer] = field(default_factory=list)
 
 

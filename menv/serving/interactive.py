@@ -23,9 +23,11 @@ from menv.serving.wire import columns
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect
 from menv.serving.wire.messages import (
+    Action,
     Answer,
     EndEpisode,
     EpisodeStarted,
+    Error,
     GetAction,
     LogAction,
     LogReturns,
@@ -92,7 +94,7 @@ class Interactive:
             f"{state.token[:12]}/{name}", request.training_enabled, backlog=state.backlog
         )
         link = state.links[name] = Link(board_id, -1 if request.seq is None else request.seq)
-        link.answer = EpisodeStarted(episode_id=name)
+        link.answer = EpisodeStarted(episode_id=name, seq=request.seq)
         answerer.send(link.answer)
 
     def question(self, state: ClientState, request: GetAction, answerer: Answerer) -> None:
@@ -141,7 +143,7 @@ class Interactive:
             raise BadMessageError(Code.WRONG_ORDER, str(error)) from None
         if request.seq is not None:
             link.seq = request.seq
-        link.answer = answer
+        link.answer, link.said = answer, type(request)
         if isinstance(request, EndEpisode):
             state.finish(request.episode_id)
         answerer.send(answer)
@@ -183,6 +185,13 @@ class Interactive:
                 )
             return False
         # The reply was lost, or is still to come.
+        asked = link.answer is None or isinstance(link.answer, Action | Error)
+        if type(request) is not (GetAction if asked else link.said):
+            raise BadMessageError(
+                Code.WRONG_ORDER,
+                f"{where}: {seq} was the number of another message, which has been taken, expected {seq + 1}; send a "
+                "message again as it was",
+            )
         if link.answer is not None:
             answerer.send(link.answer)
         elif len(link.waiting) < _MOST_REPEATED:

@@ -230,7 +230,7 @@ def test_a_message_that_comes_again_gets_the_same_answer_and_is_taken_once(door:
         with one.sampling(), one.voice(door) as voice:
             voice.greet()
             turns = Turns(voice, "e")
-            assert turns.again() == {"type": "EPISODE", "episode_id": "e"}
+            assert turns.again() == {"type": "EPISODE", "episode_id": "e", "seq": 0}
             turns.act(obs_of(0))
             turns.pay(1.0)
             answer = SEQUENCES[kind](voice, turns)
@@ -243,6 +243,26 @@ def test_a_message_that_comes_again_gets_the_same_answer_and_is_taken_once(door:
         steps = 1 + (kind in ("GET_ACTION", "LOG_ACTION"))
         assert one.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [steps]
         assert one.refused == 0
+
+
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_another_message_under_a_number_that_was_taken_is_refused(kind: str) -> None:
+    others = {
+        "GET_ACTION": {"observation": obs_of(2)}, "LOG_ACTION": {"observation": obs_of(2), "action": 0},
+        "LOG_RETURNS": {"reward": 4.0}, "END_EPISODE": {"observation": obs_of(2)},
+    }  # fmt: skip
+    with served() as one:
+        with one.sampling(), one.voice() as voice:
+            turns = Turns(voice, "e")
+            assert turns.at(0, "LOG_RETURNS", reward=4.0)["code"] == "wrong_order"
+            answer = SEQUENCES[kind](voice, turns)
+            for other in others.keys() - {kind}:
+                assert turns.at(1, other, **others[other])["code"] == "wrong_order"
+            assert turns.again() == answer
+            if kind != "END_EPISODE":
+                turns.end(obs_of(9))
+            assert settled(one)
+        assert one.paid() == 2.0 * (kind == "LOG_RETURNS")
 
 
 def test_a_message_that_comes_again_while_it_is_decided_is_answered_both_times() -> None:

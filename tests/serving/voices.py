@@ -101,7 +101,7 @@ class Turns:
         self._numbers = itertools.count()
         self._last: tuple[str, dict[str, Any]] = ("", {})
         started = self.say("START_EPISODE", training_enabled=training_enabled)
-        assert started == {"type": "EPISODE", "episode_id": episode_id}, started
+        assert started == {"type": "EPISODE", "episode_id": episode_id, "seq": 0}, started
 
     def say(self, kind: str, **fields: Any) -> Any:
         """Say the next message and return its answer."""

@@ -174,6 +174,7 @@ class EpisodeStarted(Message, frozen=True, kw_only=True, tag="EPISODE"):
     """The id of the episode that has begun."""
 
     episode_id: str
+    seq: int | None = None
 
 
 class Action(Message, frozen=True, kw_only=True, tag="ACTION"):
