@@ -195,9 +195,10 @@ class ChunkDesk:
         """Return an episode that the client is about to play, begun or not.
 
         Raises:
-            BadMessageError: Too many are open.
+            BadMessageError: Too many are open, or it is one whose actions are asked for.
         """
         if name not in state.chunks:
+            self._check_played(state, name, "GET_POLICIES.episode_id")
             self._check_room(state, "GET_POLICIES")
             state.chunks[name] = Chunks("")
         return state.chunks[name]
@@ -220,12 +221,19 @@ class ChunkDesk:
 
     def _begin(self, state: ClientState, name: str, where: str) -> Chunks:
         """Begin an episode."""
-        if name in state.links or name in state.finished:
-            raise BadMessageError(
-                Code.WRONG_ORDER, f"{where}.id: is that of an episode whose actions are asked for here"
-            )
+        self._check_played(state, name, f"{where}.id")
         self._check_room(state, where, announced=name in state.chunks)
         return Chunks(self._board.start(f"{state.token[:12]}/{name}", backlog=state.backlog))
+
+    @staticmethod
+    def _check_played(state: ClientState, name: str, where: str) -> None:
+        """Refuse an episode that is none of those that a client plays by itself."""
+        if name in state.links or name in state.finished:
+            raise BadMessageError(
+                Code.WRONG_ORDER,
+                f"{where}: is that of an episode whose actions are asked for here, expected one that the client plays "
+                "by itself; give that another id",
+            )
 
     def _check_room(self, state: ClientState, where: str, announced: bool = False) -> None:
         """Refuse one more episode where too many are open."""

@@ -14,7 +14,7 @@ from menv.backlog import Backlog
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.limits import Limits
 from menv.serving.wire.bad_message import BadMessageError, Code
-from menv.serving.wire.messages import Answer, Request, StartEpisode
+from menv.serving.wire.messages import Answer, StartEpisode, Turn
 
 _KEPT_FINISHED = 1_000
 _CLIENTS = 4
@@ -36,7 +36,7 @@ class Link:
     board_id: str
     seq: int = -1
     answer: Answer | None = None
-    said: type[Request] = StartEpisode
+    said: type[StartEpisode | Turn] = StartEpisode
     waiting: list[Answerer] = field(default_factory=list)
 
 

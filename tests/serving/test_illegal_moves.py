@@ -247,7 +247,7 @@ def test_a_message_that_comes_again_gets_the_same_answer_and_is_taken_once(door:
 
 @pytest.mark.parametrize("kind", SEQUENCES)
 def test_another_message_under_a_number_that_was_taken_is_refused(kind: str) -> None:
-    others = {
+    others: dict[str, dict[str, Any]] = {
         "GET_ACTION": {"observation": obs_of(2)}, "LOG_ACTION": {"observation": obs_of(2), "action": 0},
         "LOG_RETURNS": {"reward": 4.0}, "END_EPISODE": {"observation": obs_of(2)},
     }  # fmt: skip
@@ -263,6 +263,16 @@ def test_another_message_under_a_number_that_was_taken_is_refused(kind: str) -> 
                 turns.end(obs_of(9))
             assert settled(one)
         assert one.paid() == 2.0 * (kind == "LOG_RETURNS")
+
+
+def test_who_answers_is_not_told_of_an_episode_whose_actions_are_asked_for() -> None:
+    with served() as one, one.sampling(), one.voice() as voice:
+        turns = Turns(voice, "e")
+        assert voice.refused("GET_POLICIES", episode_id="e", agent_ids=["agent0"]) == "wrong_order"
+        turns.act(obs_of(0))
+        turns.end(obs_of(1))
+        assert voice.refused("GET_POLICIES", episode_id="e", agent_ids=["agent0"]) == "wrong_order"
+        assert voice.greet()["resume"] == {}
 
 
 def test_a_message_that_comes_again_while_it_is_decided_is_answered_both_times() -> None:
