@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.errors import ServerGoneError
+from menv.algorithms import DQN
+from menv.errors import ContractError, RefusedError, ServerGoneError
 from menv.serving.client.policy_client import PolicyClient
 from tests.serving.courses import Course, observation
+from tests.serving.talks import eventually
 from tests.serving.test_policy_client_policies import TEAMS
 
 MODES = ("local", "remote")
@@ -23,6 +25,20 @@ def away(client: PolicyClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
     def fail(*_: Any, **__: Any) -> Any:
         raise ServerGoneError("nobody there")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(client._first, "_attempt", fail)
+        yield
+
+
+@contextlib.contextmanager
+def answers_lost(client: PolicyClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a client hear none of the answers."""
+    attempt: Any = client._first._attempt
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        attempt(*arguments, **options)
+        raise ServerGoneError("silence")
 
     with monkeypatch.context() as changed:
         changed.setattr(client._first, "_attempt", fail)
@@ -73,3 +89,60 @@ def test_who_was_done_when_no_server_was_found_does_not_begin_again(
         client.close()
         assert course.has_rewards([1.0] * 16 + [0.0] * 3, "red")
         assert course.column("terminateds", "red").sum() == 1
+
+
+def test_another_call_after_one_that_found_no_server_is_taken_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        Course(kind=DQN, config={"train_batch_size": 8}) as course,
+        PolicyClient(course.address, "remote") as client,
+    ):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        with answers_lost(client, monkeypatch):
+            # The server takes it, and its answer never comes.
+            fails(client.get_action, name, observation(1))
+        client.log_returns(name, 1.0)
+        client.log_action(name, observation(2), 1)
+        client.log_returns(name, 2.0)
+        with away(client, monkeypatch):
+            # The server never hears of it.
+            fails(client.log_action, name, observation(3), 1)
+        client.log_returns(name, 4.0)
+        client.end_episode(name, observation(4))
+        assert course.has_rewards([0.0, 1.0, 2.0, 4.0])
+        assert eventually(lambda: course.algo._base_env.status()["open_episodes"] == 0)
+
+
+def test_what_was_paid_with_a_message_that_is_refused_goes_with_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Course() as course, PolicyClient(course.address, "remote") as client:
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        client.log_returns(name, 1.0)
+        with away(client, monkeypatch):
+            fails(client.get_action, name, [1.0, 2.0])
+        client.log_returns(name, 2.0)
+        client.get_action(name, observation(1))
+        client.log_returns(name, 4.0)
+        with pytest.raises(RefusedError):
+            client.get_action(name, [1.0, 2.0])
+        client.log_returns(name, 8.0)
+        client.end_episode(name, observation(2))
+        assert course.has_rewards([3.0, 12.0])
+
+
+def test_an_info_that_cannot_be_sent_is_refused_and_the_episode_goes_on() -> None:
+    with Course() as course, PolicyClient(course.address, "remote") as client:
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        with pytest.raises(ContractError, match=r"log_returns: got something that has no form"):
+            client.log_returns(name, 1.0, {"of": object()})
+        client.log_returns(name, 2.0, {"of": "x" * 70_000})
+        with pytest.raises(RefusedError, match=r"expected at most"):
+            client.get_action(name, observation(1))
+        client.get_action(name, observation(1))
+        client.end_episode(name, observation(2))
+        assert course.has_rewards([2.0, 0.0])

@@ -192,7 +192,8 @@ class PolicyClient:
 
         Raises:
             EpisodeError: There is no such episode.
-            ContractError: The reward is of another kind, or not finite; nothing has been noted then.
+            ContractError: The reward is of another kind, or not finite, or the info cannot be sent; nothing has been
+                noted then.
         """
         try:
             episode = self._episodes[episode_id]

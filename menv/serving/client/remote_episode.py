@@ -9,10 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from menv.base_env import SINGLE_AGENT
+from menv.errors import MenvError, RefusedError, ServerGoneError
 from menv.serving.client.client_link import ClientLink
 from menv.serving.client.client_spaces import ClientSpaces
 from menv.serving.client.client_values import element_of, written
+from menv.serving.wire.bad_message import Code
 from menv.serving.wire.messages import EndEpisode, GetAction, LogAction, LogReturns, StartEpisode
+
+_ABOUT_SIZE = (Code.TOO_LARGE, Code.TOO_DEEP)
+"""Why a message is refused that would be refused again with the same info."""
 
 
 class RemoteEpisode:
@@ -44,6 +49,9 @@ class RemoteEpisode:
         self._paid: dict[str, float] = {}
         self._info: dict[str, Any] = {}
         self._done: dict[str, bool] = {}
+        # A message that the server may have taken or not, and what it took along.
+        self._unsure: tuple[type[Any], dict[str, Any]] | None = None
+        self._taken_along: tuple[dict[str, float], dict[str, Any], dict[str, bool]] = ({}, {}, {})
         if seq is None:
             link.ask(StartEpisode(episode_id=episode_id, training_enabled=trained, seq=0), anew=True)
 
@@ -65,6 +73,8 @@ class RemoteEpisode:
 
     def pay(self, reward: Any, info: Any, done: Mapping[str, bool] | None) -> None:
         """Note rewards, which the next message takes along; see `PolicyClient.log_returns`."""
+        if info:
+            written(info, "log_returns")
         if self._spaces.multi_agent:
             for agent, amount in reward.items():
                 self._paid[agent] = self._paid.get(agent, 0.0) + amount
@@ -87,16 +97,56 @@ class RemoteEpisode:
         self._ask(EndEpisode, observation=written(observation, "end_episode"), truncated=truncated)
 
     def _ask(self, kind: type[Any], **fields: Any) -> Any:
-        """Return the answer to the next message, which takes along what was paid since the last one."""
-        seq, multi = self._seq + 1, self._spaces.multi_agent
+        """Return the answer to the next message, which takes along what was paid since the last one.
+
+        After a call that found no server its message is said first: the server may have taken it, and its number.
+        """
+        if (answer := self._answer_before(kind, fields)) is not None:
+            return answer
+        multi = self._spaces.multi_agent
         if self._paid or (multi and (self._info or self._done)):
             fields["reward"] = written(self._paid if multi else self._paid[SINGLE_AGENT], "log_returns")
         if self._info:
             fields["info"] = written(self._info, "log_returns")
         if self._done:
             fields["done"] = self._done
-        answer = self._link.ask(kind(episode_id=self.episode_id, seq=seq, **fields))
-        # Not before: what the server refuses is said again, the next time.
-        self._seq = seq
+        self._taken_along = self._paid, self._info, self._done
         self._paid, self._info, self._done = {}, {}, {}
+        return self._say(kind, fields)
+
+    def _answer_before(self, kind: type[Any], fields: Mapping[str, Any]) -> Any:
+        """Say a message that found no server; return its answer if it is this very one, otherwise None."""
+        if self._unsure is None:
+            return None
+        before, said = self._unsure
+        is_same = before is kind and all(said[name] == value for name, value in fields.items())
+        try:
+            answer = self._say(before, said)
+        except RefusedError:
+            if is_same:
+                raise
+            return None
+        return answer if is_same else None
+
+    def _say(self, kind: type[Any], fields: dict[str, Any]) -> Any:
+        """Return the answer to a message."""
+        seq = self._seq + 1
+        self._unsure = kind, fields
+        try:
+            answer = self._link.ask(kind(episode_id=self.episode_id, seq=seq, **fields))
+        except ServerGoneError:
+            raise
+        except MenvError as error:
+            self._unsure = None
+            self._take_back(getattr(error, "code", None) not in _ABOUT_SIZE)
+            raise
+        self._seq, self._unsure = seq, None
         return answer
+
+    def _take_back(self, with_info: bool) -> None:
+        """Have what a message took along said again with the next one: it was not taken."""
+        paid, info, done = self._taken_along
+        for agent, amount in self._paid.items():
+            paid[agent] = paid.get(agent, 0.0) + amount
+        self._paid, self._done = paid, done | self._done
+        self._info = info | self._info if with_info else self._info
