@@ -35,7 +35,7 @@ class PolicyServerInput(ServedEnvs):
         limits: Of each client.
         token: What clients have to show, see `Access`.
         access: Everything about who is let in, instead of address and token.
-        idle_timeout: Seconds without a step after which `train()` returns, and says so.
+        idle_timeout: Seconds without a step after which `train()` returns, and says so; None waits for ever.
         settings: See `ServedEnvs`.
 
     Raises:
@@ -52,7 +52,7 @@ class PolicyServerInput(ServedEnvs):
         limits: Limits | None = None,
         token: str | None = None,
         access: Access | None = None,
-        idle_timeout: float = 30.0,
+        idle_timeout: float | None = 30.0,
         **settings: Any,
     ) -> None:
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= _HIGHEST_PORT:
@@ -61,14 +61,12 @@ class PolicyServerInput(ServedEnvs):
                 "0 takes one that is free"
             )
         number = port + ioctx.worker_index if port else 0
-        carriers = (
-            [_carrier(transport, number)] if isinstance(transport, str | Transport) else list(transport)
-        )
+        carriers = transport if isinstance(transport, list | tuple) else [_carrier(transport, number)]
         access = access or Access(address=address, token=token)
         super().__init__(ioctx, carriers, limits=limits, access=access, idle_timeout=idle_timeout, **settings)
 
 
-def _carrier(transport: str | Transport, port: int) -> Transport:
+def _carrier(transport: object, port: int) -> Transport:
     """Return a transport by its name."""
     if isinstance(transport, Transport):
         return transport

@@ -6,8 +6,9 @@ something, takes that, and does what they want done with policies; between fragm
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from menv.adapters.round_envs import RoundEnvs
 from menv.base_env import Ready
 from menv.call_errors import stopped
-from menv.errors import CallOrderError
+from menv.errors import CallOrderError, ConfigError
 from menv.input_context import InputContext
 from menv.loop.net_policy import NetPolicy
 from menv.round_board import RoundBoard
@@ -39,7 +40,7 @@ class ServedEnvs(RoundEnvs):
         transports: One for each port.
         limits: Of each client.
         access: Who is let in.
-        idle_timeout: Seconds without a step after which `train()` returns, and says so.
+        idle_timeout: Seconds without a step after which `train()` returns, and says so; None waits for ever.
         max_staleness: Updates that weights may be behind when PPO learns from what they did; None for any.
         return_s: Seconds that a client that lost its connection may take to return to its episodes.
         batch_wait: Most seconds that an action waits for others to be decided with it.
@@ -48,6 +49,9 @@ class ServedEnvs(RoundEnvs):
 
     Attributes:
         server: The transports.
+
+    Raises:
+        ConfigError: A setting is of the wrong kind.
     """
 
     def __init__(
@@ -57,13 +61,18 @@ class ServedEnvs(RoundEnvs):
         *,
         limits: Limits | None = None,
         access: Access | None = None,
-        idle_timeout: float = 30.0,
+        idle_timeout: float | None = 30.0,
         max_staleness: int | None = None,
         return_s: float = 60.0,
         batch_wait: float = 0.0005,
         env_steps_per_sample: int | None = None,
         force_on_policy: bool | None = None,
     ) -> None:
+        _check(
+            limits=limits, access=access, transports=transports, idle_timeout=idle_timeout, max_staleness=max_staleness,
+            return_s=return_s, batch_wait=batch_wait, env_steps_per_sample=env_steps_per_sample,
+            force_on_policy=force_on_policy,
+        )  # fmt: skip
         board = RoundBoard()
         super().__init__(
             board, observation_space=ioctx.observation_space, action_space=ioctx.action_space,
@@ -214,6 +223,46 @@ class ServedEnvs(RoundEnvs):
 
     def _post(self, callback: Any) -> None:
         self.server.post(callback)
+
+
+def _seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "limits": (lambda value: value is None or isinstance(value, Limits), "a Limits or None"),
+    "access": (lambda value: value is None or isinstance(value, Access), "an Access or None"),
+    "transports": (
+        lambda value: all(isinstance(one, Transport) for one in value or [0]),
+        "one Transport at least",
+    ),
+    "idle_timeout": (
+        lambda value: value is None or (_seconds(value) and value > 0),
+        "seconds above 0 or None",
+    ),
+    "max_staleness": (lambda value: value is None or _whole(value), "a whole number from 0 or None"),
+    "return_s": (_seconds, "seconds from 0"),
+    "batch_wait": (_seconds, "seconds from 0"),
+    "env_steps_per_sample": (
+        lambda value: value is None or (_whole(value) and value > 0),
+        "a whole number above 0",
+    ),
+    "force_on_policy": (lambda value: value is None or isinstance(value, bool), "True, False or None"),
+}
+
+
+def _check(**settings: Any) -> None:
+    """Refuse settings of the wrong kind."""
+    for name, value in settings.items():
+        is_right, expected = _RULES[name]
+        if not is_right(value):
+            raise ConfigError(
+                f"{name}: got {value!r:.60}, expected {expected}; leave it out for what is usual"
+            )
 
 
 def _widths(trainer: Trainer) -> dict[str, frozenset[int]]:

@@ -11,8 +11,9 @@ import pytest
 
 from menv.algorithms import DQN
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError, RefusedError
+from menv.input_context import InputContext
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import Carrier
+from menv.serving.policy_server import Carrier, PolicyServerInput
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
 
@@ -287,6 +288,31 @@ def test_a_port_that_is_none_is_refused(port: Any) -> None:
         ConfigError, match=r"PolicyServerInput: port .*, expected an integer from 0 to 65535; 0"
     ):
         Course(port=port)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("idle_timeout", -1, "seconds above 0 or None"),
+        ("return_s", "60", "seconds from 0"),
+        ("batch_wait", float("inf"), "seconds from 0"),
+        ("max_staleness", 1.5, "a whole number from 0 or None"),
+        ("env_steps_per_sample", 0, "a whole number above 0"),
+        ("env_steps_per_sample", True, "a whole number above 0"),
+        ("force_on_policy", "no", "True, False or None"),
+        ("limits", {"max_body": 3}, "a Limits or None"),
+        ("access", "0.0.0.0", "an Access or None"),
+    ],
+)
+def test_settings_of_a_server_are_checked_when_it_is_made(name: str, value: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: got .*, expected {expected}; leave it out"):
+        Course(**{name: value})
+
+
+@pytest.mark.parametrize("transport", [[], ["tcp"], 5, "udp"])
+def test_a_transport_that_is_none_is_refused(transport: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^transports?: .*, expected .*Transport"):
+        PolicyServerInput(InputContext(), port=0, transport=transport)
 
 
 def test_another_client_goes_on_with_the_session_of_one_that_is_gone() -> None:
