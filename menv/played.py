@@ -61,6 +61,7 @@ class Played:
         truncated: Whether it was cut short.
         weights_seq_no: The weights that chose the actions; None if nobody says.
         policies: Who answers for which agent, as far as the client was told; the mapping decides of others.
+        unclaimed: What was paid to agents that no action of theirs can own.
     """
 
     agents: Mapping[AgentId, Moves]
@@ -69,6 +70,7 @@ class Played:
     truncated: bool = False
     weights_seq_no: int | None = None
     policies: Mapping[Any, str] = field(default_factory=dict)
+    unclaimed: Mapping[Any, float] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:

@@ -286,6 +286,11 @@ class ExternalEnvs(BaseEnv):
         roster = game.roster
         self._env_steps[roster.env_index] += played.env_steps
         roster.episode_steps += played.env_steps
+        self._report.unclaimed += [
+            Unclaimed(line.episode_id, agent, float(reward), roster.env_index)
+            for agent, reward in played.unclaimed.items()
+            if reward
+        ]
         self._hand_on(game, next_piece(roster, played, line.trained))
 
     def _hand_on(self, game: Game, piece: Piece) -> None:

@@ -125,11 +125,11 @@ class ChunkDesk:
             raise BadMessageError(
                 Code.MISSING_FIELD, f"{where}: no field 'id', expected one for an episode of several agents"
             )
-        if episode.agents is not None and len(episode.agents) > self._limits.max_agents:
+        count = max(len(episode.agents or ()), len(episode.unclaimed or ()))
+        if count > self._limits.max_agents:
             raise BadMessageError(
                 Code.TOO_MANY,
-                f"{where}: {len(episode.agents)} agents, expected at most {self._limits.max_agents} "
-                "(Limits.max_agents)",
+                f"{where}: {count} agents, expected at most {self._limits.max_agents} (Limits.max_agents)",
             )
 
     def _check_columns(self, one: WireEpisode, where: str) -> None:
@@ -172,7 +172,9 @@ class ChunkDesk:
             ]
             number = min(told, default=number)
             flags = episode.terminated, episode.truncated
-            piece = Played(moves, env_steps, *flags, number, dict(chunks.policies))
+            # What has no place in time comes with the end, which is taken once.
+            unclaimed = (episode.unclaimed or {}) if chunks.over else {}
+            piece = Played(moves, env_steps, *flags, number, dict(chunks.policies), unclaimed)
             try:
                 self._board.play(chunks.board_id, piece, size)
             except EpisodeError as error:

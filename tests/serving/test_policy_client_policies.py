@@ -138,6 +138,22 @@ def test_who_is_done_with_the_last_step_of_a_truncated_episode_is_terminated(mod
             assert (course.column("terminateds", policy)[0], course.column("truncateds", policy)[0]) == flags
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_paid_to_those_who_are_done_or_never_came_counts_in_the_return(mode: str) -> None:
+    seen = np.zeros(10, np.float32)
+    with Course(TEAMS) as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
+        name = client.start_episode()
+        client.get_action(name, {"red_0": seen, "blue_0": seen})
+        client.log_returns(name, {"red_0": 1.0, "blue_0": 2.0}, multiagent_done_dict={"red_0": True})
+        client.get_action(name, {"blue_0": seen})
+        client.log_returns(name, {"red_0": 4.0, "red_1": 8.0, "blue_0": 16.0})
+        client.end_episode(name, {"blue_0": seen})
+        client.close()
+        assert course.has_rewards([2.0, 16.0], "blue")
+        assert course.has_rewards([1.0], "red")
+        assert course.algo._metrics.summary()["hist_stats"]["episode_reward"] == [31.0]
+
+
 def test_agents_are_named_by_texts() -> None:
     with Course(TEAMS) as course, PolicyClient(course.address) as client:
         name = client.start_episode()

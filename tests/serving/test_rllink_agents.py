@@ -72,6 +72,31 @@ def test_each_agent_counts_its_own_steps_over_chunks() -> None:
         assert one.status["steps_sent_again"] == 14 + 25 + 30
 
 
+@pytest.mark.parametrize("size", [30, 4_000], ids=["read here", "read beside"])
+def test_what_no_action_can_own_counts_once_and_with_the_end(size: int) -> None:
+    paid = {"unclaimed": {"bob": 1_000.5, "ann": -0.5}}
+    first = together("e", {"ann": member(2, size)}) | paid
+    last = together("e", {"ann": member(2, 5, begin=size, t=size, end="terminated")}, end="terminated")
+    with served(kind=RLlinkInput, **TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            for wrong, code in (
+                (3.0, "wrong_type"),
+                ({"bob": "x"}, "wrong_type"),
+                ({"bob": 1e300}, "not_finite"),
+            ):
+                assert voice.refused("EPISODES", episodes=[last | {"unclaimed": wrong}]) == code
+            voice.bring(first)
+            voice.bring(last | paid, last | paid)
+            voice.bring(
+                together("f", {"ann": member(2, 1, end="terminated")}, end="terminated") | {"unclaimed": None}
+            )
+            assert voice.ask("PING") == {"type": "PONG"}
+            assert settled(one)
+        assert one.paid() == 1_000 + sum(range(size + 5))
+        returns = one.algo._metrics.summary()["hist_stats"]["episode_reward"]
+        assert sorted(returns) == [0.0, 1_000 + sum(range(size + 5))]
+
+
 def test_a_gap_of_one_agent_refuses_the_whole_chunk_and_nothing_is_lost() -> None:
     first = together("e", {"ann": member(2, 10), "bob": member(3, 10)})
     gap = together("e", {"ann": member(2, 10, begin=10, t=10), "bob": member(3, 5, begin=15, t=15)}, t=10)

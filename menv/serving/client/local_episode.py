@@ -127,6 +127,9 @@ class LocalEpisode:
         flags = {"is_terminated": self._terminated is True, "is_truncated": self._terminated is False}
         body: dict[str, Any] = {"id": self.episode_id, **flags}
         body |= {"agents": chunks} if self._multi else chunks[SINGLE_AGENT]
+        if over and self._early:
+            # Of agents that did not act, or that were done before.
+            body["unclaimed"] = self._early
         return to_raw(body, Dialect.MSGPACK), steps
 
     def judge(self) -> None:

@@ -17,8 +17,8 @@ from msgspec import UNSET, Raw, UnsetType
 
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.bad_value import BadValueError
-from menv.serving.wire.columns import ColumnReader, ElementReader, reader_of
-from menv.serving.wire.dialect import Data, Dialect, Typed, check_keys, fields
+from menv.serving.wire.columns import ColumnReader, ElementReader, reader_of, reward
+from menv.serving.wire.dialect import Data, Dialect, Typed, check_keys, fields, is_nil
 from menv.serving.wire.free_columns import NUMBERS_OR_ROWS, ROWS, Floats, log_probabilities, matrix
 from menv.serving.wire.messages import Count, Id
 from menv.serving.wire.number_reader import NumberReader
@@ -50,6 +50,7 @@ class WireEpisode:
         dist_inputs: [n, K] float32 inputs of the distribution that drew the actions, or None.
         state_in: [n, S] float32 what the network remembered before each step, or None.
         agents: The same of each agent, where there are several; then the columns here are empty.
+        unclaimed: What was paid to agents that no action of theirs can own, by agent.
     """
 
     id: str | None = None
@@ -65,6 +66,7 @@ class WireEpisode:
     dist_inputs: Floats | None = None
     state_in: Floats | None = None
     agents: Mapping[str, WireEpisode] | None = None
+    unclaimed: Mapping[str, float] | None = None
 
     @property
     def steps(self) -> int:
@@ -100,7 +102,10 @@ def read_episode(raw: Data, spaces_of: SpacesOf, dialect: Dialect, where: str = 
                 Code.UNKNOWN_AGENT, f"{at}: unknown agent, expected one of the environment's"
             )
         agents[agent_id] = _reader_of(spaces).read(member, dialect, at)
-    return WireEpisode(**_about(whole), obs=[], actions=[], rewards=np.empty(0), agents=agents)
+    return WireEpisode(
+        **_about(whole), obs=[], actions=[], rewards=np.empty(0), agents=agents,
+        unclaimed=_unclaimed(whole.unclaimed, dialect, f"{where}.unclaimed"),
+    )  # fmt: skip
 
 
 _ABOUT: list[tuple[str, Any, Any]] = [
@@ -111,7 +116,7 @@ _ABOUT: list[tuple[str, Any, Any]] = [
     ("t", Count | None | UnsetType, UNSET),
     ("weights_seq_no", Count | None | UnsetType, UNSET),
 ]
-_WHOLE = Typed(msgspec.defstruct("Whole", [*_ABOUT, ("agents", Raw, UNSET)]))
+_WHOLE = Typed(msgspec.defstruct("Whole", [*_ABOUT, ("agents", Raw, UNSET), ("unclaimed", Raw, UNSET)]))
 _REWARDS = ColumnReader(NumberReader(np.dtype(np.float64)))
 _FREE: dict[str, tuple[str, Callable[[Any, str, int], Floats]]] = {
     "logp": ("action_logp", log_probabilities),
@@ -214,6 +219,18 @@ def _declared(typed: Typed, raw: Data, dialect: Dialect, where: str, needed: tup
     strings = isinstance(found.id, str) + isinstance(found.env, str)
     check_keys(raw, dialect, where, keys, strings)
     return found
+
+
+def _unclaimed(raw: Raw | UnsetType, dialect: Dialect, where: str) -> Mapping[str, float] | None:
+    """Return what was paid to agents that no action of theirs can own; null means nothing."""
+    if isinstance(raw, UnsetType) or is_nil(raw, dialect):
+        return None
+    paid = reward(raw, dialect, where)
+    if not isinstance(paid, dict):
+        raise BadMessageError(
+            Code.WRONG_TYPE, f"{where}: got a number, expected an object of numbers by agent"
+        )
+    return paid
 
 
 def _about(found: Any) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class _Flat(msgspec.Struct, array_like=True, frozen=True, gc=False):
     dist_inputs: _Block | None
     state_in: _Block | None
     agents: dict[str, Raw] | None
+    unclaimed: dict[str, float] | None
 
 
 class Translated(msgspec.Struct, array_like=True, frozen=True):
@@ -64,7 +65,7 @@ class Translated(msgspec.Struct, array_like=True, frozen=True):
     episodes: list[Raw]
 
 
-_ABOUT = ("id", "env", "t", "terminated", "truncated", "weights_seq_no")
+_ABOUT = ("id", "env", "t", "terminated", "truncated", "weights_seq_no", "unclaimed")
 _FREE = ("logp", "dist_inputs", "state_in")
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Flat)
