@@ -139,6 +139,8 @@ class ServedEnvs(RoundEnvs):
                 self._serve(left)
                 left = 0.0
             ready = super().poll(left)
+            # Who asked for nobody's action has an answer already.
+            self._reception.flush(self._post)
             if len(ready.slots) or ready.played or ready.ended or ready.episodes or ready.unclaimed:
                 return ready
             if until is not None and time.monotonic() >= until:

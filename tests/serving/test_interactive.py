@@ -221,6 +221,18 @@ def test_several_agents_with_policies_of_their_own(door: Door) -> None:
         assert told["policy_for_bob_reward"] == [14.0]
 
 
+@every_door
+def test_a_question_about_nobody_who_acts_is_answered_at_once(door: Door) -> None:
+    with served(**TWO, settings={"idle_timeout": 30.0}) as one, one.sampling(), one.voice(door) as voice:
+        turns = Turns(voice, "e")
+        assert turns.act({}) == {}
+        assert set(turns.act({"ann": [0, 0]})) == {"ann"}
+        turns.pay({"ann": 1.0}, done={"ann": True})
+        assert turns.act({"ann": [0, 1]}) == {}
+        assert set(turns.act({"bob": [0, 0, 0]})) == {"bob"}
+        turns.end({"bob": [0, 0, 0]})
+
+
 def test_masked_actions_are_never_answered() -> None:
     with served(**MASKED) as one, one.sampling(), one.voice() as voice:
         turns = Turns(voice, "e")
