@@ -147,11 +147,15 @@ def test_what_is_paid_to_those_who_are_done_or_never_came_counts_in_the_return(m
         client.log_returns(name, {"red_0": 1.0, "blue_0": 2.0}, multiagent_done_dict={"red_0": True})
         client.get_action(name, {"blue_0": seen})
         client.log_returns(name, {"red_0": 4.0, "red_1": 8.0, "blue_0": 16.0})
+        client.get_action(name, {"blue_0": seen})
+        # Who comes back begins anew, with what was paid since the last call.
+        client.log_returns(name, {"red_0": 32.0})
+        client.get_action(name, {"blue_0": seen, "red_0": seen})
         client.end_episode(name, {"blue_0": seen})
         client.close()
-        assert course.has_rewards([2.0, 16.0], "blue")
-        assert course.has_rewards([1.0], "red")
-        assert course.algo._metrics.summary()["hist_stats"]["episode_reward"] == [31.0]
+        assert course.has_rewards([2.0, 16.0, 0.0, 0.0], "blue")
+        assert course.has_rewards([1.0, 32.0], "red")
+        assert course.algo._metrics.summary()["hist_stats"]["episode_reward"] == [63.0]
 
 
 def test_agents_are_named_by_texts() -> None:

@@ -6,7 +6,7 @@ with a single seat.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +49,8 @@ class LocalEpisode:
         # Those whose own trajectory is over; the steps of each, in case it comes back.
         self._left: dict[str, int] = {}
         self._early: dict[str, float] = {}
+        # What was paid to agents that were done and did not come back with the next call.
+        self._unclaimed: dict[str, float] = {}
         self._done: set[str] = set()
         # Whether the environment ended it, None while it goes on.
         self._terminated: bool | None = None
@@ -98,7 +100,10 @@ class LocalEpisode:
                 seat.paid += amount
             else:
                 self._early[agent] = self._early.get(agent, 0.0) + amount
-        self._done.update(agent for agent, flag in (done or {}).items() if flag and agent in self._seats)
+        for agent, flag in (done or {}).items():
+            seat = self._seats.get(agent)
+            if flag and seat is not None and not seat.over:
+                self._done.add(agent)
 
     def end(self, observation: Any, truncated: bool) -> None:
         """Note that it is over; see `PolicyClient.end_episode`."""
@@ -127,9 +132,9 @@ class LocalEpisode:
         flags = {"is_terminated": self._terminated is True, "is_truncated": self._terminated is False}
         body: dict[str, Any] = {"id": self.episode_id, **flags}
         body |= {"agents": chunks} if self._multi else chunks[SINGLE_AGENT]
-        if over and self._early:
-            # Of agents that did not act, or that were done before.
-            body["unclaimed"] = self._early
+        if over and self._multi:
+            self._write_off(self._early)
+            body["unclaimed"] = self._unclaimed
         return to_raw(body, Dialect.MSGPACK), steps
 
     def judge(self) -> None:
@@ -190,6 +195,7 @@ class LocalEpisode:
             for policy, agents in groups.values():
                 actions |= self._decide(policy, agents, waiting)
             self._done.clear()
+            self._write_off([agent for agent in self._early if agent in self._seats or agent in self._left])
             return {agent: actions[agent] for agent in waiting}
 
     def _decide(
@@ -227,6 +233,11 @@ class LocalEpisode:
             # One message holds one life of each agent.
             self._actor.set_aside(self)
         return waiting
+
+    def _write_off(self, agents: Iterable[str]) -> None:
+        """Note that no action will own what was paid to agents."""
+        for agent in list(agents):
+            self._unclaimed[agent] = self._unclaimed.get(agent, 0.0) + self._early.pop(agent)
 
     def _seat(self, observations: Mapping[str, Any]) -> None:
         """Make room for agents that appear."""
