@@ -166,7 +166,7 @@ class ChunkDesk:
         chunks.over = episode.terminated or episode.truncated
         state.chunks_over += chunks.over and episode.id is not None
         if moves or chunks.over:
-            env_steps = max((len(one.rewards) for one in moves.values()), default=0)
+            env_steps = _env_steps(episode, moves)
             told = [
                 one.weights_seq_no for one in (episode, *members.values()) if one.weights_seq_no is not None
             ]
@@ -277,6 +277,14 @@ class ChunkDesk:
             one.obs[skip:], one.actions[skip:], one.rewards[skip:],
             one.terminated and agent is not None, one.truncated and agent is not None, logp, inputs, states,
         )  # fmt: skip
+
+
+def _env_steps(episode: WireEpisode, moves: Mapping[Any, Moves]) -> int:
+    """Return how many env steps are new: what the client told, where all of it is new and agents have that many."""
+    lengths = [len(one.rewards) for one in moves.values()]
+    if episode.env_steps is None or sum(lengths) != episode.steps:
+        return max(lengths, default=0)
+    return min(episode.env_steps, sum(lengths))
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -158,6 +158,20 @@ def test_what_is_paid_to_those_who_are_done_or_never_came_counts_in_the_return(m
         assert course.algo._metrics.summary()["hist_stats"]["episode_reward"] == [63.0]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_agents_that_take_turns_make_an_env_step_each(mode: str) -> None:
+    seen = np.zeros(10, np.float32)
+    with Course(TEAMS) as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
+        name = client.start_episode()
+        for turn in range(20):
+            client.get_action(name, {f"red_{turn % 2}": seen})
+        client.get_action(name, {"red_0": seen, "red_1": seen})
+        client.end_episode(name, {})
+        client.close()
+        assert course.has_rewards([0.0] * 22, "red")
+        assert course.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [21]
+
+
 def test_agents_are_named_by_texts() -> None:
     with Course(TEAMS) as course, PolicyClient(course.address) as client:
         name = client.start_episode()

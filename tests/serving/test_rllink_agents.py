@@ -97,6 +97,25 @@ def test_what_no_action_can_own_counts_once_and_with_the_end(size: int) -> None:
         assert sorted(returns) == [0.0, 1_000 + sum(range(size + 5))]
 
 
+@pytest.mark.parametrize(("told", "length"), [(None, 13), (0, 5), (14, 19), (15, 20), (2**62, 20)])
+def test_env_steps_of_agents_that_take_turns_are_told(told: int | None, length: int) -> None:
+    agents = {"ann": member(2, 10), "bob": member(3, 5)}
+    last = {
+        "ann": member(2, 3, begin=10, t=10, end="terminated"),
+        "bob": member(3, 2, begin=5, t=5, end="terminated"),
+    }
+    with served(kind=RLlinkInput, **TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            first = together("e", agents) | ({} if told is None else {"env_steps": told})
+            voice.bring(first, first)
+            voice.bring(together("e", last, end="terminated") | ({} if told is None else {"env_steps": 5}))
+            assert voice.ask("PING") == {"type": "PONG"}
+            assert settled(one)
+        assert one.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [
+            length if told is not None else 13
+        ]
+
+
 def test_a_gap_of_one_agent_refuses_the_whole_chunk_and_nothing_is_lost() -> None:
     first = together("e", {"ann": member(2, 10), "bob": member(3, 10)})
     gap = together("e", {"ann": member(2, 10, begin=10, t=10), "bob": member(3, 5, begin=15, t=15)}, t=10)

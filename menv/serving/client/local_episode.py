@@ -55,6 +55,8 @@ class LocalEpisode:
         # Whether the environment ended it, None while it goes on.
         self._terminated: bool | None = None
         self._is_cut = False
+        # How many env steps have begun, and of how many of them the server knows.
+        self._acts = self._told = 0
 
     @property
     def begun(self) -> bool:
@@ -128,14 +130,26 @@ class LocalEpisode:
         if not chunks and not (over and self._is_cut):
             return None
         self._is_cut = True
-        steps = max((len(chunk["rewards"]) for chunk in chunks.values()), default=0)
+        steps = self._env_steps(chunks, over)
         flags = {"is_terminated": self._terminated is True, "is_truncated": self._terminated is False}
         body: dict[str, Any] = {"id": self.episode_id, **flags}
         body |= {"agents": chunks} if self._multi else chunks[SINGLE_AGENT]
         if over and self._multi:
             self._write_off(self._early)
             body["unclaimed"] = self._unclaimed
+        if self._multi:
+            body["env_steps"] = steps
         return to_raw(body, Dialect.MSGPACK), steps
+
+    def _env_steps(self, chunks: Mapping[str, Any], over: bool) -> int:
+        """Return how many env steps a chunk adds: fewer than its agents have steps where these take turns."""
+        lengths = [len(chunk["rewards"]) for chunk in chunks.values()]
+        if not self._multi:
+            return sum(lengths)
+        # What came of the last actions is not known before the end.
+        steps = min(max(0, self._acts - (not over) - self._told), sum(lengths))
+        self._told += steps
+        return steps
 
     def judge(self) -> None:
         """Note how probable all actions were, before the weights change."""
@@ -194,6 +208,7 @@ class LocalEpisode:
             actions: dict[str, Any] = {}
             for policy, agents in groups.values():
                 actions |= self._decide(policy, agents, waiting)
+            self._acts += 1
             self._done.clear()
             self._write_off([agent for agent in self._early if agent in self._seats or agent in self._left])
             return {agent: actions[agent] for agent in waiting}

@@ -50,6 +50,7 @@ class WireEpisode:
         dist_inputs: [n, K] float32 inputs of the distribution that drew the actions, or None.
         state_in: [n, S] float32 what the network remembered before each step, or None.
         agents: The same of each agent, where there are several; then the columns here are empty.
+        env_steps: Of a chunk of several agents, if the client told.
         unclaimed: What was paid to agents that no action of theirs can own, by agent.
     """
 
@@ -66,6 +67,7 @@ class WireEpisode:
     dist_inputs: Floats | None = None
     state_in: Floats | None = None
     agents: Mapping[str, WireEpisode] | None = None
+    env_steps: int | None = None
     unclaimed: Mapping[str, float] | None = None
 
     @property
@@ -104,6 +106,7 @@ def read_episode(raw: Data, spaces_of: SpacesOf, dialect: Dialect, where: str = 
         agents[agent_id] = _reader_of(spaces).read(member, dialect, at)
     return WireEpisode(
         **_about(whole), obs=[], actions=[], rewards=np.empty(0), agents=agents,
+        env_steps=whole.env_steps if isinstance(whole.env_steps, int) else None,
         unclaimed=_unclaimed(whole.unclaimed, dialect, f"{where}.unclaimed"),
     )  # fmt: skip
 
@@ -116,7 +119,12 @@ _ABOUT: list[tuple[str, Any, Any]] = [
     ("t", Count | None | UnsetType, UNSET),
     ("weights_seq_no", Count | None | UnsetType, UNSET),
 ]
-_WHOLE = Typed(msgspec.defstruct("Whole", [*_ABOUT, ("agents", Raw, UNSET), ("unclaimed", Raw, UNSET)]))
+_OF_SEVERAL: list[tuple[str, Any, Any]] = [
+    ("agents", Raw, UNSET),
+    ("unclaimed", Raw, UNSET),
+    ("env_steps", Count | None | UnsetType, UNSET),
+]
+_WHOLE = Typed(msgspec.defstruct("Whole", [*_ABOUT, *_OF_SEVERAL]))
 _REWARDS = ColumnReader(NumberReader(np.dtype(np.float64)))
 _FREE: dict[str, tuple[str, Callable[[Any, str, int], Floats]]] = {
     "logp": ("action_logp", log_probabilities),

@@ -51,6 +51,7 @@ class _Flat(msgspec.Struct, array_like=True, frozen=True, gc=False):
     state_in: _Block | None
     agents: dict[str, Raw] | None
     unclaimed: dict[str, float] | None
+    env_steps: int | None
 
 
 class Translated(msgspec.Struct, array_like=True, frozen=True):
@@ -65,7 +66,7 @@ class Translated(msgspec.Struct, array_like=True, frozen=True):
     episodes: list[Raw]
 
 
-_ABOUT = ("id", "env", "t", "terminated", "truncated", "weights_seq_no", "unclaimed")
+_ABOUT = ("id", "env", "t", "terminated", "truncated", "weights_seq_no", "unclaimed", "env_steps")
 _FREE = ("logp", "dist_inputs", "state_in")
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Flat)
