@@ -87,7 +87,9 @@ class RayPeer(Peer):
         """Return the answer to the oldest question; see `Peer.answer`."""
         if not self.pending:
             raise CallOrderError(f"{self.label}: was asked nothing, expected a question first; call ask")
-        wait_for([self], None)
+        # Once it is known where it lives, waiting for the answer and fetching it are one call.
+        if self.is_gone() or not self.is_placed():
+            wait_for([self], None)
         reply: Any = None if self.ended else self._reply()
         self.pending -= 1
         if self.ended is not None:
@@ -148,7 +150,9 @@ class RayPeer(Peer):
             found.__cause__ = FarTraceback(str(error))
             return found
         except RayError as error:
-            self.lose(error)
+            # Another thread may have killed it meanwhile, and said so.
+            if self.ended is None:
+                self.lose(error)
         return None
 
 
