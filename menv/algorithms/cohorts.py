@@ -147,6 +147,7 @@ def _form(spec: PolicySpec, config: AlgorithmConfig | None, network: NetworkSpec
         config.normalize_actions,
         config.clip_actions,
         config.inference,
+        config.num_gpus > 0,
         config.observation_filter,
         list(config.agent_connectors),
     )
@@ -243,7 +244,7 @@ def _net_cohort(
 ) -> Built:
     """Create the networks of one architecture."""
     preprocessor = ObsPreprocessor(spec.observation_space)
-    backend, check = _backend(network, weights, config.inference, seed, preprocessor)
+    backend, check = _backend(network, weights, config, seed, preprocessor)
     output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
     cohort = NetCohort(
         members, spec.observation_space, spec.action_space, backend, output, network.state_sizes, connectors
@@ -260,14 +261,14 @@ def _stored_graphs(network: NetworkSpec) -> ActingGraphs | None:
 def _backend(
     network: NetworkSpec,
     weights: Sequence[Mapping[str, Any]],
-    inference: str,
+    config: AlgorithmConfig,
     seed: int,
     preprocessor: ObsPreprocessor,
 ) -> tuple[ActingBackend, Callable[[], ActingBackend | None] | None]:
     """Return what runs the networks, and for "auto" what checks it; see `Built.check`."""
     from menv.acting.onnx_acting import OnnxActing
 
-    state_size = sum(network.state_sizes)
+    inference, state_size = config.inference, sum(network.state_sizes)
     graphs = None if inference == "torch" else network.graphs(weights[0])
     if graphs is not None:
         onnx = OnnxActing(graphs, network.head, weights, state_size)
@@ -277,8 +278,10 @@ def _backend(
             'inference: "onnx" for a network that has no acting graph, expected "auto" or "torch"; choose one'
         )
     from menv.algorithms.torch_acting import TorchActing
+    from menv.algorithms.torch_device import learning_device
 
-    return TorchActing(network.torch_network, network.head, weights, state_size), None
+    device = learning_device(config.num_gpus)
+    return TorchActing(network.torch_network, network.head, weights, state_size, device), None
 
 
 def _checked(

@@ -49,7 +49,7 @@ def standard_logp(head: ActionHead, inputs: Tensor, actions: Tensor) -> Tensor:
     if head.kind == "categorical":
         return inputs.gather(1, actions[:, None]).squeeze(1)
     if head.kind == "multi_categorical":
-        return inputs.gather(1, actions + _starts(head)).sum(-1)
+        return inputs.gather(1, actions + _starts(head, actions.device)).sum(-1)
     mean, log_std = inputs.chunk(2, -1)
     z = (actions - mean) * torch.exp(-log_std)
     return -(0.5 * z * z + log_std).sum(-1) - head.sizes[0] * _HALF_LOG_TWO_PI
@@ -82,5 +82,5 @@ def _log_softmax(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1)
 
 
-def _starts(head: ActionHead) -> Tensor:
-    return torch.tensor((0, *head.sizes[:-1])).cumsum(0)
+def _starts(head: ActionHead, device: torch.device) -> Tensor:
+    return torch.tensor((0, *head.sizes[:-1]), device=device).cumsum(0)

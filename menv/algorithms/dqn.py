@@ -59,13 +59,18 @@ class DQNRecipe(OffPolicyRecipe):
         seed: int,
     ) -> Learner:
         """Return a `DQNLearner`, of sequences if the network is recurrent."""
+        from menv.algorithms.torch_device import learning_device
+
+        device = learning_device(config.num_gpus)
         if network.state_sizes:
             from menv.algorithms.recurrent_dqn_learner import RecurrentDQNLearner
 
-            return RecurrentDQNLearner(network, config, weights, seed, config.model.max_seq_len)
+            return RecurrentDQNLearner(
+                network, config, weights, seed, config.model.max_seq_len, device=device
+            )
         from menv.algorithms.dqn_learner import DQNLearner
 
-        return DQNLearner(network, config, weights, seed)
+        return DQNLearner(network, config, weights, seed, device=device)
 
 
 class DQN(Algorithm):

@@ -20,6 +20,7 @@ from menv.algorithms.n_step import transitions
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.replay import ReplayBuffer, Sample
+from menv.algorithms.torch_device import CPU, array_of, repeatable, tensor_of
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
 
@@ -38,13 +39,21 @@ class DQNLearner:
         weights: First weights by name; copied.
         seed: Decides which rows are drawn; the same seed and fragments give the same weights.
         rows_each: Rows that one entry of the buffer stands for, which its capacity and the batch size count.
+        device: Where gradient steps are made; experience stays with the processor.
 
     Attributes:
         replay: What was experienced.
     """
 
     def __init__(
-        self, spec: NetworkSpec, settings: DQNSettings, weights: Weights, seed: int, *, rows_each: int = 1
+        self,
+        spec: NetworkSpec,
+        settings: DQNSettings,
+        weights: Weights,
+        seed: int,
+        *,
+        rows_each: int = 1,
+        device: torch.device = CPU,
     ) -> None:
         self._rows_each = rows_each
         self._settings = settings
@@ -56,7 +65,10 @@ class DQNLearner:
         self._epsilon = float(weights[EPSILON][0])
         # In the order of the description, whatever the order of `weights`: state is saved flat.
         ordered = {name: weights[name] for name in spec.weight_shapes() if name != EPSILON}
-        self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip, eps=settings.adam_epsilon)
+        self._device = device
+        self._adam = FlatAdam(
+            ordered, settings.lr, grad_clip=settings.grad_clip, eps=settings.adam_epsilon, device=self._device
+        )
         self._network = spec.torch_network(self._adam.params)
         self._target_params = {name: param.detach().clone() for name, param in self._adam.params.items()}
         self._target = spec.torch_network(self._target_params)
@@ -109,7 +121,8 @@ class DQNLearner:
         rng = np.random.default_rng((self._seed, self._calls))
         self._calls += 1
         size = max(1, self._settings.train_batch_size // self._rows_each)
-        done = [self._step(self.replay.sample(size, rng)) for _ in range(count)]
+        with repeatable(self._device):
+            done = [self._step(self.replay.sample(size, rng)) for _ in range(count)]
         return dict(zip(_STATISTICS, torch.stack(done).mean(0).tolist(), strict=True)) if done else {}
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -135,7 +148,7 @@ class DQNLearner:
         """Return everything besides the weights that the next step depends on, experience included, as arrays."""
         return {
             **self._adam.state(),
-            **{_TARGET + name: param.numpy().copy() for name, param in self._target_params.items()},
+            **{_TARGET + name: array_of(param).copy() for name, param in self._target_params.items()},
             **{_REPLAY + name: column for name, column in self.replay.state().items()},
             "calls": np.array(self._calls, np.int64),
             "owed": np.array(self._owed),
@@ -183,12 +196,12 @@ class DQNLearner:
 
     def _step(self, sample: Sample) -> Tensor:
         """Make one gradient step and return the statistics, a tensor each number."""
-        rows = {name: torch.from_numpy(column) for name, column in sample.columns.items()}
+        rows = {name: tensor_of(column, self._device) for name, column in sample.columns.items()}
         prioritized = self._settings.replay_buffer_config.prioritized_replay
-        terms = self._terms(rows, torch.from_numpy(sample.weights) if prioritized else None)
+        terms = self._terms(rows, tensor_of(sample.weights, self._device) if prioritized else None)
         torch.autograd.backward(terms.loss)
         norm = self._adam.step()
-        self.replay.update_priorities(sample.indices, terms.td_errors.numpy())
+        self.replay.update_priorities(sample.indices, array_of(terms.td_errors))
         self._count_towards_copy()
         return torch.stack((terms.loss.detach(), terms.q_taken.mean(), terms.td_errors.abs().mean(), norm))
 

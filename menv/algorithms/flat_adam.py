@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from menv.algorithms.torch_device import CPU, array_of
 from menv.errors import ConfigError
 
 
@@ -28,6 +29,7 @@ class FlatAdam:
         grad_clip: Upper limit of the gradient's global L2 norm; None switches clipping off.
         betas: Decay of the two moments.
         eps: Added to the root of the second moment.
+        device: Where all of it lives.
 
     Attributes:
         params: Leaf tensors by name, views of one flat tensor; their gradients are views too.
@@ -44,6 +46,7 @@ class FlatAdam:
         grad_clip: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-5,
+        device: torch.device = CPU,
     ) -> None:
         self.lr = lr
         self.steps = 0
@@ -52,10 +55,10 @@ class FlatAdam:
         self._betas = betas
         self._eps = eps
         total = sum(value.size for value in weights.values())
-        self._flat = torch.empty(total)
-        self._grad = torch.zeros(total)
-        self._mean = torch.zeros(total)
-        self._square = torch.zeros(total)
+        self._flat = torch.empty(total, device=device)
+        self._grad = torch.zeros(total, device=device)
+        self._mean = torch.zeros(total, device=device)
+        self._square = torch.zeros(total, device=device)
         self.params: dict[str, Tensor] = {}
         start = 0
         for name, value in weights.items():
@@ -98,7 +101,7 @@ class FlatAdam:
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return copies of the parameters by name."""
-        return {name: param.detach().numpy().copy() for name, param in self.params.items()}
+        return {name: array_of(param.detach()).copy() for name, param in self.params.items()}
 
     @torch.no_grad()
     def set_weights(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
@@ -126,8 +129,8 @@ class FlatAdam:
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return copies of the moments [parameters], the number of updates [] and of gradients that were dropped []."""
         return {
-            "adam_mean": self._mean.numpy().copy(),
-            "adam_square": self._square.numpy().copy(),
+            "adam_mean": array_of(self._mean).copy(),
+            "adam_square": array_of(self._square).copy(),
             "adam_steps": np.array(self.steps, np.int64),
             "adam_skipped": np.array(self.skipped, np.int64),
         }

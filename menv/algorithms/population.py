@@ -234,6 +234,11 @@ class Population:
             config = override(self._config, spec.config, policy_id)
         else:
             config = adopt(recipe.config_class, self._config, spec.config, policy_id)
+        if config.num_gpus:
+            from menv.algorithms.torch_device import learning_device
+
+            # Now, not after the first fragment.
+            learning_device(config.num_gpus)
         if isinstance(config, PPOConfig) and config.critic_obs == "all_agents":
             if self._joint is None:
                 owners = self._agents(self.policy_map)

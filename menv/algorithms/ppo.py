@@ -66,8 +66,10 @@ class PPORecipe:
     def make_learner(self, network: NetworkSpec, weights: Weights, config: PPOConfig, seed: int) -> Learner:
         """Return a `PPOLearner`."""
         from menv.algorithms.ppo_learner import PPOLearner
+        from menv.algorithms.torch_device import learning_device
 
-        return PPOLearner(network, config, weights, seed, config.model.max_seq_len)
+        device = learning_device(config.num_gpus)
+        return PPOLearner(network, config, weights, seed, config.model.max_seq_len, device=device)
 
 
 class PPO(Algorithm):

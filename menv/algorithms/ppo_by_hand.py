@@ -18,6 +18,7 @@ from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import LOG_STD, ROLES, StockSpec
 from menv.algorithms.ppo_loss import LossWeights, Minibatch
 from menv.algorithms.ppo_slopes import Columns, loss_terms, places, policy_slopes, value_slopes
+from menv.algorithms.torch_device import CPU
 
 _HEADS = ("categorical", "multi_categorical", "gaussian")
 _SCALARS = 5
@@ -88,13 +89,14 @@ class PPOByHand:
     Args:
         spec: A network that `can_learn` approves of.
         adam: Its parameters and their optimizer.
+        device: Where these are.
     """
 
-    def __init__(self, spec: NetworkSpec, adam: FlatAdam) -> None:
+    def __init__(self, spec: NetworkSpec, adam: FlatAdam, device: torch.device = CPU) -> None:
         assert isinstance(spec, StockSpec)
         self._head = spec.head
         self._adam = adam
-        self._workspace = Workspace(spec)
+        self._workspace = Workspace(spec, device)
         self._policy, self._value = (MlpPasses(spec, role, adam.params, self._workspace) for role in ROLES)
         log_std = adam.params.get(LOG_STD)
         self._log_std = None if log_std is None else log_std.detach()

@@ -7,6 +7,7 @@ back-ends. It does not know environments, agents or how batches were collected.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from menv.algorithms.ppo_loss import FIELDS, LossWeights, Minibatch, adapted_kl_
 from menv.algorithms.ppo_policy import PPOPolicy
 from menv.algorithms.ppo_settings import PPOSettings
 from menv.algorithms.sequences import sequences, state_before
+from menv.algorithms.torch_device import CPU, repeatable, tensor_of
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
 
@@ -44,6 +46,7 @@ class PPOLearner:
         seed: Decides the order of rows; the same seed and batches give the same weights.
         max_seq_len: Rows through which a recurrent network learns at a time.
         policy: A policy with a loss or modules of its own; `weights` has those of the modules too.
+        device: Where gradient steps are made.
         by_hand: False leaves all gradients to autograd, not only those of networks and losses that `PPOByHand` does
             not know. Both forms agree but for rounding; a run keeps to one of them.
     """
@@ -57,6 +60,7 @@ class PPOLearner:
         max_seq_len: int = 1,
         policy: PPOPolicy | None = None,
         *,
+        device: torch.device = CPU,
         by_hand: bool = True,
     ) -> None:
         self._max_seq_len = max_seq_len
@@ -71,12 +75,13 @@ class PPOLearner:
         # In the order of the description, whatever the order of `weights`: state is saved flat.
         own = () if policy is None else (name for name, _ in policy.module_params())
         ordered = {name: weights[name] for name in (*spec.weight_shapes(), *own)}
-        self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip)
+        self._device = device
+        self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip, device=device)
         self._network = spec.torch_network(self._adam.params)
         self._policy = policy
         plain = by_hand and (policy is None or policy.learns_as_ppo)
-        self._by_hand = PPOByHand(spec, self._adam) if plain and can_learn(spec) else None
-        if policy is not None:
+        self._by_hand = PPOByHand(spec, self._adam, device) if plain and can_learn(spec) else None
+        if policy is not None and device == CPU:
             policy.learn_with(self._network, self._adam.params)
 
     # Something that was raised between two instructions may have left gradients off.
@@ -109,7 +114,8 @@ class PPOLearner:
         self._adam.lr = settings.lr_at(env_steps)
         weights = LossWeights.of(settings, env_steps, self._kl_coeff)
         rows = self._rows(columns) if not self._recurrent else self._sequences(columns)
-        stats = self._epochs(rows, weights)
+        with repeatable(self._device), self._with_policy():
+            stats = self._epochs(rows, weights)
         stats["vf_explained_var"] = explained_variance(columns["value_targets"], columns["advantages"])
         stats["cur_lr"] = self._adam.lr
         if self._adam.skipped:
@@ -156,31 +162,47 @@ class PPOLearner:
 
     def _rows(self, columns: Columns) -> Minibatch:
         mask, critic_obs = columns.get("action_mask"), columns.get("critic_obs")
-        old_inputs = _tensor(columns["action_dist_inputs"], np.float32)
-        advantages = _tensor(columns["advantages"], np.float32)
+        old_inputs = self._tensor(columns["action_dist_inputs"], np.float32)
+        advantages = self._tensor(columns["advantages"], np.float32)
         spread = advantages.std(correction=0).clamp(min=_LEAST_SPREAD)
         advantages = (advantages - advantages.mean()) / spread
         return Minibatch(
-            obs=_tensor(obs_column(columns["obs"]), None),
-            mask=None if mask is None else _tensor(mask, np.bool_),
-            actions=_tensor(columns["actions"], self._head.action_dtype),
-            old_logp=_tensor(columns["action_logp"], np.float32),
+            obs=self._tensor(obs_column(columns["obs"]), None),
+            mask=None if mask is None else self._tensor(mask, np.bool_),
+            actions=self._tensor(columns["actions"], self._head.action_dtype),
+            old_logp=self._tensor(columns["action_logp"], np.float32),
             old_inputs=distributions.standard(self._head, old_inputs).contiguous(),
             advantages=advantages,
             bounds=clip_bounds(advantages, self._settings.clip_param),
-            value_targets=_tensor(columns["value_targets"], np.float32),
-            critic_obs=None if critic_obs is None else _tensor(critic_obs, np.float32),
-            others=None if self._policy is None else _others(columns),
+            value_targets=self._tensor(columns["value_targets"], np.float32),
+            critic_obs=None if critic_obs is None else self._tensor(critic_obs, np.float32),
+            others=None if self._policy is None else self._others(columns),
         )
 
     def _sequences(self, columns: Columns) -> Minibatch:
         """Return the rows laid out in sequences."""
         rows = self._rows(columns)
         cut = sequences(columns["seq_lens"], self._max_seq_len)
-        places = torch.from_numpy(cut.rows)
+        places = self._tensor(cut.rows)
         laid_out = rows.each(lambda column: column[places])
-        state = state_before(columns, cut.starts)
-        return laid_out._replace(state=torch.from_numpy(state), valid=torch.from_numpy(cut.valid))
+        state = self._tensor(state_before(columns, cut.starts))
+        return laid_out._replace(state=state, valid=self._tensor(cut.valid))
+
+    def _others(self, columns: Columns) -> dict[str, Tensor]:
+        """Return the columns of numbers and flags that a minibatch has no field for."""
+        stored = columns.stored() if isinstance(columns, SampleBatch) else columns
+        numbers = {
+            name: column
+            for name, column in stored.items()
+            if column.dtype.kind in "biuf" and name not in FIELDS.values()
+        }
+        return {
+            name: self._tensor(column, np.float32 if column.dtype.kind == "f" else column.dtype)
+            for name, column in numbers.items()
+        }
+
+    def _tensor(self, column: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> Tensor:
+        return tensor_of(column, self._device, dtype)
 
     def _epochs(self, rows: Minibatch, weights: LossWeights) -> dict[str, float]:
         # A pure function of seed and batch number: a resumed run shuffles as if it had never stopped.
@@ -201,12 +223,18 @@ class PPOLearner:
             self._by_hand.free()
         return dict(zip(self._statistics, torch.stack(last_epoch).mean(0).tolist(), strict=True))
 
+    def _with_policy(self) -> AbstractContextManager[None]:
+        """Return what has a policy's own loss and modules compute with the parameters, where they do not anyway."""
+        if self._policy is None or self._device == CPU:
+            return nullcontext()
+        return self._policy.lent(self._network, self._adam.params)
+
     def _order(self, rng: np.random.Generator, rows: Minibatch) -> tuple[Tensor, int]:
         """Return the order of rows in an epoch, and how many of them make a minibatch."""
         size, least = self._settings.sgd_minibatch_size, 2
         if rows.valid is not None:
             size, least = max(1, size // rows.valid.shape[1]), 1
-        order = torch.from_numpy(rng.permutation(len(rows.obs)))
+        order = self._tensor(rng.permutation(len(rows.obs)))
         # A last part of a single row would be a step on noise.
         rest = len(order) % size
         return (order[:-rest] if rest and rest < least and len(order) > size else order), size
@@ -278,21 +306,3 @@ def explained_variance(value_targets: npt.NDArray[Any], advantages: npt.NDArray[
     if variance == 0.0:
         return 0.0
     return max(-1.0, 1.0 - float(np.var(advantages, dtype=np.float64)) / variance)
-
-
-def _others(columns: Columns) -> dict[str, Tensor]:
-    """Return the columns of numbers and flags that a minibatch has no field for."""
-    stored = columns.stored() if isinstance(columns, SampleBatch) else columns
-    numbers = {
-        name: column
-        for name, column in stored.items()
-        if column.dtype.kind in "biuf" and name not in FIELDS.values()
-    }
-    return {
-        name: _tensor(column, np.float32 if column.dtype.kind == "f" else column.dtype)
-        for name, column in numbers.items()
-    }
-
-
-def _tensor(column: npt.NDArray[Any], dtype: Any) -> Tensor:
-    return torch.from_numpy(np.require(column, dtype, ("C", "W")))

@@ -20,9 +20,9 @@ from torch.nn import functional
 from menv.acting.action_head import ActionHead
 from menv.algorithms import distributions
 from menv.algorithms.ppo_settings import PPOSettings
+from menv.algorithms.torch_device import constant
 
 _MOST_LOG_RATIO = 20.0
-_LEFT_OUT = torch.tensor(math.nan)
 FIELDS = {
     "obs": "obs", "mask": "action_mask", "actions": "actions", "old_logp": "action_logp",
     "old_inputs": "action_dist_inputs", "advantages": "advantages", "value_targets": "value_targets",
@@ -156,7 +156,8 @@ def ppo_loss(
     vf_loss = value_loss(values, rows.value_targets, weights.vf_clip_param)
     total = torch.add(policy_loss, vf_loss, alpha=weights.vf_loss_coeff)
     # Terms of weight 0 are reported all the same, but nothing is differentiated for them.
-    still, entropy, kl = inputs.detach(), _LEFT_OUT, _LEFT_OUT
+    still = inputs.detach()
+    entropy = kl = constant(math.nan, still.device)
     if report or weights.entropy_coeff:
         entropy = distributions.standard_entropy(head, inputs if weights.entropy_coeff else still).mean()
     if weights.entropy_coeff:

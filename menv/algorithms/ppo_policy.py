@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from menv import draws
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.ppo_loss import LossWeights, Minibatch, ppo_loss
 from menv.algorithms.ppo_settings import PPOSettings
+from menv.algorithms.torch_device import array_of, learning_device
 from menv.errors import ConfigError, ContractError
 from menv.loop.net_cohort import NetCohort
 from menv.loop.net_policy import NetPolicy
@@ -94,7 +96,8 @@ class PPOPolicy(NetPolicy):
                 terminateds, truncateds, `action_mask` [B, M] if there is one, `action_logp`, `vf_preds`,
                 `value_targets`, and those that you added. `advantages` have mean 0 and variance 1 over the
                 train batch. `action_dist_inputs` [B, D] describe the distribution that acted, as
-                `menv.algorithms.distributions` has them. Floats are float32.
+                `menv.algorithms.distributions` has them. Floats are float32. With `num_gpus` they are on the GPU, and
+                so are the network and the modules while the loss is computed.
 
         Returns:
             A scalar, or a scalar and statistics by name, scalars too. A statistic "kl" adapts `kl_coeff`.
@@ -145,7 +148,7 @@ class PPOPolicy(NetPolicy):
 
     def get_weights(self) -> dict[str, Any]:
         """Return copies of the weights by name, those of the modules among them."""
-        own = {name: param.detach().numpy().copy() for name, param in self.module_params()}
+        own = {name: array_of(param.detach()).copy() for name, param in self.module_params()}
         return {**super().get_weights(), **own}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
@@ -179,7 +182,8 @@ class PPOPolicy(NetPolicy):
         model = getattr(self.settings, "model", None)
         most = 1 if model is None else model.max_seq_len
         own = None if self._spec.state_sizes else self
-        return PPOLearner(self._spec, self.settings, self.get_weights(), seed, most, own)
+        device = learning_device(getattr(self.settings, "num_gpus", 0))
+        return PPOLearner(self._spec, self.settings, self.get_weights(), seed, most, own, device=device)
 
     def checked_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a minibatch and its statistics; a learner calls it.
@@ -197,8 +201,31 @@ class PPOPolicy(NetPolicy):
             params: Those of the modules among them, by the names of `get_weights`.
         """
         self._network, self._learning = network, True
+        self._stand_on(params)
+
+    @contextmanager
+    def lent(self, network: TorchNetwork, params: Mapping[str, Tensor]) -> Iterator[None]:
+        """Read a learner's parameters for as long as it learns; they are on a GPU, where other hooks compute nothing.
+
+        Args:
+            network: As for `learn_with`.
+            params: As for `learn_with`.
+        """
+        own = {name: param.data for name, param in self.module_params()}
+        self._network = network
+        self._stand_on(params)
+        try:
+            yield
+        finally:
+            self._network = None
+            for name, param in self.module_params():
+                param.grad, param.data = None, own[name]
+
+    def _stand_on(self, params: Mapping[str, Tensor]) -> None:
         for name, param in self.module_params():
-            param.data, param.grad = params[name].detach(), params[name].grad
+            param.grad = None
+            param.data = params[name].detach()
+            param.grad = params[name].grad
 
     def module_params(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters of the modules by the names of `get_weights`."""

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from menv.acting.action_head import ILLEGAL, ActionHead
 from menv.algorithms.ppo_loss import LossWeights
+from menv.algorithms.torch_device import constant
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-_MINUS_ONE = torch.tensor(-1.0)
 _NORMAL_ENTROPY = _HALF_LOG_TWO_PI + 0.5
 
 
@@ -115,7 +115,7 @@ def places(head: ActionHead, actions: Tensor) -> Tensor:
     columns = actions.reshape(len(actions), -1).t()
     if head.kind == "gaussian":
         return columns.contiguous()
-    starts = torch.tensor([0, *itertools.accumulate(head.sizes[:-1])])
+    starts = torch.tensor([0, *itertools.accumulate(head.sizes[:-1])], device=actions.device)
     return columns + starts[:, None]
 
 
@@ -149,7 +149,8 @@ def _choices(
         kl = (rows.old_inputs.exp() * (rows.old_inputs - logp)).sum() * share
         terms = losses.mean(), entropy, kl
     drift = _drift(sizes, weights, rows, logp, chances)
-    slopes = chances.scatter_add_(0, rows.actions, _MINUS_ONE.expand_as(rows.actions)).mul_(push.mul_(-share))
+    less = constant(-1.0, chances.device)
+    slopes = chances.scatter_add_(0, rows.actions, less.expand_as(rows.actions)).mul_(push.mul_(-share))
     if drift is not None:
         slopes.add_(drift, alpha=share)
     if rows.forbidden is not None:

@@ -59,9 +59,10 @@ class QMIXRecipe(OffPolicyRecipe):
     def make_learner(self, network: NetworkSpec, weights: Weights, config: QMIXConfig, seed: int) -> Learner:
         """Return a `QMIXLearner`."""
         from menv.algorithms.qmix_learner import QMIXLearner
+        from menv.algorithms.torch_device import learning_device
 
         assert isinstance(network, GroupSpec)
-        return QMIXLearner(network, config, weights, seed)
+        return QMIXLearner(network, config, weights, seed, device=learning_device(config.num_gpus))
 
 
 class QMIX(Algorithm):

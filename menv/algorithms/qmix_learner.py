@@ -14,6 +14,7 @@ from menv.algorithms.dqn_learner import DQNLearner, Weights
 from menv.algorithms.dqn_loss import DQNTerms, best_worth, td_loss
 from menv.algorithms.dqn_settings import DQNSettings
 from menv.algorithms.networks.group_spec import GroupSpec
+from menv.algorithms.torch_device import CPU
 
 
 class QMIXLearner(DQNLearner):
@@ -24,10 +25,19 @@ class QMIXLearner(DQNLearner):
         settings: Numbers of the loss, the optimizer, the buffer and the exploration.
         weights: First weights by name; copied.
         seed: Decides which rows are drawn; the same seed and fragments give the same weights.
+        device: Where gradient steps are made.
     """
 
-    def __init__(self, spec: GroupSpec, settings: DQNSettings, weights: Weights, seed: int) -> None:
-        super().__init__(spec, settings, weights, seed)
+    def __init__(
+        self,
+        spec: GroupSpec,
+        settings: DQNSettings,
+        weights: Weights,
+        seed: int,
+        *,
+        device: torch.device = CPU,
+    ) -> None:
+        super().__init__(spec, settings, weights, seed, device=device)
         self._group = spec.torch_network(self._adam.params)
         self._target_group = spec.torch_network(self._target_params)
 

@@ -19,6 +19,7 @@ from menv.algorithms.dqn_settings import DQNSettings
 from menv.algorithms.n_step import transitions
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.sequences import Sequences, sequences, state_before
+from menv.algorithms.torch_device import CPU
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
 
@@ -37,12 +38,20 @@ class RecurrentDQNLearner(DQNLearner):
         weights: First weights by name; copied.
         seed: Decides which sequences are drawn.
         max_seq_len: T.
+        device: Where gradient steps are made.
     """
 
     def __init__(
-        self, spec: NetworkSpec, settings: DQNSettings, weights: Weights, seed: int, max_seq_len: int
+        self,
+        spec: NetworkSpec,
+        settings: DQNSettings,
+        weights: Weights,
+        seed: int,
+        max_seq_len: int,
+        *,
+        device: torch.device = CPU,
     ) -> None:
-        super().__init__(spec, settings, weights, seed, rows_each=max_seq_len)
+        super().__init__(spec, settings, weights, seed, rows_each=max_seq_len, device=device)
         self._max_seq_len = max_seq_len
 
     def _columns(self, batch: SampleBatch) -> dict[str, Column]:
@@ -82,7 +91,7 @@ class RecurrentDQNLearner(DQNLearner):
             target = self._target.dist_inputs(steps, allowed, state)
             online = q_values if allowed is None else torch.where(allowed, q_values, ILLEGAL)
             # [M] places of the rows' next observations among the [B * (T + 1)] steps.
-            number = torch.arange(len(obs))[:, None].expand_as(after)[valid]
+            number = torch.arange(len(obs), device=obs.device)[:, None].expand_as(after)[valid]
             behind = number * shape[1] + after[valid]
             targets = td_targets(
                 rows["returns"][valid], rows["discounts"][valid], target[behind],
@@ -102,7 +111,7 @@ def _and_next(column: Column, cut: Sequences, beyond: Column) -> Column:
 
 def _of_each(errors: Tensor, valid: Tensor) -> Tensor:
     """Return the [B] priorities of sequences from the errors [M] of their rows."""
-    laid_out = torch.zeros(valid.shape)
+    laid_out = errors.new_zeros(valid.shape)
     laid_out[valid] = errors
     mean = laid_out.sum(1) / valid.sum(1)
     return _MOST * laid_out.amax(1) + (1.0 - _MOST) * mean

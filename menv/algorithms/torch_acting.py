@@ -32,6 +32,7 @@ from menv.acting.backend import (
 from menv.algorithms import distributions, epsilon_greedy
 from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.networks.torch_network import RecurrentNetwork, TorchNetwork
+from menv.algorithms.torch_device import CPU, array_of, repeatable, tensor_of
 from menv.errors import ConfigError
 
 MakeNetwork: TypeAlias = Callable[[Mapping[str, Tensor]], TorchNetwork]
@@ -43,21 +44,30 @@ _ODD_DRAWS = 2
 
 
 class TorchActing:
-    """P policies of one architecture, run by torch on the CPU.
+    """P policies of one architecture, run by torch.
+
+    Pickled, it acts on the processor of wherever it arrives.
 
     Args:
         make_network: Builds a network over parameters by name, such as `partial(TorchStock, spec)`.
         head: How outputs become actions.
         weights: The weights of each policy, at least one.
         state_size: S, numbers in a row of recurrent state.
+        device: Where networks are; rows come from the processor and go back there.
 
     Raises:
         ConfigError: The policies' weights differ in names or shapes.
     """
 
     def __init__(
-        self, make_network: MakeNetwork, head: ActionHead, weights: Sequence[Weights], state_size: int = 0
+        self,
+        make_network: MakeNetwork,
+        head: ActionHead,
+        weights: Sequence[Weights],
+        state_size: int = 0,
+        device: torch.device = CPU,
     ) -> None:
+        self._device = device
         self._make_network = make_network
         self._head = head
         self._state_size = state_size
@@ -66,6 +76,10 @@ class TorchActing:
         self._networks: list[TorchNetwork] = []
         for one in weights:
             self.add_policy(one)
+
+    def __reduce__(self) -> Any:
+        weights = [self.get_weights(policy) for policy in range(self.policies)]
+        return TorchActing, (self._make_network, self._head, weights, self._state_size)
 
     @property
     def head(self) -> ActionHead:
@@ -137,14 +151,15 @@ class TorchActing:
                 for part in parts
             ]
             return Evaluation(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
-        allowed = _maybe_tensor(mask)
-        inputs = self._network(policy).dist_inputs(_tensor(obs), allowed, _maybe_tensor(state))
+        allowed, taken = self._maybe_tensor(mask), self._tensor(actions)
+        with repeatable(self._device):
+            inputs = self._network(policy).dist_inputs(self._tensor(obs), allowed, self._maybe_tensor(state))
         if self._head.by_worth:
             epsilon = self._params[policy][EPSILON]
-            logp = epsilon_greedy.logp(self._head, inputs, allowed, epsilon, _tensor(actions))
+            logp = epsilon_greedy.logp(self._head, inputs, allowed, epsilon, taken)
         else:
-            logp = distributions.logp(self._head, inputs, _tensor(actions))
-        return Evaluation(inputs.numpy(), logp.numpy())
+            logp = distributions.logp(self._head, inputs, taken)
+        return Evaluation(array_of(inputs), array_of(logp))
 
     @torch.inference_mode()
     def values(self, policy: int, obs: Rows, state: Floats | None = None) -> Floats:
@@ -152,12 +167,12 @@ class TorchActing:
         parts = portions(obs)
         if len(parts) > 1:
             return np.concatenate([self.values(policy, obs[part], _taken(state, part)) for part in parts])
-        values: Floats = self._network(policy).values(_tensor(obs), _maybe_tensor(state)).numpy()
-        return values
+        with repeatable(self._device):
+            return array_of(self._network(policy).values(self._tensor(obs), self._maybe_tensor(state)))
 
     def add_policy(self, weights: Weights | None = None) -> int:
         """Add a policy and return its index; without weights it copies policy 0."""
-        params = {name: torch.zeros(shape) for name, shape in self._shapes.items()}
+        params = {name: torch.zeros(shape, device=self._device) for name, shape in self._shapes.items()}
         self._params.append(params)
         self._networks.append(self._make_network(params))
         self.set_weights(self.policies - 1, self.get_weights(0) if weights is None else weights)
@@ -179,16 +194,18 @@ class TorchActing:
                 "give the weights of the same network"
             )
         for name, param in self._params[policy].items():
-            param.copy_(_tensor(np.asarray(weights[name], np.float32)))
+            param.copy_(tensor_of(np.asarray(weights[name]), dtype=np.float32))
 
     def get_weights(self, policy: int) -> dict[str, Floats]:
         """Return copies of one policy's weights."""
         self._network(policy)
-        return {name: param.numpy().copy() for name, param in self._params[policy].items()}
+        return {name: array_of(param).copy() for name, param in self._params[policy].items()}
 
     def alone(self, policy: int) -> TorchActing:
         """Return a back-end of one policy; see `ActingBackend.alone`."""
-        return TorchActing(self._make_network, self._head, [self.get_weights(policy)], self._state_size)
+        return TorchActing(
+            self._make_network, self._head, [self.get_weights(policy)], self._state_size, self._device
+        )
 
     def _network(self, policy: int) -> TorchNetwork:
         if not 0 <= policy < self.policies:
@@ -209,14 +226,22 @@ class TorchActing:
     ) -> Decision:
         if not len(obs):
             return self._empty(0)
-        allowed, network, after = _maybe_tensor(mask), self._network(policy), None
-        if state is None:
-            inputs = network.dist_inputs(_tensor(obs), allowed)
-        else:
-            inputs, after = cast("RecurrentNetwork", network).step(_tensor(obs), allowed, _tensor(state))
-        actions = self._actions(policy, inputs, allowed, _maybe_tensor(noise))
-        told = inputs.numpy() if self._head.told else None
-        return Decision(actions.numpy(), told, None if after is None else after.numpy())
+        allowed, network, after = self._maybe_tensor(mask), self._network(policy), None
+        rows = self._tensor(obs)
+        with repeatable(self._device):
+            if state is None:
+                inputs = network.dist_inputs(rows, allowed)
+            else:
+                inputs, after = cast("RecurrentNetwork", network).step(rows, allowed, self._tensor(state))
+        actions = self._actions(policy, inputs, allowed, self._maybe_tensor(noise))
+        told = array_of(inputs) if self._head.told else None
+        return Decision(array_of(actions), told, None if after is None else array_of(after))
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        return tensor_of(array, self._device)
+
+    def _maybe_tensor(self, array: npt.NDArray[Any] | None) -> Tensor | None:
+        return None if array is None else tensor_of(array, self._device)
 
     def _actions(self, policy: int, inputs: Tensor, allowed: Tensor | None, draws: Tensor | None) -> Tensor:
         head = self._head
@@ -334,11 +359,3 @@ def _inverse_cdf(logits: Tensor, draws: Tensor) -> Tensor:
 
 def _taken(array: Any, rows: slice) -> Any:
     return None if array is None else array[rows]
-
-
-def _maybe_tensor(array: npt.NDArray[Any] | None) -> Tensor | None:
-    return None if array is None else _tensor(array)
-
-
-def _tensor(array: npt.NDArray[Any]) -> Tensor:
-    return torch.from_numpy(np.require(array, requirements=("C", "W")))

@@ -93,7 +93,7 @@ def test_the_argument_env_goes_before_the_key() -> None:
     assert read_config(PPOConfig, None, "two").env == "two"
 
 
-@pytest.mark.parametrize("key", ["framework", "num_gpus", "enable_connectors"])
+@pytest.mark.parametrize("key", ["framework", "num_gpus_per_worker", "enable_connectors"])
 def test_a_classic_key_without_meaning_warns_once(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "_warned", set())
     with pytest.warns(UserWarning, match=f"'{key}' has no meaning in menv and is ignored; leave it out"):

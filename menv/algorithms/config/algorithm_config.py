@@ -11,6 +11,7 @@ import numpy as np
 from menv.algorithms.config.keys import section
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
+from menv.algorithms.config.numbers import check_number
 from menv.errors import ConfigError
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -94,6 +95,8 @@ class AlgorithmConfig:
     """What runs the networks while sampling; "auto" takes ONNX Runtime where it agrees with torch."""
     torch_threads: int | None = 1
     """Threads for torch in this process, the fastest for small networks; None leaves torch alone."""
+    num_gpus: float = 0
+    """1 learns on a GPU, which pays for convolutions and wide layers; what torch runs in this process acts there."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """The stock networks."""
     evaluation_interval: int | None = None
@@ -162,7 +165,8 @@ class AlgorithmConfig:
         self._check_scale()
 
     def _check_scale(self) -> None:
-        """Refuse settings of other processes that cannot be."""
+        """Refuse settings of other processes and devices that cannot be."""
+        check_number("config", "num_gpus", self.num_gpus, 0, 1)
         for name, least in (("num_workers", 0), ("remote_env_batch_wait_ms", 0), ("max_staleness", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

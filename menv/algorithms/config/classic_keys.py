@@ -19,6 +19,7 @@ C = TypeVar("C", bound=AlgorithmConfig)
 # Settings of `AlgorithmConfig` that a policy may have of its own.
 _OF_A_POLICY = {
     "model", "clip_rewards", "clip_actions", "normalize_actions", "inference", "observation_filter", "agent_connectors",
+    "num_gpus",
 }  # fmt: skip
 
 

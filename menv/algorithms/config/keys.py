@@ -45,7 +45,6 @@ _WITHOUT_MEANING = frozenset(
         "num_cpus_for_driver",
         "num_cpus_for_local_worker",
         "num_cpus_per_worker",
-        "num_gpus",
         "num_gpus_per_worker",
         "placement_strategy",
         "policy_map_cache",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from menv.algorithms.networks.slopes import SLOPES, Slope
 from menv.algorithms.networks.stock import Layer, Role, StockSpec
+from menv.algorithms.torch_device import CPU
 
 
 class _Affine(NamedTuple):
@@ -47,10 +48,12 @@ class Workspace:
 
     Args:
         spec: The networks.
+        device: Where it is.
     """
 
-    def __init__(self, spec: StockSpec) -> None:
+    def __init__(self, spec: StockSpec, device: torch.device = CPU) -> None:
         self._widths = spec.hiddens
+        self._device = device
         self.slope: Slope | None = SLOPES.get(spec.activation)
         self._blocks: dict[int, Sequence[_Block]] = {}
 
@@ -66,7 +69,7 @@ class Workspace:
         self._blocks.clear()
 
     def _block(self, rows: int, width: int) -> _Block:
-        before, slope = torch.empty(rows, width), torch.empty(rows, width)
+        before, slope = (torch.empty(rows, width, device=self._device) for _ in range(2))
         keeps_inputs = self.slope is not None and self.slope.keeps_inputs
         return _Block(before, torch.empty_like(before) if keeps_inputs else before, slope)
 
@@ -87,7 +90,7 @@ class MlpPasses:
     ) -> None:
         self._hidden = [_Affine.of(params, layer) for layer in spec.hidden_layers(role)]
         self._out = _Affine.of(params, spec.out_layer(role))
-        self._by_out = torch.empty(self._out.weight.shape[::-1])
+        self._by_out = self._out.weight.new_empty(self._out.weight.shape[::-1])
         self._workspace = workspace
         self._slope = workspace.slope
 

@@ -36,12 +36,14 @@ class TorchCustom:
         self.obs_size = spec.obs_size
         self._structure = spec.structure
         self._of_q_values = spec.head.kind == "q_values"
+        device = next(iter(params.values())).device
         # Whatever is not learned has to be the same for everybody who runs this network.
         self._module = build_module(spec, 0)
         self._params = {name: params[name] for name in learned(self._module)}
-        first = initial_state(self._module)
+        first = [part.to(device) for part in initial_state(self._module)]
+        self._module.to(device)
         self._state_sizes = [len(part) for part in first]
-        self._first_state = torch.cat(first) if first else torch.zeros(0)
+        self._first_state = torch.cat(first) if first else torch.zeros(0, device=device)
 
     def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
         """Return [N, D] distribution inputs after masking, from obs [N, F] and mask [N, M]."""

@@ -34,9 +34,10 @@ class TorchGroup:
         self._members, self._choices = len(spec.layout.members), spec.layout.choices
         self._member = TorchStock(spec.member, params)
         self._width = spec.member.obs_size
-        self._inputs = torch.tensor(spec.inputs)
-        self._state = torch.tensor(spec.layout.state)
-        self._zero_one = torch.tensor([[0.0, 1.0]])
+        device = next(iter(params.values())).device
+        self._inputs = torch.tensor(spec.inputs, device=device)
+        self._state = torch.tensor(spec.layout.state, device=device)
+        self._zero_one = torch.tensor([[0.0, 1.0]], device=device)
         self._layers = [
             (params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]) for layer in spec.mixing_layers()
         ]
