@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from menv import draws
+from menv.adapters.numbered_envs import NumberedEnvs
 from menv.adapters.recorded import Recorded
-from menv.base_env import BaseEnv, IntArray
+from menv.base_env import IntArray
 
 
-class CreatedEnvs(BaseEnv):
-    """Sub-environments with their index as env id.
+class CreatedEnvs(NumberedEnvs):
+    """Numbered sub-environments that can be made anew.
 
     Attributes:
         on_created: Told the index and the sub-environment where one is created in another's place.
     """
 
-    returns_table = True
     on_created: Callable[[int, Any], None] | None = None
     _seed: int | None = None
     _first_index: int = 0

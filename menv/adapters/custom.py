@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.answers import by_sub_environment
+from menv.adapters.answers import by_sub_environment, check_answers
 from menv.adapters.multi_agent import (
     MAX_EMPTY_STEPS,
     as_numbers,
-    check_answers,
     join_slots,
     possible_agents,
 )
@@ -117,14 +116,10 @@ class CustomEnvs(BaseEnv):
 
     def _first_rows(self, env_ids: list[EnvId]) -> tuple[MultiEnvDict, MultiEnvDict]:
         """Return what agents wait with, in sub-environments that have just been reset."""
-        rosters = [(env_id, self._rosters[env_id]) for env_id in env_ids]
-        obs = {
-            env_id: dict(zip(roster.waiting.agents, roster.obs, strict=True)) for env_id, roster in rosters
+        shown = {env_id: self._rosters[env_id].by_agent() for env_id in env_ids}
+        return {key: obs for key, (obs, _) in shown.items()}, {
+            key: infos for key, (_, infos) in shown.items()
         }
-        infos = {
-            env_id: dict(zip(roster.waiting.agents, roster.infos, strict=True)) for env_id, roster in rosters
-        }
-        return obs, dict(infos)
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Pass the call on; a running episode ends as truncated."""

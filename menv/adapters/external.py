@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.answers import by_sub_environment
+from menv.adapters.answers import by_sub_environment, check_answers
 from menv.adapters.external_roster import ExternalRoster
-from menv.adapters.multi_agent import as_numbers, check_answers, join_slots
+from menv.adapters.multi_agent import as_numbers, join_slots
 from menv.adapters.played_pieces import last_piece, next_piece
 from menv.adapters.report import Report
 from menv.adapters.roster import Layout

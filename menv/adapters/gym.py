@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.answers import nested_answers
+from menv.adapters.answers import of_only_agents, stray_answers, wrong_count
 from menv.adapters.gym_steps import Seen, Taken, as_numbers, take_steps
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
@@ -26,10 +26,8 @@ from menv.base_env import (
     EpisodeEnd,
     IntArray,
     Join,
-    MultiEnvDict,
     Ready,
 )  # fmt: skip
-from menv.errors import ContractError
 from menv.frame import Frame
 
 
@@ -145,39 +143,13 @@ class GymEnvs(LocalEnvs):
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer copies; see `BaseEnv.send_actions`."""
         if actions is None:
-            by_env = nested_answers(slots)
-            indices = [self._only_agent(env_id, answers) for env_id, answers in by_env.items()]
-            self._answer(
-                indices, [answers[SINGLE_AGENT] for answers in by_env.values()], self._waiting | self._due
-            )
+            by_index = of_only_agents(slots, self._index)
+            self._answer(list(by_index), list(by_index.values()), self._waiting | self._due)
         elif slots is self._all and self._waiting is self._everybody and len(actions) == len(slots):
             self._waiting = frozenset()
             self._answers = (self._order, actions)
         else:
             self._answer([int(slot) for slot in slots], list(actions), self._waiting)
-
-    def try_reset(
-        self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[MultiEnvDict, MultiEnvDict]:
-        """Reset one copy or all; see `BaseEnv.try_reset`."""
-        indices = range(len(self._envs)) if env_id is None else [self._index(env_id)]
-        if not self._started:
-            self._start()
-        for index in indices:
-            moved = index in self._answers[0] or not self._seen.fresh[index]
-            if moved or seed is not None or options is not None:
-                self._abandon(index, seed, options)
-        obs: MultiEnvDict = {index: {SINGLE_AGENT: self._seen.obs[index]} for index in indices}
-        infos: MultiEnvDict = {index: {SINGLE_AGENT: dict(self._seen.infos[index])} for index in indices}
-        return obs, infos
-
-    def try_restart(self, env_id: EnvId | None = None) -> None:
-        """Create one copy or all anew; their next rows are the first of a new episode."""
-        for index in range(len(self._envs)) if env_id is None else [self._index(env_id)]:
-            self._replace_env(index)
-            self._tell_created(index)
-            if self._started:
-                self._abandon(index, None, None)
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the one agent id."""
@@ -199,6 +171,14 @@ class GymEnvs(LocalEnvs):
     def seats(self) -> Sequence[tuple[EnvId, AgentId]]:
         """The seats by slot."""
         return self._seats
+
+    def _moved(self, index: int) -> bool:
+        """Return whether a copy's agent has been answered since the last reset."""
+        return index in self._answers[0] or not self._seen.fresh[index]
+
+    def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
+        """Return what a copy's agent waits with."""
+        return {SINGLE_AGENT: self._seen.obs[index]}, {SINGLE_AGENT: dict(self._seen.infos[index])}
 
     def _waits(self, index: int) -> Any:
         """Return the observation that a copy's agent waits with."""
@@ -333,15 +313,9 @@ class GymEnvs(LocalEnvs):
         """Note the answers of some copies."""
         stray = [index for index in indices if index not in waiting]
         if stray or len(set(indices)) != len(indices):
-            raise ContractError(
-                f"send_actions: got an action for env {(stray or indices)[:16]}, expected each of the waiting "
-                f"{sorted(waiting)[:16]} at most once; poll first, then answer the rows it returned"
-            )
+            raise stray_answers(stray or indices, sorted(waiting))
         if len(actions) != len(indices):
-            raise ContractError(
-                f"send_actions: got {len(actions)} actions for {len(indices)} slots, expected one for each; "
-                "keep them in the order of the slots"
-            )
+            raise wrong_count(len(actions), len(indices))
         order, before = self._answers
         self._answers = ([*order, *indices], [*before, *actions])
         if len(self._answers[0]) == len(self._envs):
@@ -350,12 +324,3 @@ class GymEnvs(LocalEnvs):
             self._answers = (self._order, [by_index[index] for index in self._order])
         self._waiting = self._waiting.difference(indices)
         self._due = self._due.difference(indices)
-
-    def _only_agent(self, env_id: EnvId, answers: Mapping[AgentId, Any]) -> int:
-        """Return the index of a copy whose only agent is answered."""
-        if set(answers) != {SINGLE_AGENT}:
-            raise ContractError(
-                f"send_actions: env {env_id} got actions for {sorted(map(repr, answers))}, expected {SINGLE_AGENT!r}; "
-                "a single-agent environment has this one agent"
-            )
-        return self._index(env_id)

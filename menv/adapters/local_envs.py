@@ -19,7 +19,7 @@ from menv.adapters.crash_log import PAUSES, CrashLog
 from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
-from menv.base_env import EnvId, IntArray, method_of
+from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict, method_of
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.fault import Fault
 from menv.plain_data import digest
@@ -97,6 +97,29 @@ class LocalEnvs(CreatedEnvs):
             for env in self._envs:
                 getattr(env, "close", _nothing)()
 
+    def try_reset(
+        self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[MultiEnvDict, MultiEnvDict]:
+        """Reset one sub-environment or all; see `BaseEnv.try_reset`."""
+        indices = self._indices(env_id)
+        if not self._started:
+            self._start()
+        obs: MultiEnvDict = {}
+        infos: MultiEnvDict = {}
+        for index in indices:
+            if self._moved(index) or seed is not None or options is not None:
+                self._abandon(index, seed, options)
+            obs[index], infos[index] = self._first_row(index)
+        return obs, infos
+
+    def try_restart(self, env_id: EnvId | None = None) -> None:
+        """Create one sub-environment or all anew; their next rows are the first of a new episode."""
+        for index in self._indices(env_id):
+            self._replace_env(index)
+            self._tell_created(index)
+            if self._started:
+                self._abandon(index, None, None)
+
     @property
     def env_steps(self) -> IntArray:
         """[E] env steps of each sub-environment since its start."""
@@ -146,6 +169,22 @@ class LocalEnvs(CreatedEnvs):
         return []
 
     @abstractmethod
+    def _start(self) -> None:
+        """Reset every sub-environment for the first time."""
+
+    @abstractmethod
+    def _moved(self, index: int) -> bool:
+        """Return whether anybody in a sub-environment has been answered since the last reset."""
+
+    @abstractmethod
+    def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
+        """Return the observations and infos that agents of a sub-environment wait with, by agent."""
+
+    @abstractmethod
+    def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
+        """End the running episode of a sub-environment as truncated and reset it."""
+
+    @abstractmethod
     def _waits(self, index: int) -> Any:
         """Return what waits in a sub-environment as a tree."""
 
@@ -160,15 +199,6 @@ class LocalEnvs(CreatedEnvs):
     @abstractmethod
     def _begin_next(self, index: int, slots: Mapping[Any, int]) -> None:
         """Begin a new episode, with what a played one left forgotten."""
-
-    def _index(self, env_id: Any) -> int:
-        """Return the index of a sub-environment."""
-        if not isinstance(env_id, int | np.integer) or not 0 <= env_id < len(self._envs):
-            raise ConfigError(
-                f"env id {env_id!r}: expected an integer from 0 to {len(self._envs) - 1}; "
-                "use the ids that poll returned"
-            )
-        return int(env_id)
 
     def _next_episode(self, index: int) -> tuple[Any, Any]:
         """Reset a sub-environment that has finished an episode and return `(obs, info)`."""

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.answers import nested_answers
+from menv.adapters.answers import of_only_agents, stray_answers, wrong_count
+from menv.adapters.numbered_envs import NumberedEnvs
 from menv.adapters.report import Report, as_rewards, own_copy
 from menv.adapters.vector_infos import VectorInfos
 from menv.base_env import (
     SINGLE_AGENT,
     AgentId,
-    BaseEnv,
     End,
     EnvId,
     EpisodeEnd,
@@ -34,10 +34,9 @@ from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashErro
 from menv.frame import Flags, Frame
 
 
-class LockstepEnvs(BaseEnv):
+class LockstepEnvs(NumberedEnvs):
     """Bookkeeping of E sub-environments that step together."""
 
-    returns_table = True
     lockstep = True
 
     def __init__(self, num_envs: int) -> None:
@@ -141,12 +140,7 @@ class LockstepEnvs(BaseEnv):
             self._check_count(len(slots), len(actions))
             self._actions = actions
         elif actions is None:
-            self._answer(
-                {
-                    self._only_agent(env_id, by): by[SINGLE_AGENT]
-                    for env_id, by in nested_answers(slots).items()
-                }
-            )
+            self._answer(of_only_agents(slots, self._index))
         else:
             self._check_count(len(slots), len(actions))
             indices = [int(slot) for slot in slots]
@@ -166,11 +160,10 @@ class LockstepEnvs(BaseEnv):
         elif seed is not None or options is not None or not all(map(self._untouched, range(self.num_envs))):
             self._abandon(self._everybody)
             self._take_reset(*self._reset_all(seed, options))
-        wanted = range(self.num_envs) if env_id is None else [self._index(env_id)]
         places = {slot: place for place, slot in enumerate(self._slots.tolist())}
         obs: MultiEnvDict = {}
         infos: MultiEnvDict = {}
-        for index in wanted:
+        for index in self._indices(env_id):
             if index not in places:
                 # Done, and reset by the step that the others take: the row comes with a later poll.
                 marker: Any = "async_reset_return"
@@ -351,35 +344,12 @@ class LockstepEnvs(BaseEnv):
     def _stray(self, indices: Sequence[int]) -> ContractError:
         """Return the error for answers that nobody waits for."""
         waiting = [] if self._actions is not None else self._slots.tolist()
-        return ContractError(
-            f"send_actions: got an action for env {list(indices)[:16]}, expected each of the waiting "
-            f"{waiting[:16]} at most once; poll first, then answer the rows it returned"
-        )
+        return stray_answers(indices, waiting)
 
     def _check_count(self, rows: int, actions: int) -> None:
         """Refuse another number of actions than rows."""
         if rows != actions:
-            raise ContractError(
-                f"send_actions: got {actions} actions for {rows} slots, expected one for each; "
-                "keep them in the order of the slots"
-            )
-
-    def _only_agent(self, env_id: EnvId, answers: Mapping[AgentId, Any]) -> int:
-        """Return the index of a sub-environment whose only agent is answered."""
-        if set(answers) != {SINGLE_AGENT}:
-            raise ContractError(
-                f"send_actions: env {env_id} got actions for {sorted(map(repr, answers))}, expected {SINGLE_AGENT!r}; "
-                "a single-agent environment has this one agent"
-            )
-        return self._index(env_id)
-
-    def _index(self, env_id: Any) -> int:
-        """Return the index of a sub-environment."""
-        if not isinstance(env_id, int | np.integer) or not 0 <= env_id < self.num_envs:
-            raise ConfigError(
-                f"env id {env_id!r}: expected an integer from 0 to {self.num_envs - 1}; use the ids that poll returned"
-            )
-        return int(env_id)
+            raise wrong_count(actions, rows)
 
     def _crash(self, where: str, error: Exception) -> EnvCrashError:
         """Return the error for an exception that the environment raised."""

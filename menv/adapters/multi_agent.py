@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.answers import nested_answers
+from menv.adapters.answers import by_sub_environment, check_answers, wrong_count
 from menv.adapters.breakable_roster import BreakableRoster
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
 from menv.adapters.roster import Layout, Roster
 from menv.adapters.slot_pool import SlotPool
-from menv.base_env import AgentId, EnvId, FloatArray, IntArray, MultiEnvDict, Ready
+from menv.base_env import AgentId, EnvId, FloatArray, IntArray, Ready
 from menv.errors import ContractError, MenvError
 
 MAX_EMPTY_STEPS = 1000
@@ -83,33 +83,25 @@ class MultiAgentEnvs(LocalEnvs):
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer copies; see `BaseEnv.send_actions`."""
-        if actions is None:
-            # After `try_reset` rows may be answered before a poll has delivered them.
-            told = {self._index(env_id): dict(answers) for env_id, answers in nested_answers(slots).items()}
-            self._answer(told, self._waiting | self._due)
-            return
         indices = self._delivered[1]
         if (
             slots is self._delivered[2]
+            and actions is not None
             and len(self._waiting) == len(indices)
             and self._waiting.issuperset(indices)
         ):
             self._answer_all(actions)
             return
-        by_env: dict[int, dict[AgentId, Any]] = {}
-        for slot, action in zip(slots, actions, strict=True):
-            env_id, agent = self._pool.seats[int(slot)]
-            by_env.setdefault(self._index(env_id), {})[agent] = action
-        self._answer(by_env, self._waiting)
+        by_env = by_sub_environment(slots, actions, self._pool.seats)
+        told = {self._index(env_id): answers for env_id, answers in by_env.items()}
+        # After `try_reset` rows may be answered before a poll has delivered them.
+        self._answer(told, self._waiting if actions is not None else self._waiting | self._due)
 
     def _answer_all(self, actions: Sequence[Any]) -> None:
         """Note the answers to all rows that the last poll delivered."""
         layouts, indices, slots = self._delivered
         if len(actions) != len(slots):
-            raise ContractError(
-                f"send_actions: got {len(actions)} actions for {len(slots)} slots, expected one for each; "
-                "keep them in the order of the slots"
-            )
+            raise wrong_count(len(actions), len(slots))
         # Each takes its own off the front: a third of the time that slices take.
         rest, answers = iter(actions), self._answers
         for index, layout in zip(indices, layouts, strict=True):
@@ -118,34 +110,6 @@ class MultiAgentEnvs(LocalEnvs):
                 {agents[0]: next(rest)} if len(agents) == 1 else dict(zip(agents, rest, strict=False))
             )
         self._waiting.clear()
-
-    def try_reset(
-        self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[MultiEnvDict, MultiEnvDict]:
-        """Reset one copy or all; see `BaseEnv.try_reset`."""
-        if not self._started:
-            self._start()
-        indices = range(len(self._envs)) if env_id is None else [self._index(env_id)]
-        for index in indices:
-            answered = self._rosters[index].answered or self._answers[index] is not None
-            if answered or seed is not None or options is not None:
-                self._abandon(index, seed, options)
-        rosters = [(index, self._rosters[index]) for index in indices]
-        obs: MultiEnvDict = {
-            index: dict(zip(roster.waiting.agents, roster.obs, strict=True)) for index, roster in rosters
-        }
-        infos: MultiEnvDict = {
-            index: dict(zip(roster.waiting.agents, roster.infos, strict=True)) for index, roster in rosters
-        }
-        return obs, infos
-
-    def try_restart(self, env_id: EnvId | None = None) -> None:
-        """Create one copy or all anew; their next rows are the first of a new episode."""
-        for index in range(len(self._envs)) if env_id is None else [self._index(env_id)]:
-            self._replace_env(index)
-            self._tell_created(index)
-            if self._started:
-                self._abandon(index, None, None)
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that the environment lists and those seen so far."""
@@ -178,6 +142,14 @@ class MultiAgentEnvs(LocalEnvs):
     def free_slots(self) -> list[int]:
         """Slots that nobody has, in the order in which they were given back."""
         return self._pool.free
+
+    def _moved(self, index: int) -> bool:
+        """Return whether anybody in a copy has been answered since the last reset."""
+        return self._rosters[index].answered or self._answers[index] is not None
+
+    def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
+        """Return what agents of a copy wait with."""
+        return self._rosters[index].by_agent()
 
     def _waits(self, index: int) -> Any:
         """Return who waits in a copy, with what, and what is owed."""
@@ -361,16 +333,3 @@ def as_numbers(rosters: Iterable[Roster]) -> FloatArray:
         for agent, reward in zip(roster.waiting.agents, roster.rewards, strict=True):
             numbers.append(roster.number(agent, reward))
     return np.array(numbers, np.float64)
-
-
-def check_answers(env_id: EnvId, agents: Sequence[AgentId], answers: Mapping[AgentId, Any]) -> None:
-    """Raise if the answered agents are not exactly those who wait."""
-    if list(answers) == agents:
-        return
-    missing = sorted(repr(agent) for agent in agents if agent not in answers)
-    extra = sorted(repr(agent) for agent in answers if agent not in agents)
-    if missing or extra:
-        raise ContractError(
-            f"send_actions: env {env_id} got actions for not waiting {extra[:8]} and none for waiting {missing[:8]}, "
-            f"expected exactly {sorted(map(repr, agents))[:16]}; answer each row that poll returned once"
-        )

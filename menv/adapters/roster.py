@@ -171,6 +171,11 @@ class Roster:
                 self._dead.add(join.agent_id)
         report.joined = [join for join in report.joined if join.env_index != self.env_index]
 
+    def by_agent(self) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
+        """Return the observations and the infos that agents wait with, by agent."""
+        agents = self.waiting.agents
+        return dict(zip(agents, self.obs, strict=True)), dict(zip(agents, self.infos, strict=True))
+
     def living(self) -> list[AgentId]:
         """Return the agents whose trajectories go on, in the order of their slots' first use."""
         return [agent for agent in self._slots if agent in self._alive]

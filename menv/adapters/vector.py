@@ -51,7 +51,7 @@ class VectorEnvs(LockstepEnvs):
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Put new sub-environments in the place of one or all; their next rows begin a new episode."""
         self._refuse_frames()
-        for index in range(self.num_envs) if env_id is None else [self._index(env_id)]:
+        for index in self._indices(env_id):
             self._call("restart_at", index)
             if self._started:
                 self._reset_one(index, None, {})

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.answers import nested_answers
+from menv.adapters.answers import by_sub_environment, check_answers, nested_answers, wrong_count
 from menv.adapters.created_envs import CreatedEnvs
-from menv.adapters.multi_agent import check_answers, possible_agents
+from menv.adapters.multi_agent import possible_agents
 from menv.adapters.recorded import Recorded
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId, IntArray, MultiEnvDict, Ready
-from menv.errors import CallOrderError, ConfigError, ContractError, WorkerLostError
+from menv.errors import CallOrderError, WorkerLostError
 from menv.multi_agent_env import MultiAgentEnv
 from menv.scale.due import Layout
 from menv.scale.engine import Engine
@@ -88,10 +88,7 @@ class RemoteEnvs(CreatedEnvs):
             self._answer_nested(nested_answers(slots))
             return
         if len(actions) != len(slots):
-            raise ContractError(
-                f"send_actions: got {len(actions)} actions for {len(slots)} slots, expected one for each; "
-                "keep them in the order of the slots"
-            )
+            raise wrong_count(len(actions), len(slots))
         delivered = self._delivered
         if slots is delivered.slots and delivered.whole(self._hosts.waiting):
             start = 0
@@ -100,18 +97,16 @@ class RemoteEnvs(CreatedEnvs):
                 self._answer(host, layout, actions[start:stop])
                 start = stop
             return
-        by_env: dict[int, dict[AgentId, Any]] = {}
-        for slot, action in zip(slots, actions, strict=True):
-            env_id, agent = self._hosts.seats[int(slot)]
-            by_env.setdefault(self._index(env_id), {})[agent] = action
-        self._answer_some(by_env, self._hosts.waiting)
+        by_env = by_sub_environment(slots, actions, self._hosts.seats)
+        told = {self._index(env_id): answers for env_id, answers in by_env.items()}
+        self._answer_some(told, self._hosts.waiting)
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[MultiEnvDict, MultiEnvDict]:
         """Reset one sub-environment or all; see `BaseEnv.try_reset`."""
         self._check_running("try_reset")
-        indices = range(self.num_envs) if env_id is None else [self._index(env_id)]
+        indices = self._indices(env_id)
         self._start()
         obs: MultiEnvDict = {}
         infos: MultiEnvDict = {}
@@ -122,7 +117,7 @@ class RemoteEnvs(CreatedEnvs):
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Create one sub-environment or all anew; see `BaseEnv.try_restart`."""
         self._check_running("try_restart")
-        for index in range(self.num_envs) if env_id is None else [self._index(env_id)]:
+        for index in self._indices(env_id):
             host = self._hosts.of(index)
             self._let_go(host, index)
             self._hosts.settle(host)
@@ -290,15 +285,6 @@ class RemoteEnvs(CreatedEnvs):
         if index in host.left:
             self._hosts.waiting.pop(index, None)
             self._hosts.successors.tell_lost(host, [index], withdrawn=False)
-
-    def _index(self, env_id: Any) -> int:
-        """Return the number of a sub-environment."""
-        if not isinstance(env_id, int | np.integer) or not 0 <= env_id < self.num_envs:
-            raise ConfigError(
-                f"env id {env_id!r}: expected an integer from 0 to {self.num_envs - 1}; "
-                "use the ids that poll returned"
-            )
-        return int(env_id)
 
     def _tell_created(self, index: int) -> None:
         if self.on_created is not None:
