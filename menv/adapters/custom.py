@@ -15,14 +15,11 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.answers import by_sub_environment, check_answers
-from menv.adapters.multi_agent import (
-    MAX_EMPTY_STEPS,
-    as_numbers,
-    join_slots,
-    possible_agents,
-)
+from menv.adapters.layout import Layout, join_slots
 from menv.adapters.report import Report
-from menv.adapters.roster import Layout, Roster
+from menv.adapters.rewards import as_rewards, of_rosters
+from menv.adapters.roster import Roster, possible_agents
+from menv.adapters.silence import MAX_EMPTY_STEPS, too_silent
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, MultiEnvDict, Ready
 from menv.errors import ContractError, EnvCrashError, MenvError
@@ -241,10 +238,7 @@ class CustomEnvs(BaseEnv):
             return
         self._silent[env_id] = self._silent.get(env_id, 0) + 1
         if self._silent[env_id] > MAX_EMPTY_STEPS:
-            raise ContractError(
-                f"env {env_id} poll: nobody waited for an action in {MAX_EMPTY_STEPS} env steps in a row, "
-                'expected an observation for an agent that acts next; set "__all__" once all agents are gone'
-            )
+            raise too_silent(f"env {env_id} poll")
 
     def _begin(
         self, env_id: EnvId, obs: Any, infos: Any, rewards: Mapping[AgentId, Any] = MappingProxyType({})
@@ -300,7 +294,7 @@ class CustomEnvs(BaseEnv):
         return Ready(
             slots,
             list(chain.from_iterable(roster.obs for roster in rosters)),
-            as_numbers(rosters),
+            as_rewards(list(chain.from_iterable(roster.rewards for roster in rosters)), lambda: of_rosters(rosters)),
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
             list(chain.from_iterable(roster.infos for roster in rosters)),

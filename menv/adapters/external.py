@@ -16,10 +16,10 @@ import numpy as np
 
 from menv.adapters.answers import by_sub_environment, check_answers
 from menv.adapters.external_roster import ExternalRoster
-from menv.adapters.multi_agent import as_numbers, join_slots
+from menv.adapters.layout import Layout, join_slots
 from menv.adapters.played_pieces import last_piece, next_piece
 from menv.adapters.report import Report
-from menv.adapters.roster import Layout
+from menv.adapters.rewards import as_rewards, of_rosters
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, Piece, Ready, Unclaimed
 from menv.call_errors import stopped
@@ -354,12 +354,17 @@ class ExternalEnvs(BaseEnv):
         if layouts != before:
             slots = join_slots(layouts)
         self._delivered = (layouts, slots)
+        if all_plain:
+            rewards = np.zeros(len(slots))
+        else:
+            paid = list(chain.from_iterable([roster.rewards for roster in rosters]))
+            rewards = as_rewards(paid, lambda: of_rosters(rosters))
         report, self._report = self._report, Report()
         pieces, self._pieces = self._pieces, []
         return Ready(
             slots,
             list(chain.from_iterable([roster.obs for roster in rosters])),
-            np.zeros(len(slots)) if all_plain else as_numbers(rosters),
+            rewards,
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
             None if all_plain else list(chain.from_iterable(roster.infos for roster in rosters)),

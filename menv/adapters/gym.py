@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.answers import of_only_agents, stray_answers, wrong_count
-from menv.adapters.gym_steps import Seen, Taken, as_numbers, take_steps
+from menv.adapters.gym_steps import Seen, Taken, take_steps
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
-from menv.adapters.report import Report, check_info, finite, own_copy
+from menv.adapters.report import Report, check_info, own_copy
+from menv.adapters.rewards import as_rewards, finite
 from menv.base_env import (
     SINGLE_AGENT,
     AgentId,
@@ -90,7 +91,7 @@ class GymEnvs(LocalEnvs):
             slots = np.array(order, np.int64)
             obs, infos = [self._seen.obs[i] for i in order], [self._seen.infos[i] for i in order]
         return Ready(
-            slots, obs, as_numbers(rewards, order), self._env_steps,
+            slots, obs, as_rewards(rewards, lambda: map(_whose, order)), self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed, infos, {}, self._seats,
             (), report.faults,
         )  # fmt: skip
@@ -122,7 +123,7 @@ class GymEnvs(LocalEnvs):
         """Return a step of everybody, after which new episodes have begun."""
         seen, nobody = self._seen, self._nobody
         frame = Frame(
-            seen.obs, as_numbers(taken.rewards, self._order), nobody, nobody,
+            seen.obs, as_rewards(taken.rewards, lambda: map(_whose, self._order)), nobody, nobody,
             list(seen.infos) if any(seen.infos) else (),
         )  # fmt: skip
         if taken.overs:
@@ -305,7 +306,7 @@ class GymEnvs(LocalEnvs):
         """Report the end of a copy's episode; `obs` is nobody else's."""
         # Most rewards are what they should be; a message costs more than a look at them.
         good = type(reward) is float and math.isfinite(reward)
-        number = reward if good else finite(reward, f"env {index} step: the reward")
+        number = reward if good else finite(reward, _whose(index))
         self._report.ended.append(End(index, index, SINGLE_AGENT, number, *flags, obs, info))
         self._report.episodes.append(EpisodeEnd(index, *flags, length, index))
 
@@ -324,3 +325,8 @@ class GymEnvs(LocalEnvs):
             self._answers = (self._order, [by_index[index] for index in self._order])
         self._waiting = self._waiting.difference(indices)
         self._due = self._due.difference(indices)
+
+
+def _whose(index: int) -> str:
+    """Return what begins a message about a copy's reward."""
+    return f"env {index} step: the reward"

@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from menv.adapters.report import check_info, finite, own_copy
-from menv.base_env import FloatArray
+from menv.adapters.report import check_info, own_copy
 from menv.errors import ContractError, MenvError
 
 Step = Callable[[Any], Any]
@@ -115,26 +111,6 @@ def _step_until_one_raises(
         _check_unpacking(index, error)
         return error
     return None
-
-
-def as_numbers(rewards: list[Any], order: Sequence[int]) -> FloatArray:
-    """Return the rewards of R environments as [R] float64.
-
-    Raises:
-        ContractError: One is not a finite number; it names whose.
-    """
-    try:
-        # No dtype is asked for: texts would be read as numbers.
-        numbers = np.array(rewards)
-    except (TypeError, ValueError):
-        numbers = np.zeros((0, 0))
-    # The sum of their squares is finite only if each is: one product instead of a look at every reward.
-    if numbers.ndim == 1 and numbers.dtype.kind in "fiub" and math.isfinite(numbers.dot(numbers)):
-        return numbers.astype(np.float64, copy=False)
-    checked = [
-        finite(reward, f"env {index} step: the reward") for index, reward in zip(order, rewards, strict=True)
-    ]
-    return np.array(checked, np.float64)
 
 
 def _check_unpacking(index: int, error: Exception) -> None:

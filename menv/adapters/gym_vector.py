@@ -17,7 +17,8 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from menv import draws
 from menv.adapters.lockstep import LockstepEnvs
-from menv.adapters.report import as_rewards, own_copy
+from menv.adapters.report import own_copy
+from menv.adapters.rewards import as_rewards, of_envs
 from menv.adapters.vector_infos import VectorInfos, info_of
 from menv.base_env import EnvId, IntArray
 from menv.errors import ConfigError, ContractError, MenvError
@@ -109,7 +110,12 @@ class GymVectorEnvs(LockstepEnvs):
         obs, paid, terminated, truncated, infos = result
         rewards = paid
         if type(paid) is not np.ndarray or paid.shape != self._everybody.shape or paid.dtype.kind != "f":
-            rewards = as_rewards(paid, self.num_envs, f"{self._name}.step")
+            rewards = as_rewards(paid, lambda: of_envs(f"{self._name}.step"))
+            if rewards.shape != self._everybody.shape:
+                raise ContractError(
+                    f"{self._name}.step: returned {len(rewards)} rewards, expected {self.num_envs}, one for each "
+                    "sub-environment; return all of them"
+                )
         done: Flags = np.logical_or(terminated, truncated)
         begun, self._due = self._due, None
         frame = Frame(self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun)

@@ -16,7 +16,8 @@ import numpy as np
 
 from menv.adapters.answers import of_only_agents, stray_answers, wrong_count
 from menv.adapters.numbered_envs import NumberedEnvs
-from menv.adapters.report import Report, as_rewards, own_copy
+from menv.adapters.report import Report, own_copy
+from menv.adapters.rewards import as_rewards, of_envs
 from menv.adapters.vector_infos import VectorInfos
 from menv.base_env import (
     SINGLE_AGENT,
@@ -293,7 +294,7 @@ class LockstepEnvs(NumberedEnvs):
     def _take(self, frame: Frame) -> None:
         """Take an env step of everybody apart into rows, joins and ends."""
         self._count(frame)
-        rewards = as_rewards(frame.rewards, self.num_envs, "step")
+        rewards = as_rewards(frame.rewards, lambda: of_envs("step"))
         begun, absent = frame.begun, None
         if frame.done is not None:
             rewards = np.where(frame.done, 0.0, rewards)

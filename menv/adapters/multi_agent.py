@@ -6,7 +6,6 @@ have been answered, and with `{}` while nobody waits. `menv.loop.convert` create
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
@@ -16,16 +15,16 @@ import numpy as np
 
 from menv.adapters.answers import by_sub_environment, check_answers, wrong_count
 from menv.adapters.breakable_roster import BreakableRoster
+from menv.adapters.layout import Layout, join_slots
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
-from menv.adapters.roster import Layout, Roster
+from menv.adapters.rewards import as_rewards, of_rosters
+from menv.adapters.roster import possible_agents
+from menv.adapters.silence import MAX_EMPTY_STEPS, too_silent
 from menv.adapters.slot_pool import SlotPool
-from menv.base_env import AgentId, EnvId, FloatArray, IntArray, Ready
-from menv.errors import ContractError, MenvError
-
-MAX_EMPTY_STEPS = 1000
-"""So many env steps in a row without a waiting agent are taken for a fault of the environment."""
+from menv.base_env import AgentId, EnvId, IntArray, Ready
+from menv.errors import MenvError
 
 
 class MultiAgentEnvs(LocalEnvs):
@@ -74,7 +73,7 @@ class MultiAgentEnvs(LocalEnvs):
         return Ready(
             slots,
             list(chain.from_iterable([roster.obs for roster in rosters])),
-            self._rewards_of(rosters),
+            as_rewards([*chain.from_iterable([roster.rewards for roster in rosters])], lambda: of_rosters(rosters)),
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
             list(chain.from_iterable([roster.infos for roster in rosters])),
@@ -233,11 +232,7 @@ class MultiAgentEnvs(LocalEnvs):
         empty = 0
         while not roster.waiting.agents:
             if empty == MAX_EMPTY_STEPS:
-                raise ContractError(
-                    f"env {index} step: nobody waited for an action in {MAX_EMPTY_STEPS} env steps in a row, "
-                    "expected an observation for an agent that acts next; end the episode with "
-                    '"__all__" once all agents are gone'
-                )
+                raise too_silent(f"env {index} step")
             empty += 1
             self._step_once(index)
         self._due.add(index)
@@ -290,46 +285,3 @@ class MultiAgentEnvs(LocalEnvs):
             slots = join_slots(layouts)
         self._delivered = (layouts, indices, slots)
         return slots
-
-    def _rewards_of(self, rosters: Sequence[Roster]) -> FloatArray:
-        """Return the rows' rewards."""
-        values = list(chain.from_iterable([roster.rewards for roster in rosters]))
-        try:
-            # No dtype is asked for: texts would be read as numbers.
-            rewards = np.array(values)
-        except (TypeError, ValueError):
-            rewards = np.zeros((0, 0))
-        # The sum of their squares is finite only if each is: one product instead of a look at every reward.
-        if rewards.ndim != 1 or rewards.dtype.kind not in "fiub" or not math.isfinite(rewards.dot(rewards)):
-            return as_numbers(rosters)
-        return rewards.astype(np.float64, copy=False)
-
-
-def join_slots(layouts: list[Layout]) -> IntArray:
-    """Return the slots of all layouts, one after the other."""
-    if not layouts:
-        return np.zeros(0, np.int64)
-    # A concatenation costs as much per array as a handful of integers.
-    if sum([len(layout.agents) for layout in layouts]) > 4 * len(layouts):
-        return np.concatenate([layout.slots for layout in layouts])
-    return np.array(list(chain.from_iterable([layout.slot_list for layout in layouts])), np.int64)
-
-
-def possible_agents(env: Any) -> frozenset[AgentId] | None:
-    """Return the agents that may ever appear, None if the environment does not say."""
-    listed = getattr(env, "possible_agents", None)
-    return frozenset(listed) if listed else None
-
-
-def as_numbers(rosters: Iterable[Roster]) -> FloatArray:
-    """Return rewards that need a conversion, or say whose is not a finite number."""
-    rosters = list(rosters)
-    told = list(chain.from_iterable([roster.rewards for roster in rosters]))
-    # The sum is finite if each is: one look at all of them instead of one at each.
-    if {float}.issuperset(map(type, told)) and math.isfinite(sum(told)):
-        return np.array(told, np.float64)
-    numbers = []
-    for roster in rosters:
-        for agent, reward in zip(roster.waiting.agents, roster.rewards, strict=True):
-            numbers.append(roster.number(agent, reward))
-    return np.array(numbers, np.float64)

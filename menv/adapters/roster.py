@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.report import Report, all_empty, check_info, finite, own_copy
+from menv.adapters.layout import Layout
+from menv.adapters.report import Report, all_empty, check_info, own_copy
+from menv.adapters.rewards import finite
 from menv.adapters.slot_pool import SlotPool
-from menv.base_env import ALL, AgentId, End, EnvId, EpisodeEnd, IntArray, Join, Unclaimed
+from menv.base_env import ALL, AgentId, End, EnvId, EpisodeEnd, Join, Unclaimed
 from menv.errors import ContractError
 
 # Slots of agents that are gone are kept for their return, so that layouts stay the same objects.
@@ -24,20 +26,6 @@ _KEPT_LAYOUTS = 256
 
 _NO_INFO: Mapping[str, Any] = {}
 _NO_FLAGS: Mapping[AgentId, bool] = {}
-
-
-class Layout:
-    """The agents that wait together, in the environment's order, and their slots."""
-
-    __slots__ = ("agents", "checked_at", "no_infos", "no_rewards", "slot_list", "slots")
-
-    def __init__(self, agents: list[AgentId], slots: IntArray) -> None:
-        self.agents = agents
-        self.slots = slots
-        self.slot_list: list[int] = slots.tolist()
-        self.no_rewards = [0.0] * len(agents)
-        self.no_infos: list[Mapping[str, Any]] = [_NO_INFO] * len(agents)
-        self.checked_at = -1
 
 
 class Roster:
@@ -385,8 +373,13 @@ class Roster:
         """Return a reward as a float; raise if it is no finite number, with the env step."""
         if type(reward) is float and math.isfinite(reward):
             return reward
-        where = f"env {self.env_id} step, env step {self.episode_steps} of the episode"
-        return finite(reward, f"{where}: the reward of {agent!r}")
+        return finite(reward, self.whose(agent))
+
+    def whose(self, agent: AgentId) -> str:
+        """Return what begins a message about an agent's reward."""
+        return (
+            f"env {self.env_id} step, env step {self.episode_steps} of the episode: the reward of {agent!r}"
+        )
 
     def _wrong(
         self, where: str, got: str, expected: str, fix: str = "mend the environment's return value"
@@ -396,3 +389,9 @@ class Roster:
             f"env {self.env_id} {where}, env step {self.episode_steps} of the episode: {got}, "
             f"expected {expected}; {fix}"
         )
+
+
+def possible_agents(env: Any) -> frozenset[AgentId] | None:
+    """Return the agents that may ever appear, None if the environment does not say."""
+    listed = getattr(env, "possible_agents", None)
+    return frozenset(listed) if listed else None

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.external import ExternalEnvs, Game
-from menv.adapters.multi_agent import join_slots
-from menv.adapters.roster import Layout
+from menv.adapters.layout import Layout, join_slots
 from menv.base_env import AgentId, IntArray, Ready
 from menv.call_errors import stopped
 from menv.line import Line

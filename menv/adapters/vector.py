@@ -12,7 +12,8 @@ import numpy as np
 
 from menv import draws
 from menv.adapters.lockstep import LockstepEnvs
-from menv.adapters.report import as_rewards, check_info, own_copy
+from menv.adapters.report import check_info, own_copy
+from menv.adapters.rewards import as_rewards, of_envs
 from menv.base_env import EnvId, IntArray
 from menv.errors import ContractError, MenvError
 from menv.frame import Frame
@@ -89,7 +90,7 @@ class VectorEnvs(LockstepEnvs):
             raise self._wrong("vector_step", result, f"five lists ({', '.join(_FIVE)})")
         self._check_lists("vector_step", result)
         obs, paid, terminateds, truncateds, infos = result
-        rewards = as_rewards(paid, self.num_envs, "vector_step")
+        rewards = as_rewards(paid, lambda: of_envs("vector_step"))
         terminated, truncated = (np.array(flags, np.bool_) for flags in (terminateds, truncateds))
         over = terminated | truncated
         done = np.flatnonzero(over).tolist()

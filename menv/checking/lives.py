@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from menv.adapters.silence import MAX_EMPTY_STEPS
 from menv.base_env import ALL, AgentId
 from menv.checking.report import Broken, Report
 from menv.checking.stage import SpacePair, count
 from menv.checking.values import check_flag, check_info, check_mask, check_obs, check_reward
 
-MAX_EMPTY_STEPS = 1000
 """So many env steps in a row without a waiting agent end a run."""
 _PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos")
 _COMMON = "__common__"

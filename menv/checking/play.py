@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
+from menv.adapters.silence import MAX_EMPTY_STEPS
 from menv.checking.actions import Actor
 from menv.checking.buffers import Buffers
-from menv.checking.lives import MAX_EMPTY_STEPS
 from menv.checking.report import Broken
 from menv.checking.stage import Stage, Turn
 from menv.checking.transcript import Entry, entry_of
