@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import BaseEnv
+from menv.env_calls import how_many, reset_env
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 
 VectorStep = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
@@ -194,23 +195,12 @@ class _GymEnvs(VectorEnv):
         self, index: int | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
         number = self._index(index)
-        given = {} if seed is None and options is None else {"seed": seed, "options": options}
         try:
-            result = self.envs[number].reset(**given)
-        except TypeError as error:
-            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                raise ContractError(
-                    f"env {number} reset: {error}, expected reset(self, *, seed=None, options=None); declare both "
-                    "parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
-                ) from error
-            raise _crash(number, "reset", error) from error
+            return reset_env(self.envs[number], number, seed, options)
         except MenvError:
             raise
         except Exception as error:
             raise _crash(number, "reset", error) from error
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise _old_gym(number, "reset", result, "(obs, info)")
-        return result
 
     def restart_at(self, index: int | None = None) -> None:
         number = self._index(index)
@@ -235,7 +225,10 @@ class _GymEnvs(VectorEnv):
             raise _crash(len(steps), "step", error) from error
         for index, step in enumerate(steps):
             if not isinstance(step, tuple) or len(step) != 5:
-                raise _old_gym(index, "step", step, "(obs, reward, terminated, truncated, info)")
+                raise ContractError(
+                    f"env {index} step: returned {how_many(step)}, expected (obs, reward, terminated, truncated, "
+                    "info); return that, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
+                )
         return (
             [step[0] for step in steps],
             [step[1] for step in steps],
@@ -292,15 +285,6 @@ def _crash(index: int, method: str, error: Exception) -> EnvCrashError:
     return EnvCrashError(
         f"env {index} {method}: raised {type(error).__name__}: {error}; the environment's own traceback is above "
         "(sub-environments of a VectorEnv are not made anew one by one)"
-    )
-
-
-def _old_gym(index: int, method: str, result: Any, expected: str) -> ContractError:
-    """Return the error for a sub-environment that returned another number of values."""
-    got = f"{len(result)} values" if isinstance(result, tuple | list) else f"a single {type(result).__name__}"
-    return ContractError(
-        f"env {index} {method}: returned {got}, expected {expected}; return that, or wrap an environment of the old "
-        "gym API in menv.wrappers.LegacyGym"
     )
 
 

@@ -22,6 +22,7 @@ from menv.adapters.roster import Roster, possible_agents
 from menv.adapters.silence import MAX_EMPTY_STEPS, too_silent
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, MultiEnvDict, Ready
+from menv.env_calls import how_many
 from menv.errors import ContractError, EnvCrashError, MenvError
 
 
@@ -99,10 +100,9 @@ class CustomEnvs(BaseEnv):
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         result = self._call("try_reset", env_id, **given)
         if not isinstance(result, tuple | list) or len(result) != 2:
-            got = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
             raise ContractError(
-                f"{type(self.inner).__name__}.try_reset: returned {got}, expected (obs, infos), two dicts by env id, "
-                "or (None, None) where this environment resets itself; return both"
+                f"{type(self.inner).__name__}.try_reset: returned {how_many(result)}, expected (obs, infos), two "
+                "dicts by env id, or (None, None) where this environment resets itself; return both"
             )
         obs, infos = result
         if isinstance(obs, dict):
@@ -165,9 +165,8 @@ class CustomEnvs(BaseEnv):
         result = self._call("poll")
         name = type(self.inner).__name__
         if not isinstance(result, tuple | list) or len(result) != 6:
-            count = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
             raise ContractError(
-                f"{name}.poll: returned {count}, expected six nested dicts (obs, rewards, terminateds, "
+                f"{name}.poll: returned {how_many(result)}, expected six nested dicts (obs, rewards, terminateds, "
                 "truncateds, infos, off_policy_actions); split the old `dones` into terminateds and truncateds"
             )
         for part in result:

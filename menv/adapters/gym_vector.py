@@ -211,13 +211,6 @@ class GymVectorEnvs(LockstepEnvs):
     def _close(self) -> None:
         self.env.close()
 
-    def _wrong(self, method: str, got: Any, expected: str) -> ContractError:
-        """Return the error for a return value of the wrong form."""
-        count = f"{len(got)} values" if isinstance(got, tuple | list) else f"a single {type(got).__name__}"
-        return ContractError(
-            f"{type(self.env).__name__}.{method}: returned {count}, expected {expected}; mend its return value"
-        )
-
 
 def autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> str:
     """Return which of the three modes an environment is in.

@@ -20,6 +20,7 @@ from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
 from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict, method_of
+from menv.env_calls import close_env, reset_env
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.fault import Fault
 from menv.plain_data import digest
@@ -95,7 +96,7 @@ class LocalEnvs(CreatedEnvs):
         if not self._stopped:
             self._stopped = True
             for env in self._envs:
-                getattr(env, "close", _nothing)()
+                close_env(env)
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -228,23 +229,7 @@ class LocalEnvs(CreatedEnvs):
         """Reset one sub-environment with a seed of its own and return `(obs, info)`; it may raise anything."""
         if seed is None and self._seed is not None:
             seed = draws.reset_seed(self._seed, self._first_index + index, int(self._env_steps[index]))
-        try:
-            if seed is None and options is None:
-                result = self._envs[index].reset()
-            else:
-                result = self._envs[index].reset(seed=seed, options=options)
-        except TypeError as error:
-            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                raise ContractError(
-                    f"env {index} reset: {error}, expected reset(self, *, seed=None, options=None); "
-                    "declare both parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
-                ) from error
-            raise
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise ContractError(
-                f"env {index} reset: returned {_count(result)}, expected (obs, info); "
-                "return both from reset, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
-            )
+        result = reset_env(self._envs[index], index, seed, options)
         self._was_reset[index] = True
         return result
 
@@ -311,7 +296,7 @@ class LocalEnvs(CreatedEnvs):
             )
         # One that is broken may not be able to close any more; that must not keep it in its place.
         with suppress(Exception):
-            getattr(self._envs[index], "close", _nothing)()
+            close_env(self._envs[index])
         self._envs[index] = self._make_env(index)
 
     def crash(self, index: int, where: str, error: Exception) -> EnvCrashError:
@@ -321,14 +306,3 @@ class LocalEnvs(CreatedEnvs):
     def _told(self, index: int, where: str, error: Exception) -> str:
         """Return where a sub-environment stood and what it raised, for messages."""
         return f"env {index} {where}, env step {int(self._env_steps[index])}: raised {type(error).__name__}: {error}"
-
-
-def _count(result: Any) -> str:
-    """Describe a return value by how many values it has."""
-    return (
-        f"{len(result)} values" if isinstance(result, tuple | list) else f"a single {type(result).__name__}"
-    )
-
-
-def _nothing() -> None:
-    """Stand in for a `close` that an environment does not have."""

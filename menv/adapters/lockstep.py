@@ -31,14 +31,20 @@ from menv.base_env import (
     MultiEnvDict,
     Ready,
 )
+from menv.env_calls import how_many
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
 from menv.frame import Flags, Frame
 
 
 class LockstepEnvs(NumberedEnvs):
-    """Bookkeeping of E sub-environments that step together."""
+    """Bookkeeping of E sub-environments that step together.
+
+    Attributes:
+        env: What steps them.
+    """
 
     lockstep = True
+    env: Any
 
     def __init__(self, num_envs: int) -> None:
         """Nothing is reset before the first poll."""
@@ -351,6 +357,12 @@ class LockstepEnvs(NumberedEnvs):
         """Refuse another number of actions than rows."""
         if rows != actions:
             raise wrong_count(actions, rows)
+
+    def _wrong(self, method: str, got: Any, expected: str) -> ContractError:
+        """Return the error for a return value of the wrong form."""
+        return ContractError(
+            f"{type(self.env).__name__}.{method}: returned {how_many(got)}, expected {expected}; mend its return value"
+        )
 
     def _crash(self, where: str, error: Exception) -> EnvCrashError:
         """Return the error for an exception that the environment raised."""

@@ -18,6 +18,7 @@ from menv.adapters.report import Report, all_empty, check_info, own_copy
 from menv.adapters.rewards import finite
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, End, EnvId, EpisodeEnd, Join, Unclaimed
+from menv.env_calls import how_many
 from menv.errors import ContractError
 
 # Slots of agents that are gone are kept for their return, so that layouts stay the same objects.
@@ -183,9 +184,8 @@ class Roster:
     def _five_dicts(self, result: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Return the five dicts of a step once they have the right shape."""
         if not isinstance(result, tuple | list) or len(result) != 5:
-            count = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
             raise self._wrong(
-                "step", f"returned {count}", "(obs, rewards, terminateds, truncateds, infos)",
+                "step", f"returned {how_many(result)}", "(obs, rewards, terminateds, truncateds, infos)",
                 "split the old `dones` into terminateds and truncateds, or wrap the environment in "
                 "menv.wrappers.LegacyGym",
             )  # fmt: skip

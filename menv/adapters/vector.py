@@ -15,7 +15,7 @@ from menv.adapters.lockstep import LockstepEnvs
 from menv.adapters.report import check_info, own_copy
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.base_env import EnvId, IntArray
-from menv.errors import ContractError, MenvError
+from menv.errors import MenvError
 from menv.frame import Frame
 from menv.vector_env import VectorEnv
 
@@ -137,13 +137,6 @@ class VectorEnvs(LockstepEnvs):
             counted = isinstance(part, Sequence) or (isinstance(part, np.ndarray) and part.ndim > 0)
             if not counted or len(part) != self.num_envs:
                 raise self._wrong(method, part, f"{self.num_envs} values in each list")
-
-    def _wrong(self, method: str, got: Any, expected: str) -> ContractError:
-        """Return the error for a return value of the wrong form."""
-        count = f"{len(got)} values" if isinstance(got, tuple | list) else f"a single {type(got).__name__}"
-        return ContractError(
-            f"{type(self.env).__name__}.{method}: returned {count}, expected {expected}; mend its return value"
-        )
 
 
 def as_infos(infos: Sequence[Any], where: str) -> list[Any]:

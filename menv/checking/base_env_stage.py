@@ -14,8 +14,9 @@ import gymnasium as gym
 from menv.base_env import ALL, AgentId, EnvId, MultiEnvDict, Ready
 from menv.checking.lives import Lives
 from menv.checking.report import Broken, Report
-from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair, count, listed_agents
+from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair, listed_agents
 from menv.checking.values import check_mask_space, check_obs, check_reward
+from menv.env_calls import how_many
 
 _LATER = "async_reset_return"
 _NAMES = ("obs", "rewards", "terminateds", "truncateds", "infos", "off_policy_actions")
@@ -188,7 +189,7 @@ class BaseEnvStage(Stage):
         """
         if not isinstance(result, tuple | list) or len(result) != 6:
             raise Broken(
-                "ME020", f"poll returned {count(result)}, expected six nested dicts ({', '.join(_NAMES)})",
+                "ME020", f"poll returned {how_many(result)}, expected six nested dicts ({', '.join(_NAMES)})",
                 self.env_steps, "return six dicts; split the old `dones` into terminateds and truncateds",
             )  # fmt: skip
         for name, part in zip(_NAMES, result, strict=True):

@@ -14,8 +14,9 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from menv.adapters.gym_vector import DISABLED, SAME_STEP, autoreset_mode
 from menv.base_env import SINGLE_AGENT
 from menv.checking.report import Broken, Report
-from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair, count, number_of
+from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair, number_of
 from menv.checking.values import check_info, check_mask, check_mask_space, check_obs, check_reward
+from menv.env_calls import how_many
 from menv.errors import ConfigError
 
 
@@ -142,5 +143,5 @@ class GymVectorStage(Stage):
 
     def _require_length(self, name: str, part: Any) -> None:
         if np.ndim(part) != 1 or len(part) != len(self._keys):
-            got = f"an array of shape {part.shape}" if isinstance(part, np.ndarray) else count(part)
+            got = f"an array of shape {part.shape}" if isinstance(part, np.ndarray) else how_many(part)
             raise Broken("ME097", f"{name} is {got}, expected shape ({len(self._keys)},)", self.env_steps)

@@ -12,8 +12,9 @@ from typing import Any
 from menv.adapters.silence import MAX_EMPTY_STEPS
 from menv.base_env import ALL, AgentId
 from menv.checking.report import Broken, Report
-from menv.checking.stage import SpacePair, count
+from menv.checking.stage import SpacePair
 from menv.checking.values import check_flag, check_info, check_mask, check_obs, check_reward
+from menv.env_calls import how_many
 
 """So many env steps in a row without a waiting agent end a run."""
 _PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos")
@@ -222,7 +223,7 @@ def require_five_dicts(result: Any, step: int, method: str = "step") -> Any:
         return result
     raise Broken(
         "ME020",
-        f"{method} returned {count(result)}, expected (obs, rewards, terminateds, truncateds, infos)",
+        f"{method} returned {how_many(result)}, expected (obs, rewards, terminateds, truncateds, infos)",
         step,
         "return five dicts; split the old `dones` into terminateds and truncateds",
     )

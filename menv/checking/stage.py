@@ -19,6 +19,7 @@ import numpy as np
 from menv.base_env import AgentId, EnvId
 from menv.checking.global_draws import state_of_generators, used_since
 from menv.checking.report import Broken, Report
+from menv.env_calls import close_env, how_many
 
 Key: TypeAlias = tuple[EnvId, AgentId]
 """A sub-environment and an agent in it."""
@@ -118,7 +119,7 @@ class Stage(abc.ABC):
 
     def close(self) -> None:
         """Close the environment, as training does at its end."""
-        getattr(self.env, "close", _nothing)()
+        close_env(self.env)
 
     def call(self, method: str, *args: Any, code: str, **kwargs: Any) -> Any:
         """Call a method of the environment.
@@ -171,7 +172,9 @@ class Stage(abc.ABC):
         old = (
             None if isinstance(result, tuple) else "return (obs, info), or wrap it in menv.wrappers.LegacyGym"
         )
-        raise Broken("ME011", f"{method} returned {count(result)}, expected (obs, info)", self.env_steps, old)
+        raise Broken(
+            "ME011", f"{method} returned {how_many(result)}, expected (obs, info)", self.env_steps, old
+        )
 
     def require_five(self, result: Any, method: str = "step") -> Any:
         """Return what a step returned.
@@ -181,7 +184,7 @@ class Stage(abc.ABC):
         """
         if isinstance(result, tuple | list) and len(result) == 5:
             return result
-        raise Broken("ME020", f"{method} returned {count(result)}, expected five", self.env_steps)
+        raise Broken("ME020", f"{method} returned {how_many(result)}, expected five", self.env_steps)
 
 
 def check_pair(report: Report, who: str, obs_space: Any, action_space: Any) -> None:
@@ -251,13 +254,6 @@ def _short(value: Any) -> str:
     return f"the {type(value).__name__} {str(value)[:40]!r}"
 
 
-def count(result: Any) -> str:
-    """Describe a return value by how many values it has."""
-    return (
-        f"{len(result)} values" if isinstance(result, tuple | list) else f"a single {type(result).__name__}"
-    )
-
-
 def describe(error: BaseException) -> str:
     """Return the type of an exception, the first line of its message, and where it was raised."""
     trace = error.__traceback__
@@ -266,7 +262,3 @@ def describe(error: BaseException) -> str:
     place = f" (line {trace.tb_lineno} of {trace.tb_frame.f_code.co_name})" if trace is not None else ""
     first = next(iter(str(error).splitlines()), "")[:200]
     return f"{type(error).__name__}: {first}{place}"
-
-
-def _nothing() -> None:
-    """Stand in for a `close` that an environment does not have."""

@@ -9,8 +9,9 @@ from typing import Any
 
 from menv.base_env import SINGLE_AGENT
 from menv.checking.report import Broken, Report
-from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair, count, number_of
+from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair, number_of
 from menv.checking.values import check_flag, check_info, check_mask, check_mask_space, check_obs, check_reward
+from menv.env_calls import how_many
 
 
 class VectorStage(Stage):
@@ -91,7 +92,7 @@ class VectorStage(Stage):
             if not hasattr(part, "__len__") or isinstance(part, dict) or len(part) != len(self._keys):
                 raise Broken(
                     "ME097",
-                    f"{method}: {name} is {count(part)}, expected {len(self._keys)}, one for each sub-environment",
+                    f"{method}: {name} is {how_many(part)}, expected {len(self._keys)}, one for each sub-environment",
                     self.env_steps,
                 )
         return [list(part) for part in parts]

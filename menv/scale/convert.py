@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 
 from menv.base_env import BaseEnv
+from menv.env_calls import close_env
 from menv.errors import ConfigError
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.loop import convert
@@ -72,7 +73,7 @@ def to_base_env(
         first_index,
     )  # fmt: skip
     found = RemoteEnvs(make, num_envs, _engine(engine), like=env, settings=settings)
-    getattr(env, "close", _nothing)()
+    close_env(env)
     return found
 
 
@@ -132,7 +133,3 @@ def _check(remote: bool, wait_ms: float, timeout: float | None, per_process: int
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-
-
-def _nothing() -> None:
-    """Stand in for a `close` that an environment does not have."""

@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 
 from menv.base_env import ALL
+from menv.env_calls import close_env, how_many
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.wrappers.legacy_spaces import to_gymnasium
@@ -94,7 +95,7 @@ class LegacyGym(gym.Env[Any, Any]):
 
     def close(self) -> None:
         """Close the environment, if it can be."""
-        getattr(self.env, "close", _nothing)()
+        close_env(self.env)
 
 
 class LegacyMultiAgent(MultiAgentEnv):
@@ -165,7 +166,7 @@ class LegacyMultiAgent(MultiAgentEnv):
 
     def close(self) -> None:
         """Close the environment, if it can be."""
-        getattr(self.env, "close", _nothing)()
+        close_env(self.env)
 
 
 def _check_steps(env: Any) -> None:
@@ -218,8 +219,8 @@ def _reset(env: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
     # The old wrappers take any keyword and hand it to an environment that may take none.
     ways = [_keywords(env.reset), _keywords(getattr(env, "unwrapped", env).reset)]
     taken = {name: value for name, value in given.items() if all(way is None or name in way for way in ways)}
-    if seed is not None and "seed" not in taken:
-        getattr(env, "seed", _nothing)(seed)
+    if seed is not None and "seed" not in taken and hasattr(env, "seed"):
+        env.seed(seed)
     return env.reset(**taken)
 
 
@@ -235,10 +236,9 @@ def _keywords(reset: Any) -> set[str] | None:
 
 def _values(env: Any, result: Any, four: str) -> Any:
     if not isinstance(result, tuple | list) or len(result) not in (4, 5):
-        count = f"{len(result)} values" if isinstance(result, tuple | list) else f"a {type(result).__name__}"
         raise ContractError(
-            f"{type(env).__name__}.step: returned {count}, expected the four of the old API ({four}) or the five of "
-            "the present one; mend its step"
+            f"{type(env).__name__}.step: returned {how_many(result)}, expected the four of the old API ({four}) or the "
+            "five of the present one; mend its step"
         )
     return tuple(result)
 
@@ -249,7 +249,3 @@ def _is_cut(info: Any) -> bool:
 
 def _render(env: Any, mode: str | None) -> Any:
     return env.render() if mode is None else env.render(mode=mode)
-
-
-def _nothing(*args: Any) -> None:
-    """Stand in for a `close` or `seed` that an environment does not have."""

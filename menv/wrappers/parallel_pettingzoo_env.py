@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from menv.base_env import ALL, AgentId
+from menv.env_calls import how_many
 from menv.errors import CallOrderError, ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
 from menv.wrappers.pettingzoo_base import MASK, PettingZooBase, check_answers
@@ -65,7 +66,7 @@ class ParallelPettingZooEnv(PettingZooBase):
         result = self._reset_game(seed, options)
         if not isinstance(result, tuple) or len(result) != 2:
             raise ContractError(
-                f"ParallelPettingZooEnv.reset: {self._game} returned {_count(result)}, expected (obs, infos); return "
+                f"ParallelPettingZooEnv.reset: {self._game} returned {how_many(result)}, expected (obs, infos); return "
                 "both, as PettingZoo 1.24 and later do"
             )
         self._running = True
@@ -163,7 +164,7 @@ class ParallelPettingZooEnv(PettingZooBase):
 
     def _why_unusable(self, result: Any) -> str:
         if not isinstance(result, tuple) or len(result) != 5:
-            got = f"returned {_count(result)}"
+            got = f"returned {how_many(result)}"
         else:
             kinds = [f"{name} is {type(part).__name__}" for name, part in zip(_PARTS, result, strict=True)]
             got = "returned " + ", ".join(kinds)
@@ -176,7 +177,3 @@ class ParallelPettingZooEnv(PettingZooBase):
 def _infos_of(obs: AgentDict, infos: Mapping[Any, Any]) -> AgentDict:
     """Return copies of the info dicts of the agents in `obs`."""
     return {agent: dict(infos[agent]) for agent in obs if agent in infos}
-
-
-def _count(result: Any) -> str:
-    return f"{len(result)} values" if isinstance(result, tuple | list) else f"a {type(result).__name__}"

@@ -1,0 +1,54 @@
+"""Calls to an environment of the gymnasium kind, and how messages name what came back.
+
+Adapters, wrappers and checks share it. It knows neither rows nor episodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from menv.errors import ContractError
+
+
+def reset_env(
+    env: Any, index: int, seed: int | None = None, options: dict[str, Any] | None = None
+) -> tuple[Any, Any]:
+    """Reset an environment and return `(obs, info)`; it may raise anything.
+
+    Args:
+        env: Is given nothing where nothing is asked for.
+        index: What messages call it.
+        seed: Of the episode.
+        options: Likewise.
+
+    Raises:
+        ContractError: Its `reset` takes or returns something else, as one of the old gym API does.
+    """
+    try:
+        result = env.reset() if seed is None and options is None else env.reset(seed=seed, options=options)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+            raise ContractError(
+                f"env {index} reset: {error}, expected reset(self, *, seed=None, options=None); "
+                "declare both parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
+            ) from error
+        raise
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ContractError(
+            f"env {index} reset: returned {how_many(result)}, expected (obs, info); "
+            "return both from reset, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
+        )
+    return result
+
+
+def close_env(env: Any) -> None:
+    """Close an environment, if it can be closed."""
+    close = getattr(env, "close", None)
+    if close is not None:
+        close()
+
+
+def how_many(result: Any) -> str:
+    """Describe a return value by how many values it has."""
+    several = isinstance(result, tuple | list)
+    return f"{len(result)} values" if several else f"a single {type(result).__name__}"
