@@ -7,8 +7,7 @@ environments; `menv.loop.dry_run` asks it about every possible agent before the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from itertools import zip_longest
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +19,10 @@ from menv.policy_spec import PolicySpec, check_policy_id
 DEFAULT_POLICY = "default_policy"
 
 MappingFn = Callable[[AgentId, Episode, Any], str]
+
+_GIVEN = ("agent_id", "episode", "worker")
+_NAMED = _GIVEN[1:]
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class PolicyMap:
@@ -219,43 +222,53 @@ def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
     except (TypeError, ValueError):
         # A builtin such as str, which has no signature: a function of the agent id.
         return lambda agent_id, episode, worker: fn(agent_id)
-    kinds = inspect.Parameter
-    positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    count = 3 if any(p.kind is kinds.VAR_POSITIONAL for p in parameters) else min(3, len(positional))
-    keywords = [p for p in parameters if p.kind is kinds.KEYWORD_ONLY]
-    needed = [
-        p.name
-        for p in positional[3:] + keywords
-        if p.default is p.empty and p.name not in ("episode", "worker")
-    ]
-    if needed or count == 0:
+    in_place = _in_place(parameters)
+    if not in_place or _without_value(parameters):
         raise ConfigError(
             f"policy_mapping_fn: its parameters are ({', '.join(p.name for p in parameters)}), expected "
             "(agent_id, episode, worker, **kwargs) or the first of these; give the others defaults"
         )
-    places = [p.name if p.name in ("episode", "worker") else None for p in positional[:3]]
-    rest = {p.name for p in keywords} & {"episode", "worker"}
-    if any(p.kind is kinds.VAR_KEYWORD for p in parameters):
-        by_position = {
-            ("agent_id", "episode", "worker")[i] for i in range(count) if i >= len(places) or not places[i]
-        }
-        rest |= {"episode", "worker"} - by_position - set(places) - {p.name for p in positional}
-
-    if not rest and not any(places):
+    by_name = _by_name(parameters, in_place)
+    if not by_name and in_place == _GIVEN[: len(in_place)]:
         # The usual signatures, without looking at their parameters at every call.
         return (
             lambda agent_id, episode, worker: fn(agent_id),
             lambda agent_id, episode, worker: fn(agent_id, episode),
             fn,
-        )[count - 1]
-    if not rest and count == 3 and places == [None, "episode", "worker"]:
-        return fn
+        )[len(in_place) - 1]
 
     def mapping(agent_id: AgentId, episode: Episode, worker: Any) -> str:
-        given = (agent_id, episode, worker)
-        by_name = {"episode": episode, "worker": worker}
-        # A parameter called "worker" is given the worker, wherever it stands.
-        args = [by_name[place] if place else value for place, value in zip_longest(places, given[:count])]
-        return fn(*args, **{name: by_name[name] for name in rest})  # type: ignore[no-any-return]
+        given = {"agent_id": agent_id, "episode": episode, "worker": worker}
+        args = [given[name] for name in in_place]
+        return fn(*args, **{name: given[name] for name in by_name})  # type: ignore[no-any-return]
 
     return mapping
+
+
+def _of_kind(parameters: Iterable[inspect.Parameter], *kinds: Any) -> list[inspect.Parameter]:
+    """Return the parameters of some kinds."""
+    return [parameter for parameter in parameters if parameter.kind in kinds]
+
+
+def _in_place(parameters: Sequence[inspect.Parameter]) -> tuple[str, ...]:
+    """Return what is given by position, a part of (agent_id, episode, worker)."""
+    names = [parameter.name for parameter in _of_kind(parameters, *_POSITIONAL)][:3]
+    if _of_kind(parameters, inspect.Parameter.VAR_POSITIONAL):
+        names += [""] * (3 - len(names))
+    # A parameter called "worker" is given the worker, wherever it stands.
+    return tuple(name if name in _NAMED else usual for name, usual in zip(names, _GIVEN, strict=False))
+
+
+def _by_name(parameters: Sequence[inspect.Parameter], in_place: Sequence[str]) -> list[str]:
+    """Return what is given by name, of episode and worker."""
+    wanted = {parameter.name for parameter in _of_kind(parameters, inspect.Parameter.KEYWORD_ONLY)}
+    if _of_kind(parameters, inspect.Parameter.VAR_KEYWORD):
+        taken = {parameter.name for parameter in _of_kind(parameters, *_POSITIONAL)}
+        wanted |= set(_NAMED) - taken - set(in_place)
+    return [name for name in _NAMED if name in wanted]
+
+
+def _without_value(parameters: Sequence[inspect.Parameter]) -> list[str]:
+    """Return the names of parameters that need a value which nobody gives."""
+    others = _of_kind(parameters, *_POSITIONAL)[3:] + _of_kind(parameters, inspect.Parameter.KEYWORD_ONLY)
+    return [other.name for other in others if other.default is other.empty and other.name not in _NAMED]
