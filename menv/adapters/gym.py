@@ -17,7 +17,7 @@ from menv.adapters.answers import of_only_agents, stray_answers, wrong_count
 from menv.adapters.gym_steps import Seen, Taken, take_steps
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
-from menv.adapters.report import Report, check_info, own_copy
+from menv.adapters.report import Report, check_info
 from menv.adapters.rewards import as_rewards, finite
 from menv.base_env import (
     SINGLE_AGENT,
@@ -30,6 +30,7 @@ from menv.base_env import (
     Ready,
 )  # fmt: skip
 from menv.frame import Frame
+from menv.nested import own_copy
 
 
 class GymEnvs(LocalEnvs):

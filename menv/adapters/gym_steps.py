@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from menv.adapters.report import check_info, own_copy
+from menv.adapters.report import check_info
 from menv.errors import ContractError, MenvError
+from menv.nested import own_copy
 
 Step = Callable[[Any], Any]
 

@@ -17,12 +17,12 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from menv import draws
 from menv.adapters.lockstep import LockstepEnvs
-from menv.adapters.report import own_copy
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.adapters.vector_infos import VectorInfos, info_of
 from menv.base_env import EnvId, IntArray
 from menv.errors import ConfigError, ContractError, MenvError
 from menv.frame import Flags, Frame
+from menv.nested import own_copy
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 _NO_INFO: Mapping[str, Any] = {}

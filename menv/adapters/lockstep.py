@@ -16,7 +16,7 @@ import numpy as np
 
 from menv.adapters.answers import of_only_agents, stray_answers, wrong_count
 from menv.adapters.numbered_envs import NumberedEnvs
-from menv.adapters.report import Report, own_copy
+from menv.adapters.report import Report
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.adapters.vector_infos import VectorInfos
 from menv.base_env import (
@@ -34,6 +34,7 @@ from menv.base_env import (
 from menv.env_calls import how_many
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
 from menv.frame import Flags, Frame
+from menv.nested import own_copy
 
 
 class LockstepEnvs(NumberedEnvs):

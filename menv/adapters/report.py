@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from menv.base_env import AgentId, End, EpisodeEnd, Join, Unclaimed
 from menv.errors import ContractError
 from menv.fault import Fault
@@ -24,22 +22,6 @@ class Report:
     episodes: list[EpisodeEnd] = field(default_factory=list)
     joined: list[Join] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-
-
-def own_copy(element: Any) -> Any:
-    """Return a copy of an observation that its environment cannot change any more."""
-    if isinstance(element, np.ndarray):
-        return element.copy()
-    if isinstance(element, dict):
-        return {
-            key: value.copy() if type(value) is np.ndarray else own_copy(value)
-            for key, value in element.items()
-        }
-    if isinstance(element, tuple | list):
-        # A named tuple takes its values one by one.
-        make = getattr(type(element), "_make", type(element))
-        return make(own_copy(value) for value in element)
-    return element
 
 
 def all_empty(infos: Mapping[AgentId, Any]) -> bool:

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.layout import Layout
-from menv.adapters.report import Report, all_empty, check_info, own_copy
+from menv.adapters.report import Report, all_empty, check_info
 from menv.adapters.rewards import finite
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, End, EnvId, EpisodeEnd, Join, Unclaimed
 from menv.env_calls import how_many
 from menv.errors import ContractError
+from menv.nested import own_copy
 
 # Slots of agents that are gone are kept for their return, so that layouts stay the same objects.
 _KEPT_SLOTS = 256

@@ -12,11 +12,12 @@ import numpy as np
 
 from menv import draws
 from menv.adapters.lockstep import LockstepEnvs
-from menv.adapters.report import check_info, own_copy
+from menv.adapters.report import check_info
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.base_env import EnvId, IntArray
 from menv.errors import MenvError
 from menv.frame import Frame
+from menv.nested import own_copy
 from menv.vector_env import VectorEnv
 
 _FIVE = ("obs", "rewards", "terminateds", "truncateds", "infos")

@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import AgentId
-from menv.connectors.flat_actions import leaves
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_batch import MultiAgentBatch
+from menv.nested import leaves
 from menv.policy_spec import PolicySpec
 from menv.sample_batch import SampleBatch
 from menv.segments import Column

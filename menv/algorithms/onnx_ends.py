@@ -16,10 +16,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.flat_actions import leaves
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor
 from menv.errors import ConfigError
-from menv.loop.golden import paths
+from menv.nested import paths
 
 Array = npt.NDArray[Any]
 
@@ -213,7 +212,8 @@ class Ends:
         else:
             whole = self.add("Add", whole, self.constant(np.asarray(flat.start).reshape(-1)))
         start, parts, found = 0, paths(space), []
-        for (keys, _), part, sample in zip(parts, leaves(space), samples, strict=True):
+        for (keys, leaf), sample in zip(parts, samples, strict=True):
+            part: Any = leaf
             width = 1 if isinstance(part, gym.spaces.Discrete) else int(np.prod(part.shape))
             x = whole
             if len(parts) > 1:

@@ -23,12 +23,12 @@ from menv.acting.runner import open_session
 from menv.algorithms.onnx_ends import Ends, dotted
 from menv.algorithms.onnx_steps import Steps
 from menv.connectors.default_pipelines import action_plan
-from menv.connectors.flat_actions import leaves
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ConfigError
-from menv.loop.golden import Golden, difference, make_golden, paths, rehearsal
+from menv.loop.golden import Golden, difference, make_golden, rehearsal
 from menv.loop.net_policy import NetPolicy
+from menv.nested import leaves, paths
 from menv.policy import Policy
 from menv.spaces_json import space_to_json
 

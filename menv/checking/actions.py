@@ -14,6 +14,7 @@ import numpy as np
 
 from menv.checking.stage import Key, Stage, Turn
 from menv.checking.values import components, usable_mask
+from menv.nested import built, parts_of, values_in
 
 ActionFn: TypeAlias = Callable[[Any, Any], Any]
 """`actions(obs, agent_id) -> action`."""
@@ -81,10 +82,8 @@ def draw(space: gym.Space[Any], rng: np.random.Generator, mask: Any = None) -> A
         parts = components(mask, space) if mask is not None else [None] * space.nvec.size
         picked = [_pick(int(n), rng, part) for n, part in zip(space.nvec.reshape(-1), parts, strict=True)]
         return space.start + np.array(picked, space.dtype).reshape(space.shape)
-    if isinstance(space, gym.spaces.Dict):
-        return {name: draw(part, rng) for name, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(draw(part, rng) for part in space.spaces)
+    if parts_of(space) is not None:
+        return built(space, lambda keys, leaf: draw(leaf, rng))
     if isinstance(space, gym.spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
         return _draw_box(space, rng)
     # Drawing from the space itself would change what its owner draws.
@@ -110,12 +109,7 @@ def _draw_box(space: gym.spaces.Box, rng: np.random.Generator) -> Any:
 
 def frozen(action: Any) -> Any:
     """Make the arrays in an action read-only."""
-    if isinstance(action, np.ndarray):
-        action.setflags(write=False)
-    elif isinstance(action, dict):
-        for part in action.values():
-            frozen(part)
-    elif isinstance(action, tuple):
-        for part in action:
-            frozen(part)
+    for part in values_in(action):
+        if isinstance(part, np.ndarray):
+            part.setflags(write=False)
     return action

@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from menv.adapters.report import own_copy
 from menv.checking.report import Report
 from menv.checking.stage import Turn
 from menv.checking.transcript import same
+from menv.nested import own_copy
 
 
 class Buffers:

@@ -20,6 +20,7 @@ from menv.base_env import AgentId, EnvId
 from menv.checking.global_draws import state_of_generators, used_since
 from menv.checking.report import Broken, Report
 from menv.env_calls import close_env, how_many
+from menv.nested import leaves
 
 Key: TypeAlias = tuple[EnvId, AgentId]
 """A sub-environment and an agent in it."""
@@ -211,10 +212,8 @@ def check_pair(report: Report, who: str, obs_space: Any, action_space: Any) -> N
 def _readable(space: gym.Space[Any]) -> bool:
     """Return whether stock networks take observations of this space."""
     spaces = gym.spaces
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return all(_readable(part) for part in parts)
-    return isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+    kinds = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    return all(isinstance(leaf, kinds) for leaf in leaves(space))
 
 
 def _has_head(space: gym.Space[Any]) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from menv.adapters.report import own_copy
 from menv.checking.report import Broken
 from menv.checking.stage import Turn
+from menv.nested import own_copy
 
 
 class Entry(NamedTuple):

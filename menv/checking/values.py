@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.checking.report import Report
+from menv.nested import parts_of
 from menv.spaces import why_outside
 
 MASK_KEY = "action_mask"
@@ -20,18 +21,16 @@ _ARRAYS = gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
 
 def leaves(space: gym.Space[Any], value: Any, path: str) -> Iterator[tuple[str, gym.Space[Any], Any]]:
     """Yield path, space and value of each leaf; where the structure is wrong, of the whole branch."""
-    if isinstance(space, gym.spaces.Dict) and isinstance(value, dict) and value.keys() == space.keys():
-        for name, part in space.spaces.items():
-            yield from leaves(part, value[name], f"{path}[{name!r}]")
-    elif (
-        isinstance(space, gym.spaces.Tuple)
-        and isinstance(value, tuple | list)
-        and len(value) == len(space.spaces)
-    ):
-        for index, part in enumerate(space.spaces):
-            yield from leaves(part, value[index], f"{path}[{index}]")
+    parts = parts_of(space)
+    if isinstance(space, gym.spaces.Dict):
+        fits = isinstance(value, dict) and value.keys() == space.keys()
     else:
+        fits = parts is not None and isinstance(value, tuple | list) and len(value) == len(parts)
+    if parts is None or not fits:
         yield path, space, value
+        return
+    for key, part in parts:
+        yield from leaves(part, value[key], f"{path}[{key!r}]")
 
 
 def check_obs(report: Report, step: int, who: str, space: gym.Space[Any], obs: Any) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from menv.checking.stage import Turn
 from menv.checking.transcript import same
+from menv.nested import values_in
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def written_into(turn: Turn) -> Iterator[None]:
     changed: list[tuple[Any, Any, Any]] = []
     try:
         for obs in turn.shown.values():
-            for array in _writable_arrays(obs):
+            for array in filter(_is_writable, values_in(obs)):
                 before = array.copy()
                 _change(array)
                 changed.append((array, before, array.copy()))
@@ -36,16 +37,8 @@ def written_into(turn: Turn) -> Iterator[None]:
                 array[...] = before
 
 
-def _writable_arrays(value: Any) -> Iterator[Any]:
-    if isinstance(value, np.ndarray):
-        if value.flags.writeable and value.dtype.kind in "biuf":
-            yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _writable_arrays(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _writable_arrays(part)
+def _is_writable(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biuf"
 
 
 def _change(array: Any) -> None:

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.connectors.flat_actions import flat_action_space, flat_actions, nested_actions
+from menv.connectors.flat_actions import NestedActions, flat_action_space
 from menv.errors import ConfigError
 from menv.spaces import OutsideSpaceError, why_outside
 
@@ -42,8 +42,8 @@ class ActionOutput:
             clip: Clip Box actions into the bounds. With `normalize` they are clipped anyhow.
         """
         self.normalize, self.clip = normalize, clip
-        self.nested = space if isinstance(space, gym.spaces.Tuple | gym.spaces.Dict) else None
-        space = flat_action_space(space)
+        given, space = space, flat_action_space(space)
+        self.nested = NestedActions(given) if isinstance(given, gym.spaces.Tuple | gym.spaces.Dict) else None
         if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.Box):
             raise ConfigError(
                 f"action space: {type(space).__name__}, expected Discrete, MultiDiscrete, Box, or a Tuple or Dict of "
@@ -88,7 +88,7 @@ class ActionOutput:
             out = (actions + self.space.start).astype(self.space.dtype, copy=False)
         out.flags.writeable = False
         if self.nested is not None:
-            return nested_actions(self.nested, out)
+            return self.nested.elements(out)
         return out if out.ndim > 1 else [np.asarray(row) for row in out]
 
     def inverse(self, actions: Sequence[Any] | Array) -> Array:
@@ -119,7 +119,7 @@ class ActionOutput:
         box = isinstance(self.space, gym.spaces.Box)
         width = len(self._half) if box else len(self._first)
         try:
-            rows = np.asarray(actions) if self.nested is None else flat_actions(self.nested, actions)
+            rows = np.asarray(actions) if self.nested is None else self.nested.rows(actions)
             rows = rows.reshape(len(actions), width)
         except (TypeError, ValueError, KeyError, IndexError):
             return None
@@ -130,7 +130,7 @@ class ActionOutput:
 
     def _outside(self, actions: Sequence[Any] | Array) -> OutsideSpaceError:
         """Return the error for the first action that is no element of the space."""
-        space = self.space if self.nested is None else self.nested
+        space = self.space if self.nested is None else self.nested.space
         reasons = ((row, why_outside(space, action, "action")) for row, action in enumerate(actions))
         row, why = next(
             ((row, why) for row, why in reasons if why), (0, f"action: expected an element of {space}")

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from menv.connectors.flat_actions import component_sizes
 from menv.errors import ConfigError
+from menv.nested import parts_of
 from menv.spaces import Array, OutsideSpaceError, bounds, stack, why_out_of_bounds, why_outside
 
 MASK_KEY = "action_mask"
@@ -101,21 +102,18 @@ class ObsPreprocessor:
 
     def _collect(self, space: gym.Space[Any], keys: tuple[Any, ...]) -> None:
         """Walk the space depth first and note its leaves."""
-        if isinstance(space, gym.spaces.Dict):
-            for name, part in space.spaces.items():
-                # The members of a group are the parts of a Tuple.
-                if name == MASK_KEY and (not keys or (len(keys) == 1 and isinstance(keys[0], int))):
-                    width = int(np.prod(part.shape or ()))
-                    self.mask_leaves.append(Leaf((*keys, name), part, 0, width))
-                else:
-                    self._collect(part, (*keys, name))
+        parts = parts_of(space)
+        if parts is None:
+            self.leaves.append(Leaf(keys, space, self.size, _width(space)))
+            self.size += self.leaves[-1].width
             return
-        if isinstance(space, gym.spaces.Tuple):
-            for index, part in enumerate(space.spaces):
-                self._collect(part, (*keys, index))
-            return
-        self.leaves.append(Leaf(keys, space, self.size, _width(space)))
-        self.size += self.leaves[-1].width
+        for name, part in parts:
+            # The members of a group are the parts of a Tuple.
+            if name == MASK_KEY and (not keys or (len(keys) == 1 and isinstance(keys[0], int))):
+                width = int(np.prod(part.shape or ()))
+                self.mask_leaves.append(Leaf((*keys, name), part, 0, width))
+            else:
+                self._collect(part, (*keys, name))
 
     def __call__(self, obs: Sequence[Any] | Array, final: bool = False) -> tuple[Rows, Mask | None]:
         """Return the rows and the mask of R observations; the mask of a final one may allow nothing.

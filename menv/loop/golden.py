@@ -16,9 +16,9 @@ import numpy.typing as npt
 from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.backend import Floats
 from menv.acting.onnx_acting import OnnxActing
-from menv.connectors.flat_actions import leaves
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.loop.net_policy import Networks
+from menv.nested import builder_of, columns_of, leaves, paths
 
 Array = npt.NDArray[Any]
 Golden = dict[str, Array]
@@ -31,41 +31,15 @@ _RTOL, _ATOL = 1e-3, 1e-4
 _STEADY = 1e-4
 
 
-def paths(space: gym.Space[Any], keys: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], gym.Space[Any]]]:
-    """Return the leaves of a nested space and the keys that lead to each, in order."""
-    if isinstance(space, gym.spaces.Tuple):
-        parts: Sequence[tuple[Any, gym.Space[Any]]] = list(enumerate(space.spaces))
-    elif isinstance(space, gym.spaces.Dict):
-        parts = list(space.spaces.items())
-    else:
-        return [(keys, space)]
-    return [path for key, part in parts for path in paths(part, (*keys, key))]
-
-
-def element(space: gym.Space[Any], values: Mapping[tuple[Any, ...], Any], keys: tuple[Any, ...] = ()) -> Any:
-    """Return the element of a nested space that has these leaves."""
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(element(part, values, (*keys, index)) for index, part in enumerate(space.spaces))
-    if isinstance(space, gym.spaces.Dict):
-        return {key: element(part, values, (*keys, key)) for key, part in space.spaces.items()}
-    return values[keys]
-
-
 def elements(space: gym.Space[Any], columns: Sequence[Array]) -> list[Any]:
     """Return the R elements of a space whose leaves are columns [R, ...], in order."""
-    keys = [path for path, _ in paths(space)]
-    return [element(space, dict(zip(keys, row, strict=True))) for row in zip(*columns, strict=True)]
+    build = builder_of(space)
+    return [build(row) for row in zip(*columns, strict=True)]
 
 
 def columns(space: gym.Space[Any], values: Sequence[Any] | Array) -> list[Array]:
     """Return the columns [R, ...] of each leaf of R elements of a space, in order."""
-    found = []
-    for keys, _ in paths(space):
-        column = list(values)
-        for key in keys:
-            column = [value[key] for value in column]
-        found.append(np.array(column))
-    return found
+    return [np.array(column) for column in columns_of(space, values)]
 
 
 def rehearsal(networks: Networks, graphs: ActingGraphs, weights: Mapping[str, Floats]) -> OnnxActing:

@@ -17,6 +17,7 @@ from menv.base_env import ALL, AgentId
 from menv.episode import MEMBER_REWARDS
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
+from menv.nested import own_copy
 
 MASK_KEY = "action_mask"
 STATE_KEY = "state"
@@ -106,7 +107,7 @@ class AgentGroup:
     ) -> None:
         """Keep the last observations, and who has ended."""
         for member in seen:
-            self._last[member] = _own_copy(obs[member])
+            self._last[member] = own_copy(obs[member])
             # Who is observed again lives again, unless its flag says otherwise.
             self._ended.pop(member, None)
         if len(terminateds) > 1 or len(truncateds) > 1:
@@ -239,16 +240,3 @@ def blank(space: gym.Space[Any], where: str) -> Any:
 
 def _names(members: Sequence[AgentId]) -> str:
     return ", ".join(map(repr, members[:8])) + (", ..." if len(members) > 8 else "")
-
-
-def _own_copy(element: Any) -> Any:
-    """Return an observation that its environment cannot change any more."""
-    if isinstance(element, np.ndarray):
-        return element.copy()
-    if isinstance(element, dict):
-        return {key: _own_copy(value) for key, value in element.items()}
-    if isinstance(element, tuple | list):
-        # A named tuple takes its values one by one.
-        make = getattr(type(element), "_make", type(element))
-        return make(_own_copy(value) for value in element)
-    return element

@@ -15,7 +15,8 @@ from menv import Policy, export_onnx
 from menv.algorithms import PPO
 from menv.algorithms.rllink_graph import RLlinkGraph
 from menv.errors import ConfigError
-from menv.loop.golden import columns, paths
+from menv.loop.golden import columns
+from menv.nested import paths
 from tests.bundles.cases import KINDS, Spaces, algorithm_of, observations
 
 ROWS = 9

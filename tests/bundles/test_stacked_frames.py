@@ -18,7 +18,8 @@ from menv import Policy, export_onnx, local_policy_inference
 from menv.algorithms import PPO
 from menv.connectors import AgentConnector, register_connector
 from menv.errors import ConfigError, ContractError
-from menv.loop.golden import columns, paths
+from menv.loop.golden import columns
+from menv.nested import paths
 from menv.sample_batch import SampleBatch
 from tests.bundles.cases import FOUR, VECTOR, Spaces, algorithm_of, observations, same
 from tests.bundles.stacked import STACKS, Herd, stacking

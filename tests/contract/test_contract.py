@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from menv.adapters.report import own_copy
 from menv.base_env import ALL, BaseEnv, Ready
 from menv.errors import ContractError
+from menv.nested import own_copy
 from tests.contract.adapters import (
     ALL_ADAPTERS,
     REMOTE_ADAPTERS,

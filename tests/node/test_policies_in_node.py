@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from menv import Policy, export_onnx
-from menv.loop.golden import columns, paths
+from menv.loop.golden import columns
+from menv.nested import paths
 from tests.bundles.cases import KINDS, algorithm_of, observations
 from tests.doc_blocks import blocks, run_python
 

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 
 from menv.connectors.obs_preprocessor import MASK_KEY, Leaf, ObsPreprocessor
+from menv.nested import Keys, built
 
 
 class ObsStructure:
@@ -32,15 +33,12 @@ class ObsStructure:
 
     def __call__(self, rows: Any) -> Any:
         """Return rows [B, F] as [B, ...], or as dicts and tuples of such."""
-        return self._part(self.space, (), rows)
 
-    def _part(self, space: gym.Space[Any], keys: tuple[Any, ...], rows: Any) -> Any:
-        if isinstance(space, gym.spaces.Dict):
-            return {name: self._part(part, (*keys, name), rows) for name, part in space.spaces.items()}
-        if isinstance(space, gym.spaces.Tuple):
-            return tuple(self._part(part, (*keys, index), rows) for index, part in enumerate(space.spaces))
-        leaf = self._leaves[keys]
-        return rows[:, leaf.start : leaf.start + leaf.width].reshape(-1, *_shape(leaf))
+        def part(keys: Keys, _: gym.Space[Any]) -> Any:
+            leaf = self._leaves[keys]
+            return rows[:, leaf.start : leaf.start + leaf.width].reshape(-1, *_shape(leaf))
+
+        return built(self.space, part)
 
 
 def _shape(leaf: Leaf) -> tuple[int, ...]:

@@ -13,10 +13,10 @@ import numpy as np
 
 from menv import draws
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.flat_actions import nested_actions
 from menv.errors import ContractError
 from menv.loop.net_policy import Decided, NetPolicy
 from menv.loop.packed_bundle import policy_from_bytes, unpack_weights
+from menv.nested import leaves
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError
 
@@ -169,7 +169,7 @@ class LocalPolicy:
             return output(actions)
         half, centre, _, _ = output.scaling
         scaled = (actions * half + centre).reshape(-1, *output.space.shape)
-        return scaled if output.nested is None else nested_actions(output.nested, scaled)
+        return scaled if output.nested is None else output.nested.elements(scaled)
 
 
 def _outer_inputs(output: ActionOutput, inputs: Column) -> Column:
@@ -183,10 +183,9 @@ def _outer_inputs(output: ActionOutput, inputs: Column) -> Column:
 
 def _bytes_of(space: gym.Space[Any]) -> int:
     """Return about how many bytes an element takes."""
-    if isinstance(space, gym.spaces.Dict):
-        return sum(_bytes_of(part) for part in space.spaces.values())
-    if isinstance(space, gym.spaces.Tuple):
-        return sum(_bytes_of(part) for part in space.spaces)
-    if space.shape is None or space.dtype is None:
-        return _BYTES_BESIDE
-    return int(np.prod(space.shape)) * space.dtype.itemsize + 1
+    return sum(
+        _BYTES_BESIDE
+        if leaf.shape is None or leaf.dtype is None
+        else int(np.prod(leaf.shape)) * leaf.dtype.itemsize + 1
+        for leaf in leaves(space)
+    )
