@@ -7,19 +7,16 @@ knows who chooses the columns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from operator import index
-from typing import Any, ClassVar
+from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import ALL
-from menv.errors import CallOrderError, ConfigError, ContractError
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.envs.board_game import PLAYERS as PLAYERS
+from menv.envs.board_game import BoardGame
+from menv.multi_agent_env import AgentDict, StepDicts
 
-PLAYERS = ("player1", "player2")
 ROWS, COLUMNS = 6, 7
 CELLS = ROWS * COLUMNS
 
@@ -46,7 +43,7 @@ def has_four(discs: int) -> bool:
     return False
 
 
-class ConnectFour(MultiAgentEnv):
+class ConnectFour(BoardGame):
     """Two players drop discs into seven columns in turn; four in a line win.
 
     - Agents: `"player1"` moves first, then `"player2"`, and so on; only the mover is in `obs`.
@@ -69,24 +66,8 @@ class ConnectFour(MultiAgentEnv):
         ConfigError: The render mode is unknown.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 1}
-
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
-        self.render_mode = (config or {}).get("render_mode", "ansi")
-        if self.render_mode not in self.metadata["render_modes"]:
-            raise ConfigError(
-                f"ConnectFour: render_mode is {self.render_mode!r}, expected 'ansi' or 'rgb_array'; "
-                "change the config"
-            )
-        self.possible_agents = list(PLAYERS)
-        self.observation_space = gym.spaces.Dict(
-            {
-                "observations": gym.spaces.Box(0.0, 1.0, (2 * CELLS,), np.float32),
-                "action_mask": gym.spaces.Box(0, 1, (COLUMNS,), np.int8),
-            }
-        )
-        self.action_space = gym.spaces.Discrete(COLUMNS)
+        super().__init__(config, CELLS, COLUMNS)
         self._mover = 0
         self._clear()
 
@@ -155,27 +136,6 @@ class ConnectFour(MultiAgentEnv):
         own_first = np.concatenate((self._planes[player], self._planes[1 - player]))
         allowed = self._room.copy() if self.agents else np.zeros(COLUMNS, np.int8)
         return {"observations": own_first, "action_mask": allowed}
-
-    def _end(self, winner: str | None, infos: AgentDict) -> StepDicts:
-        self.agents = []
-        obs = {player: self._observe(number) for number, player in enumerate(PLAYERS)}
-        rewards = dict.fromkeys(PLAYERS, 0.0)
-        if winner is not None:
-            rewards = {player: 1.0 if player == winner else -1.0 for player in PLAYERS}
-        return obs, rewards, {"player1": True, "player2": True, ALL: True}, {ALL: False}, infos
-
-    def _move_of(self, mover: str, action_dict: AgentDict) -> int:
-        if not self.agents:
-            raise CallOrderError("ConnectFour.step: no game is running, expected reset first; call reset")
-        if list(action_dict) == [mover]:
-            # What is no integer, such as 1.5, gets the message below.
-            with suppress(TypeError):
-                return index(action_dict[mover])
-        given = ", ".join(f"{agent!r}: {type(move).__name__}" for agent, move in action_dict.items())
-        raise ContractError(
-            f"ConnectFour.step: got actions {{{given}}}, expected one integer from {mover!r} alone, "
-            "whose turn it is; answer the agent that the last obs named"
-        )
 
 
 def text_of(board: Sequence[int]) -> str:
