@@ -6,6 +6,7 @@ Each name is fetched when it is first used; registered ones are registered then,
 from typing import TYPE_CHECKING
 
 from menv._names_on_demand import names_on_demand
+from menv.connectors.built_in import BUILT_IN
 
 if TYPE_CHECKING:
     from menv.connectors.action_connector import ActionConnector as ActionConnector
@@ -45,29 +46,16 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    **BUILT_IN,
     "ActionConnector": "action_connector",
     "ActionConnectorDataType": "action_data",
-    "ActionConnectorPipeline": "pipeline",
     "AgentConnector": "agent_connector",
     "AgentConnectorDataType": "agent_rows",
-    "AgentConnectorPipeline": "pipeline",
     "AgentConnectorsOutput": "agent_rows",
-    "ClipActionsConnector": "action_steps",
-    "ClipRewardAgentConnector": "clip_reward",
     "Connector": "connector",
     "ConnectorContext": "connector_context",
-    "ConvertToNumpyConnector": "action_steps",
-    "EnvSamplingAgentConnector": "view_requirement",
-    "FlattenDataAgentConnector": "flat_obs",
-    "FrameStackAgentConnector": "frame_stack",
-    "ImmutableActionsConnector": "action_steps",
-    "MeanStdObservationFilterAgentConnector": "mean_std_filter",
-    "NormalizeActionsConnector": "action_steps",
-    "ObsPreprocessorConnector": "flat_obs",
-    "StateBufferConnector": "state_buffer",
     "SyncedFilterAgentConnector": "mean_std_filter",
     "ViewRequirement": "view_requirement",
-    "ViewRequirementAgentConnector": "view_requirement",
     "get_connector": "connector_registry",
     "register_connector": "connector_registry",
     "register_lambda_action_connector": "lambda_connectors",

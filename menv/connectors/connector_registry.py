@@ -9,27 +9,11 @@ import difflib
 from importlib import import_module
 from typing import Any
 
+from menv.connectors.built_in import BUILT_IN
 from menv.connectors.connector import Connector
 from menv.connectors.connector_context import ConnectorContext
 from menv.errors import ConfigError, UnknownNameError
 
-_BUILT_IN = {
-    "ActionConnectorPipeline": "pipeline",
-    "AgentConnectorPipeline": "pipeline",
-    "ClipActionsConnector": "action_steps",
-    "ClipRewardAgentConnector": "clip_reward",
-    "ConvertToNumpyConnector": "action_steps",
-    "EnvSamplingAgentConnector": "view_requirement",
-    "FlattenDataAgentConnector": "flat_obs",
-    "FrameStackAgentConnector": "frame_stack",
-    "ImmutableActionsConnector": "action_steps",
-    "MeanStdObservationFilterAgentConnector": "mean_std_filter",
-    "NormalizeActionsConnector": "action_steps",
-    "ObsPreprocessorConnector": "flat_obs",
-    "StateBufferConnector": "state_buffer",
-    "ViewRequirementAgentConnector": "view_requirement",
-}
-"""Where the built-in ones live, which register themselves when they are first asked for."""
 _classes: dict[str, type[Connector]] = {}
 
 
@@ -46,7 +30,7 @@ def register_connector(name: str, cls: type[Connector]) -> None:
         )
     if not isinstance(name, str) or not name:
         raise ConfigError(f"register_connector: {name!r}, expected a name that is not empty; pass a string")
-    own = f"menv.connectors.{_BUILT_IN[name]}" if name in _BUILT_IN else cls.__module__
+    own = f"menv.connectors.{BUILT_IN[name]}" if name in BUILT_IN else cls.__module__
     if name in _classes or cls.__module__ != own:
         raise ConfigError(
             f"register_connector: {name!r} is a registered connector already, expected a new name; choose another one"
@@ -66,10 +50,10 @@ def get_connector(name: str, ctx: ConnectorContext | None = None, params: Any = 
         UnknownNameError: Nothing is registered under the name.
         ConfigError: The parameters are none of this class.
     """
-    if name in _BUILT_IN:
-        import_module(f"menv.connectors.{_BUILT_IN[name]}")
+    if name in BUILT_IN:
+        import_module(f"menv.connectors.{BUILT_IN[name]}")
     if name not in _classes:
-        near = difflib.get_close_matches(str(name), {**_BUILT_IN, **_classes}, 1, 0.5)
+        near = difflib.get_close_matches(str(name), {**BUILT_IN, **_classes}, 1, 0.5)
         hint = f"did you mean {near[0]!r}?" if near else "call register_connector in this process first"
         raise UnknownNameError(f"connector {name!r}: not registered, expected a registered name; {hint}")
     return _classes[name].from_state(ctx or ConnectorContext(), params)
