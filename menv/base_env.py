@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from menv.as_base_env import AsBaseEnv
 from menv.errors import ConfigError
 from menv.fault import Fault
 
@@ -255,7 +256,7 @@ def method_of(env: Any, name: str, env_id: EnvId) -> Callable[..., Any]:
     return method
 
 
-class BaseEnv(abc.ABC):
+class BaseEnv(AsBaseEnv, abc.ABC):
     """Many sub-environments, each stepped when all of its waiting agents have been answered.
 
     A subclass of your own may return the six nested dicts from `poll(self)` and take one nested
@@ -321,7 +322,7 @@ class BaseEnv(abc.ABC):
         """
         return None, None
 
-    def try_restart(self, env_id: EnvId | None = None) -> None:  # noqa: B027 - optional
+    def try_restart(self, env_id: EnvId | None = None) -> None:
         """Replace a sub-environment, or all of them, by a newly created one."""
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
@@ -332,7 +333,7 @@ class BaseEnv(abc.ABC):
         """Return all agent ids that are known so far."""
         return set()
 
-    def rest(self) -> None:  # noqa: B027 - optional
+    def rest(self) -> None:
         """Note that nobody polls for a while; called when a fragment is complete, or broken off."""
 
     def status(self) -> dict[str, Any]:
@@ -366,21 +367,5 @@ class BaseEnv(abc.ABC):
             )
         return method_of(env, method, env_id)(*args)
 
-    def stop(self) -> None:  # noqa: B027 - optional
+    def stop(self) -> None:
         """Close every sub-environment; may be called more than once."""
-
-    def to_base_env(
-        self,
-        make_env: Callable[[int], Any] | None = None,
-        num_envs: int = 1,
-        remote_envs: bool = False,
-        remote_env_batch_wait_ms: float = 0,
-        restart_failed_sub_environments: bool = True,
-    ) -> BaseEnv:
-        """Return this environment in table form (itself, unless it returns six dicts)."""
-        from menv.scale.convert import to_base_env
-
-        return to_base_env(
-            self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
-            restart_failed_sub_environments=restart_failed_sub_environments,
-        )  # fmt: skip

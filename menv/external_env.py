@@ -8,7 +8,7 @@ may come from any thread, for many episodes at once; those of one episode come o
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from threading import Lock
 from typing import Any
@@ -16,14 +16,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv.base_env import SINGLE_AGENT, AgentId, BaseEnv
+from menv.as_base_env import AsBaseEnv
+from menv.base_env import SINGLE_AGENT, AgentId
 from menv.errors import ConfigError
 from menv.switchboard import Switchboard
 
 Space = gym.Space[Any]
 
 
-class _External(abc.ABC):
+class _External(AsBaseEnv, abc.ABC):
     """What both kinds have in common.
 
     Args:
@@ -87,22 +88,6 @@ class _External(abc.ABC):
             raise box[0]
         actions: Mapping[AgentId, Any] = box[0]
         return actions
-
-    def to_base_env(
-        self,
-        make_env: Callable[[int], Any] | None = None,
-        num_envs: int = 1,
-        remote_envs: bool = False,
-        remote_env_batch_wait_ms: float = 0,
-        restart_failed_sub_environments: bool = True,
-    ) -> BaseEnv:
-        """Return this environment, and `num_envs - 1` more from `make_env`, as one `BaseEnv`."""
-        from menv.scale.convert import to_base_env
-
-        return to_base_env(
-            self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
-            restart_failed_sub_environments=restart_failed_sub_environments,
-        )  # fmt: skip
 
 
 class ExternalEnv(_External):

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import gymnasium as gym
 
-from menv.base_env import AgentId, BaseEnv
+from menv.as_base_env import AsBaseEnv
+from menv.base_env import AgentId
 from menv.errors import ContractError
 
 AgentDict: TypeAlias = dict[Any, Any]
@@ -19,7 +20,7 @@ AgentDict: TypeAlias = dict[Any, Any]
 StepDicts: TypeAlias = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 
 
-class MultiAgentEnv:
+class MultiAgentEnv(AsBaseEnv):
     """An environment in which several agents act, at once, in turns, or in any mixture.
 
     Write `reset` and `step`, name the agents, declare the spaces. The contract:
@@ -179,32 +180,6 @@ class MultiAgentEnv:
         from menv.wrappers.group_agents import GroupAgentsWrapper
 
         return GroupAgentsWrapper(self, groups, obs_space, act_space)
-
-    def to_base_env(
-        self,
-        make_env: Callable[[int], Any] | None = None,
-        num_envs: int = 1,
-        remote_envs: bool = False,
-        remote_env_batch_wait_ms: float = 0,
-        restart_failed_sub_environments: bool = True,
-    ) -> BaseEnv:
-        """Return this environment and `num_envs - 1` more of its kind as one `BaseEnv`.
-
-        Args:
-            make_env: Makes the sub-environment of a given index; this one has index 0.
-            num_envs: Sub-environments in all.
-            remote_envs: Whether each lives in a process of its own; all are made by `make_env` then, there, and this
-                one only tells spaces and agents, and is closed.
-            remote_env_batch_wait_ms: Milliseconds that a poll waits for more of them once one has answered.
-            restart_failed_sub_environments: Whether one that raises is closed and made anew by `make_env`, at the cost
-                of its episode; False ends the run.
-        """
-        from menv.scale.convert import to_base_env
-
-        return to_base_env(
-            self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
-            restart_failed_sub_environments=restart_failed_sub_environments,
-        )  # fmt: skip
 
 
 def _not_written(env: MultiAgentEnv, method: str, returned: str) -> str:

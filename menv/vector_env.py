@@ -14,14 +14,14 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from menv.base_env import BaseEnv
+from menv.as_base_env import AsBaseEnv
 from menv.env_calls import how_many, reset_env
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 
 VectorStep = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 
 
-class VectorEnv:
+class VectorEnv(AsBaseEnv):
     """Write `vector_reset`, `reset_at` and `vector_step`; declare the spaces of one sub-environment.
 
     A sub-environment that is done is not stepped again before `reset_at`, which the adapter calls in
@@ -124,22 +124,6 @@ class VectorEnv:
 
     def close(self) -> None:
         """Free what the environment holds; may be called more than once."""
-
-    def to_base_env(
-        self,
-        make_env: Callable[[int], Any] | None = None,
-        num_envs: int = 1,
-        remote_envs: bool = False,
-        remote_env_batch_wait_ms: float = 0,
-        restart_failed_sub_environments: bool = True,
-    ) -> BaseEnv:
-        """Return the sub-environments as a `BaseEnv`; `num_envs`, if given, must be their number."""
-        from menv.scale.convert import to_base_env
-
-        return to_base_env(
-            self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
-            restart_failed_sub_environments=restart_failed_sub_environments,
-        )  # fmt: skip
 
 
 class _GymEnvs(VectorEnv):
