@@ -8,7 +8,7 @@ creates it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,21 +36,9 @@ from menv.nested import own_copy
 class GymEnvs(LocalEnvs):
     """Steps n gymnasium environments one after another."""
 
-    def __init__(
-        self,
-        make_env: Callable[[int], Any] | None,
-        num_envs: int,
-        existing: Sequence[Any] = (),
-        *,
-        seed: int | None = None,
-        first_index: int = 0,
-        restarts: bool = True,
-    ) -> None:
-        """Create the missing copies; arguments as in `LocalEnvs`."""
-        super().__init__(make_env, num_envs, existing, seed=seed, first_index=first_index, restarts=restarts)
-        # An environment that is built in its first reset may not have them yet.
-        self.observation_space = getattr(self._envs[0], "observation_space", None)
-        self.action_space = getattr(self._envs[0], "action_space", None)
+    def _prepare(self) -> None:
+        """Make the books of the copies."""
+        num_envs = self.num_envs
         self._all = np.arange(num_envs)
         self._order = range(num_envs)
         self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]

@@ -77,6 +77,14 @@ class LocalEnvs(CreatedEnvs):
         self._report = Report()
         self._crashes = CrashLog(restarts=restarts, creator=make_env is not None)
         self._was_reset = [False] * num_envs
+        # An environment that is built in its first reset may not have them yet.
+        self.observation_space = getattr(self._envs[0], "observation_space", None)
+        self.action_space = getattr(self._envs[0], "action_space", None)
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make what keeps the books of the sub-environments, which exist by now."""
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
         """Return the sub-environments as a list, or as a dict by index."""

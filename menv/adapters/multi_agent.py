@@ -6,7 +6,7 @@ have been answered, and with `{}` while nobody waits. `menv.loop.convert` create
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -30,20 +30,9 @@ from menv.errors import MenvError
 class MultiAgentEnvs(LocalEnvs):
     """Steps n multi-agent environments one after another."""
 
-    def __init__(
-        self,
-        make_env: Callable[[int], Any] | None,
-        num_envs: int,
-        existing: Sequence[Any] = (),
-        *,
-        seed: int | None = None,
-        first_index: int = 0,
-        restarts: bool = True,
-    ) -> None:
-        """Create the missing copies; arguments as in `LocalEnvs`."""
-        super().__init__(make_env, num_envs, existing, seed=seed, first_index=first_index, restarts=restarts)
-        self.observation_space = getattr(self._envs[0], "observation_space", None)
-        self.action_space = getattr(self._envs[0], "action_space", None)
+    def _prepare(self) -> None:
+        """Make the books of the copies."""
+        num_envs = self.num_envs
         self._pool = SlotPool()
         self._rosters = [
             BreakableRoster(index, index, self._pool, possible_agents(env))
