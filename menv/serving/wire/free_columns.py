@@ -35,12 +35,7 @@ def matrix(values: Packed | list[Any], where: str, rows: int) -> Floats:
     Raises:
         BadMessageError: They are not, there is another number of them, or a number is not finite.
     """
-    array = _array(values, where)
-    if array.ndim != 2 or len(array) != rows:
-        raise BadMessageError(
-            Code.WRONG_LENGTH, f"{where}: got shape {array.shape}, expected {rows} rows, one for each action"
-        )
-    return _finite(array, where)
+    return _finite(_of_length(values, where, rows, (2,), "rows"), where)
 
 
 def log_probabilities(values: Packed | list[Any], where: str, rows: int) -> Floats:
@@ -54,13 +49,21 @@ def log_probabilities(values: Packed | list[Any], where: str, rows: int) -> Floa
     Raises:
         BadMessageError: They are no numbers or rows, there is another number of them, or one is not finite.
     """
+    array = _of_length(values, where, rows, (1, 2), "numbers")
+    return _finite(array if array.ndim == 1 else array.sum(axis=1, dtype=np.float64), where)
+
+
+def _of_length(
+    values: Packed | list[Any], where: str, rows: int, dimensions: tuple[int, ...], expected: str
+) -> Array:
+    """Return an array of one of these numbers of dimensions, as long as there are rows."""
     array = _array(values, where)
-    if array.ndim not in (1, 2) or len(array) != rows:
+    if array.ndim not in dimensions or len(array) != rows:
         raise BadMessageError(
             Code.WRONG_LENGTH,
-            f"{where}: got shape {array.shape}, expected {rows} numbers, one for each action",
+            f"{where}: got shape {array.shape}, expected {rows} {expected}, one for each action",
         )
-    return _finite(array if array.ndim == 1 else array.sum(axis=1, dtype=np.float64), where)
+    return array
 
 
 def _array(values: Packed | list[Any], where: str) -> Array:
