@@ -80,13 +80,13 @@ def local_policy_inference(
         for name, value in (("terminated", terminated), ("truncated", truncated))
     ]
     keys = list(zip(envs, agents, strict=True))
-    if isinstance(policy, NetPolicy) and policy.connectors_state() is not None:
+    forgets = isinstance(policy, NetPolicy) and not policy.networks.state_sizes
+    if isinstance(policy, NetPolicy) and not (policy.plain or (forgets and policy.whole)):
         # Connectors of one's own see agents one by one and remember them; they are asked in the order of time.
         over = [[bool(flags[row]) for flags in ends] for row in range(rows)]
         shown = zip(keys, observations, rewards, infos, over, strict=True)
         done = (answer for one in shown for answer in policy.answer_agents([_data(*one)], explore))
         return [(action, list(states), dict(fetches)) for action, states, fetches in done]
-    forgets = isinstance(policy, NetPolicy) and not policy.networks.state_sizes
     memory = {} if forgets else _MEMORIES.setdefault(policy, {})
     answers: list[Answer] = []
     for start, stop in _portions(keys):

@@ -213,6 +213,12 @@ class NetPolicy(Policy):
         """Whether connectors do no more than flatten observations and scale actions, so that weights are all."""
         return self._connected() is None
 
+    @property
+    def whole(self) -> bool:
+        """Whether no connector cares whose an observation is, or for ends, so that rows of anybody go at once."""
+        path = self._connected()
+        return path is None or path.whole
+
     def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
         """Write the policy into a new folder; see `Policy.export_checkpoint`."""
         from menv.loop.bundle import write_policy

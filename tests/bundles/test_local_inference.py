@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from menv import Policy, local_policy_inference
+from menv.algorithms import PPO
+from menv.connectors import AgentConnector, AgentConnectorDataType
 from menv.errors import ConfigError, ContractError
 from tests.bundles.cases import algorithm_of, observations, same
 
@@ -103,3 +105,25 @@ def test_several_policies_in_the_place_of_one_are_refused() -> None:
         ConfigError, match=r"policy is a dict of \['a'\], expected one Policy; .*take the one you mean"
     ):
         local_policy_inference({"a": Diary()}, 0, 0, 1)  # type: ignore[arg-type]
+
+
+class Halves(AgentConnector):
+    """Nobody can store it, because it does not tell its state."""
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        ac_data.data["new_obs"] = ac_data.data["new_obs"] * 0.5
+        return ac_data
+
+
+def test_acting_asks_no_connector_for_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(*_: Any) -> Any:
+        raise AssertionError("statistics are written at each step")
+
+    monkeypatch.setattr("menv.connectors.running_mean.RunningMean.to_state", written)
+    with PPO(env="CartPole-v1", config={"observation_filter": "MeanStdFilter"}) as algorithm:
+        policy: Any = algorithm.get_policy()
+        for _ in range(2):
+            shown = np.full(4, 0.1, np.float32)
+            [(action, _, _)] = local_policy_inference(policy, "env", "agent", shown, explore=False)
+            assert same(action, policy.act(shown))
+            policy.agent_connectors.prepend(Halves())
