@@ -178,6 +178,18 @@ class ObsPreprocessor:
             raise OutsideSpaceError(row, _why_nothing(leaf, mask[row], begins))
         return mask
 
+    def with_choices(self, obs: Any) -> Any:
+        """Return an observation whose masks allow everything where they allow nothing, as after the last action."""
+        for leaf in self.mask_leaves:
+            try:
+                self._mask_of(leaf, [obs], final=False)
+            except OutsideSpaceError:
+                obs = _opened(obs, leaf.keys)
+            except (KeyError, TypeError, IndexError):
+                # Another structure than the space's is named by who turns it into rows.
+                return obs
+        return obs
+
     def _structure_error(self, obs: Sequence[Any] | Array, error: Exception) -> Exception:
         """Name the first observation whose dicts or tuples do not follow the space."""
         for row, element in enumerate(obs):
@@ -292,6 +304,16 @@ def _at(element: Any, keys: tuple[Any, ...]) -> Any:
     for key in keys:
         element = element[key]
     return element
+
+
+def _opened(element: Any, keys: tuple[Any, ...]) -> Any:
+    """Return an element whose part at the end of `keys` is all ones."""
+    if not keys:
+        return np.ones_like(element)
+    own = _opened(element[keys[0]], keys[1:])
+    if isinstance(element, tuple):
+        return (*element[: keys[0]], own, *element[keys[0] + 1 :])
+    return {**element, keys[0]: own}
 
 
 def _fill(out: Rows, values: Sequence[Any] | Array, leaf: Leaf) -> None:

@@ -83,9 +83,9 @@ def local_policy_inference(
     forgets = isinstance(policy, NetPolicy) and not policy.networks.state_sizes
     if isinstance(policy, NetPolicy) and not (policy.plain or (forgets and policy.whole)):
         # Connectors of one's own see agents one by one and remember them; they are asked in the order of time.
-        over = [[bool(flags[row]) for flags in ends] for row in range(rows)]
-        shown = zip(keys, observations, rewards, infos, over, strict=True)
-        done = (answer for one in shown for answer in policy.answer_agents([_data(*one)], explore))
+        flagged = [[bool(flags[row]) for flags in ends] for row in range(rows)]
+        agents_data = zip(keys, observations, rewards, infos, flagged, strict=True)
+        done = (answer for one in agents_data for answer in policy.answer_agents([_data(*one)], explore))
         return [(action, list(states), dict(fetches)) for action, states, fetches in done]
     memory = {} if forgets else _MEMORIES.setdefault(policy, {})
     answers: list[Answer] = []
@@ -93,11 +93,19 @@ def local_policy_inference(
         lives = [memory.setdefault(key, Life()) for key in keys[start:stop]]
         for life, earned, told in zip(lives, rewards[start:stop], infos[start:stop], strict=True):
             life.reward, life.info = float(earned or 0.0) if life.acted else 0.0, told or {}
-        answers += _ask(policy, lives, observations[start:stop], explore, timestep)
-        for row in range(start, stop):
-            if any(bool(flags[row]) for flags in ends):
-                memory.pop(keys[row], None)
+        over = [any(bool(flags[row]) for flags in ends) for row in range(start, stop)]
+        shown = [_shown(policy, *one) for one in zip(observations[start:stop], over, strict=True)]
+        answers += _ask(policy, lives, shown, explore, timestep)
+        for key, ended in zip(keys[start:stop], over, strict=True):
+            if ended:
+                memory.pop(key, None)
     return answers
+
+
+def _shown(policy: Policy, obs: Any, over: bool) -> Any:
+    """Return what a policy is shown of an observation: at the end of an episode masks may allow nothing any more."""
+    preprocess = policy.networks.preprocess if over and isinstance(policy, NetPolicy) else None
+    return obs if preprocess is None else preprocess.with_choices(obs)
 
 
 def _data(key: Key, obs: Any, reward: Any, info: Any, over: Sequence[bool]) -> AgentConnectorDataType:

@@ -107,6 +107,21 @@ def test_several_policies_in_the_place_of_one_are_refused() -> None:
         local_policy_inference({"a": Diary()}, 0, 0, 1)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", ["masked", "masked components", "gru", "group"])
+def test_the_last_observation_of_a_game_may_allow_no_action(kind: str) -> None:
+    with algorithm_of(kind) as algorithm:
+        policy = algorithm.get_policy(next(iter(algorithm.get_weights())))
+        first, last = observations(policy, 2)
+        before = local_policy_inference(policy, "env", "agent", first, explore=False)
+        for member in last if isinstance(last, tuple) else (last,):
+            member["action_mask"][:] = 0
+        for end in ("terminated", "truncated"):
+            local_policy_inference(policy, "env", "agent", last, **{end: True})
+            assert same(local_policy_inference(policy, "env", "agent", first, explore=False), before)
+        with pytest.raises(ContractError, match=r"action_mask.*expected at least one"):
+            local_policy_inference(policy, "env", "agent", last)
+
+
 class Halves(AgentConnector):
     """Nobody can store it, because it does not tell its state."""
 
