@@ -30,6 +30,7 @@ from menv.loop.agent_answers import Shown, answered, as_it_is
 from menv.loop.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.loop.noise import Noise
 from menv.policy import Policy
+from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
 
 
@@ -241,8 +242,17 @@ class NetPolicy(Policy):
             ContractError: A connector or the network cannot take what it is shown.
         """
         cohort, own = self.networks, self._own
-        with as_it_is(own.agent):
-            connected = own.agent(list(agents))
+        for row, agent in enumerate(agents):
+            if isinstance(agent.data, Mapping) and agent.data.get(SampleBatch.NEXT_OBS, 0) is None:
+                raise self._outside(row, len(agents), "obs: expected an observation, got None")
+        try:
+            with as_it_is(own.agent):
+                connected = own.agent(list(agents))
+        except OutsideSpaceError as error:
+            # Connectors are shown agent by agent, so that its row is of no use.
+            raise ContractError(
+                f"policy {self.policy_id!r}: {error.why}; pass observations of policy.observation_space"
+            ) from error
         assert cohort.preprocess is not None
         shown = Shown(connected, cohort.row_width, cohort.preprocess.mask_width, cohort.state_sizes)
         noise = None if explore is False else self._noise(len(connected))
