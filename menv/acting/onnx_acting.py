@@ -34,7 +34,7 @@ from menv.acting.backend import (
     Which,
     portions,
 )
-from menv.acting.built_graphs import BuiltGraphs
+from menv.acting.built_graphs import built
 from menv.acting.lanes import LanePlan, Lanes
 from menv.acting.runner import BoundRunner, Feed, RecurrentRunner, Runner, open_session
 from menv.errors import ConfigError
@@ -90,7 +90,7 @@ class OnnxActing:
 
     def __reduce__(self) -> Any:
         weights = [self.get_weights(policy) for policy in range(self._policies)]
-        graphs = BuiltGraphs.of(self._graphs, masks=self._head.mask_width > 0)
+        graphs = built(self._graphs, masks=self._head.mask_width > 0)
         return OnnxActing, (graphs, self._head, weights, self._state_size)
 
     @property

@@ -23,6 +23,7 @@ from menv import draws
 from menv.acting.acting_graphs import ActingGraphs, GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend, Floats
+from menv.acting.built_graphs import StoredGraphs
 from menv.acting.model_scan import refuse_unsafe_model
 from menv.acting.onnx_acting import OnnxActing
 from menv.connectors.action_output import ActionOutput
@@ -59,35 +60,6 @@ _FULL_NAMES = {
 }
 """What stands for the usual connectors in a manifest, and their registered names."""
 P = TypeVar("P", AgentConnectorPipeline, ActionConnectorPipeline)
-
-
-@dataclass(frozen=True)
-class StoredGraphs:
-    """The `ActingGraphs` of one policy, as they lay in a folder.
-
-    Attributes:
-        models: Serialised models by kind; each has a mask if the observations have one.
-    """
-
-    models: Mapping[GraphKind, bytes]
-
-    @property
-    def stacks(self) -> bool:
-        """Whether several policies can share a graph: never, there is one."""
-        return False
-
-    def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
-        """Return a serialised model.
-
-        Raises:
-            ConfigError: There is none of this kind, as policies on disk only act.
-        """
-        if kind not in self.models:
-            raise ConfigError(
-                f"policy on disk: has no graph of {kind}, expected one of {sorted(self.models)}; ask the algorithm "
-                "that trained it"
-            )
-        return self.models[kind]
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -59,6 +61,19 @@ def test_a_loaded_policy_is_exported_again_as_the_same_files(kind: str, tmp_path
     again = one(tmp_path / "first").export_checkpoint(tmp_path / "second")
     for name in ("weights.safetensors", "acting.onnx", "greedy.onnx", "evaluate.onnx", "golden.safetensors"):
         assert (tmp_path / "first" / name).read_bytes() == (again / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "masked", "gru", "worth", "picture"])
+def test_a_loaded_policy_can_be_copied_and_sent_to_another_process(kind: str, tmp_path: Path) -> None:
+    with algorithm_of(kind) as algorithm:
+        algorithm.export_policy_checkpoint(tmp_path / "policy")
+    loaded = one(tmp_path / "policy")
+    shown = observations(loaded, 5)
+    sent = [pickle.loads(pickle.dumps(loaded)), copy.deepcopy(loaded)]
+    answers = [
+        policy.compute_actions(shown) for policy in (loaded, *sent, pickle.loads(pickle.dumps(sent[0])))
+    ]
+    assert all(same(list(answer), list(answers[0])) for answer in answers)
 
 
 def test_weights_can_be_put_into_a_loaded_policy(tmp_path: Path) -> None:
