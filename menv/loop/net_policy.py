@@ -2,7 +2,7 @@
 
 It answers through the same preprocessor, back-end and action output as the sampler. It holds no
 weights; they are in the cohort's back-end. Whether its networks are trained here or came from a disk it does
-not know.
+not know. Any number of threads may ask it; they are answered one after the other.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from menv.errors import ContractError
 from menv.loop.agent_answers import Shown, answered, as_it_is
 from menv.loop.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.loop.noise import Noise
+from menv.loop.turns import Turn, in_turn
 from menv.policy import Policy
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
@@ -99,6 +100,7 @@ class NetPolicy(Policy):
         networks: Whose policy it is.
         index: Its number among them.
         seed: Of its draws outside the sampler.
+        turn: Of the threads that ask it.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class NetPolicy(Policy):
         self._path: ConnectorPath | None = None
         self._key = draws.key(seed, draws.stable_hash(self.policy_id))
         self._calls = 0
+        self.turn = Turn()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_version": -1, "_path": None}
@@ -128,6 +131,7 @@ class NetPolicy(Policy):
         """What actions go through on their way to the environment, wherever this policy acts."""
         return self._own.action
 
+    @in_turn
     def compute_actions(
         self,
         obs_batch: Sequence[Any],
@@ -152,6 +156,7 @@ class NetPolicy(Policy):
         states = [] if decision.state is None else self._parts(decision.state)
         return self._answers(decision.actions, obs, mask), states, {"action_logp": logp}
 
+    @in_turn
     def act(self, obs: Any, *, state: Sequence[Any] | None = None, explore: bool = False) -> Any:
         """Return the action for one observation, the most likely one unless `explore`; see `Policy.act`.
 
@@ -172,6 +177,7 @@ class NetPolicy(Policy):
             return action
         return action, [] if decision.state is None else [part[0] for part in self._parts(decision.state)]
 
+    @in_turn
     def decide(
         self, obs_batch: Sequence[Any], noise: Any, state: Any = None, lives: Sequence[Any] | None = None
     ) -> Decided:
@@ -226,6 +232,7 @@ class NetPolicy(Policy):
 
         return write_policy(self, Path(folder), trained or {})
 
+    @in_turn
     def answer_agents(
         self, agents: Sequence[AgentConnectorDataType], explore: bool | None = None
     ) -> list[PolicyOutput]:
@@ -285,6 +292,7 @@ class NetPolicy(Policy):
         """Return copies of the weights by name."""
         return self.networks.backend.get_weights(self.index)
 
+    @in_turn
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Copy weights in; names and shapes must be those of `get_weights`."""
         self.networks.backend.set_weights(self.index, weights)
@@ -315,13 +323,15 @@ class NetPolicy(Policy):
         """Return the way through the pipelines as they are now; None if they are plain."""
         own = self._own
         if own.version != self._version:
-            self._version, self._path = own.version, None
+            path = None
             if not plain(own, self.networks.built):
                 space, width = self.networks.action_space, self.networks.row_width
                 # Lives that are handed in must not get in the way of those that a sampler has.
                 keep = any(leaf.keeps_lives for leaf in keepers(own.agent))
                 mine = own.for_evaluation() if keep else own
-                self._path = ConnectorPath([mine], space, width, learning=False)
+                path = ConnectorPath([mine], space, width, learning=False)
+            # The version last: other threads may look.
+            self._path, self._version = path, own.version
         return self._path
 
     def _answers(self, actions: Any, obs: Any, mask: Any) -> Any:
