@@ -120,7 +120,9 @@ class _Reader:
                 raise self._wrong(f"{len(data)} bytes of {dtype} for the shape {list(shape)}", "its size")
             return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
         number = _INFINITE.get(value) if isinstance(value, str) else value
-        if number is None or isinstance(number, bool) or not isinstance(number, int | float):
+        # Flags were written as such once.
+        strange = isinstance(number, bool) and dtype != np.bool_
+        if strange or not isinstance(number, int | float):
             raise self._wrong(f"{value!r:.60}", "a number or base64")
         return np.full(shape, number, dtype)
 
@@ -136,6 +138,8 @@ _DTYPES = (
 def _array_to_json(array: Array) -> Any:
     if array.size and (array == array.flat[0]).all():
         number = array.flat[0].item()
+        if isinstance(number, bool):
+            return int(number)
         return {math.inf: "inf", -math.inf: "-inf"}.get(number, number)
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return {"base64": base64.b64encode(little.tobytes()).decode("ascii")}

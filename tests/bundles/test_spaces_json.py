@@ -14,12 +14,15 @@ from menv.errors import ConfigError
 from menv.spaces_json import space_from_json, space_to_json
 
 S = gym.spaces
+FLAG: Any = np.bool_
 SPACES = [
     S.Box(-1.0, 1.0, (3,), np.float32),
     S.Box(-np.inf, np.inf, (), np.float64),
     S.Box(0, 255, (4, 4, 3), np.uint8),
     S.Box(np.array([-1.1, -np.inf], np.float32), np.array([0.1, 2.0], np.float32)),
     S.Box(np.array([[-(2**62)], [5]]), np.array([[2**62 + 1], [6]]), dtype=np.int64),
+    S.Box(0, 1, (4,), FLAG),
+    S.Box(np.array([False, True]), np.array([True, True]), dtype=FLAG),
     S.Discrete(4, start=-3),
     S.MultiDiscrete([2, 3], start=[1, -1]),
     S.MultiDiscrete(np.array([[2, 3], [4, 5]]), dtype=np.int32),
@@ -29,6 +32,11 @@ SPACES = [
     S.Dict(OrderedDict([("b", S.Discrete(2)), ("a", S.Discrete(3))])),
     S.Tuple([S.Discrete(2), S.Dict({"b": S.Discrete(2), "a": S.Box(0, 1, (2,))}), S.Tuple([])]),
 ]
+
+
+def test_flags_that_were_written_as_such_are_read() -> None:
+    written = {"space": "box", "low": False, "high": True, "shape": [4], "dtype": "bool"}
+    assert space_from_json(written) == S.Box(0, 1, (4,), FLAG)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
