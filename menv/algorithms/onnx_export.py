@@ -56,6 +56,12 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
         ConfigError: The policy has no acting graph, or connectors that no graph expresses, or ONNX Runtime does not
             reproduce its actions.
     """
+    if not isinstance(policy, Policy):
+        known = f" of {sorted(policy)[:8]}" if isinstance(policy, dict) else ""
+        raise ConfigError(
+            f"export_onnx: policy is a {type(policy).__name__}{known}, expected one Policy; Policy.from_checkpoint of "
+            "a run returns all by id: take the one you mean"
+        )
     if not isinstance(policy, NetPolicy):
         raise ConfigError(
             f"export_onnx: {type(policy).__name__} is code of your own, which has no graph, expected a policy with a "

@@ -125,6 +125,9 @@ class ObsPreprocessor:
         if type(obs) is np.ndarray and obs.dtype == _ROW and obs.shape[1:] == self._row_shape:
             # An array of rows, as a vectorised environment gives it.
             return obs, None
+        if not len(obs):
+            nothing = np.zeros((0, self.mask_width), np.bool_) if self.mask_leaves else None
+            return np.zeros((0, self.size), self.dtype), nothing
         try:
             if self._keys and set(map(len, obs)) != self._keys:
                 raise TypeError("an observation has another number of elements than its space")

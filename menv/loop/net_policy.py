@@ -168,7 +168,7 @@ class NetPolicy(Policy):
         if state is None and networks.state_sizes:
             raise self.without_state()
         rows, mask = self._rows([obs])
-        before = self._state([np.asarray(part)[None] for part in state] if state else None, 1)
+        before = self._state(None if state is None else [np.asarray(part)[None] for part in state], 1)
         decision = networks.backend.decide(
             rows, mask, self._noise(1) if explore else None, self.index, before
         )

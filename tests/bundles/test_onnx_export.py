@@ -111,6 +111,8 @@ def test_policies_that_no_graph_holds_are_refused_with_a_way_out(tmp_path: Path)
         own.export_checkpoint(tmp_path / "policy")
     with pytest.raises(ConfigError, match="Own is code of your own, which has no graph"):
         export_onnx(own, tmp_path / "policy.onnx")
+    with pytest.raises(ConfigError, match=r"policy is a dict of \['a'\], expected one Policy"):
+        export_onnx({"a": own}, tmp_path / "policy.onnx")  # type: ignore[arg-type]
     with algorithm_of("mlp") as algorithm:
         policy: Any = algorithm.get_policy()
         policy.networks.graphs = lambda: None

@@ -112,6 +112,24 @@ def test_a_folder_of_several_policies_gives_all_or_some_of_them(tmp_path: Path) 
         Policy.from_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "kind", ["mlp", "three choices", "nested", "masked", "nested actions", "gru", "group"]
+)
+def test_a_step_in_which_nobody_acts_is_no_error(kind: str) -> None:
+    with algorithm_of(kind) as algorithm:
+        policy = algorithm.get_policy(next(iter(algorithm.get_weights())))
+        actions, states, fetches = policy.compute_actions([])
+        assert len(actions) == len(fetches["action_logp"]) == 0
+        assert [part.shape for part in states] == [(0, len(part)) for part in policy.get_initial_state()]
+
+
+def test_a_state_may_be_one_array() -> None:
+    with algorithm_of("lstm") as algorithm:
+        policy: Any = algorithm.get_policy()
+        obs, state = observations(policy, 1)[0], [part + 1 for part in policy.get_initial_state()]
+        assert same(policy.act(obs, state=np.stack(state)), policy.act(obs, state=state))
+
+
 def test_act_returns_an_action_and_the_state_after_it_where_there_is_one(tmp_path: Path) -> None:
     with algorithm_of("lstm") as algorithm:
         algorithm.export_policy_checkpoint(tmp_path / "policy")
