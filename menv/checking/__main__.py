@@ -56,7 +56,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(text: str) -> dict[str, Any]:
-    settings = json.loads(text)
+    try:
+        settings = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no JSON ({error}), expected an object with keys in double quotes"
+        ) from None
     if not isinstance(settings, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
     return settings

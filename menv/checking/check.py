@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from menv.checking.actions import ActionFn, Actor
 from menv.checking.closing import check_closing, running
 from menv.checking.finding import Finding
@@ -56,8 +58,11 @@ def check_env(
         ConfigError: `env` is no environment or a name that nobody knows, or another argument is wrong.
     """
     silent = checked_codes(ignore, "check_env: ignore")
-    if isinstance(env_steps, bool) or not isinstance(env_steps, int) or env_steps < 1:
-        raise ConfigError(f"check_env: env_steps={env_steps!r}, expected an integer of at least 1; pass one")
+    for name, value, least in (("env_steps", env_steps, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise ConfigError(
+                f"check_env: {name}={value!r}, expected an integer of at least {least}; pass one"
+            )
     report = Report()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")

@@ -69,6 +69,7 @@ def test_ignored_codes_neither_show_nor_count(capsys: pytest.CaptureFixture[str]
         ["tictactoe", "--ignore", "ME999"],
         ["tictactoe", "--steps", "0"],
         ["tictactoe", "--steps", "many"],
+        ["tictactoe", "--seed", "-1"],
     ],
     ids=str,
 )
@@ -81,3 +82,10 @@ def test_a_wrong_call_exits_2_with_a_line_on_stderr(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "python -m menv.checking: error:" in printed.err
+
+
+def test_settings_in_single_quotes_are_told_what_json_wants(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["tictactoe", "--config", "{'size': 5}"])
+    assert "is no JSON (" in (said := capsys.readouterr().err)
+    assert "keys in double quotes" in said
