@@ -16,10 +16,13 @@ from typing import Any, TypeAlias
 import gymnasium as gym
 import numpy as np
 
+from menv.acting.action_head import ActionHead
 from menv.base_env import AgentId, EnvId
 from menv.checking.global_draws import state_of_generators, used_since
 from menv.checking.report import Broken, Report
+from menv.connectors.flat_actions import flat_action_space
 from menv.env_calls import close_env, how_many
+from menv.errors import ConfigError
 from menv.nested import leaves
 
 Key: TypeAlias = tuple[EnvId, AgentId]
@@ -218,12 +221,11 @@ def _readable(space: gym.Space[Any]) -> bool:
 
 def _has_head(space: gym.Space[Any]) -> bool:
     """Return whether stock networks give actions of this space."""
-    spaces = gym.spaces
-    if isinstance(space, spaces.Box):
-        return space.dtype is not None and space.dtype.kind == "f"
-    return isinstance(space, spaces.Discrete) or (
-        isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1
-    )
+    try:
+        ActionHead.for_space(flat_action_space(space))
+    except ConfigError:
+        return False
+    return True
 
 
 def number_of(env: Any) -> int:

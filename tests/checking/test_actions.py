@@ -109,3 +109,19 @@ def test_random_actions_lie_in_their_space(space: Any) -> None:
             return super().step(action)
 
     assert set(codes(check_env(Takes, env_steps=50))) <= {"ME005"}
+
+
+@pytest.mark.parametrize(
+    ("space", "found"),
+    [
+        (gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.MultiDiscrete([2, 3])]), []),
+        (gym.spaces.Dict({"a": gym.spaces.Box(-1.0, 1.0, (2,)), "b": gym.spaces.Box(0.0, 1.0, ())}), []),
+        (gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (2,))]), ["ME005"]),
+    ],
+    ids=str,
+)
+def test_nested_actions_that_stock_networks_give_are_no_finding(space: Any, found: list[str]) -> None:
+    class Takes(FreshGym):
+        action_space = space
+
+    assert codes(check_env(Takes, env_steps=20)) == found
