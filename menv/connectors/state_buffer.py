@@ -21,13 +21,18 @@ from menv.sample_batch import SampleBatch
 
 
 class StateBufferConnector(Stateless, AgentConnector):
-    """Adds the last action (zeros at first), `state_out_0` and so on, and the last fetches to an agent's data."""
+    """Adds the last action (zeros at first), `state_out_0` and so on, and the last fetches to an agent's data.
+
+    Attributes:
+        memory: By (env, agent), what whoever asks the policy by hand remembers of them until `reset`.
+    """
 
     at_ends = False
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._last: dict[Hashable, dict[Hashable, PolicyOutput]] = {}
+        self.memory: dict[tuple[Hashable, Hashable], Any] = {}
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         """Return the agent with what the policy answered last; a last observation ends its life here.
@@ -59,6 +64,8 @@ class StateBufferConnector(Stateless, AgentConnector):
     def reset(self, env_id: Any) -> None:
         """Forget an environment's agents."""
         self._last.pop(env_id, None)
+        for key in [key for key in self.memory if key[0] == env_id]:
+            self.memory.pop(key, None)
 
     def _first(self) -> PolicyOutput:
         """Return what stands for the last answer in a new life."""

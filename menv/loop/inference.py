@@ -11,6 +11,8 @@ from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 from menv.connectors.agent_rows import AgentConnectorDataType
+from menv.connectors.default_pipelines import leaf_connectors
+from menv.connectors.state_buffer import StateBufferConnector
 from menv.errors import ConfigError, ContractError
 from menv.loop.life_ledger import Life, decide
 from menv.loop.net_policy import NetPolicy
@@ -20,7 +22,7 @@ from menv.sample_batch import SampleBatch
 Answer: TypeAlias = tuple[Any, list[Any], dict[str, Any]]
 Key: TypeAlias = tuple[Hashable, Hashable]
 
-# By policy, what each (env, agent) has done in its episode; gone with the policy.
+# By policy without connectors, what each (env, agent) has done in its episode; gone with the policy.
 _MEMORIES: weakref.WeakKeyDictionary[Policy, dict[Key, Life]] = weakref.WeakKeyDictionary()
 
 
@@ -40,7 +42,8 @@ def local_policy_inference(
 
     A policy with a memory is shown its own state again, agent by agent and environment by environment, and frames are
     stacked likewise. An agent's memory begins anew after a call with `terminated` or `truncated`; the answer of that
-    call, to the last observation of the episode, is of no use to the environment.
+    call, to the last observation of the episode, is of no use to the environment. All agents of an environment are
+    forgotten by `policy.agent_connectors.reset(env_id)`.
 
     Args:
         policy: Of an algorithm, from `Policy.from_checkpoint`, or one of your own.
@@ -87,7 +90,7 @@ def local_policy_inference(
         agents_data = zip(keys, observations, rewards, infos, flagged, strict=True)
         done = (answer for one in agents_data for answer in policy.answer_agents([_data(*one)], explore))
         return [(action, list(states), dict(fetches)) for action, states, fetches in done]
-    memory = {} if forgets else _MEMORIES.setdefault(policy, {})
+    memory = {} if forgets else _memory(policy)
     answers: list[Answer] = []
     for start, stop in _portions(keys):
         lives = [memory.setdefault(key, Life()) for key in keys[start:stop]]
@@ -100,6 +103,15 @@ def local_policy_inference(
             if ended:
                 memory.pop(key, None)
     return answers
+
+
+def _memory(policy: Policy) -> dict[Key, Life]:
+    """Return what is remembered of agents, where `agent_connectors.reset` forgets it if the policy has connectors."""
+    leaves = leaf_connectors(policy.agent_connectors) if isinstance(policy, NetPolicy) else ()
+    for leaf in leaves:
+        if isinstance(leaf, StateBufferConnector):
+            return leaf.memory
+    return _MEMORIES.setdefault(policy, {})
 
 
 def _shown(policy: Policy, obs: Any, over: bool) -> Any:

@@ -107,6 +107,22 @@ def test_several_policies_in_the_place_of_one_are_refused() -> None:
         local_policy_inference({"a": Diary()}, 0, 0, 1)  # type: ignore[arg-type]
 
 
+def test_a_reset_forgets_the_agents_of_one_environment() -> None:
+    with algorithm_of("lstm") as algorithm:
+        policy: Any = algorithm.get_policy()
+        shown = observations(policy, 2)
+
+        def ask(env_id: int, agent_id: str, obs: Any) -> Any:
+            return local_policy_inference(policy, env_id, agent_id, obs, explore=False)
+
+        first, other = ([ask(env_id, agent, shown[0]) for agent in "ab"] for env_id in (0, 1))
+        assert same(first, other)
+        later = ask(0, "a", shown[1])
+        policy.agent_connectors.reset(0)
+        assert same([ask(0, agent, shown[0]) for agent in "ab"], first)
+        assert same(ask(1, "a", shown[1]), later)
+
+
 @pytest.mark.parametrize("kind", ["masked", "masked components", "gru", "group"])
 def test_the_last_observation_of_a_game_may_allow_no_action(kind: str) -> None:
     with algorithm_of(kind) as algorithm:
