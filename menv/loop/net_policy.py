@@ -2,7 +2,8 @@
 
 It answers through the same preprocessor, back-end and action output as the sampler. It holds no
 weights; they are in the cohort's back-end. Whether its networks are trained here or came from a disk it does
-not know. Any number of threads may ask it; they are answered one after the other.
+not know. Any number of threads may ask it, and are answered one after the other; but none while a sampler runs with
+the same back-end.
 """
 
 from __future__ import annotations
