@@ -139,11 +139,18 @@ class Learners:
         return built, built.cohort.policy_ids.index(policy_id)
 
     def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[Built, int, str]]:
-        """Yield the networks whose policies have rows, each with the policy's index and id."""
-        for built in self.nets:
-            for index, policy_id in enumerate(built.cohort.policy_ids):
-                if policy_id in batch.policy_batches:
-                    yield built, index, policy_id
+        """Yield the networks whose policies have rows, each with the policy's index and id, in order of the ids.
+
+        Seeds and shared layers depend on the order, which has to be the same in a run that was resumed: that one has
+        built its networks anew.
+        """
+        homes = {
+            policy_id: (built, index)
+            for built in self.nets
+            for index, policy_id in enumerate(built.cohort.policy_ids)
+        }
+        for policy_id in sorted(homes.keys() & batch.policy_batches.keys()):
+            yield *homes[policy_id], policy_id
 
     def state(self) -> dict[str, tuple[int, dict[str, Any]]]:
         """Return each learner's seed and what its next step depends on, besides the weights that act, by policy.

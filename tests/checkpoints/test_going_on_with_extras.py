@@ -96,6 +96,10 @@ RUNS: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
     "a loss and a module": (PPO, "tictactoe", {**SMALL, "multiagent": two(a=OwnLoss)}),
     "a central critic": (PPO, "tictactoe", {**SMALL, "critic_obs": "all_agents", "multiagent": two()}),
     "shared layers": (DQN, "tictactoe", {**REPLAYED, "model": SHARED, "multiagent": two()}),
+    "shared layers, ids in another order": (
+        PPO, "tictactoe",
+        {**SMALL, "model": SHARED, "multiagent": {"policies": ["b", "a"], "policy_mapping_fn": by_seat}},
+    ),
     "two algorithms": (
         PPO, "tictactoe", {**SMALL, "multiagent": two(b=PolicySpec(algorithm="DQN", config=SOON))},
     ),
