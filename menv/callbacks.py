@@ -40,7 +40,10 @@ class DefaultCallbacks:
     def on_sub_environment_created(
         self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int, **kwargs: Any
     ) -> None:
-        """Called for each sub-environment, also one in another's place; `env_context.vector_index` is its number."""
+        """Called for each sub-environment, also those of evaluations and one in another's place.
+
+        Its number is `env_context.vector_index`.
+        """
 
     def on_episode_created(
         self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int, **kwargs: Any

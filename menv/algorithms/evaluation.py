@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from menv.adapters.created_envs import CreatedEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
 from menv.algorithms.config.classic_keys import read_keys
 from menv.algorithms.config.keys import section_values
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.algorithms.episode_shares import EpisodeQuota, FirstEpisodes, LockstepQuota, StepQuota
+from menv.algorithms.experience import env_context
 from menv.algorithms.population import Population
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks, read_callbacks
-from menv.errors import CallOrderError
+from menv.errors import CallOrderError, ConfigError
 from menv.loop.sampler import Sampler
 from menv.loop.sampler_state import resume, sampler_state
 from menv.metrics import Metrics
@@ -170,7 +172,25 @@ class Evaluation:
         sampler.whole_frames = False
         sampler.explore = self.config.explore
         sampler.policies = self._population.policies
+        self._tell_envs_created(sampler)
         return sampler
+
+    def _tell_envs_created(self, sampler: Sampler) -> None:
+        """Tell the callbacks of new environments, and of those that will take the place of one."""
+
+        def tell(index: int, env: Any) -> None:
+            self._callbacks.on_sub_environment_created(
+                worker=sampler,
+                sub_environment=env,
+                env_context=env_context(self.config, index),
+                env_index=index,
+            )
+
+        base_env = sampler.base_env
+        for index, env in enumerate(base_env.get_sub_environments()):
+            tell(index, env)
+        if isinstance(base_env, CreatedEnvs):
+            base_env.on_created = tell
 
 
 def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
@@ -181,5 +201,23 @@ def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
         values["env_config"] = {**config.env_config, **values["env_config"]}
     if isinstance(values.get("multiagent"), Mapping):
         own = section_values(MultiAgentConfig, values["multiagent"], "evaluation_config.multiagent")
+        _check_policies(own.get("policies"), config.multiagent.policies)
         values["multiagent"] = replace(config.multiagent, **own)
     return replace(config, **left_over({**vars(config), **values}, values), **values)
+
+
+def _check_policies(given: Any, known: Any) -> None:
+    """Refuse policies that the run has not got.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    if given is None:
+        return
+    ids = list(PolicyMap(known).specs)
+    strange = [name for name in PolicyMap(given).specs if name not in ids]
+    if strange:
+        raise ConfigError(
+            f"evaluation_config.multiagent: policies {strange} are none of the run, expected some of {ids}; put them "
+            "into its own multiagent, and let a policy_mapping_fn here choose who plays"
+        )

@@ -50,8 +50,8 @@ class Workforce:
         """Call a method of every sub-environment, in this process, in workers, in remote environments.
 
         A curriculum is one use: `algorithm.call_envs("set_level", 3)` in `on_train_result`. Workers complete what they
-        were asked to sample first. Those that evaluations play in are others; and one that takes another's place is
-        new: `on_sub_environment_created` is told of it.
+        were asked to sample first. Those that evaluations play in are others, and one that takes another's place is
+        new: `on_sub_environment_created` is told of both.
 
         Args:
             method: The method's name.

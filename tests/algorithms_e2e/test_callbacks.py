@@ -139,7 +139,9 @@ def test_the_hooks_around_the_run_are_called_with_what_they_are_about() -> None:
         assert calls[2][1]["result"] is result
         calls.clear()
         algo.evaluate()
-        assert [name for name, _ in calls] == ["on_evaluate_start", "on_sample_end", "on_evaluate_end"]
+        assert [name for name, _ in calls] == [
+            "on_evaluate_start", *["on_sub_environment_created"] * 4, "on_sample_end", "on_evaluate_end"
+        ]  # fmt: skip
         calls.clear()
         algo.add_policy("new", policy_mapping_fn=to(a="new", b="new"))
         assert [(name, call["policy_id"]) for name, call in calls] == [("on_create_policy", "new")]

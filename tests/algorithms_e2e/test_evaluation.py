@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import PolicySpec, RandomPolicy, VectorEnv
+from menv import DefaultCallbacks, PolicySpec, RandomPolicy, VectorEnv
 from menv.algorithms import PPO
 from menv.errors import ConfigError, MenvError
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
@@ -119,11 +119,32 @@ def test_policies_that_were_added_play_too() -> None:
             {"evaluation_config": {"explor": False}},
             "evaluation_config: unknown key 'explor'.*did you mean 'explore'",
         ),
+        (
+            {"evaluation_config": {"multiagent": {"policies": {"default_policy": None, "other": None}}}},
+            r"evaluation_config.multiagent: policies \['other'\] are none of the run, expected some of "
+            r"\['default_policy'\]",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(MenvError, match=message):
-        PPO(env=Duo, config={**SMALL, **settings}).evaluate()
+        PPO(env=Duo, config={**SMALL, **settings})
+
+
+def test_callbacks_are_told_of_the_sub_environments_of_evaluations() -> None:
+    told: list[Any] = []
+
+    class Taking(DefaultCallbacks):
+        def on_sub_environment_created(self, **kwargs: Any) -> None:
+            told.append((kwargs["env_index"], kwargs["env_context"].vector_index, kwargs["sub_environment"]))
+
+    settings = {"evaluation_config": {"callbacks": Taking, "num_envs_per_worker": 3}}
+    with PPO(env=Sized, config={**SMALL, **settings}) as algo:
+        assert told == []
+        algo.evaluate()
+        algo.evaluate()
+    assert [one[:2] for one in told] == [(0, 0), (1, 1), (2, 2)]
+    assert all(isinstance(env, Sized) for *_, env in told)
 
 
 class Counting(VectorEnv):
