@@ -287,7 +287,9 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce):
             policies_to_train: Replaces who is trained; None keeps it.
 
         Returns:
-            The policy. To make it a copy of another: `algo.set_weights({new: algo.get_weights([old])[old]})`.
+            The policy. To make it a copy of another: `algo.set_weights({new: algo.get_weights([old])[old]})`, and where
+            observations are filtered, because means are no weights,
+            `algo.get_policy(new).set_connectors_state(algo.get_policy(old).connectors_state())`.
 
         Raises:
             ConfigError: The id exists, or a setting is wrong.

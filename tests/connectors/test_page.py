@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
+
 from tests.house.sources import ROOT
 
 
@@ -14,8 +16,11 @@ def test_the_code_of_the_page_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     for block in blocks:
         exec(compile(block, "docs/connectors.md", "exec"), seen)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     assert "MeanStdObservationFilterAgentConnector" in seen["tree"]
     assert seen["action"].shape == (2,)
     assert seen["restored"].to_state() == seen["policy"].agent_connectors.to_state()
+    obs = [np.array([0.1, -2.0, 0.02, 3.0, 8.0, 6.0], np.float32)]
+    main, past = (seen[name].compute_actions(obs, explore=False) for name in ("main", "past"))
+    assert past[2]["action_logp"] == main[2]["action_logp"]
     seen["algo"].stop()
