@@ -7,7 +7,6 @@ torch, so that a process that only samples can hold it.
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -102,10 +101,16 @@ _NONE_IS_OFF = ("vf_clip_param", "grad_clip")
 def _check_schedule(name: str, schedule: Schedule | None) -> None:
     if schedule is None:
         return
-    pairs = bool(schedule) and all(len(point) == 2 for point in schedule)
-    if not pairs or any(b[0] <= a[0] for a, b in itertools.pairwise(schedule)):
+    try:
+        points = np.asarray(schedule)
+    except ValueError:
+        points = np.empty(0)
+    pairs = points.ndim == 2 and points.shape[1] == 2 and len(points) > 0 and points.dtype.kind in "iuf"
+    fits = pairs and np.isfinite(points).all() and (np.diff(points[:, 0]) > 0.0).all()
+    if not fits or (name == "lr_schedule" and points[:, 1].min() < 0.0):
+        values = "values of at least 0" if name == "lr_schedule" else "finite values"
         raise ConfigError(
-            f"PPO: {name} is {schedule!r}, expected [env_steps, value] pairs with rising env_steps; "
+            f"PPO: {name} is {schedule!r:.200}, expected [env_steps, value] pairs with rising env_steps and {values}; "
             "for example [[0, 1e-3], [100000, 1e-4]]"
         )
 

@@ -228,6 +228,21 @@ def test_a_schedule_that_runs_backwards_is_refused() -> None:
         PPOSettings(lr_schedule=[[100, 1.0], [0, 0.5]])
 
 
+@pytest.mark.parametrize(
+    "value", [5, [1, 2], [["0", 1.0], ["5", 2.0]], [[0, math.nan], [5, 1.0]], [[0, 1.0], [5]], []]
+)
+@pytest.mark.parametrize("name", ["lr_schedule", "entropy_coeff_schedule"])
+def test_what_is_no_schedule_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"PPO: {name} is .*, expected \[env_steps, value\] pairs"):
+        PPOSettings(**{name: value})
+
+
+def test_a_learning_rate_never_falls_below_0_but_entropy_may_be_a_cost() -> None:
+    with pytest.raises(ConfigError, match="values of at least 0"):
+        PPOSettings(lr_schedule=[[0, 1e-3], [1000, -1e-3]])
+    assert PPOSettings(entropy_coeff_schedule=[[0, -0.1], [1000, 0.0]]).entropy_coeff_at(0) == -0.1
+
+
 def test_settings_are_frozen_and_refuse_no_epochs() -> None:
     with pytest.raises(ConfigError, match="num_sgd_iter is 0"):
         PPOSettings(num_sgd_iter=0)
