@@ -13,7 +13,7 @@ import numpy as np
 
 from menv.algorithms.cohorts import Built
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.recipe import BringsLearner, KeepsState, Learner, Recipe, Weights
+from menv.algorithms.recipe import BringsLearner, KeepsState, Learner, ReadsLearner, Recipe, Weights
 from menv.algorithms.shared_layers import SharedLayers, SharingLearner
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
@@ -181,6 +181,9 @@ class Learners:
         """
         self._seed = seed
         self._learners.clear()
+        for policy in self._policies.values():
+            if isinstance(policy, ReadsLearner):
+                policy.leave_learner()
         for policy_id, (own_seed, arrays) in state.items():
             learner = self._new(*self._home(policy_id), policy_id, own_seed)
             assert isinstance(learner, KeepsState)

@@ -167,6 +167,12 @@ class PPOPolicy(NetPolicy):
         if not self._learning:
             self._network = None
 
+    def leave_learner(self) -> None:
+        """Stand on weights of its own again, as before anything was learned."""
+        self._network, self._learning = None, False
+        for _, param in self.module_params():
+            param.data, param.grad = param.data.clone(), None
+
     def make_learner(self, seed: int) -> PPOLearner:
         """Return what trains this policy."""
         from menv.algorithms.ppo_learner import PPOLearner

@@ -66,6 +66,14 @@ class BringsLearner(Protocol):
         """Return the learner of the policy; `seed` decides the order of rows."""
 
 
+@runtime_checkable
+class ReadsLearner(Protocol):
+    """A policy object that reads the weights that its learner changes, such as `menv.algorithms.PPOPolicy`."""
+
+    def leave_learner(self) -> None:
+        """Stand on weights of its own again, for the learner is dropped."""
+
+
 class Recipe(Protocol):
     """How one policy is trained.
 
