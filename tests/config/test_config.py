@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 
 from menv import PolicySpec
-from menv.algorithms import PPO, DQNConfig, PPOConfig
+from menv.algorithms import PPO, DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config import classic_hints, keys
 from menv.algorithms.config.classic_keys import override, read_config
 from menv.algorithms.config.model_config import ModelConfig
@@ -53,7 +55,6 @@ def test_the_classic_dict_and_the_dataclass_mean_the_same() -> None:
 
 def test_every_field_of_the_dataclass_has_a_sentence_under_it() -> None:
     import ast
-    import inspect
 
     from menv.algorithms import ppo_settings
     from menv.algorithms.config import algorithm_config, model_config, multi_agent_config
@@ -153,6 +154,40 @@ def test_every_other_name_is_one_of_a_setting(key: str) -> None:
     assert classic_hints._NAMES[key] in {
         field.name for one in (PPOConfig, DQNConfig) for field in dataclasses.fields(one)
     }
+
+
+@pytest.mark.parametrize(
+    ("config_class", "keyword", "words"),
+    [
+        (PPOConfig, "seeds", "PPOConfig: unknown key 'seeds', expected a known one; did you mean 'seed'?"),
+        (PPOConfig, "lambd", "did you mean 'lambda_'?"),
+        (PPOConfig, "num_env_runners", "it is called 'num_workers' here"),
+        (DQNConfig, "horizon", "end episodes in the environment"),
+        (QMIXConfig, "mixers", "did you mean 'mixer'?"),
+        (ModelConfig, "fcnet_hidden", "did you mean 'fcnet_hiddens'?"),
+        (MultiAgentConfig, "policy", "did you mean 'policy_mapping_fn'?"),
+    ],
+)
+def test_an_unknown_keyword_of_a_class_is_refused_in_the_words_of_the_dict(
+    config_class: Any, keyword: str, words: str
+) -> None:
+    for build in (config_class, partial(dataclasses.replace, config_class())):
+        with pytest.raises(ConfigError) as caught:
+            build(**{keyword: 1})
+        assert words in str(caught.value)
+
+
+def test_a_classic_keyword_without_meaning_warns_once_and_the_signature_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keys, "_warned", set())
+    given: dict[str, Any] = {"framework": "torch", "lr": 0.5}
+    with pytest.warns(UserWarning, match="PPOConfig: 'framework' has no meaning") as caught:
+        assert PPOConfig(**given) == PPOConfig(lr=0.5)
+    assert caught[0].filename == __file__
+    assert list(inspect.signature(PPOConfig).parameters) == [
+        field.name for field in dataclasses.fields(PPOConfig)
+    ]
 
 
 def test_a_policys_own_settings_are_put_over_the_main_ones() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from menv.algorithms.config.keywords import by_name
 from menv.algorithms.config.off_policy_config import OffPolicyConfig
 
 if TYPE_CHECKING:
     from menv.algorithms.dqn import DQN
 
 
+@by_name
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(OffPolicyConfig):
     """What `AlgorithmConfig` says about sampling and `DQNSettings` about learning."""

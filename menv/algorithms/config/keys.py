@@ -99,8 +99,16 @@ def section_values(section_class: type[Any], value: Any, where: str) -> dict[str
     return {key: entry for key, entry in value.items() if key in known}
 
 
-def refuse_or_warn(key: str, value: Any, known: set[str], where: str) -> None:
-    """Warn once about a key without meaning; refuse any other unknown key, unless it says what holds anyhow."""
+def refuse_or_warn(key: str, value: Any, known: set[str], where: str, *, python_names: bool = False) -> None:
+    """Warn once about a key without meaning; refuse any other unknown key, unless it says what holds anyhow.
+
+    Args:
+        key: As it was given.
+        value: Of the key.
+        known: Names of the fields.
+        where: Begins the message.
+        python_names: Whether near names are those of the fields, rather than classic keys.
+    """
     if key in _NOT_YET:
         if value != _NOT_YET[key]:
             raise ConfigError(
@@ -118,7 +126,8 @@ def refuse_or_warn(key: str, value: Any, known: set[str], where: str) -> None:
     hint = classic_hint(key, known)
     if hint is not None:
         raise ConfigError(f"{where}unknown key {key!r}, expected a known one; {hint}")
-    names = [*sorted(known - set(RENAMED.values())), *(old for old, new in RENAMED.items() if new in known)]
+    classic = {} if python_names else {old: new for old, new in RENAMED.items() if new in known}
+    names = [*sorted(known - set(classic.values())), *classic]
     near = [name for name in names if name.startswith(key)] or difflib.get_close_matches(key, names, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
     raise ConfigError(f"{where}unknown key {key!r}, expected a known one; {hint}")

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from menv.algorithms.config.keywords import by_name
 
+
+@by_name
 @dataclass(frozen=True, kw_only=True)
 class MultiAgentConfig:
     """The `multiagent` section."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.keywords import by_name
 from menv.algorithms.ppo_settings import PPOSettings
 from menv.errors import ConfigError
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from menv.algorithms.ppo import PPO
 
 
+@by_name
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(AlgorithmConfig, PPOSettings):
     """What `AlgorithmConfig` says about sampling and `PPOSettings` about learning."""

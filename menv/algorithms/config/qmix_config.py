@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from menv.algorithms.config.keywords import by_name
 from menv.algorithms.config.numbers import check_count
 from menv.algorithms.config.off_policy_config import OffPolicyConfig
 from menv.algorithms.networks.group_spec import MIXERS, Mixer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from menv.algorithms.qmix import QMIX
 
 
+@by_name
 @dataclass(frozen=True, kw_only=True)
 class QMIXConfig(OffPolicyConfig):
     """What `OffPolicyConfig` says, and how the members of a group share what they earn; a row is the whole group's."""

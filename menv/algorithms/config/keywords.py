@@ -1,0 +1,42 @@
+"""Keywords of the config classes that no field has: refused in the words that a dict's unknown keys are refused in.
+
+The classes of the settings and of their sections are decorated with it; `keys` has the words.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import fields
+from typing import Any, TypeVar
+
+S = TypeVar("S")
+
+
+def by_name(config_class: type[S]) -> type[S]:
+    """Let a dataclass say what is wrong with keywords that are none of its fields; a decorator above `dataclass`.
+
+    Those that classic configs have, and that mean nothing here, warn once, as they do in a dict.
+
+    Raises:
+        ConfigError: From the class, when it is called: there is no such setting.
+    """
+    known = {field.name for field in fields(config_class)}  # type: ignore[arg-type]
+    build: Any = vars(config_class)["__init__"]
+
+    @functools.wraps(build)
+    def init(self: S, *args: Any, **settings: Any) -> None:
+        strange = settings.keys() - known
+        if strange:
+            _judge({name: settings[name] for name in settings if name in strange}, known, config_class)
+        build(self, *args, **{name: value for name, value in settings.items() if name in known})
+
+    type.__setattr__(config_class, "__init__", init)
+    return config_class
+
+
+def _judge(strange: dict[str, Any], known: set[str], config_class: type[Any]) -> None:
+    # Imported late: `keys` knows the sections, whose classes are decorated from here.
+    from menv.algorithms.config.keys import refuse_or_warn
+
+    for name, value in strange.items():
+        refuse_or_warn(name, value, known, f"{config_class.__name__}: ", python_names=True)
