@@ -1,16 +1,45 @@
 """A fault of a sub-environment that cost one episode: which one raised, where, and what.
 
 Adapters hand it out in `Ready.faults` when they have put a new sub-environment in the place of one that raised;
-`menv.loop.hooks` counts and tells it. It knows neither agents nor rows.
+`menv.loop.hooks` counts and tells it. It knows neither agents nor rows. Whoever calls an environment catches
+`raised_by_envs()`.
 """
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Hashable
 from pathlib import PurePath
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 _LONGEST = 200
+
+
+def raised_by_envs() -> tuple[type[BaseException], ...]:
+    """Return what an `except` clause around a call of an environment catches; called in the clause itself.
+
+    `sys.exit()` in an environment is a fault like any other: it must not end a run without a word. In the handler of a
+    signal it ends the run, whatever was being called when the signal came.
+    """
+    error = sys.exc_info()[1]
+    return (Exception,) if isinstance(error, SystemExit) and _of_a_signal(error) else (Exception, SystemExit)
+
+
+def _of_a_signal(error: SystemExit) -> bool:
+    """Return whether the handler of a signal raised it."""
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    here = error.__traceback__
+    while here is not None:
+        if here.tb_frame.f_code in codes:
+            return True
+        here = here.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> Any:
+    function = getattr(handler, "func", handler)
+    return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
 
 
 class Fault(NamedTuple):
@@ -33,7 +62,7 @@ class Fault(NamedTuple):
     origin: tuple[str, str, int]
 
     @classmethod
-    def of(cls, env_id: Hashable, env_index: int, where: str, error: Exception) -> Self:
+    def of(cls, env_id: Hashable, env_index: int, where: str, error: BaseException) -> Self:
         """Return the fault of a sub-environment that raised an error."""
         here, file, line = error.__traceback__, "", 0
         while here is not None:

@@ -31,6 +31,7 @@ import gymnasium as gym
 
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, ContractError, EnvCrashError, UnknownNameError
+from menv.fault import raised_by_envs
 
 EnvCreator: TypeAlias = Callable[[EnvContext], Any]
 
@@ -165,7 +166,7 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
     where = f"env {describe_env(env)} (worker_index={own.worker_index}, vector_index={own.vector_index})"
     try:
         created = creator(own)
-    except Exception as error:
+    except raised_by_envs() as error:
         raise EnvCrashError(
             f"{where}: its creator raised {type(error).__name__}: {_first_line(error)}, expected it to "
             "return an environment; the traceback of the cause leads to the line"
@@ -240,7 +241,7 @@ def _import(name: str, module_name: str) -> Any:
         raise _unknown(name)
     try:
         return importlib.import_module(module_name)
-    except Exception as error:
+    except raised_by_envs() as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise _unknown(name) from error
         raise EnvCrashError(

@@ -17,6 +17,7 @@ import numpy as np
 from menv.as_base_env import AsBaseEnv
 from menv.env_calls import how_many, reset_env
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
+from menv.fault import raised_by_envs
 
 VectorStep = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 
@@ -183,7 +184,7 @@ class _GymEnvs(VectorEnv):
             return reset_env(self.envs[number], number, seed, options)
         except MenvError:
             raise
-        except Exception as error:
+        except raised_by_envs() as error:
             raise _crash(number, "reset", error) from error
 
     def restart_at(self, index: int | None = None) -> None:
@@ -205,7 +206,7 @@ class _GymEnvs(VectorEnv):
                 steps.append(env.step(action))
         except MenvError:
             raise
-        except Exception as error:
+        except raised_by_envs() as error:
             raise _crash(len(steps), "step", error) from error
         for index, step in enumerate(steps):
             if not isinstance(step, tuple) or len(step) != 5:
@@ -264,7 +265,7 @@ def check_number(num_envs: Any) -> None:
         )
 
 
-def _crash(index: int, method: str, error: Exception) -> EnvCrashError:
+def _crash(index: int, method: str, error: BaseException) -> EnvCrashError:
     """Return the error for an exception that a sub-environment raised."""
     return EnvCrashError(
         f"env {index} {method}: raised {type(error).__name__}: {error}; the environment's own traceback is above "

@@ -23,7 +23,7 @@ class _Series(NamedTuple):
     """Crashes of one sub-environment without a finished episode in between: the first one, and how many."""
 
     text: str
-    error: Exception
+    error: BaseException
     times: int
 
 
@@ -41,7 +41,7 @@ class CrashLog:
         self._creator = creator
         self._series: dict[int, _Series] = {}
 
-    def note(self, index: int, text: str, error: Exception) -> None:
+    def note(self, index: int, text: str, error: BaseException) -> None:
         """Note a crash.
 
         Args:
@@ -73,7 +73,7 @@ class CrashLog:
         if self._series:
             self._series.pop(index, None)
 
-    def no_other(self, index: int, last: Exception) -> EnvCrashError:
+    def no_other(self, index: int, last: BaseException) -> EnvCrashError:
         """Return the error for a sub-environment whose replacements fail, `last` the latest of them."""
         return self.error(
             index,
@@ -88,7 +88,7 @@ class CrashLog:
         return error
 
 
-def _write_down(error: Exception) -> None:
+def _write_down(error: BaseException) -> None:
     """Turn an error's traceback into a note, because its frames keep alive what their callers hold, whole batches."""
     error.add_note("".join(traceback.format_exception(error)))
     error.__traceback__ = error.__cause__ = error.__context__ = None

@@ -24,6 +24,7 @@ from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, MultiEnvDict, Ready
 from menv.env_calls import how_many
 from menv.errors import ContractError, EnvCrashError, MenvError
+from menv.fault import raised_by_envs
 
 
 class CustomEnvs(BaseEnv):
@@ -154,7 +155,7 @@ class CustomEnvs(BaseEnv):
             return getattr(self.inner, method)(*args, **kwargs)
         except MenvError:
             raise
-        except Exception as error:
+        except raised_by_envs() as error:
             raise EnvCrashError(
                 f"{type(self.inner).__name__}.{method}: raised {type(error).__name__}: {error}; "
                 "the environment's own traceback is above"

@@ -245,7 +245,7 @@ class GymEnvs(LocalEnvs):
         self._report.joined = joined
         return untold
 
-    def _lose(self, index: int, error: Exception) -> None:
+    def _lose(self, index: int, error: BaseException) -> None:
         """End the episode of a copy that raised in a step, and begin the next one in a new copy."""
         if not self._forget_untold(index):
             # The step that raised is none of the episode's.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from menv.adapters.report import check_info
 from menv.errors import ContractError, MenvError
+from menv.fault import raised_by_envs
 from menv.nested import own_copy
 
 Step = Callable[[Any], Any]
@@ -48,7 +49,7 @@ class Taken:
 
     rewards: list[Any] = field(default_factory=list)
     overs: list[Over] = field(default_factory=list)
-    broken: list[tuple[int, Exception]] = field(default_factory=list)
+    broken: list[tuple[int, BaseException]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ def take_steps(order: Sequence[int], steps: Sequence[Step], actions: Sequence[An
 
 def _step_until_one_raises(
     todo: Iterator[tuple[int, Step, Any]], taken: Taken, seen: Seen
-) -> Exception | None:
+) -> BaseException | None:
     """Step the next environments and note what comes of it; return what one raised, None if all were stepped."""
     all_obs, all_infos, fresh, rewards = seen.obs, seen.infos, seen.fresh, taken.rewards
     index = 0
@@ -108,13 +109,13 @@ def _step_until_one_raises(
             rewards.append(reward)
     except MenvError:
         raise
-    except Exception as error:
+    except raised_by_envs() as error:
         _check_unpacking(index, error)
         return error
     return None
 
 
-def _check_unpacking(index: int, error: Exception) -> None:
+def _check_unpacking(index: int, error: BaseException) -> None:
     """Tell a wrong number of return values from a crash inside an environment.
 
     Args:

@@ -21,6 +21,7 @@ from menv.adapters.rewards import as_rewards, of_envs
 from menv.adapters.vector_infos import VectorInfos, info_of
 from menv.base_env import EnvId, IntArray
 from menv.errors import ConfigError, ContractError, MenvError
+from menv.fault import raised_by_envs
 from menv.frame import Flags, Frame
 from menv.nested import own_copy
 
@@ -89,7 +90,7 @@ class GymVectorEnvs(LockstepEnvs):
             result = self.env.reset(seed=seed, options=options)
         except MenvError:
             raise
-        except Exception as error:
+        except raised_by_envs() as error:
             raise self._crash(f"{type(self.env).__name__}.reset", error) from error
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._wrong("reset", result, "(obs, infos)")
@@ -103,7 +104,7 @@ class GymVectorEnvs(LockstepEnvs):
             result = self.env.step(self._all_actions(actions, slots))
         except MenvError:
             raise
-        except Exception as error:
+        except raised_by_envs() as error:
             raise self._crash(f"{type(self.env).__name__}.step", error) from error
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._wrong("step", result, "(obs, rewards, terminations, truncations, infos)")
@@ -156,7 +157,7 @@ class GymVectorEnvs(LockstepEnvs):
             obs, infos = self.env.reset(options={"reset_mask": done})
         except MenvError:
             raise
-        except Exception as error:
+        except raised_by_envs() as error:
             raise self._crash(f"{type(self.env).__name__}.reset with a reset_mask", error) from error
         return self._rows(obs), infos
 

@@ -22,7 +22,7 @@ from menv.adapters.report import Report
 from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict, method_of
 from menv.env_calls import close_env, reset_env
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
-from menv.fault import Fault
+from menv.fault import Fault, raised_by_envs
 from menv.plain_data import digest
 
 
@@ -226,7 +226,7 @@ class LocalEnvs(CreatedEnvs):
             return self._reset_once(index, seed, options)
         except MenvError:
             raise
-        except Exception as error:
+        except raised_by_envs() as error:
             if not self._was_reset[index]:
                 raise self.crash(index, "reset", error) from error
             return self._made_anew(index, "reset", error, seed, options)
@@ -245,7 +245,7 @@ class LocalEnvs(CreatedEnvs):
         self,
         index: int,
         where: str,
-        error: Exception,
+        error: BaseException,
         seed: int | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, Any]:
@@ -262,21 +262,21 @@ class LocalEnvs(CreatedEnvs):
         for pause in PAUSES:
             time.sleep(pause)
             begun = self._tried_anew(index, seed, options)
-            if not isinstance(begun, Exception):
+            if not isinstance(begun, BaseException):
                 return begun
             last = begun
         raise self._crashes.no_other(index, last)
 
     def _tried_anew(
         self, index: int, seed: int | None, options: dict[str, Any] | None
-    ) -> tuple[Any, Any] | Exception:
+    ) -> tuple[Any, Any] | BaseException:
         """Create and reset a sub-environment, and return `(obs, info)` or what was raised."""
         before = self._envs[index]
         try:
             self._replace_env(index)
         except (ContractError, ConfigError):
             raise
-        except Exception as error:
+        except raised_by_envs() as error:
             return error
         if self._envs[index] is before:
             raise self._crashes.error(
@@ -287,7 +287,7 @@ class LocalEnvs(CreatedEnvs):
             return self._reset_once(index, seed, options)
         except MenvError:
             raise
-        except Exception as error:
+        except raised_by_envs() as error:
             self._env_steps[index] += 1
             return error
 
@@ -307,10 +307,10 @@ class LocalEnvs(CreatedEnvs):
             close_env(self._envs[index])
         self._envs[index] = self._make_env(index)
 
-    def crash(self, index: int, where: str, error: Exception) -> EnvCrashError:
+    def crash(self, index: int, where: str, error: BaseException) -> EnvCrashError:
         """Return the error for an exception that a sub-environment raised."""
         return EnvCrashError(f"{self._told(index, where, error)}; the environment's own traceback is above")
 
-    def _told(self, index: int, where: str, error: Exception) -> str:
+    def _told(self, index: int, where: str, error: BaseException) -> str:
         """Return where a sub-environment stood and what it raised, for messages."""
         return f"env {index} {where}, env step {int(self._env_steps[index])}: raised {type(error).__name__}: {error}"

@@ -365,7 +365,7 @@ class LockstepEnvs(NumberedEnvs):
             f"{type(self.env).__name__}.{method}: returned {how_many(got)}, expected {expected}; mend its return value"
         )
 
-    def _crash(self, where: str, error: Exception) -> EnvCrashError:
+    def _crash(self, where: str, error: BaseException) -> EnvCrashError:
         """Return the error for an exception that the environment raised."""
         return EnvCrashError(
             f"{where}, env step {int(self._env_steps.max())}: raised {type(error).__name__}: {error}; "

@@ -25,6 +25,7 @@ from menv.adapters.silence import MAX_EMPTY_STEPS, too_silent
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import AgentId, EnvId, IntArray, Ready
 from menv.errors import MenvError
+from menv.fault import raised_by_envs
 
 
 class MultiAgentEnvs(LocalEnvs):
@@ -206,7 +207,7 @@ class MultiAgentEnvs(LocalEnvs):
                 result = envs[index].step(answers[index])
             except MenvError:
                 raise
-            except Exception as error:
+            except raised_by_envs() as error:
                 self._lose(index, error)
             else:
                 if roster.step(result, report):
@@ -233,13 +234,13 @@ class MultiAgentEnvs(LocalEnvs):
             result = self._envs[index].step({})
         except MenvError:
             raise
-        except Exception as error:
+        except raised_by_envs() as error:
             self._lose(index, error)
             return
         if self._rosters[index].step(result, self._report):
             self._rosters[index].begin(*self._next_episode(index), self._report)
 
-    def _lose(self, index: int, error: Exception) -> None:
+    def _lose(self, index: int, error: BaseException) -> None:
         """End the episode of a copy that raised in a step, and begin the next one in a new copy."""
         self._rosters[index].lose({}, self._report, faulty=True)
         self._rosters[index].begin(*self._made_anew(index, "step", error), self._report)

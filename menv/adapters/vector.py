@@ -16,6 +16,7 @@ from menv.adapters.report import check_info
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.base_env import EnvId, IntArray
 from menv.errors import MenvError
+from menv.fault import raised_by_envs
 from menv.frame import Frame
 from menv.nested import own_copy
 from menv.vector_env import VectorEnv
@@ -129,7 +130,7 @@ class VectorEnvs(LockstepEnvs):
             return getattr(self.env, method)(*args, **kwargs)
         except MenvError:
             raise
-        except Exception as error:
+        except raised_by_envs() as error:
             raise self._crash(f"{type(self.env).__name__}.{method}", error) from error
 
     def _check_lists(self, method: str, lists: Sequence[Any]) -> None:

@@ -140,6 +140,8 @@ class ProcessPeer(Peer):
             how = f"ended with {_said(self._process.returncode)}"
         _kill(self._process)
         words = self._words.told()
+        if self._process.returncode >= 0 and how.startswith("ended") and "Traceback" not in words:
+            how += f", as os._exit({self._process.returncode}) in an environment does"
         told = f"the last lines of its stderr:\n{words}" if words else "it wrote nothing to stderr"
         return WorkerLostError(f"{self.label} (pid {self.pid}): {how}, expected it to go on; {told}")
 

@@ -15,7 +15,12 @@ from tests.scale.homes import Counter
 from tests.scale.processes import PATIENCE_S, children, descriptors, eventually, lives, resident
 from tests.scale.test_engines import asked, started
 
-WAYS = {"killed": "SIGKILL", "exit": "exit code 3", "sys.exit": "exit code 4", "crash": "SIGSEGV"}
+WAYS = {
+    "killed": "SIGKILL",
+    "exit": "exit code 3, as os._exit(3) in an environment does,",
+    "sys.exit": "exit code 4, as",
+    "crash": "SIGSEGV",
+}
 
 
 @pytest.mark.parametrize(
