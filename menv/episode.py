@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from menv import draws
 from menv.base_env import AgentId, EnvId
+from menv.classic_names import Told
 from menv.errors import ConfigError
 
 MEMBER_REWARDS = "__member_rewards__"
@@ -38,7 +39,7 @@ def _kept(name: str) -> Any:
     return property(lambda self: self._extra(name), lambda self, value: self._set_extra(name, value))
 
 
-class Episode:
+class Episode(Told, told=_CLASSIC):
     """What happened so far, and who answers for whom.
 
     Attributes:
@@ -97,17 +98,6 @@ class Episode:
     hist_data: dict[str, list[float]] = _kept("hist_data")
     media: dict[str, Any] = _kept("media")
     member_rewards: dict[AgentId, dict[AgentId, float]] = _kept("member_rewards")
-
-    if not TYPE_CHECKING:  # who checks types shall be told of an attribute that there is not
-
-        def __getattr__(self, name: str) -> Any:
-            """Say what stands in the place of a classic attribute.
-
-            Raises:
-                AttributeError: Always; attributes that there are do not come here.
-            """
-            instead = f"; {_CLASSIC[name]}" if name in _CLASSIC else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead}")
 
     @property
     def extras(self) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import draws
+from menv.classic_names import OF_POLICIES, Told
 from menv.errors import ConfigError, ContractError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class RowDraws:
         return draws.normals(self.keys, self.steps, width)
 
 
-class Policy:
+class Policy(Told, told=OF_POLICIES):
     """A policy that answers whole batches of observations.
 
     Attributes:

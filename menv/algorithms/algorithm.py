@@ -28,6 +28,7 @@ from menv.algorithms.recipe import Recipe
 from menv.algorithms.workforce import Workforce
 from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
+from menv.classic_names import OF_ALGORITHMS, Told
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
 from menv.metrics import Metrics
@@ -36,7 +37,7 @@ from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 
 
-class Algorithm(Checkpoints, Exports, Outside, Workforce):
+class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITHMS):
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:

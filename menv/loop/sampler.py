@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from menv.base_env import BaseEnv, Ready
 from menv.callbacks import DefaultCallbacks
+from menv.classic_names import OF_WORKERS, Told
 from menv.episode import Episode
 from menv.loop.action_log import ActionLog
 from menv.loop.block import Block, joined, set_aside, split
@@ -41,7 +42,7 @@ from menv.segments import Column
 from menv.spaces import OutsideSpaceError
 
 
-class Sampler:
+class Sampler(Told, told=OF_WORKERS):
     """Collects fragments of experience from one `BaseEnv`.
 
     Attributes:

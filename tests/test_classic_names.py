@@ -1,0 +1,82 @@
+"""Whoever asks for a classic attribute that there is not is told what to use."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from menv import DefaultCallbacks, Policy
+from menv.algorithms import PPO, PPOConfig
+from menv.classic_names import OF_ALGORITHMS, OF_CONFIGS, OF_POLICIES, OF_WORKERS
+from menv.loop.sampler import Sampler
+
+
+class Noting(DefaultCallbacks):
+    seen: dict[str, Any]
+
+    def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
+        Noting.seen = {"worker": worker}
+
+
+@pytest.fixture(scope="module")
+def owners() -> Iterator[dict[str, Any]]:
+    with PPO(env="CartPole-v1", config={"rollout_fragment_length": 8, "callbacks": Noting}) as algo:
+        algo.sample()
+        yield {"algorithm": algo, "config": algo.config, "policy": algo.get_policy(), **Noting.seen}
+
+
+TABLES = {"algorithm": OF_ALGORITHMS, "config": OF_CONFIGS, "policy": OF_POLICIES, "worker": OF_WORKERS}
+
+
+@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner in TABLES for name in TABLES[owner]])
+def test_a_classic_attribute_that_there_is_not_says_what_to_use(
+    owners: dict[str, Any], owner: str, name: str
+) -> None:
+    assert isinstance(owners["worker"], Sampler)
+    assert not hasattr(owners[owner], name)
+    with pytest.raises(AttributeError) as caught:
+        getattr(owners[owner], name)
+    kind = type(owners[owner]).__name__
+    assert str(caught.value) == f"{kind!r} object has no attribute {name!r}; {TABLES[owner][name]}"
+
+
+def test_any_other_attribute_is_missing_in_the_usual_words(owners: dict[str, Any]) -> None:
+    with pytest.raises(AttributeError, match=r"^'PPO' object has no attribute 'trian'$") as caught:
+        _ = owners["algorithm"].trian
+    # Python finds near names with these.
+    assert (caught.value.name, caught.value.obj) == ("trian", owners["algorithm"])
+
+
+SPACES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Discrete(2)
+
+
+class Own(Policy):
+    @property
+    def model(self) -> Any:
+        return self._nte  # type: ignore[attr-defined]
+
+
+class OwnModule(Policy, torch.nn.Module):
+    def __init__(self, *args: Any) -> None:
+        torch.nn.Module.__init__(self)
+        Policy.__init__(self, *args)
+        self.layer = torch.nn.Linear(2, 2)
+
+
+def test_a_property_that_fails_tells_its_own_error_and_other_bases_find_what_is_theirs() -> None:
+    with pytest.raises(AttributeError, match="'_nte'"):
+        _ = Own(*SPACES).model
+    assert isinstance(OwnModule(*SPACES).layer, torch.nn.Linear)
+
+
+def test_what_is_told_can_be_copied_and_sent() -> None:
+    config = PPOConfig(lr=0.25)
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
+    assert copy.copy(Own(*SPACES)).action_space == SPACES[1]
