@@ -310,7 +310,7 @@ class Roster:
             key = tuple(obs)
             layout = self._layouts.get(key) or self._new_layout(key)
         if layout.checked_at != self._lives:
-            self._join_missing(layout, report)
+            self._join_missing(layout, infos, report)
         self.waiting = layout
         self.obs = list(obs.values())
         held = self._held
@@ -347,13 +347,15 @@ class Roster:
         self._layouts[agents] = layout
         return layout
 
-    def _join_missing(self, layout: Layout, report: Report) -> None:
-        """Begin a life for each agent of the layout that has none."""
+    def _join_missing(self, layout: Layout, infos: Any, report: Report) -> None:
+        """Begin a life for each agent of the layout that has none; its first info may except it from learning."""
         for agent in layout.agents:
             if agent not in self._alive:
                 self._alive.add(agent)
                 self._dead.discard(agent)
-                report.joined.append(Join(self._slots[agent], self.env_id, agent, self.env_index))
+                info = infos.get(agent) if infos else None
+                trained = not isinstance(info, dict) or bool(info.get("training_enabled", True))
+                report.joined.append(Join(self._slots[agent], self.env_id, agent, self.env_index, trained))
         layout.checked_at = self._lives
 
     def _maybe_release(self, agent: AgentId) -> None:

@@ -1,0 +1,53 @@
+"""An environment says in an agent's first info whether anybody learns from that life."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import MultiAgentEnv
+from menv.algorithms import PPO
+
+
+class Quiet(MultiAgentEnv):
+    """Bob is not learned from in every other episode, and cyd, who comes later, never is."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["ann", "bob", "cyd"]
+        self.observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.at = self.episode = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.at, self.episode = 0, self.episode + 1
+        infos = {"ann": {"training_enabled": True}, "bob": {"training_enabled": bool(self.episode % 2)}}
+        return dict.fromkeys(infos, np.zeros(1, np.float32)), infos
+
+    def step(self, action_dict: Any) -> Any:
+        self.at += 1
+        agents = self.possible_agents[: 2 + (self.at > 1)]
+        infos = {"cyd": {"training_enabled": False}, "ann": {"training_enabled": False}}
+        flags = {"__all__": self.at == 5}
+        return (
+            {agent: np.full(1, self.at / 10, np.float32) for agent in agents},
+            dict.fromkeys(agents, 1.0), flags, {"__all__": False}, {agent: infos.get(agent, {}) for agent in agents},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_lives_that_an_environment_excepts_are_played_and_not_learned_from(num_workers: int) -> None:
+    policies = ["ann", "bob", "cyd"]
+    config = {
+        "num_workers": num_workers, "engine": "process", "rollout_fragment_length": 20, "train_batch_size": 20,
+        "multiagent": {"policies": policies, "policy_mapping_fn": lambda agent_id, **kw: agent_id},
+        "batch_mode": "complete_episodes",
+    }  # fmt: skip
+    with PPO(env=Quiet, config=config) as algo:
+        batch = algo.sample()
+        assert {name: part.count for name, part in batch.policy_batches.items()} == {"ann": 20, "bob": 10}
+        result = algo.train()
+    assert result["policy_reward_mean"] == {"ann": 5.0, "bob": 5.0, "cyd": 4.0}
