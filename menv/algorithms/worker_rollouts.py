@@ -248,7 +248,7 @@ class WorkerRollouts:
     def _settings(self) -> Settings:
         """Return what workers are told of the settings."""
         config = replace(self._config, evaluation_config=None, input=None)
-        return Settings(config, known_here(config.env))
+        return Settings(config, known_here(config.env, config.env_config))
 
     def _catch_up(self) -> None:
         """Tell workers of the policies that there are, if somebody was interrupted in that."""

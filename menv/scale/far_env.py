@@ -26,7 +26,7 @@ class FarEnv:
         self._env = env
         self._context = context
         self._log_level = log_level
-        self._known = known_here(env)
+        self._known = known_here(env, context)
 
     def __call__(self, vector_index: int) -> Any:
         """Create a sub-environment."""

@@ -2,21 +2,28 @@
 
 Workers, remote environments and `menv.verify` send it along. `menv.registry.Known` holds what the name of a run's own
 environment means; but a creator may ask for other names, which nobody sees from outside. So all names go along that are
-this process's alone, those others as pickles that nobody opens before they are asked for: they may import a lot.
+this process's alone, those others as pickles that nobody opens before they are asked for: they may import a lot. Those
+of megabytes go only where something names them that goes along: others would fill the memory of every worker.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import marshal
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
 from typing import Any
 
 import gymnasium as gym
 
-from menv.registry import Known
+from menv.errors import ConfigError
+from menv.registry import Known, resolve_env
 from menv.scale.packing import UnsendableError, can_be_pickled, pack, unpack
+from menv.scale.trusted import dumps
 
 _BUILT_IN = "gymnasium."
+_BIG = 4 << 20
+"""Bytes from which on a creator only goes where it is named."""
 
 
 class Kept:
@@ -32,6 +39,16 @@ class Kept:
     def __init__(self, made: Callable[..., Any]) -> None:
         self._parts = [bytes(part) for part in pack(made)]
 
+    @property
+    def size(self) -> int:
+        """Bytes that travel."""
+        return sum(map(len, self._parts))
+
+    @property
+    def pickled(self) -> bytes:
+        """The pickle, without the arrays in it."""
+        return self._parts[0]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it."""
         return unpack(self._parts)(*args, **kwargs)
@@ -43,15 +60,74 @@ class Kept:
         return getattr(unpack(self._parts), name)
 
 
-def known_here(env: Any) -> Known:
-    """Return what `env` means here, and all other names that can travel."""
+class LeftBehind:
+    """Stands for a creator that did not travel; whoever asks for it is told why.
+
+    Args:
+        name: What it was registered as.
+        size: Bytes that would have travelled.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name, self._size = name, size
+
+    def __call__(self, context: Any) -> Any:
+        """Refuse.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"env {self._name!r}: its creator holds {self._size / 1e6:.0f} MB and was not sent to this process, "
+            "because nothing that was names it, expected less; load inside the creator what it needs, or name it in "
+            "env_config"
+        )
+
+
+def known_here(env: Any, settings: Any = None) -> Known:
+    """Return what `env` means here, and all other names that can travel.
+
+    Args:
+        env: What the other process creates environments from.
+        settings: What it creates them with; a name in there is one that may be asked for.
+    """
     own, every = Known.behind(env), Known.everything()
-    creators = {name: _kept(creator) for name, creator in every.creators.items()}
+    others = {name: creator for name, creator in every.creators.items() if name not in own.creators}
+    kept = {name: one for name, creator in others.items() if (one := _kept(creator)) is not None}
     specs = {name: _light(spec) for name, spec in every.gym_specs.items() if not _is_built_in(spec)}
-    return Known(
-        {**{name: creator for name, creator in creators.items() if creator is not None}, **own.creators},
-        {**_sendable(specs), **own.gym_specs},
-    )
+    big = {name for name, one in kept.items() if one.size > _BIG}
+    if big:
+        small = [others[name] for name in kept.keys() - big]
+        said = [_pickled((env, own, settings)), *map(_code_of, [resolve_env(env), *small])]
+        big -= _named(big, [*said, *(kept[name].pickled for name in kept.keys() - big)], kept)
+    creators: dict[str, Callable[..., Any]] = {
+        name: LeftBehind(name, one.size) if name in big else one for name, one in kept.items()
+    }
+    return Known({**creators, **own.creators}, {**_sendable(specs), **own.gym_specs})
+
+
+def _named(big: Iterable[str], said: list[bytes], kept: Mapping[str, Kept]) -> set[str]:
+    """Return those names that occur in what travels, or in what is named there."""
+    named: set[str] = set()
+    while more := {name for name in big if name not in named and any(name.encode() in one for one in said)}:
+        named |= more
+        said = [kept[name].pickled for name in more]
+    return named
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        return dumps(value, lambda _buffer: None)
+    except Exception:
+        # Whoever sends it says what is wrong with it.
+        return b""
+
+
+def _code_of(creator: Any) -> bytes:
+    """Return the code of a function, or of a class's methods, which other processes import rather than are sent."""
+    kinds = creator.__mro__ if isinstance(creator, type) else ()
+    parts = [creator, *(part for kind in kinds for part in vars(kind).values())]
+    return b"".join(marshal.dumps(part.__code__) for part in parts if isinstance(part, FunctionType))
 
 
 def _kept(made: Callable[..., Any]) -> Kept | None:
