@@ -159,6 +159,27 @@ def test_what_is_paid_to_those_who_are_done_or_never_came_counts_in_the_return(m
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_who_is_said_to_be_done_and_does_not_live_is_not_asked_either(mode: str) -> None:
+    seen = np.zeros(10, np.float32)
+    with Course(TEAMS) as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
+        name = client.start_episode()
+        client.get_action(name, {"red_0": seen, "blue_0": seen})
+        client.log_returns(name, {"red_0": 1.0, "blue_0": 2.0}, multiagent_done_dict={"red_0": True})
+        client.get_action(name, {"blue_0": seen})
+        # One is done again, the other one never acted.
+        client.log_returns(name, {"red_1": 4.0}, multiagent_done_dict={"red_0": True, "red_1": True})
+        everybody = {"red_0": seen, "red_1": seen, "blue_0": seen}
+        assert client.get_action(name, everybody).keys() == {"blue_0"}
+        client.log_returns(name, {"red_1": 8.0})
+        assert client.get_action(name, everybody).keys() == everybody.keys()
+        client.end_episode(name, {})
+        client.close()
+        assert course.has_rewards([2.0, 0.0, 0.0, 0.0], "blue")
+        assert course.has_rewards([1.0, 0.0, 8.0], "red")
+        assert course.algo._metrics.summary()["hist_stats"]["episode_reward"] == [15.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_agents_that_take_turns_make_an_env_step_each(mode: str) -> None:
     seen = np.zeros(10, np.float32)
     with Course(TEAMS) as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]

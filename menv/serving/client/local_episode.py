@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from menv.base_env import SINGLE_AGENT
+from menv.base_env import ALL, SINGLE_AGENT
 from menv.errors import CallOrderError, ContractError, EpisodeError
 from menv.serving.client.local_policy import Dice, LocalPolicy
 from menv.serving.client.local_trajectory import LocalTrajectory
@@ -102,10 +102,8 @@ class LocalEpisode:
                 seat.paid += amount
             else:
                 self._early[agent] = self._early.get(agent, 0.0) + amount
-        for agent, flag in (done or {}).items():
-            seat = self._seats.get(agent)
-            if flag and seat is not None and not seat.over:
-                self._done.add(agent)
+        # One that is done already, or never acted, is not asked in the next call either.
+        self._done |= {agent for agent, flag in (done or {}).items() if flag and agent != ALL}
 
     def end(self, observation: Any, truncated: bool) -> None:
         """Note that it is over; see `PolicyClient.end_episode`."""
@@ -241,7 +239,9 @@ class LocalEpisode:
         """
         for agent in self._done:
             obs, seat = observations.get(agent), self._seats.get(agent)
-            if seat is not None and not seat.over:
+            if seat is None:
+                self._left.setdefault(agent, 0)
+            elif not seat.over:
                 seat.end(None if obs is None else seat.policy.as_element(obs), terminated=True)
         waiting = {agent: obs for agent, obs in observations.items() if agent not in self._done}
         if any(agent in self._seats and self._seats[agent].over for agent in waiting):
