@@ -139,6 +139,8 @@ class Piece(NamedTuple):
         agents: Who took part.
         episode: How the episode ends, None if it goes on.
         weights_seq_no: The weights that chose the actions; None if nobody says.
+        began: Env steps of the sub-environment when the episode began.
+        now: The same at the end of the piece.
     """
 
     env_id: EnvId
@@ -146,6 +148,8 @@ class Piece(NamedTuple):
     agents: Sequence[AgentPiece]
     episode: EpisodeEnd | None
     weights_seq_no: int | None
+    began: int = 0
+    now: int = 0
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ class Moves:
         logp: [n] log-probabilities of the actions, None if nobody knows them.
         dist_inputs: [n, K] what the actions were drawn from, None if nobody says.
         state_in: [n, S] recurrent states before the actions, None if nobody says.
+        env_t: [n + 1] env step of the episode in which each observation was seen, None if nobody says.
         network_form: Whether `actions` are in the network's own form, and `logp` and `dist_inputs` speak of these.
     """
 
@@ -42,6 +43,7 @@ class Moves:
     logp: Column | None = None
     dist_inputs: Column | None = None
     state_in: Column | None = None
+    env_t: Column | None = None
     network_form: bool = False
 
     @property

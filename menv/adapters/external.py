@@ -232,7 +232,7 @@ class ExternalEnvs(BaseEnv):
         if line.plays:
             # Only its loss is told by a turn.
             if game is not None:
-                self._hand_on(game, last_piece(game.roster))
+                self._hand_on(game, last_piece(game.roster, int(self._env_steps[game.roster.env_index])))
             return False
         if game is None:
             if turn.over is not None:
@@ -291,7 +291,7 @@ class ExternalEnvs(BaseEnv):
             for agent, reward in played.unclaimed.items()
             if reward
         ]
-        self._hand_on(game, next_piece(roster, played, line.trained))
+        self._hand_on(game, next_piece(roster, played, line.trained, int(self._env_steps[roster.env_index])))
 
     def _hand_on(self, game: Game, piece: Piece) -> None:
         """Let the sampler have a piece."""

@@ -10,7 +10,7 @@ from menv.base_env import AgentPiece, End, Piece
 from menv.played import Played
 
 
-def next_piece(roster: ExternalRoster, played: Played, trained: bool) -> Piece:
+def next_piece(roster: ExternalRoster, played: Played, trained: bool, now: int) -> Piece:
     """Return a piece of the episode that `roster` stands for.
 
     Agents that live on in an episode that ends, end with it, with the observation that they wait with.
@@ -19,8 +19,10 @@ def next_piece(roster: ExternalRoster, played: Played, trained: bool) -> Piece:
         roster: Of the episode.
         played: What was played.
         trained: Whether policies may learn from it.
+        now: Env steps of the sub-environment, those of the piece included.
     """
     parts = []
+    times = now - roster.episode_steps, now
     for agent, moves in played.agents.items():
         if not len(moves.rewards) and agent not in roster.living():
             continue
@@ -38,16 +40,16 @@ def next_piece(roster: ExternalRoster, played: Played, trained: bool) -> Piece:
             join = join._replace(trained=trained, policy_id=played.policies.get(agent))
         parts.append(AgentPiece(slot, join, moves, end))
     if not played.over:
-        return Piece(roster.env_id, roster.env_index, parts, None, played.weights_seq_no)
+        return Piece(roster.env_id, roster.env_index, parts, None, played.weights_seq_no, *times)
     parts += _others(roster, played.terminated, played.truncated)
     episode = roster.close(played.terminated, played.truncated)
-    return Piece(roster.env_id, roster.env_index, parts, episode, played.weights_seq_no)
+    return Piece(roster.env_id, roster.env_index, parts, episode, played.weights_seq_no, *times)
 
 
-def last_piece(roster: ExternalRoster) -> Piece:
-    """Return the end of an episode whose client is gone."""
-    parts = _others(roster, False, True)
-    return Piece(roster.env_id, roster.env_index, parts, roster.close(False, True), None)
+def last_piece(roster: ExternalRoster, now: int) -> Piece:
+    """Return the end of an episode whose client is gone; see `next_piece`."""
+    parts, began = _others(roster, False, True), now - roster.episode_steps
+    return Piece(roster.env_id, roster.env_index, parts, roster.close(False, True), None, began, now)
 
 
 def _others(roster: ExternalRoster, terminated: bool, truncated: bool) -> list[AgentPiece]:

@@ -119,7 +119,7 @@ class PlayedRows:
             self._write(piece, part, moves, ready)
         if part.end is not None:
             self._waiting.pop(slot, None)
-            self._book.end(part.end, ready.env_steps)
+            self._book.end(part.end, self._ended_at(piece, moves, ready))
         return count
 
     def _write(self, piece: Piece, part: AgentPiece, moves: Moves, ready: Ready) -> None:
@@ -167,10 +167,18 @@ class PlayedRows:
             places.append(np.arange(added.start, added.stop))
         rows = np.concatenate(places)
         if self.dated:
-            # The last observation of a piece comes with its last env step.
-            now = int(ready.env_steps[piece.env_index])
-            cohort.ledger.date(rows, now - len(moves.rewards) + np.arange(which.start, which.stop))
+            cohort.ledger.date(rows, _dates(piece, moves)[which])
         return rows
+
+    def _ended_at(self, piece: Piece, moves: Moves | None, ready: Ready) -> Column:
+        """Return env steps [E] with which a trajectory ends."""
+        if not self.dated:
+            return ready.env_steps
+        when = np.array(ready.env_steps)
+        when[piece.env_index] = (
+            piece.now if moves is None or not len(moves.rewards) else _dates(piece, moves)[-1]
+        )
+        return when
 
     def _judge(self, cohort: Cohort, piece: Piece, which: int, rows: Column, moves: Moves) -> None:
         """Find out how probable actions were, and mark those of which nobody knows it."""
@@ -199,3 +207,11 @@ class PlayedRows:
             return False
         cohort.told(rows, *found)
         return True
+
+
+def _dates(piece: Piece, moves: Moves) -> Column:
+    """Return the env steps [n + 1] of the sub-environment in which the observations of a piece were seen."""
+    if moves.env_t is not None:
+        return piece.began + moves.env_t
+    # Nobody knows better: one in each env step, the last of them with the piece's last one.
+    return piece.now - len(moves.rewards) + np.arange(len(moves.rewards) + 1)

@@ -271,11 +271,11 @@ class ChunkDesk:
         chunks.t[agent] = max(had, begins + one.steps)
         if skip == one.steps and not (one.terminated or one.truncated):
             return None
-        columns = (one.logp, one.dist_inputs, one.state_in)
-        logp, inputs, states = (None if column is None else column[skip:] for column in columns)
+        columns = (one.logp, one.dist_inputs, one.state_in, one.env_t)
+        logp, inputs, states, env_t = (None if column is None else column[skip:] for column in columns)
         return Moves(
             one.obs[skip:], one.actions[skip:], one.rewards[skip:],
-            one.terminated and agent is not None, one.truncated and agent is not None, logp, inputs, states,
+            one.terminated and agent is not None, one.truncated and agent is not None, logp, inputs, states, env_t,
         )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ def test_an_episode_with_all_its_columns_is_read(dialect: Dialect) -> None:
     assert same(found.logp, np.array([-0.5, -0.25], np.float32))
     assert same(found.dist_inputs, np.array([[0.5, 1.5], [2, 3]], np.float32))
     assert same(found.state_in, np.array([[0], [1]], np.float32))
+    assert same(found.env_t, np.array([0, 3, 4]))
 
 
 @BOTH
@@ -104,6 +105,20 @@ def test_every_further_column_has_a_row_for_each_action(dialect: Dialect, name: 
     assert ragged.text == f"episode.{name}: got rows of several lengths, expected one length"
     assert refused({**EPISODE, name: [[1e39], [0]]}, dialect).code is Code.NOT_FINITE
     assert refused({**EPISODE, name: [[True], [0]]}, dialect).code is Code.WRONG_TYPE
+
+
+@BOTH
+def test_env_steps_of_observations_are_integers_that_do_not_fall(dialect: Dialect) -> None:
+    for good in ([0, 0, 2**31 - 1], np.array([1, 2, 2], np.uint8), np.array([1, 2, 5], np.int64)):
+        assert same(read({**EPISODE, "env_t": good}, dialect).env_t, np.array(good, np.int64))
+    for wrong, code in (
+        ([0, 1], Code.WRONG_LENGTH), (np.zeros((3, 1), np.int64), Code.WRONG_LENGTH), ([0, 2, 1], Code.OUT_OF_RANGE),
+        ([-1, 0, 1], Code.OUT_OF_RANGE), ([0, 1, 2**31], Code.OUT_OF_RANGE), ([0.5, 1, 2], Code.WRONG_TYPE),
+        (np.array([0, 1, 2**63], np.uint64), Code.OUT_OF_RANGE), (np.array([0.0, 1, 2]), Code.WRONG_TYPE),
+    ):  # fmt: skip
+        error = refused({**EPISODE, "env_t": wrong}, dialect)
+        assert error.code is code or (dialect is not M and isinstance(wrong, np.ndarray)), wrong
+        assert error.text.startswith("episode.env_t")
 
 
 def test_packed_integers_are_no_log_probabilities() -> None:

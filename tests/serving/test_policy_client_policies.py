@@ -193,6 +193,37 @@ def test_agents_that_take_turns_make_an_env_step_each(mode: str) -> None:
         assert course.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [21]
 
 
+def turns(mode: Any) -> list[tuple[str, int, int, int]]:
+    """Return what was seen when in a game of agents that pause, end and come late: policy, move, env steps."""
+    with (
+        Course({**TEAMS, "critic_obs": "all_agents"}) as course,
+        PolicyClient(course.address, mode) as client,
+    ):
+        name, moves, number = client.start_episode(), [*["red_0"] * 5, *["blue_0"] * 9], 0
+        for agents in [*([agent] for agent in moves), ["red_0", "blue_0"], ["red_0", "red_1"], ["red_0"]]:
+            client.get_action(name, {agent: np.full(10, number / 100, np.float32) for agent in agents})
+            number += 1
+            client.log_returns(
+                name, dict.fromkeys(agents, 1.0), multiagent_done_dict={"red_1": "red_1" in agents}
+            )
+        client.end_episode(name, {"blue_0": np.full(10, number / 100, np.float32)}, truncated=True)
+        client.close()
+        assert course.has_rewards([1.0] * 9, "red")
+        assert course.has_rewards([1.0] * 10, "blue")
+        found: list[tuple[str, int, int, int]] = []
+        for policy in ("red", "blue"):
+            seen = (course.column("obs", policy)[:, 0] * 100).round().astype(int)
+            dates = (course.column(column, policy).tolist() for column in ("env_t", "next_env_t"))
+            found += zip([policy] * len(seen), seen.tolist(), *dates, strict=True)
+        return sorted(found)
+
+
+def test_central_critics_see_together_what_happened_together_wherever_it_was_played() -> None:
+    told = turns("local")
+    assert told == turns("remote")
+    assert all(move == env_t for _, move, env_t, _ in told)
+
+
 def test_agents_are_named_by_texts() -> None:
     with Course(TEAMS) as course, PolicyClient(course.address) as client:
         name = client.start_episode()

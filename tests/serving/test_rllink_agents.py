@@ -97,6 +97,20 @@ def test_what_no_action_can_own_counts_once_and_with_the_end(size: int) -> None:
         assert sorted(returns) == [0.0, 1_000 + sum(range(size + 5))]
 
 
+@both_dialects
+def test_rows_of_a_client_that_tells_no_times_lie_at_the_end_of_their_own_chunk(msgpack: bool) -> None:
+    first = {"ann": member(2, 4), "bob": member(3, 2)}
+    second = {"ann": member(2, 2, begin=4, t=4), "bob": member(3, 3, begin=2, t=2)}
+    with served(kind=RLlinkInput, **TWO, critic_obs="all_agents", rollout_fragment_length=1) as one:
+        with one.sampling(), one.voice(msgpack=msgpack) as voice:
+            # Both may come with one poll.
+            voice.bring(together("e", first), together("e", second, end="terminated"))
+            assert voice.ask("PING") == {"type": "PONG"}
+            assert settled(one)
+        assert one.column("env_t", "for_ann").tolist() == [0, 1, 2, 3, 4, 6]
+        assert one.column("env_t", "for_bob").tolist() == [2, 3, 4, 5, 6]
+
+
 @pytest.mark.parametrize(("told", "length"), [(None, 13), (0, 5), (14, 19), (15, 20), (2**62, 20)])
 def test_env_steps_of_agents_that_take_turns_are_told(told: int | None, length: int) -> None:
     agents = {"ann": member(2, 10), "bob": member(3, 5)}

@@ -116,13 +116,17 @@ class LocalEpisode:
                 if not seat.over:
                     obs = last.get(agent)
                     over = not truncated or agent in self._done
-                    seat.end(None if obs is None else seat.policy.as_element(obs), terminated=over)
+                    seat.end(None if obs is None else seat.policy.as_element(obs), over, self._acts)
             actor.ended(self)
 
     def chunk(self) -> tuple[Raw, int] | None:
         """Take off what is complete, as an entry of EPISODES, and the length of it; None if there is nothing."""
         over = self._terminated is not None
-        chunks = {agent: chunk for agent, seat in self._seats.items() if (chunk := seat.cut()) is not None}
+        chunks = {
+            agent: chunk
+            for agent, seat in self._seats.items()
+            if (chunk := seat.cut(self._multi)) is not None
+        }
         for agent in [agent for agent, seat in self._seats.items() if seat.over]:
             self._left[agent] = self._seats.pop(agent).t
         if not chunks and not (over and self._is_cut):
@@ -195,7 +199,7 @@ class LocalEpisode:
                 size = sum(
                     seat.policy.step_bytes
                     for seat, obs in zip(known, waiting.values(), strict=True)
-                    if seat.observe(obs)
+                    if seat.observe(obs, self._acts)
                 )
                 if size:
                     actor.stepped(size)
@@ -242,7 +246,7 @@ class LocalEpisode:
             if seat is None:
                 self._left.setdefault(agent, 0)
             elif not seat.over:
-                seat.end(None if obs is None else seat.policy.as_element(obs), terminated=True)
+                seat.end(None if obs is None else seat.policy.as_element(obs), True, self._acts)
         waiting = {agent: obs for agent, obs in observations.items() if agent not in self._done}
         if any(agent in self._seats and self._seats[agent].over for agent in waiting):
             # One message holds one life of each agent.

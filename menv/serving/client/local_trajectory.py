@@ -40,8 +40,8 @@ class LocalTrajectory:
     """
 
     __slots__ = (
-        "_actions", "_inputs", "_judged", "_logp", "_masks", "_numbers", "_obs", "_rewards", "_rows", "_states",
-        "_where", "dice", "life", "paid", "policy", "state", "t", "terminated", "truncated",
+        "_actions", "_dates", "_inputs", "_judged", "_logp", "_masks", "_numbers", "_obs", "_rewards", "_rows",
+        "_states", "_where", "dice", "life", "paid", "policy", "state", "t", "terminated", "truncated",
     )  # fmt: skip
 
     def __init__(self, policy: LocalPolicy, dice: Dice, t: int, where: str) -> None:
@@ -51,6 +51,8 @@ class LocalTrajectory:
         self.paid = 0.0
         self.terminated = self.truncated = False
         self._obs: list[Any] = []
+        # The env step of the episode in which each observation was seen.
+        self._dates: list[int] = []
         self._rewards: list[float] = []
         self._actions: list[Column] = []
         self._rows: list[Column] = []
@@ -71,13 +73,14 @@ class LocalTrajectory:
         """Whether nothing more will happen."""
         return self.terminated or self.truncated
 
-    def observe(self, obs: Any) -> bool:
-        """Note an observation, of which a copy is kept; return whether a step is complete with it.
+    def observe(self, obs: Any, env_t: int = 0) -> bool:
+        """Note an observation of an env step, of which a copy is kept; return whether a step is complete with it.
 
         One in answer to which nothing was done is replaced: the call that brought it failed, and comes again.
         """
         completes = self._settle()
-        del self._obs[len(self._actions) :]
+        del self._obs[len(self._actions) :], self._dates[len(self._actions) :]
+        self._dates.append(env_t)
         if type(obs) is np.ndarray:
             self._obs.append(obs.copy())
         elif isinstance(self.policy.policy.observation_space, (gym.spaces.Dict, gym.spaces.Tuple)):
@@ -107,17 +110,19 @@ class LocalTrajectory:
             self._states.append(self.state)
             self.state = decided.state[part]
 
-    def end(self, obs: Any, terminated: bool) -> None:
+    def end(self, obs: Any, terminated: bool, env_t: int = 0) -> None:
         """Note that it is over.
 
         Args:
             obs: The last observation; None repeats the one before.
             terminated: Whether the environment ended it.
+            env_t: Env step of the episode.
         """
         if obs is not None:
-            self.observe(obs)
+            self.observe(obs, env_t)
         elif len(self._actions) > len(self._rewards):
             self._obs.append(self._obs[-1])
+            self._dates.append(env_t)
             self._settle()
         self.terminated, self.truncated = terminated, not terminated
 
@@ -135,8 +140,11 @@ class LocalTrajectory:
             self._inputs.append(inputs)
         self._judged = last
 
-    def cut(self) -> dict[str, Any] | None:
+    def cut(self, dated: bool = False) -> dict[str, Any] | None:
         """Take off the complete steps, as one chunk for a message; None if there is nothing to tell.
+
+        Args:
+            dated: Whether it is to tell when things were seen, because others do not see at the same times.
 
         Raises:
             ContractError: An observation is outside its space.
@@ -152,6 +160,8 @@ class LocalTrajectory:
             "is_terminated": self.terminated,
             "is_truncated": self.truncated,
         }
+        if dated:
+            chunk["env_t"] = np.array(self._dates[: steps + 1], np.int32)
         if steps:
             chunk |= self._about_actions(steps)
         else:
@@ -177,7 +187,15 @@ class LocalTrajectory:
         return found
 
     def _forget(self, steps: int) -> None:
-        for column in (self._obs, self._actions, self._rows, self._masks, self._states, self._numbers):
+        for column in (
+            self._obs,
+            self._dates,
+            self._actions,
+            self._rows,
+            self._masks,
+            self._states,
+            self._numbers,
+        ):
             del column[:steps]
         self._rewards.clear()
         self._judged -= steps

@@ -19,7 +19,15 @@ from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.bad_value import BadValueError
 from menv.serving.wire.columns import ColumnReader, ElementReader, reader_of, reward
 from menv.serving.wire.dialect import Data, Dialect, Typed, check_keys, fields, is_nil
-from menv.serving.wire.free_columns import NUMBERS_OR_ROWS, ROWS, Floats, log_probabilities, matrix
+from menv.serving.wire.free_columns import (
+    NUMBERS_OR_ROWS,
+    ROWS,
+    TIMES,
+    Floats,
+    log_probabilities,
+    matrix,
+    times,
+)
 from menv.serving.wire.messages import Count, Id
 from menv.serving.wire.number_reader import NumberReader
 from menv.serving.wire.packed import Packed
@@ -49,6 +57,7 @@ class WireEpisode:
         logp: [n] float32 log-probabilities of the actions, or None.
         dist_inputs: [n, K] float32 inputs of the distribution that drew the actions, or None.
         state_in: [n, S] float32 what the network remembered before each step, or None.
+        env_t: [n + 1] env step of the episode in which each observation was seen, or None.
         agents: The same of each agent, where there are several; then the columns here are empty.
         env_steps: Of a chunk of several agents, if the client told.
         unclaimed: What was paid to agents that no action of theirs can own, by agent.
@@ -66,6 +75,7 @@ class WireEpisode:
     logp: Floats | None = None
     dist_inputs: Floats | None = None
     state_in: Floats | None = None
+    env_t: npt.NDArray[np.int64] | None = None
     agents: Mapping[str, WireEpisode] | None = None
     env_steps: int | None = None
     unclaimed: Mapping[str, float] | None = None
@@ -126,10 +136,11 @@ _OF_SEVERAL: list[tuple[str, Any, Any]] = [
 ]
 _WHOLE = Typed(msgspec.defstruct("Whole", [*_ABOUT, *_OF_SEVERAL]))
 _REWARDS = ColumnReader(NumberReader(np.dtype(np.float64)))
-_FREE: dict[str, tuple[str, Callable[[Any, str, int], Floats]]] = {
+_FREE: dict[str, tuple[str, Callable[[Any, str, int], npt.NDArray[Any]]]] = {
     "logp": ("action_logp", log_probabilities),
     "dist_inputs": ("action_dist_inputs", matrix),
     "state_in": ("state_in", matrix),
+    "env_t": ("env_t", times),
 }
 _NEEDED = ("obs", "actions", "rewards", "is_terminated", "is_truncated")
 
@@ -157,6 +168,7 @@ class EpisodeReader:
             ("action_logp", NUMBERS_OR_ROWS | None | packed, UNSET),
             ("action_dist_inputs", ROWS | None | packed, UNSET),
             ("state_in", ROWS | None | packed, UNSET),
+            ("env_t", TIMES | None | packed, UNSET),
         ]
         return msgspec.defstruct("OneAgent", [*_ABOUT, *columns])
 

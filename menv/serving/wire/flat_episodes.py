@@ -49,6 +49,7 @@ class _Flat(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logp: _Block | None
     dist_inputs: _Block | None
     state_in: _Block | None
+    env_t: _Block | None
     agents: dict[str, Raw] | None
     unclaimed: dict[str, float] | None
     env_steps: int | None
@@ -67,7 +68,7 @@ class Translated(msgspec.Struct, array_like=True, frozen=True):
 
 
 _ABOUT = ("id", "env", "t", "terminated", "truncated", "weights_seq_no", "unclaimed", "env_steps")
-_FREE = ("logp", "dist_inputs", "state_in")
+_FREE = ("logp", "dist_inputs", "state_in", "env_t")
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Flat)
 

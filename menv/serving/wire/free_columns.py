@@ -1,16 +1,17 @@
-"""Columns whose width no space tells: log-probabilities, inputs of distributions, states of networks.
+"""Columns that no space tells of: log-probabilities, inputs of distributions, states of networks, times.
 
-`menv.serving.wire.episodes` reads them. It knows that they are finite numbers, one row a step, and nothing of what they
-are for.
+`menv.serving.wire.episodes` reads them. It knows that they are finite numbers, one row a step, and times one more, and
+nothing of what they are for.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.bad_value import BadValueError
@@ -22,6 +23,9 @@ ROWS = list[tuple[float, ...]]
 """Type of rows, for msgspec."""
 NUMBERS_OR_ROWS = list[float | tuple[float, ...]]
 """Type of numbers, or of rows of them."""
+_LATEST = 2**31 - 1
+TIMES = list[Annotated[int, Meta(ge=0, le=_LATEST)]]
+"""Type of env steps of an episode."""
 
 
 def matrix(values: Packed | list[Any], where: str, rows: int) -> Floats:
@@ -64,6 +68,39 @@ def _of_length(
             f"{where}: got shape {array.shape}, expected {rows} {expected}, one for each action",
         )
     return array
+
+
+def times(values: Packed | list[int], where: str, rows: int) -> npt.NDArray[np.int64]:
+    """Return [rows + 1] env steps of an episode, none earlier than the one before.
+
+    Args:
+        values: Decoded `TIMES`, or packed ones.
+        where: Begins the message of an error.
+        rows: How many actions there are.
+
+    Raises:
+        BadMessageError: They are not, or there is another number of them.
+    """
+    if isinstance(values, Packed):
+        try:
+            array = unpacked(values)
+        except BadValueError as error:
+            raise error.in_message(where) from None
+        if array.dtype.kind not in "iu":
+            raise BadMessageError(Code.WRONG_TYPE, f"{where}: got packed {array.dtype}, expected integers")
+    else:
+        array = np.array(values, np.int64)
+    if array.shape != (rows + 1,):
+        raise BadMessageError(
+            Code.WRONG_LENGTH,
+            f"{where}: got shape {array.shape}, expected {rows + 1} env steps, one for each observation",
+        )
+    if array[0] < 0 or array[-1] > _LATEST or (array[1:] < array[:-1]).any():
+        raise BadMessageError(
+            Code.OUT_OF_RANGE,
+            f"{where}: expected env steps from 0 to 2**31 - 1, none earlier than the one before",
+        )
+    return array.astype(np.int64)
 
 
 def _array(values: Packed | list[Any], where: str) -> Array:
