@@ -27,7 +27,9 @@ def play_in_workers(task: Task, engine_name: EngineName) -> Record:
     engine, record = make_engine(engine_name), Record()
     try:
         peers = [
-            engine.start(_Player, task, known_here(task.env, task.settings), number, label=f"worker {number + 1}")
+            engine.start(
+                _Player, task, known_here(task.env, task.settings), number, label=f"worker {number + 1}"
+            )
             for number in range(min(_WORKERS, task.num_envs))
         ]
         for peer in peers:
