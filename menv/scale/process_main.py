@@ -68,7 +68,12 @@ def _serve(home: Home, link: Link) -> None:
 
 
 def _watch(link: Link, driver: int) -> None:
-    """End this process if the driver is gone and a call does not return."""
+    """End this process if the driver is gone and a call does not return.
+
+    Not if that call holds the interpreter in C. Linux would kill this process with its driver (PR_SET_PDEATHSIG), but
+    does so when the thread ends that started it, which may have built an algorithm for others to train; and no
+    environment would be closed, so that what these have started would stay instead.
+    """
     poll = select.poll()
     # No event is asked for: it wakes up when the other end is gone, and then only.
     poll.register(link.fileno(), 0)
