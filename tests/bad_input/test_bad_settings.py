@@ -186,7 +186,7 @@ def test_a_config_of_another_type_is_refused() -> None:
 
 
 def test_an_unknown_argument_of_the_dataclass_is_an_error() -> None:
-    with pytest.raises(TypeError, match="num_env"):
+    with pytest.raises(ConfigError, match=r"unknown key .num_env., expected a known one"):
         PPOConfig(num_env=3)  # type: ignore[call-arg]
 
 
