@@ -245,10 +245,11 @@ class Ledger:
         rank = np.argsort(np.argsort(self._columns["slots"][: self._n], kind="stable"))
         return self._living.take(rank), {name: column[: self._n] for name, column in self._columns.items()}
 
-    def fits(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row of another ledger, a value a column, could lie here."""
+    def fits(self, columns: Mapping[str, Column]) -> bool:
+        """Return whether rows of another ledger could lie here."""
         return all(
-            name in row and np.shape(row[name]) == column.shape[1:] for name, column in self._columns.items()
+            name in columns and columns[name].shape[1:] == column.shape[1:]
+            for name, column in self._columns.items()
         )
 
     def take_up(self, living: Trajectories, columns: Mapping[str, Column]) -> None:

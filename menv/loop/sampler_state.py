@@ -182,11 +182,8 @@ def _recorded(sampler: Sampler, index: int, rows: list[Tree]) -> Tree | None:
     last: dict[int, Any] = {}
     own = [_of_envs(part, [index]) for part in rows]
     for part in own:
-        answered = np.flatnonzero(part["columns"]["answered"])
-        for number, action in zip(
-            part["agent_index"][answered], part["columns"]["actions"][answered], strict=True
-        ):
-            last[int(number)] = action[None]
+        for place in np.flatnonzero(part["columns"]["answered"]).tolist():
+            last[int(part["agent_index"][place])] = part["columns"]["actions"][place : place + 1]
     tree = {
         "env_index": index,
         "start": env.episode_start(index),
@@ -214,7 +211,7 @@ def _fitting(sampler: Sampler, tree: Mapping[str, Any]) -> dict[int, Tree]:
         for place, index in enumerate(part["env_index"].tolist()):
             if index in episodes:
                 ledger = sampler._cohorts[where[part["policy"][place]][0]].ledger
-                if not ledger.fits({name: column[place] for name, column in part["columns"].items()}):
+                if not ledger.fits(part["columns"]):
                     del episodes[index]
     return episodes
 

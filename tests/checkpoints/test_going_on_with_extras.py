@@ -151,3 +151,18 @@ def test_a_policy_that_looks_at_its_network_goes_on_from_before_it_learned(
             found.append(weights_of(algo))
             algo.restore(tmp_path)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("iterations", [3, 8])
+def test_actions_in_parts_go_on_with_agents_that_have_acted_and_wait_for_their_rewards(
+    iterations: int, tmp_path: Path
+) -> None:
+    kind, env, config = RUNS["actions in parts"]
+    with kind(env=env, config=config) as algo:
+        trained(algo, iterations)
+        algo.save(tmp_path)
+        result = trained(algo, 1)
+        with kind.from_checkpoint(tmp_path, {"multiagent": config["multiagent"]}, env=env) as again:
+            resumed = trained(again, 1)
+    assert resumed["num_episodes_not_resumed"] == 0
+    assert resumed["digest"] == result["digest"]
