@@ -1,6 +1,6 @@
 """Trees of plain values as JSON, their arrays beside it: what a file may hold without anybody's code.
 
-`menv.loop.sampler_state`, `menv.metrics` and training checkpoints write and read with it. Plain are None, booleans,
+`menv.loop.sampler`, `menv.metrics` and training checkpoints write and read with it. Plain are None, booleans,
 numbers, strings, bytes, lists, tuples, sets, dicts with any plain keys, and numpy arrays and scalars; nothing else, so
 that nothing has to be imported, called or guessed when a tree is read.
 """

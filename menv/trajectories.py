@@ -6,13 +6,15 @@ that live on cost nothing when a fragment closes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from menv.segments import Column
+
+_NAMES = ("policy", "agent_id")
 
 
 class Start(NamedTuple):
@@ -86,6 +88,26 @@ class Trajectories:
             np.zeros(count, np.float64),
             life,
         )
+
+    def state(self) -> dict[str, Column]:
+        """Return all that is no name: the arrays but those of policies and agents."""
+        return {name: getattr(self, name) for name in self.__slots__ if name not in _NAMES}
+
+    @classmethod
+    def from_state(cls, policy: Column, agent_ids: Sequence[Any], state: Mapping[str, Any]) -> Trajectories:
+        """Return the trajectories of which `state` told.
+
+        Args:
+            policy: [S] index of the policy that answers for each by now.
+            agent_ids: [S].
+            state: May hold more, and lack `life`, of which earlier versions did not tell.
+        """
+        count = len(agent_ids)
+        own = {
+            "life": np.zeros(count, np.int64),
+            **{name: state[name] for name in cls.__slots__ if name in state},
+        }
+        return cls(**own | {"policy": policy, "agent_id": np.fromiter(agent_ids, object, count)})
 
     def take(self, which: Column | slice) -> Trajectories:
         """Return the trajectories selected by a mask or by indices."""

@@ -1,6 +1,6 @@
 """Sub-environments that menv made itself, and can make anew: what those ask of them who write a run down.
 
-`local_envs` are such, and those of `menv.scale.remote_envs`. `menv.loop.sampler_state` lets them go on where another
+`local_envs` are such, and those of `menv.scale.remote_envs`. `menv.loop.running_episodes` lets them go on where another
 run stood. Nothing here steps.
 """
 

@@ -1,6 +1,6 @@
 """An episode that was written down as its seed and its actions, to be played again in a new environment.
 
-`menv.loop.sampler_state` makes them; the adapters of environments in this process play them.
+`menv.loop.running_episodes` makes them; the adapters of environments in this process play them.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import CallOrderError, ConfigError
 from menv.loop.sampler import Sampler
-from menv.loop.sampler_state import resume, sampler_state
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
 
@@ -112,12 +111,12 @@ class Evaluation:
         if self._sampler is None or self._broken_off:
             return None
         with suppress(CallOrderError):
-            return {"sampler": sampler_state(self._sampler), "metrics": self._metrics.state()}
+            return {"sampler": self._sampler.state(), "metrics": self._metrics.state()}
         return None
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` of another run's evaluation returned."""
-        resume(self._ready(), state["sampler"])
+        self._ready().resume(state["sampler"])
         self._metrics.set_state(state["metrics"])
 
     def stop(self) -> None:

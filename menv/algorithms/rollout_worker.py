@@ -106,7 +106,7 @@ class RolloutWorker:
             batch = rollouts.sample()
         return Fragment(
             batch, rollouts.env_steps, rollouts.agent_steps, rollouts.digest.state(), rollouts.left_out,
-            rollouts.num_envs, len(rollouts.sampler._book.running), self._metrics.take(), self._seen(), faults,
+            rollouts.num_envs, len(rollouts.sampler.running), self._metrics.take(), self._seen(), faults,
         )  # fmt: skip
 
     def follow(self, company: Company) -> None:

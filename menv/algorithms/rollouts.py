@@ -22,7 +22,6 @@ from menv.errors import ConfigError
 from menv.loop.cohort import Cohort
 from menv.loop.digest import Digest
 from menv.loop.sampler import Sampler
-from menv.loop.sampler_state import resume, sampler_state, without_episodes
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
@@ -97,7 +96,7 @@ class Rollouts(Protocol):
         """Return what a method of each sub-environment returned."""
 
     def state(self) -> Tree:
-        """Return where the samplers stand; see `menv.loop.sampler_state`."""
+        """Return where the samplers stand; see `Sampler.state`."""
 
     def begin_again(self, seed: int) -> None:
         """Forget everything that was sampled, and stand at the beginning."""
@@ -224,7 +223,7 @@ class LocalRollouts:
     def state(self) -> Tree:
         """See `Rollouts.state`."""
         self._mend()
-        return sampler_state(self.sampler)
+        return self.sampler.state()
 
     def begin_again(self, seed: int) -> None:
         """See `Rollouts.begin_again`.
@@ -232,7 +231,7 @@ class LocalRollouts:
         Raises:
             ConfigError: The environment cannot.
         """
-        if self.sampler._polled and not isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
+        if self.sampler.polled and not isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
             raise ConfigError(
                 f"restore: {type(self.base_env).__name__} cannot begin again, expected environments that menv made; "
                 "load the checkpoint with from_checkpoint"
@@ -245,7 +244,7 @@ class LocalRollouts:
 
     def resume(self, tree: Mapping[str, Any]) -> int:
         """See `Rollouts.resume`."""
-        return resume(self.sampler, joined(tree))
+        return self.sampler.resume(joined(tree))
 
     def stop(self) -> None:
         """See `Rollouts.stop`."""
@@ -256,7 +255,7 @@ class LocalRollouts:
         if not self._broken_off:
             return
         before = self.sampler
-        left = without_episodes(before)
+        left = before.state_without_episodes()
         try:
             self.begin_again(self._seed)
             self.sampler.explore = before.explore

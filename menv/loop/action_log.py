@@ -1,7 +1,7 @@
 """The actions of the episodes that run, so that these can be played again from their seeds.
 
 `menv.loop.sampler` notes each closed fragment here, one copy of an array a policy; nothing is done for a row or a
-step. `menv.loop.sampler_state` asks for what the running episodes have done.
+step. `menv.loop.running_episodes` asks for what the running episodes have done.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Block: rows of one cohort that wait together.
 
-`menv.loop.sampler` makes them, cohorts answer them. They hold numbers and look-ups, no observations but raw ones.
+`menv.loop.row_loop` makes them, cohorts answer them. They hold numbers and look-ups, no observations but raw ones.
 """
 
 from __future__ import annotations

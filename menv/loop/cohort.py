@@ -2,13 +2,13 @@
 
 All rows of a cohort go through one preprocessor, one ledger and, as a rule, one forward pass. A
 `NetCohort` asks an acting back-end; an `OwnCohort` asks the `Policy` objects that a user wrote.
-`menv.loop.sampler` calls both in the same way, through what is defined here.
+`menv.loop.row_loop` calls both in the same way, through what is defined here.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -174,6 +174,39 @@ class Cohort(ABC):
             moves: With n actions, and what is known about them.
         """
         self.ledger.answer(rows, self.network_form(moves.actions))
+
+    def living_state(self) -> dict[str, Any]:
+        """Return the trajectories that live on after `close`, and the columns of the row that each has left.
+
+        It is a tree of columns and lists of one entry each, plain if what users put into it is. `policy` holds ids.
+        """
+        living, columns = self.ledger.held()
+        slots = living.slot.tolist()
+        # Trajectories that nobody learns from have the complement of their policy's index.
+        policies = np.maximum(living.policy, ~living.policy).tolist()
+        return {
+            **living.state(),
+            "policy": [self.policy_ids[index] for index in policies],
+            "agent_id": list(living.agent_id),
+            "lives": [None] * len(slots),
+            "remembered": self._remembered(slots, policies),
+            "columns": columns,
+        }
+
+    def _remembered(self, slots: Sequence[int], policies: Sequence[int]) -> list[Any]:
+        """Return what connectors remember of the lives on slots, None where they remember nothing, or do not tell."""
+        return [None] * len(slots)
+
+    def take_up(self, state: Mapping[str, Any]) -> int:
+        """Go on with trajectories of which `living_state` told, but for their policies: `policy` holds indices here.
+
+        Returns:
+            Where the first of their rows is; the others come after it.
+        """
+        first = self.ledger.rows
+        living = Trajectories.from_state(state["policy"], state["agent_id"], state)
+        self.ledger.take_up(living, state["columns"])
+        return first
 
     @property
     def replays(self) -> bool:

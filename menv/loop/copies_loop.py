@@ -116,10 +116,10 @@ def copies_loop(
     only: str | None,
     table: SlotTable,
     book: EpisodeBook,
-    block: Block,
+    block: Block | None,
 ) -> CopiesLoop | None:
     """Return a stretch of the short way, None where not all copies wait for one plain network without a memory."""
-    if only is None or not isinstance(env, GymEnvs) or len(cohorts) != 1:
+    if only is None or block is None or not isinstance(env, GymEnvs) or len(cohorts) != 1:
         return None
     cohort = cohorts[0]
     if not isinstance(cohort, NetCohort) or cohort.state_sizes or cohort.path is not None:

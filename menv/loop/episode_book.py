@@ -1,6 +1,6 @@
 """Who lives: what begins and what ends, booked to ledgers, slot table, episodes and metrics.
 
-`menv.loop.sampler` hands it each poll's joins and ends before it looks at the rows. It maps agents to
+`menv.loop.row_loop` hands it each poll's joins and ends before it looks at the rows. It maps agents to
 policies when they first appear, and knows no actions and no learning.
 """
 
@@ -79,6 +79,38 @@ class EpisodeBook:
             for number, cohort in enumerate(self._cohorts)
             for index, policy_id in enumerate(cohort.policy_ids)
         }
+
+    def home(self, policy_id: str) -> tuple[int, int]:
+        """Return the number of the cohort that a policy is in, or was before it was removed, and its index there."""
+        return self._where[policy_id]
+
+    @property
+    def begun(self) -> Column:
+        """[E] how many episodes have begun in each sub-environment."""
+        return self._begun
+
+    def resume(self, begun: Column, num_envs: int) -> None:
+        """Number the episodes of `num_envs` sub-environments on from those that had begun [...] in another book."""
+        self.widen(num_envs)
+        self._begun[:] = begun if len(begun) == num_envs else begun.max(initial=0)
+
+    def goes_on(self, env_id: EnvId, policy_map: PolicyMap) -> bool:
+        """Return whether a running episode would go on under this map as it does with the one that it began with."""
+        return policy_map.goes_on(self._maps[env_id])
+
+    def take_up(self, episode: Episode, env_steps: Column) -> None:
+        """Go on with an episode of another book, at these env steps [E]."""
+        self.running[episode.env_id], self._maps[episode.env_id] = episode, self._worker.policy_map
+        self._hooks.take_up(episode, env_steps)
+
+    def sit(
+        self, slots: Column, policy_ids: Sequence[str], env_indices: Column, agent_ids: Sequence[AgentId]
+    ) -> None:
+        """Give agents [S] of episodes that were taken up their seats."""
+        seats = zip(slots.tolist(), policy_ids, env_indices.tolist(), agent_ids, strict=True)
+        for slot, policy_id, env_index, agent_id in seats:
+            number, index = self._where[policy_id]
+            self._table.sit(slot, number, index, env_index, self.agent_key(env_index, agent_id))
 
     def take(self, ready: Ready) -> None:
         """Take in a poll's ends, episodes and joins, in this order."""

@@ -1,6 +1,6 @@
 """Calls a user's callbacks about episodes, and keeps what these want to read.
 
-`menv.loop.episode_book` and `menv.loop.sampler` tell it what happens. Hooks that nobody overrides cost
+`menv.loop.episode_book` and `menv.loop.row_loop` tell it what happens. Hooks that nobody overrides cost
 nothing.
 """
 
@@ -63,6 +63,12 @@ class Hooks:
         """Keep episodes from now on, those that run among them."""
         self.keeps = True
         self._by_id.update({episode.episode_id: episode for episode in running})
+
+    def take_up(self, episode: Episode, env_steps: Column) -> None:
+        """Note that an episode of before goes on, at these env steps [E]; nobody is told."""
+        self._env_steps = env_steps.copy()
+        if self.keeps:
+            self.keep([episode])
 
     def begin(self, episode: Episode, env_index: int) -> None:
         """Note that an episode begins."""

@@ -1,6 +1,6 @@
 """What is looked up for the rows of a poll: which cohort answers which of them.
 
-`menv.loop.sampler` asks for every poll; while the same agents wait, nothing is looked up again.
+`menv.loop.row_loop` asks for every poll; while the same agents wait, nothing is looked up again.
 """
 
 from __future__ import annotations

@@ -36,6 +36,9 @@ _GIVEN = dict.fromkeys(
 """What `compute_actions` is given besides observations, in order."""
 
 
+_OF_A_LIFE = ("acted", "action", "reward", "early", "info", "states")
+
+
 @dataclass(slots=True)
 class Life:
     """What is remembered of a life that goes on.
@@ -74,6 +77,16 @@ class LifeLedger(Ledger):
         """Begin a trajectory, which remembers nothing; see `Ledger.start`."""
         super().start(start, agent_id)
         self.lives[start[0]] = Life()
+
+    def lives_state(self, slots: Sequence[int]) -> list[list[Any] | None]:
+        """Return what is remembered of the lives on some slots, None where there is none."""
+        found = [self.lives.get(slot) for slot in slots]
+        return [None if life is None else [getattr(life, name) for name in _OF_A_LIFE] for life in found]
+
+    def take_up_lives(self, slots: Sequence[int], lives: Sequence[list[Any] | None]) -> None:
+        """Go on with lives of which `lives_state` told."""
+        for slot, life in zip(slots, lives, strict=True):
+            self.lives[slot] = Life() if life is None else Life(*life)
 
     def add(self, slots: Column, obs: Column, mask: Column | None, rewards: Column) -> slice:
         """Write down that R agents wait; see `Ledger.add`."""

@@ -1,12 +1,12 @@
 """NetCohort: policies of one network architecture, run by an acting back-end.
 
-`menv.loop.sampler` calls it as it calls an `OwnCohort`; `menv.algorithms.cohorts` makes it. It knows neither
+`menv.loop.row_loop` calls it as it calls an `OwnCohort`; `menv.algorithms.cohorts` makes it. It knows neither
 environments nor learning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -181,22 +181,21 @@ class NetCohort(Cohort):
         """Whether actions say all about what the environment was given; see `Cohort.replays`."""
         return self.path is None or (self.path.goes_on and not self.path.acts)
 
-    def remembered(self, slots: Sequence[int], policies: Sequence[int]) -> list[Any]:
-        """Return what connectors remember of the lives on some slots, None where they remember nothing, or do not tell.
-
-        Args:
-            slots: Of living trajectories.
-            policies: The policy index of each.
-        """
+    def _remembered(self, slots: Sequence[int], policies: Sequence[int]) -> list[Any]:
+        """Return what connectors remember of lives; see `Cohort.living_state`."""
         if self.path is None or not (self.path.keeps_lives and self.replays):
-            return [None] * len(slots)
+            return super()._remembered(slots, policies)
         pairs = zip(slots, policies, strict=True)
         return [kept_lives(self.connectors[index].agent, [slot])[0] for slot, index in pairs]
 
-    def recall(self, slots: Sequence[int], policies: Sequence[int], lives: Sequence[Any]) -> None:
-        """Let connectors go on with lives of which `remembered` told."""
-        for slot, index, life in zip(slots, policies, lives, strict=True):
+    def take_up(self, state: Mapping[str, Any]) -> int:
+        """Go on with trajectories, and let connectors remember them; see `Cohort.take_up`."""
+        first, slots = super().take_up(state), state["slot"].tolist()
+        # Earlier versions wrote nothing that is remembered.
+        lives = state.get("remembered", [None] * len(slots))
+        for slot, index, life in zip(slots, state["policy"].tolist(), lives, strict=True):
             put_lives(self.connectors[index].agent, [slot], [life])
+        return first
 
     def twin(self) -> NetCohort:
         """Return a cohort of the same policies, their weights included, with a ledger of its own."""

@@ -1,6 +1,6 @@
 """A user's function that shows agents more of the world than their own observations.
 
-`menv.loop.sampler` calls it on every poll, for each sub-environment that moved, before anything is
+`menv.loop.row_loop` calls it on every poll, for each sub-environment that moved, before anything is
 written down. It knows no networks; whether what it returns fits the policies' spaces is checked where
 the rows are made.
 """

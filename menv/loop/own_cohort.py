@@ -1,11 +1,11 @@
 """OwnCohort: policies that a user wrote, which answer for themselves.
 
-`menv.loop.sampler` calls it as it calls a `NetCohort`. It knows neither environments nor learning.
+`menv.loop.row_loop` calls it as it calls a `NetCohort`. It knows neither environments nor learning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -52,6 +52,20 @@ class OwnCohort(Cohort):
         super().take_rows()
         if any(self._classic):
             self.ledger = LifeLedger(*self._columns)
+
+    def living_state(self) -> dict[str, Any]:
+        """Return the trajectories that live on, and what is remembered of each; see `Cohort.living_state`."""
+        state = super().living_state()
+        if isinstance(self.ledger, LifeLedger):
+            state["lives"] = self.ledger.lives_state(state["slot"].tolist())
+        return state
+
+    def take_up(self, state: Mapping[str, Any]) -> int:
+        """Go on with trajectories; see `Cohort.take_up`."""
+        first = super().take_up(state)
+        if isinstance(self.ledger, LifeLedger):
+            self.ledger.take_up_lives(state["slot"].tolist(), state["lives"])
+        return first
 
     def env_actions(self, actions: Column) -> Answers:
         """Return env-ready actions, which the columns hold; see `Cohort.env_actions`."""

@@ -1,6 +1,6 @@
 """Pieces of episodes that external clients played by themselves, written down as whole columns.
 
-`menv.loop.sampler` hands over what came with a poll. Nobody is asked for actions here; log-probabilities that a client
+`menv.loop.row_loop` hands over what came with a poll. Nobody is asked for actions here; log-probabilities that a client
 does not send are computed from the weights that it says it acted with.
 """
 

@@ -1,6 +1,6 @@
 """When a fragment is full, sub-environment by sub-environment.
 
-`menv.loop.sampler` asks it before every round of answers. Whole env steps are counted, or answered
+`menv.loop.row_loop` asks it before every round of answers. Whole env steps are counted, or answered
 rows; episodes may be cut or not.
 """
 

@@ -1,7 +1,7 @@
-"""The sampler: poll, connect, act, write down, send; for every kind of environment.
+"""The sampler: fragments of experience, from every kind of environment.
 
-The one loop through which all experience flows. An algorithm calls `sample`; everything else is
-called from here and never calls back. It knows no losses and no learners.
+All experience flows through it: row by row, or the short way in whole frames where that leads to the same. An
+algorithm calls `sample`; everything else is called from here and never calls back. It knows no losses and no learners.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from menv.base_env import BaseEnv, Ready
+from menv.adapters.created_envs import CreatedEnvs
+from menv.adapters.lockstep import LockstepEnvs
+from menv.base_env import BaseEnv, EnvId
 from menv.callbacks import DefaultCallbacks
 from menv.classic_names import OF_WORKERS, Told
 from menv.episode import Episode
+from menv.errors import CallOrderError
 from menv.loop.action_log import ActionLog
-from menv.loop.block import Block, joined, set_aside, split
-from menv.loop.cohort import Answers, Cohort, outside
+from menv.loop.cohort import Cohort
 from menv.loop.copies_loop import CopiesLoop, copies_loop
 from menv.loop.digest import Digest
 from menv.loop.episode_book import EpisodeBook
 from menv.loop.frame_loop import FrameLoop, frame_loop
 from menv.loop.hooks import Hooks
-from menv.loop.layouts import Layout, look_up
 from menv.loop.net_cohort import NetCohort
 from menv.loop.observation_fn import Fn, ObservationFn
-from menv.loop.own_cohort import OwnCohort
-from menv.loop.patience import Patience
 from menv.loop.played_rows import PlayedRows
 from menv.loop.quota import Quota
+from menv.loop.row_loop import RowLoop
+from menv.loop.running_episodes import RunningEpisodes
 from menv.loop.slot_table import SlotTable
 from menv.loop.whole_episodes import WholeEpisodes
 from menv.metrics import Metrics
@@ -39,7 +39,8 @@ from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
-from menv.spaces import OutsideSpaceError
+
+Tree = dict[str, Any]
 
 
 class Sampler(Told, told=OF_WORKERS):
@@ -58,6 +59,8 @@ class Sampler(Told, told=OF_WORKERS):
         action_log: What the running episodes have done, to be played again.
         played: What external clients played by themselves.
         idle: Whether the last fragment was given up for the time being, because nobody called.
+        polled: Whether the environment has been polled, and cannot be taken for new any more.
+        env_steps: Of all sub-environments, in fragments that have been closed.
     """
 
     def __init__(
@@ -99,9 +102,9 @@ class Sampler(Told, told=OF_WORKERS):
         self.policies: Mapping[str, Policy] = {}
         self.digest = Digest()
         self.action_log = ActionLog()
-        self.env_steps = self.agent_steps = 0
+        self.env_steps = 0
+        self.idle = self.polled = False
         self._cohorts = list(cohorts)
-        self._own = any(isinstance(cohort, OwnCohort) for cohort in cohorts)
         self._quota = quota
         self._whole = WholeEpisodes(quota)
         self._table = SlotTable()
@@ -109,18 +112,15 @@ class Sampler(Told, told=OF_WORKERS):
         self._book = EpisodeBook(
             self._cohorts, self._table, self._hooks, seed=seed, first_index=first_index, worker=self
         )
+        self.played = PlayedRows(self._book, self._table, self._cohorts)
         fn, running = observation_fn, self._book.running
         self._observation_fn = None if fn is None else ObservationFn(fn, self, running)
-        self._steps: Column = np.zeros(0, np.int64)
-        self._layout: Layout | None = None
-        # Rows that wait, by cohort number, and the slots array if they are all rows of one poll.
-        self._pending: list[tuple[int, Block]] = []
-        self._pending_slots: Column | None = None
-        self.idle = self._polled = False
+        self._rows = RowLoop(
+            base_env, self._cohorts, quota, self._table, self._book, self._hooks, self.played, self._observation_fn
+        )  # fmt: skip
         self._frames: FrameLoop | None = None
         self._copies: CopiesLoop | None = None
         self._unrolls = 0
-        self.played = PlayedRows(self._book, self._table, self._cohorts)
         # Env steps when the fragment began that is being filled.
         self._begun: Column | None = None
 
@@ -137,9 +137,8 @@ class Sampler(Told, told=OF_WORKERS):
         if self._frames is not None and policy_map.only != self.policy_map.only:
             self._leave_frames()
         self._cohorts.extend(added)
-        self._own = any(isinstance(cohort, OwnCohort) for cohort in self._cohorts)
         self._book.find_policies()
-        self._layout = None
+        self._rows.follow()
         self.policy_map = policy_map
 
     def retire(self, policy_id: str) -> None:
@@ -160,6 +159,20 @@ class Sampler(Told, told=OF_WORKERS):
         self.played.dated = True
 
     @property
+    def agent_steps(self) -> int:
+        """Rows that have been answered."""
+        return self._rows.agent_steps
+
+    @agent_steps.setter
+    def agent_steps(self, count: int) -> None:
+        self._rows.agent_steps = count
+
+    @property
+    def running(self) -> Mapping[EnvId, Episode]:
+        """The running episodes by env id; none while whole frames of vectorised environments go round."""
+        return self._book.running
+
+    @property
     def episodes(self) -> Mapping[int, Episode]:
         """The episodes of the last fragment by id, until `finish`; only if they are kept."""
         return self._hooks.episodes
@@ -175,50 +188,38 @@ class Sampler(Told, told=OF_WORKERS):
             EnvCrashError: The environment raised, and cannot be replaced or did so again and again.
         """
         self._connect()
-        if not self._polled and not self._watched:
+        if not self.polled and not self._watched:
             only = self.policy_map.only
             self._frames = frame_loop(self.base_env, self._cohorts, only, self._table, self._book)
         if self._frames is not None:
             return self._sample_frames(self._frames)
         if self._begun is None:
-            self._begun = self._begin()
+            self._begun = self._rows.begin(self.polled)
+            self.polled = True
         try:
-            self.idle = not (self._fill_with_frames() or self._fill())
+            self.idle = not (self._fill_with_frames() or self._rows.fill(self.explore))
         finally:
             self.base_env.rest()
         if self.idle:
             return MultiAgentBatch({}, 0)
-        env_steps, self._begun = int(self._steps.sum() - self._begun.sum()), None
+        env_steps, self._begun = int(self._rows.env_steps.sum() - self._begun.sum()), None
         return self._close(env_steps)
-
-    def _fill(self) -> bool:
-        """Poll and answer until the fragment is full; False if nobody called an external environment for too long."""
-        patience = Patience(self.base_env)
-        while True:
-            closed = self._quota.closed(self._steps)
-            if closed is not None and closed.all():
-                return True
-            answered = self._answer(closed)
-            ready = self.base_env.poll(patience.left)
-            self._take(ready)
-            if patience.ends(ready, answered):
-                return False
 
     def _fill_with_frames(self) -> bool:
         """Go round with whole frames as far as that goes; False where the fragment is not full then."""
-        if self._copies is None and self._quota.plain and not self._watched and len(self._pending) == 1:
-            only, ((_, block),) = self.policy_map.only, self._pending
+        if self._copies is None and self._quota.plain and not self._watched:
+            only, block = self.policy_map.only, self._rows.alone
             self._copies = copies_loop(self.base_env, self._cohorts, only, self._table, self._book, block)
         if self._copies is None:
             return False
-        self._pending, self._pending_slots = [], None
-        steps = self._steps = self._copies.env_steps
+        steps = self._copies.env_steps
+        self._rows.lend(steps)
         frames = self._quota.left(steps)
         taken = self._copies.sample(frames, self.explore)
         self.agent_steps += min(taken + 1, frames) * len(steps)
         if taken < frames:
             self.row_by_row()
-            self._take(self.base_env.poll())
+            self._rows.poll()
         return taken == frames
 
     def row_by_row(self) -> None:
@@ -226,19 +227,7 @@ class Sampler(Told, told=OF_WORKERS):
         copies, self._copies = self._copies, None
         if copies is not None:
             copies.record(self.metrics)
-            self._pending = [(0, block) for block in copies.leave()]
-
-    def _begin(self) -> Column:
-        """Begin a fragment and return the env steps of then."""
-        if self._polled or self.base_env.external:
-            begun = self._steps.copy()
-        else:
-            begun = self._steps
-            self._take(self.base_env.poll())
-            begun = begun if len(begun) else np.zeros_like(self._steps)
-        self._polled = True
-        self._quota.begin(begun)
-        return begun
+            self._rows.take_back(copies.leave())
 
     @property
     def _watched(self) -> bool:
@@ -248,7 +237,7 @@ class Sampler(Told, told=OF_WORKERS):
 
     def _sample_frames(self, frames: FrameLoop) -> MultiAgentBatch:
         """Return one fragment, the short way round."""
-        self._polled = True
+        self.polled = True
         env_steps = frames.sample(self._quota, self.explore)
         self.agent_steps += env_steps
         batch = self._close(env_steps)
@@ -268,8 +257,8 @@ class Sampler(Told, told=OF_WORKERS):
     def _leave_frames(self) -> None:
         """Go the long way round from now on; episodes that run are broken off."""
         assert self._frames is not None
-        self._steps = self._frames.leave()
-        self._frames, self._polled = None, False
+        self._rows.env_steps = self._frames.leave()
+        self._frames, self.polled = None, False
         self._whole.break_off()
 
     def env_index_of(self, slot: int) -> int:
@@ -287,91 +276,83 @@ class Sampler(Told, told=OF_WORKERS):
         in_env = sum(sum(by_agent.values()) for by_agent in self.base_env.held_rewards().values())
         return float(in_env + sum(one.ledger.held_rewards() for one in self._cohorts) + self._whole.rewards)
 
-    def _answer(self, closed: npt.NDArray[np.bool_] | None) -> bool:
-        """Answer the rows that wait, but for sub-environments whose share is full."""
-        blocks, slots = self._pending, self._pending_slots
-        self._pending, self._pending_slots = [], None
-        if closed is not None:
-            # Rows of full sub-environments go on waiting.
-            blocks, self._pending = set_aside(blocks, closed)
-            slots = None
-        if not blocks:
-            return False
-        answers = [self._decide(number, block) for number, block in blocks]
-        self.agent_steps += sum(len(block.slots) for _, block in blocks)
-        if slots is not None and len(blocks) == 1:
-            self.base_env.send_actions(slots, answers[0])
-        else:
-            self.base_env.send_actions(*joined(blocks, answers, slots))
-        return True
+    def state(self) -> Tree:
+        """Return where it stands between two fragments, as a plain tree.
 
-    def _decide(self, number: int, block: Block) -> Answers:
-        """Ask a cohort for the actions of a block."""
-        cohort = self._cohorts[number]
-        episodes: Sequence[Any] = ()
-        if self._own and isinstance(cohort, OwnCohort):
-            seats = self._seats
-            episodes = [self._book.running[seats[slot][0]] for slot in block.slots.tolist()]
-        self._quota.count(block.env_indices)
-        if block.taken is not None:
-            return self.played.took(cohort, block, block.taken, self._seats)
-        return cohort.answer(block, self._table, self._steps, self.explore, episodes)
+        Running episodes are written down as their seeds and actions, to be played again. Whatever of an episode no file
+        can hold costs that episode alone: it is broken off and counted.
 
-    def _take(self, ready: Ready) -> None:
-        """Take in a poll: ends, episodes, joins, rows."""
-        self._steps = ready.env_steps
-        self._seats = ready.seats
-        before = ready
-        if self._observation_fn is not None:
-            ready = self._observation_fn.finals(ready)
-        if ready.ended or ready.joined or ready.unclaimed or ready.episodes:
-            self._book.take(ready)
-            self._quota.note_ends(ready.episodes)
-        if ready.played:
-            self._take_played(ready)
-        if self._hooks.active:
-            self._hooks.polled(ready, self._book.running)
-        if len(ready.slots):
-            self._take_rows(ready, before)
+        Raises:
+            CallOrderError: It is in the middle of a fragment.
+        """
+        self.row_by_row()
+        # What an idle external environment has left half full is given up, like its running episodes.
+        waits = self._frames is not None or self.idle
+        if not waits and not all(cohort.ledger.closed for cohort in self._cohorts):
+            raise CallOrderError(
+                "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
+                "or in on_train_result"
+            )
+        tree, running = self.state_without_episodes(), self._running_episodes()
+        return tree | running.state() if running is not None and self.polled else tree
 
-    def _take_played(self, ready: Ready) -> None:
-        """Take in what was played elsewhere."""
-        acted = self.played.take(ready)
-        self._quota.count(acted)
-        self._quota.note_ends([piece.episode for piece in ready.played if piece.episode])
-        self.agent_steps += len(acted)
+    def state_without_episodes(self) -> Tree:
+        """Return where it stands, also in the midst of a fragment, as if no episode could be taken up."""
+        env = self.base_env
+        steps = env.env_steps if isinstance(env, CreatedEnvs | LockstepEnvs) else self._rows.env_steps
+        return {
+            "env_steps": self.env_steps,
+            "agent_steps": self.agent_steps,
+            "pieces": self._unrolls,
+            "digest": self.digest.state(),
+            "steps": steps.copy(),
+            "begun": self._book.begun.copy(),
+            "running": env.num_envs if self._frames is not None else len(self._book.running),
+            "episodes": [],
+            "rows": [],
+            "seats": ([], []),
+        }
 
-    def _take_rows(self, ready: Ready, before: Ready) -> None:
-        """Take in the rows of a poll; `before` as it was without an `observation_fn`."""
-        if self._observation_fn is not None:
-            ready = self._observation_fn.rows(ready, before)
-        table = self._table
-        table.returns[ready.slots] += ready.rewards
-        layout = self._layout
-        if layout is None or layout.slots is not ready.slots or layout.version != table.version:
-            layout = self._layout = look_up(ready.slots, table, self._cohorts)
-        whole = not self._pending
-        for number, looked_up in layout.blocks:
-            block = looked_up if len(layout.blocks) == 1 else looked_up.copy()
-            self._write(number, block, ready)
-            parts = split(block, ready.taken) if ready.taken else [block]
-            self._pending += [(number, part) for part in parts]
-        self._pending_slots = ready.slots if whole and not ready.taken else None
+    def resume(self, tree: Mapping[str, Any]) -> int:
+        """Go on from where another sampler stood; this one has not sampled, and its cohorts hold nothing.
 
-    def _write(self, number: int, block: Block, ready: Ready) -> None:
-        """Write the rows of a block into its cohort's ledger."""
-        obs, rewards = block.of(ready.obs), block.of(ready.rewards)
-        try:
-            block.rows = self._cohorts[number].write(block, obs, rewards, ready)
-            self._cohorts[number].ledger.inform(ready.infos, block.places)
-            if self._hooks.keeps:
-                self._cohorts[number].ledger.date(block.rows, self._steps[block.env_indices])
-        except OutsideSpaceError as error:
-            env_id, agent_id = ready.seats[int(block.slots[error.row])]
-            step = int(self._steps[block.env_indices[error.row]])
-            origin = "" if self._observation_fn is None else "observation_fn, "
-            raise outside(env_id, agent_id, f"{origin}env step {step}", error.why) from error
-        block.raw = obs if self._own else None
+        Args:
+            tree: What `state` of the other one returned.
+
+        Returns:
+            The number of episodes that ran and could not be taken up.
+        """
+        env, steps = self.base_env, tree["steps"]
+        self.env_steps, self.agent_steps = tree["env_steps"], tree["agent_steps"]
+        self._unrolls = tree["pieces"]
+        self.digest = Digest(*tree.get("digest", ()))
+        same = not env.num_envs or env.num_envs == len(steps)
+        if not same:
+            # Other sub-environments: none is where it was, and none may draw the same numbers again.
+            steps = np.full(env.num_envs, steps.max(initial=0))
+        self._book.resume(tree["begun"], len(steps))
+        if isinstance(env, LockstepEnvs):
+            env.start_over(steps)
+            self._rows.env_steps = steps
+        lost, running = int(tree["running"]), self._running_episodes()
+        if running is not None:
+            lost -= running.take_up(steps, tree if same else None)
+            self.polled = True
+        return lost
+
+    def _running_episodes(self) -> RunningEpisodes | None:
+        """Return what writes episodes down and plays them again, None where menv did not make the environments."""
+        if not isinstance(self.base_env, CreatedEnvs):
+            return None
+        return RunningEpisodes(
+            self.base_env,
+            self.policy_map,
+            self._cohorts,
+            self._table,
+            self._book,
+            self._rows,
+            self.action_log,
+        )
 
     def _close(self, env_steps: int) -> MultiAgentBatch:
         """Close every cohort's fragment and point the rows that still wait to their new places."""
@@ -393,8 +374,7 @@ class Sampler(Told, told=OF_WORKERS):
             pieces = len(batch.segments.lengths)
             batch.segments.unroll_id = np.arange(self._unrolls, self._unrolls + pieces)
             self._unrolls += pieces
-        for number, block in self._pending:
-            block.rows = self._cohorts[number].ledger.moved(block.rows)
+        self._rows.closed()
         self.played.closed()
         ordered = {policy: batches[policy] for policy in self.policy_map.specs if policy in batches}
         return MultiAgentBatch(ordered, env_steps)

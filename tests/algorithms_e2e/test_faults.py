@@ -150,7 +150,7 @@ def test_the_unclaimed_rewards_of_lost_episodes_are_in_the_result() -> None:
 
     with PPO(env=Paid, config=SMALL) as algo:
         batches = [algo.sample() for _ in range(4)]
-        running = sum(episode.unclaimed_rewards for episode in algo._sampler._book.running.values())
+        running = sum(episode.unclaimed_rewards for episode in algo._sampler.running.values())
         unclaimed = algo._metrics.summary()["unclaimed_rewards"]
         got = sum(float(batch["default_policy"]["rewards"].sum()) for batch in batches)
         assert unclaimed > 0

@@ -272,7 +272,7 @@ def test_episodes_of_a_mapping_that_has_changed_are_broken_off(tmp_path: Path) -
         algo.add_policy("a", policy_mapping_fn=lambda *args, **kwargs: "a")
         algo.add_policy("b", policy_mapping_fn=by_seat)
         algo.save(tmp_path)
-        running = len(algo._sampler._book.running)
+        running = len(algo._sampler.running)
         with PPO.from_checkpoint(tmp_path, policy_mapping_fn=by_seat) as again:
             assert trained(again, 1)["num_episodes_not_resumed"] == running
 

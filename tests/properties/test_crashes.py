@@ -99,7 +99,7 @@ class Run:
     def disowned(self) -> float:
         """Return what came in before first actions that do not count, which only the books know."""
         told = sum(self.env.unclaimed.values())
-        running = sum(episode.unclaimed_rewards for episode in self.sampler._book.running.values())
+        running = sum(episode.unclaimed_rewards for episode in self.sampler.running.values())
         return self.sampler.metrics.unclaimed_rewards + running - told
 
     def check_world(self, world: World) -> None:

@@ -130,7 +130,7 @@ class Run:
         paid: Counter[str] = Counter()
         for game in self.games:
             paid.update({agent: int(reward) for agent, reward in game.game.paid.items()})
-        running = sum(episode.unclaimed_rewards for episode in self.sampler._book.running.values())
+        running = sum(episode.unclaimed_rewards for episode in self.sampler.running.values())
         got = paid_in(self.batches)
         got.update(by_agent(self.sampler.held_rewards()))
         got.update(by_agent(self.sampler.metrics.unclaimed_rewards + running))

@@ -1,0 +1,206 @@
+"""The episodes that run between two fragments, as a plain tree, and taking them up in another process.
+
+A `menv.loop.sampler` that is written down asks for it. Episodes are their seeds and actions (`menv.adapters.recorded`),
+to be played again; beside them lies the row that each agent has left. Whatever each part keeps of an agent it gives and
+takes itself: here it is put together, and decided which episodes can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.adapters.created_envs import CreatedEnvs
+from menv.adapters.recorded import Recorded
+from menv.base_env import AgentId
+from menv.episode import Episode
+from menv.loop.action_log import ActionLog
+from menv.loop.cohort import Cohort
+from menv.loop.episode_book import EpisodeBook
+from menv.loop.row_loop import RowLoop
+from menv.loop.slot_table import SlotTable
+from menv.plain_data import is_plain
+from menv.policy_map import PolicyMap
+from menv.segments import Column
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEpisodes:
+    """Writes down the episodes of one sampler, and takes up those of another.
+
+    Attributes:
+        env: The sub-environments.
+        policy_map: Who answers for whom from now on.
+        cohorts: Who answers.
+        table: What lives have earned.
+        book: The episodes.
+        rows: The rows that wait.
+        action_log: What was done in the episodes.
+    """
+
+    env: CreatedEnvs
+    policy_map: PolicyMap
+    cohorts: Sequence[Cohort]
+    table: SlotTable
+    book: EpisodeBook
+    rows: RowLoop
+    action_log: ActionLog
+
+    def state(self) -> Tree:
+        """Return the episodes that can be played again, their rows and all seats; {} where no file can hold these."""
+        seats = list(self.env.seats), list(self.env.free_slots)
+        if not is_plain(seats):
+            return {}
+        self.action_log.keep(self.book.running_ids)
+        rows = [self._rows_of(number) for number in range(len(self.cohorts))]
+        found = [self._recorded(index, rows) for index in range(self.env.num_envs)]
+        episodes = [episode for episode in found if episode is not None]
+        written = {episode["env_index"] for episode in episodes}
+        kept = [_of_envs(part, written) for part in rows]
+        # Readers that know of no connectors that remember look for episodes at the old place only, and break these off.
+        theirs = {index for part in kept for index in _of_those_who_remember(part)}
+        parted = [[one for one in episodes if (one["env_index"] in theirs) is told] for told in (False, True)]
+        return {"episodes": parted[0], "remembering": parted[1], "rows": kept, "seats": seats}
+
+    def take_up(self, env_steps: Column, tree: Mapping[str, Any] | None) -> int:
+        """Let the sub-environments go on, as far as they can with the episodes that another sampler wrote down.
+
+        Args:
+            env_steps: [E] env steps so far.
+            tree: What `Sampler.state` of the other one returned; None where its sub-environments were others.
+
+        Returns:
+            How many episodes go on.
+        """
+        episodes = {} if tree is None else self._fitting(tree)
+        recorded = {index: self._as_recorded(one) for index, one in episodes.items()}
+        seats = tree["seats"] if tree is not None and recorded else ([], [])
+        fresh = self.env.take_up(env_steps, recorded, seats)
+        resumed = {index: one for index, one in episodes.items() if index not in fresh}
+        for index, one in resumed.items():
+            self._begin(index, one, env_steps)
+        waiting: list[tuple[int, int, Tree]] = []
+        for part in () if tree is None else tree["rows"]:
+            waiting += self._seat(_of_envs(part, resumed))
+        self.rows.resume(env_steps.copy(), self.env.seats, waiting)
+        return len(resumed)
+
+    def _rows_of(self, number: int) -> Tree:
+        """Return the trajectories of a cohort that live on, and the row that each of them has left."""
+        part = self.cohorts[number].living_state()
+        slots = part["slot"]
+        return part | {"returns": self.table.returns[slots], **self.rows.state(number, slots)}
+
+    def _recorded(self, index: int, rows: Sequence[Tree]) -> Tree | None:
+        """Return what is written down of a running episode, None if that cannot be all of it."""
+        env, book = self.env, self.book
+        episode, shown = book.running.get(index), env.shown(index)
+        if episode is None or shown is None or not book.goes_on(index, self.policy_map):
+            return None
+        homes = {book.home(policy)[0] for policy, _ in episode.seats().values()}
+        if not all(self.cohorts[number].replays for number in homes):
+            return None
+        done = self.action_log.actions_of(episode.episode_id)
+        if done is None:
+            return None
+        own = [_of_envs(part, [index]) for part in rows]
+        tree = {
+            "env_index": index,
+            "start": env.episode_start(index),
+            "stop": int(env.env_steps[index]),
+            "seed": env.episode_seed(index),
+            "slots": dict(env.slots_of(index)),
+            "shown": shown,
+            "actions": {number: np.concatenate(parts) for number, parts in done.items()},
+            "last": _last_actions(own),
+            "episode": episode.state(),
+        }
+        return tree if is_plain([tree, own]) else None
+
+    def _fitting(self, tree: Mapping[str, Any]) -> dict[int, Tree]:
+        """Return the episodes that can be taken up as far as policies and rows are concerned, by index."""
+        specs = self.policy_map.specs
+        episodes = {
+            episode["env_index"]: episode
+            for episode in [*tree["episodes"], *tree.get("remembering", ())]
+            if all(policy in specs for policy, _ in episode["episode"]["policies"].values())
+        }
+        for part in tree["rows"]:
+            for place, index in enumerate(part["env_index"].tolist()):
+                if index in episodes:
+                    home = self.cohorts[self.book.home(part["policy"][place])[0]]
+                    if not home.ledger.fits(part["columns"]):
+                        del episodes[index]
+        return episodes
+
+    def _as_recorded(self, episode: Tree) -> Recorded:
+        """Return an episode with actions that its environment takes."""
+        actions: dict[AgentId, Iterator[Any]] = {}
+        for agent, (policy, number) in episode["episode"]["policies"].items():
+            cohort = self.cohorts[self.book.home(policy)[0]]
+            parts = [part[number] for part in (episode["actions"], episode["last"]) if number in part]
+            actions[agent] = iter(cohort.env_actions(np.concatenate(parts)) if parts else ())
+        fields = {name: episode[name] for name in ("start", "stop", "seed", "slots", "shown")}
+        return Recorded(actions=actions, **fields)
+
+    def _begin(self, index: int, one: Tree, env_steps: Column) -> None:
+        """Let an episode that was played again be one of the sampler's."""
+        episode = Episode.from_state(index, one["episode"])
+        self.book.take_up(episode, env_steps)
+        policies = {number: policy for policy, number in episode.seats().values()}
+        for number, actions in one["actions"].items():
+            home = self.book.home(policies[number])[0]
+            self.action_log.put(home, episode.episode_id, number, actions)
+
+    def _seat(self, part: Tree) -> Iterator[tuple[int, int, Tree]]:
+        """Put the trajectories of a cohort, and their rows, where their policies are now.
+
+        Yields:
+            The number of each cohort that some of them are in, the first of their rows there, and these.
+        """
+        homes = [self.book.home(policy) for policy in part["policy"]]
+        numbers = np.array([number for number, _ in homes], np.int64)
+        for number in np.unique(numbers).tolist():
+            mine = _chosen(part, numbers == number)
+            self.book.sit(mine["slot"], mine["policy"], mine["env_index"], mine["agent_id"])
+            self.table.returns[mine["slot"]] = mine["returns"]
+            mine["policy"] = np.array([index for _, index in homes], np.int64)[numbers == number]
+            yield number, self.cohorts[number].take_up(mine), mine
+
+
+def _last_actions(parts: Sequence[Tree]) -> dict[int, Any]:
+    """Return the actions of those who have acted and have not seen yet what it led to, by number in the episode."""
+    last: dict[int, Any] = {}
+    for part in parts:
+        for place in np.flatnonzero(part["columns"]["answered"]).tolist():
+            last[int(part["agent_index"][place])] = part["columns"]["actions"][place : place + 1]
+    return last
+
+
+def _of_those_who_remember(part: Tree) -> list[int]:
+    """Return the sub-environments of lives of which connectors remember something."""
+    pairs = zip(part["env_index"].tolist(), part["remembered"], strict=True)
+    return [index for index, life in pairs if life is not None]
+
+
+def _of_envs(part: Tree, indices: Collection[int]) -> Tree:
+    """Return the rows of some sub-environments."""
+    return _chosen(part, np.isin(part["env_index"], sorted(indices)))
+
+
+def _chosen(part: Tree, mask: npt.NDArray[np.bool_]) -> Tree:
+    """Return the rows of a part that a mask selects."""
+    places = np.flatnonzero(mask)
+    found: Tree = {"columns": {name: column[places] for name, column in part["columns"].items()}}
+    for name, values in part.items():
+        if name != "columns":
+            found[name] = (
+                [values[place] for place in places.tolist()] if isinstance(values, list) else values[places]
+            )
+    return found
