@@ -19,12 +19,15 @@ from menv.algorithms.checkpoints import Checkpoints
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation import Evaluation
+from menv.algorithms.evaluations import Evaluations
 from menv.algorithms.experience import make_evaluation_envs
 from menv.algorithms.exports import Exports
+from menv.algorithms.gathering import Gathering
 from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.outside import Outside
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
+from menv.algorithms.training_state import Progress, TrainingState
 from menv.algorithms.workforce import Workforce
 from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
@@ -42,7 +45,6 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITH
 
     Attributes:
         config: The settings, complete.
-        iteration: Training iterations so far.
     """
 
     recipe: ClassVar[Recipe]
@@ -63,7 +65,8 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITH
         Evaluation.check(self.config)
         multi = self.config.multiagent
         self._callbacks = read_callbacks(self.config.callbacks)
-        self._seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
+        seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
+        self._progress = Progress(seed)
         self._hire()
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
         first, self._base_env = self._make_envs()
@@ -82,19 +85,33 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITH
             resolve_agents, base_env=self._base_env, env=first, num_workers=self.config.num_workers
         )
         self._population = Population(
-            policy_map, resolve, agents, self.config, self.recipe, self._seed, self._callbacks
+            policy_map, resolve, agents, self.config, self.recipe, seed, self._callbacks
         )
         self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
         self._rollouts = self._new_rollouts()
-        self._evaluation: Evaluation | None = None
-        self._evaluated: dict[str, Any] = {}
-        self.iteration = 0
-        # Fragments of a batch that is not full, and how many steps each counts.
-        self._gathered: list[tuple[MultiAgentBatch, int]] = []
-        self._started = time.perf_counter()
+        self._evaluations = Evaluations(
+            self.config, self._population, self._evaluation_envs, self._callbacks, seed
+        )
+        # Where all sub-environments step together there is one agent in each.
+        by_rows = multi.count_steps_by == "agent_steps" and not self._base_env.lockstep
+        self._gathering = Gathering(self._rollouts, by_rows=by_rows)
+        self._progress.began = time.perf_counter()
         self._stopped = False
         self._published = self._publish_first()
+        self._state = TrainingState(
+            self._progress, self._population, self._rollouts, self._metrics, self._evaluations, self._gathering,
+            self._published,
+        )  # fmt: skip
         self._callbacks.on_algorithm_init(algorithm=self)
+
+    @property
+    def iteration(self) -> int:
+        """Training iterations so far."""
+        return self._progress.iteration
+
+    @iteration.setter
+    def iteration(self, number: int) -> None:
+        self._progress.iteration = number
 
     @property
     def inference(self) -> dict[str, str]:
@@ -145,7 +162,7 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITH
         taken = 0
         while taken < max(1, self.config.iteration_size(rollouts.num_envs)):
             before = time.perf_counter()
-            batch, more = self._train_batch(self._population.sample_size(rollouts.num_envs))
+            batch, more = self._gathering.batch(self._population.sample_size(rollouts.num_envs), self.sample)
             sampled = time.perf_counter()
             if batch is None:
                 times["sample_time_s"] += sampled - before
@@ -175,7 +192,7 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITH
             "inference": self.inference,
             **self._of_workers(),
             "time_this_iter_s": learned - began,
-            "time_total_s": learned - self._started,
+            "time_total_s": learned - self._progress.began,
         }
         if self._base_env.external:
             result["external"] = self._outside()
@@ -193,22 +210,18 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITH
         """
         if self._stopped:
             raise CallOrderError("evaluate: this algorithm was stopped; build a new one")
-        if self._evaluation is None:
-            self._evaluation = Evaluation(
-                self.config, self._population, self._evaluation_envs, self._callbacks, self._seed
-            )
+        evaluation = self._evaluations.ready()
         self._callbacks.on_evaluate_start(algorithm=self)
-        self._evaluated = {"evaluation": self._evaluation.run()}
-        self._callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=self._evaluated)
-        return self._evaluated
+        told = self._evaluations.latest = {"evaluation": evaluation.run()}
+        self._callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=told)
+        return told
 
     def _attach_evaluation(self, result: dict[str, Any]) -> None:
         """Add an evaluation to a result where one is due."""
-        interval = self.config.evaluation_interval
-        if interval is not None and self.iteration % interval == 0:
+        if self._evaluations.due(self.iteration):
             result.update(self.evaluate())
         elif self.config.always_attach_evaluation_results:
-            result.update(self._evaluated)
+            result.update(self._evaluations.latest)
 
     def _evaluation_envs(self, config: AlgorithmConfig) -> BaseEnv:
         """Create the environments of evaluations."""
@@ -335,8 +348,7 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITH
         self._stopped = True
         self._rollouts.stop()
         self._base_env.stop()
-        if self._evaluation is not None:
-            self._evaluation.stop()
+        self._evaluations.stop()
 
     def __enter__(self) -> Self:
         """Return the algorithm."""
@@ -347,23 +359,3 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITH
     ) -> None:
         """Stop the algorithm."""
         self.stop()
-
-    def _train_batch(self, size: int) -> tuple[MultiAgentBatch | None, int]:
-        """Sample until the learners' batch is full; return it and how many steps it counts.
-
-        None where nobody calls an external environment; what there is of the batch is kept for the next time.
-        """
-        fragments, rollouts = self._gathered, self._rollouts
-        # Where all sub-environments step together there is one agent in each.
-        by_rows = self.config.multiagent.count_steps_by == "agent_steps" and not self._base_env.lockstep
-        taken = sum(steps for _, steps in fragments)
-        while not fragments or taken < size:
-            before = rollouts.agent_steps
-            batch = self.sample()
-            if rollouts.idle:
-                return None, 0
-            # Answered rows count, although a few of them are held back until their reward is complete.
-            fragments.append((batch, rollouts.agent_steps - before if by_rows else batch.env_steps()))
-            taken += fragments[-1][1]
-        batches, self._gathered = [batch for batch, _ in fragments], []
-        return (batches[0] if len(batches) == 1 else MultiAgentBatch.concat_samples(batches)), taken

@@ -56,7 +56,6 @@ class Checkpoints:
             CallOrderError: A fragment is being sampled, or the algorithm was stopped.
             ConfigError: A setting is wrong, or something cannot be written down.
         """
-        from menv.algorithms.training_state import training_state
         from menv.loop.checkpoint_folder import keep_only, write_checkpoint
         from menv.loop.policy_folders import write_policies
 
@@ -74,7 +73,7 @@ class Checkpoints:
         }
         root = Path(path)
         policies = partial(write_policies, policies=algo._population.policies, trained=algo._trained)
-        folder = write_checkpoint(root, algo.iteration, manifest, training_state(algo), policies)
+        folder = write_checkpoint(root, algo.iteration, manifest, algo._state.files(), policies)
         if keep_last is not None or keep_best is not None:
             keep_only(root, _kept(root, keep_last, keep_best))
         return folder
@@ -105,7 +104,6 @@ class Checkpoints:
             ConfigError: The checkpoint is not as it was written, is of another algorithm, or something is missing that
                 has to be given again.
         """
-        from menv.algorithms.training_state import set_training_state, stored_seed
         from menv.loop.checkpoint_folder import find_checkpoint, read_files
 
         folder = find_checkpoint(path)
@@ -119,7 +117,7 @@ class Checkpoints:
         algo = kind(settings)
         try:
             same = settings.seed == manifest["config"]["seed"]
-            set_training_state(algo, files, seed=stored_seed(files) if same else algo._seed)
+            algo._state.restore(files, keep_seed=not same)
         except BaseException:
             algo.stop()
             raise
@@ -134,7 +132,6 @@ class Checkpoints:
         Raises:
             ConfigError: The checkpoint is not as it was written, or of other policies or networks; nothing has changed.
         """
-        from menv.algorithms.training_state import set_training_state, stored_seed
         from menv.loop.checkpoint_folder import find_checkpoint, read_files
 
         algo = cast("Algorithm", self)
@@ -145,8 +142,7 @@ class Checkpoints:
         own = sorted(algo._population.policies)
         if found != own:
             raise ConfigError(f"{folder}: policies {found}, expected {own}; {_AGAIN}")
-        files = read_files(folder, manifest)
-        set_training_state(algo, files, seed=stored_seed(files))
+        algo._state.restore(read_files(folder, manifest))
 
 
 def _manifest(folder: Path, kind: type) -> dict[str, Any]:

@@ -197,6 +197,30 @@ class Population:
             self.get(policy_id)
         return weights
 
+    def state(self) -> dict[str, Any]:
+        """Return what answers depend on besides weights, as a plain tree; who learns is asked by itself."""
+        nets = {name: one for name, one in self.policies.items() if isinstance(one, NetPolicy)}
+        return {
+            "connectors": {name: one.connectors_state() for name, one in nets.items()},
+            "draws": {name: one.draws_state() for name, one in nets.items()},
+        }
+
+    def set_state(self, tree: Mapping[str, Any], weights: Mapping[str, Mapping[str, Any]], seed: int) -> None:
+        """Let the policies answer as those did of which `state` told.
+
+        Args:
+            tree: May hold more, and lack some of the policies.
+            weights: By policy; those that are missing stay.
+            seed: Decides the first weights of policies that come later.
+        """
+        self._seed = seed
+        for policy_id, policy in self.policies.items():
+            if policy_id in weights:
+                policy.set_weights(weights[policy_id])
+            if isinstance(policy, NetPolicy):
+                policy.set_connectors_state(tree.get("connectors", {}).get(policy_id))
+                policy.set_draws_state(tree["draws"].get(policy_id))
+
     def sample_size(self, num_envs: int) -> int:
         """Return the steps that are sampled before the learners get them: as many as any of them needs."""
         configs: Iterable[AlgorithmConfig] = (self._config, *self.learners.configs.values())

@@ -16,6 +16,7 @@ from menv.algorithms.experience import make_experience
 from menv.algorithms.population import Population
 from menv.algorithms.rollouts import LocalRollouts, Rollouts
 from menv.algorithms.torch_threads import set_torch_threads
+from menv.algorithms.training_state import Progress
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError
@@ -39,7 +40,7 @@ class Workforce:
     _metrics: Metrics
     _population: Population
     _rollouts: Rollouts
-    _seed: int
+    _progress: Progress
     _stopped: bool
 
     def worker_pids(self) -> list[int | None]:
@@ -109,7 +110,7 @@ class Workforce:
             self._prepare_torch()
         if not config.num_workers:
             return LocalRollouts(
-                config, self._base_env, population, self._callbacks, self._seed, self._metrics
+                config, self._base_env, population, self._callbacks, self._progress.seed, self._metrics
             )
         rollouts = self._new_workers()
         if config.overlap:
@@ -133,7 +134,7 @@ class Workforce:
         # A BaseEnv or a vectorised environment brings as many as it has.
         own = 0 if isinstance(base_env, CreatedEnvs) else base_env.num_envs
         return WorkerRollouts(
-            config, self._population, self._seed, self._metrics, self._engine,
+            config, self._population, self._progress.seed, self._metrics, self._engine,
             own or config.num_envs_per_worker, self._seats,
         )  # fmt: skip
 

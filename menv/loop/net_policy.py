@@ -285,6 +285,14 @@ class NetPolicy(Policy):
         if state is not None:
             self._own.take(*state)
 
+    def draws_state(self) -> list[int]:
+        """Return what its draws outside the sampler depend on."""
+        return [self._key, self._calls]
+
+    def set_draws_state(self, state: Sequence[int] | None) -> None:
+        """Draw on from what `draws_state` told, from the beginning if it told nothing."""
+        self._key, self._calls = state or (self._key, 0)
+
     def get_initial_state(self) -> list[Any]:
         """Return the parts of the recurrent state that a life begins with, [H] each; [] without one."""
         return [np.zeros(size, np.float32) for size in self.networks.state_sizes]

@@ -1,0 +1,82 @@
+"""The evaluations of one run: what plays them, made when the first one begins, and what the latest told.
+
+`menv.algorithms.algorithm` has one. How episodes are played is in `menv.algorithms.evaluation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.evaluation import Evaluation, MakeBaseEnv
+from menv.algorithms.population import Population
+from menv.callbacks import DefaultCallbacks
+from menv.plain_data import is_plain
+
+
+class Evaluations:
+    """Those of one run.
+
+    Args:
+        config: The training run's settings.
+        population: The policies.
+        make_base_env: Creates the environments.
+        callbacks: Told about the episodes.
+        seed: Of the training run.
+
+    Attributes:
+        latest: What the latest evaluation told, {} before the first.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        population: Population,
+        make_base_env: MakeBaseEnv,
+        callbacks: DefaultCallbacks,
+        seed: int,
+    ) -> None:
+        self.latest: dict[str, Any] = {}
+        self._config = config
+        self._population = population
+        self._make_base_env = make_base_env
+        self._callbacks = callbacks
+        self._seed = seed
+        self._evaluation: Evaluation | None = None
+
+    def ready(self) -> Evaluation:
+        """Return what plays."""
+        if self._evaluation is None:
+            self._evaluation = Evaluation(
+                self._config, self._population, self._make_base_env, self._callbacks, self._seed
+            )
+        return self._evaluation
+
+    def due(self, iteration: int) -> bool:
+        """Return whether an iteration ends with an evaluation."""
+        interval = self._config.evaluation_interval
+        return interval is not None and iteration % interval == 0
+
+    def begin_again(self, seed: int) -> None:
+        """Forget what plays, for a run with this seed."""
+        self.stop()
+        self._evaluation, self._seed = None, seed
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next evaluation depends on, and what the latest told as far as a file can hold it."""
+        return {
+            "evaluation": None if self._evaluation is None else self._evaluation.state(),
+            "evaluated": self.latest if is_plain(self.latest) else {},
+        }
+
+    def set_state(self, tree: Mapping[str, Any]) -> None:
+        """Go on from what `state` of another run returned."""
+        self.latest = tree["evaluated"]
+        if tree["evaluation"] is not None:
+            self.ready().set_state(tree["evaluation"])
+
+    def stop(self) -> None:
+        """Close the environments."""
+        if self._evaluation is not None:
+            self._evaluation.stop()
