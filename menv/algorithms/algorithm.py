@@ -40,7 +40,7 @@ from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 
 
-class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITHMS):
+class Algorithm(Checkpoints, Exports, Outside, Told, told=OF_ALGORITHMS):
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
@@ -67,28 +67,26 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITH
         self._callbacks = read_callbacks(self.config.callbacks)
         seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         self._progress = Progress(seed)
-        self._hire()
+        self._workforce = Workforce(self.config)
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
-        first, self._base_env = self._make_envs()
+        first, self._base_env = self._workforce.make_envs()
         self._first_env = first
         given = GivenSpaces(
             self.config.observation_space, self.config.action_space, multi.observation_fn is not None
         )
-        resolve = partial(
-            resolve_specs,
-            base_env=self._base_env,
-            env=first,
-            given=given,
-            num_workers=self.config.num_workers,
-        )
-        agents = partial(
-            resolve_agents, base_env=self._base_env, env=first, num_workers=self.config.num_workers
-        )
+        envs: dict[str, Any] = {
+            "base_env": self._base_env,
+            "env": first,
+            "num_workers": self.config.num_workers,
+        }
         self._population = Population(
-            policy_map, resolve, agents, self.config, self.recipe, seed, self._callbacks
-        )
+            policy_map, partial(resolve_specs, given=given, **envs), partial(resolve_agents, **envs), self.config,
+            self.recipe, seed, self._callbacks,
+        )  # fmt: skip
         self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
-        self._rollouts = self._new_rollouts()
+        self._rollouts = self._workforce.rollouts(
+            self._base_env, self._population, self._callbacks, seed, self._metrics
+        )
         self._evaluations = Evaluations(
             self.config, self._population, self._evaluation_envs, self._callbacks, seed
         )
@@ -223,6 +221,13 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITH
         elif self.config.always_attach_evaluation_results:
             result.update(self._evaluations.latest)
 
+    def _of_workers(self) -> dict[str, Any]:
+        """Return what a result tells of workers; callbacks are told of those that were replaced."""
+        numbers = self._workforce.replaced()
+        if numbers:
+            self._callbacks.on_workers_recreated(algorithm=self, worker_ids=numbers, is_evaluation=False)
+        return self._workforce.report()
+
     def _evaluation_envs(self, config: AlgorithmConfig) -> BaseEnv:
         """Create the environments of evaluations."""
         return make_evaluation_envs(config, self._first_env)
@@ -338,10 +343,36 @@ class Algorithm(Checkpoints, Exports, Outside, Workforce, Told, told=OF_ALGORITH
             ConfigError: There is no such policy, or it is the last one.
             ContractError: The mapping still returns it for a known agent.
         """
-        self._check_travels(policy_mapping_fn, policies_to_train)
+        self._workforce.check_travels(policy_mapping_fn, policies_to_train)
         self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
         self._rollouts.retire(policy_id)
         self._rollouts.follow()
+
+    def worker_pids(self) -> list[int | None]:
+        """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
+        return [] if self._stopped else list(self._workforce.pids)
+
+    def call_envs(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every sub-environment, in this process, in workers, in remote environments.
+
+        A curriculum is one use: `algorithm.call_envs("set_level", 3)` in `on_train_result`. Workers complete what they
+        were asked to sample first. Those that evaluations play in are others, and one that takes another's place is
+        new: `on_sub_environment_created` is told of both.
+
+        Args:
+            method: The method's name.
+            args: What it is called with; with workers they are pickled, as results are.
+
+        Returns:
+            What it returned, in the order of the sub-environments, those of the first worker first.
+
+        Raises:
+            ConfigError: A sub-environment has no such method, or there are none that could be called.
+            CallOrderError: The algorithm was stopped.
+        """
+        if self._stopped:
+            raise CallOrderError("call_envs: this algorithm was stopped; build a new one")
+        return self._rollouts.call_envs(method, args)
 
     def stop(self) -> None:
         """Close the environments; may be called more than once."""

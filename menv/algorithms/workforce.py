@@ -1,10 +1,11 @@
 """Who samples for an algorithm: this process, or workers.
 
-`Algorithm` inherits it. It knows how many there are and what they run on, not what they do.
+`menv.algorithms.algorithm` has one. It knows how many there are and what they run on, not what they do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,9 @@ from menv.algorithms.experience import make_experience
 from menv.algorithms.population import Population
 from menv.algorithms.rollouts import LocalRollouts, Rollouts
 from menv.algorithms.torch_threads import set_torch_threads
-from menv.algorithms.training_state import Progress
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks
-from menv.errors import CallOrderError, ConfigError
+from menv.errors import ConfigError
 from menv.metrics import Metrics
 from menv.scale.engine import Engine, Peer
 
@@ -28,64 +28,36 @@ if TYPE_CHECKING:
 
 
 class Workforce:
-    """An algorithm, as far as others work for it.
+    """The workers of one algorithm, if it has any.
 
-    Attributes:
+    Args:
         config: The settings.
     """
 
-    config: AlgorithmConfig
-    _base_env: BaseEnv
-    _callbacks: DefaultCallbacks
-    _metrics: Metrics
-    _population: Population
-    _rollouts: Rollouts
-    _progress: Progress
-    _stopped: bool
-
-    def worker_pids(self) -> list[int | None]:
-        """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
-        return [] if self._stopped else list(getattr(self._rollouts, "pids", []))
-
-    def call_envs(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every sub-environment, in this process, in workers, in remote environments.
-
-        A curriculum is one use: `algorithm.call_envs("set_level", 3)` in `on_train_result`. Workers complete what they
-        were asked to sample first. Those that evaluations play in are others, and one that takes another's place is
-        new: `on_sub_environment_created` is told of both.
-
-        Args:
-            method: The method's name.
-            args: What it is called with; with workers they are pickled, as results are.
-
-        Returns:
-            What it returned, in the order of the sub-environments, those of the first worker first.
-
-        Raises:
-            ConfigError: A sub-environment has no such method, or there are none that could be called.
-            CallOrderError: The algorithm was stopped.
-        """
-        if self._stopped:
-            raise CallOrderError("call_envs: this algorithm was stopped; build a new one")
-        return self._rollouts.call_envs(method, args)
-
-    def _hire(self) -> None:
+    def __init__(self, config: AlgorithmConfig) -> None:
         """Start the processes of workers, which import what they need while this one does likewise."""
+        self._config = config
         self._engine: Engine | None = None
         self._seats: list[Peer] = []
-        if self.config.num_workers and self.config.input is None:
+        self._workers: WorkerRollouts | None = None
+        if config.num_workers and config.input is None:
             from menv.algorithms.rollout_worker import WorkerSeat
             from menv.scale.engines import make_engine
 
-            self._engine = make_engine(self.config.engine)
+            self._engine = make_engine(config.engine)
             self._seats = [
                 self._engine.start(WorkerSeat, label=f"worker {number}")
-                for number in range(1, self.config.num_workers + 1)
+                for number in range(1, config.num_workers + 1)
             ]
 
-    def _make_envs(self) -> tuple[Any, BaseEnv]:
+    @property
+    def pids(self) -> Sequence[int | None]:
+        """The ids of the workers' processes; None for one that has not answered yet."""
+        return [] if self._workers is None else self._workers.pids
+
+    def make_envs(self) -> tuple[Any, BaseEnv]:
         """Create the environments of this process; with workers it is one, which is asked for its spaces only."""
-        config = self.config
+        config = self._config
         if not config.num_workers:
             return make_experience(config)
         if config.input is not None:
@@ -103,69 +75,83 @@ class Workforce:
             )
         return first, base_env
 
-    def _new_rollouts(self) -> Rollouts:
-        """Return what samples, once it is known what runs the networks."""
-        config, population = self.config, self._population
+    def rollouts(
+        self,
+        base_env: BaseEnv,
+        population: Population,
+        callbacks: DefaultCallbacks,
+        seed: int,
+        metrics: Metrics,
+    ) -> Rollouts:
+        """Return what samples, once it is known what runs the networks.
+
+        Args:
+            base_env: The environments of this process.
+            population: The policies.
+            callbacks: Told about episodes, if it is this process that samples.
+            seed: Key of every random draw.
+            metrics: Where episodes are recorded.
+        """
+        config = self._config
         if not (config.num_workers and config.overlap):
-            self._prepare_torch()
+            self._prepare_torch(population)
         if not config.num_workers:
-            return LocalRollouts(
-                config, self._base_env, population, self._callbacks, self._progress.seed, self._metrics
-            )
-        rollouts = self._new_workers()
+            return LocalRollouts(config, base_env, population, callbacks, seed, metrics)
+        workers = self._workers = self._new_workers(base_env, population, seed, metrics)
         if config.overlap:
             # Importing torch takes a second; workers that may run ahead have begun by then.
-            rollouts.begin()
-            if self._prepare_torch():
-                rollouts.take_back()
-        return rollouts
+            workers.begin()
+            if self._prepare_torch(population):
+                workers.take_back()
+        return workers
 
-    def _prepare_torch(self) -> bool:
-        """Import torch and check what runs the networks; return whether something else runs some of them now."""
-        set_torch_threads(self.config.torch_threads)
-        return self._population.settle()
-
-    def _new_workers(self) -> WorkerRollouts:
-        """Return workers that do not sample yet."""
-        from menv.algorithms.worker_rollouts import WorkerRollouts
-
-        config, base_env = self.config, self._base_env
-        assert self._engine is not None
-        # A BaseEnv or a vectorised environment brings as many as it has.
-        own = 0 if isinstance(base_env, CreatedEnvs) else base_env.num_envs
-        return WorkerRollouts(
-            config, self._population, self._progress.seed, self._metrics, self._engine,
-            own or config.num_envs_per_worker, self._seats,
-        )  # fmt: skip
-
-    def _check_travels(self, mapping_fn: Any, to_train: Any) -> None:
+    def check_travels(self, mapping_fn: Any, to_train: Any) -> None:
         """Refuse functions that workers cannot be told, before anything has changed.
 
         Raises:
             UnsendableError: One of them cannot be pickled.
         """
-        if self.config.num_workers:
+        if self._config.num_workers:
             from menv.scale.packing import pack
 
             pack({"policy_mapping_fn": mapping_fn, "policies_to_train": to_train}, "multiagent")
 
-    def _of_workers(self) -> dict[str, Any]:
-        """Return what a result tells of workers; callbacks are told of those that were replaced."""
-        if not self.config.num_workers:
-            return {}
-        from menv.algorithms.worker_rollouts import WorkerRollouts
+    def replaced(self) -> list[int]:
+        """Return the numbers, from 1, of the workers that were replaced since the last look."""
+        if self._workers is None:
+            return []
+        numbers, self._workers.recreated = self._workers.recreated, []
+        return numbers
 
-        rollouts = self._rollouts
-        assert isinstance(rollouts, WorkerRollouts)
-        if rollouts.recreated:
-            numbers, rollouts.recreated = rollouts.recreated, []
-            self._callbacks.on_workers_recreated(algorithm=self, worker_ids=numbers, is_evaluation=False)
-        told: dict[str, Any] = {"num_worker_restarts": rollouts.lost}
-        if self.config.overlap:
-            ages = np.concatenate([*rollouts.staleness, np.zeros(0, np.int64)])
-            rollouts.staleness.clear()
+    def report(self) -> dict[str, Any]:
+        """Return what a result tells of workers."""
+        if self._workers is None:
+            return {}
+        told: dict[str, Any] = {"num_worker_restarts": self._workers.lost}
+        if self._config.overlap:
+            ages = np.concatenate([*self._workers.staleness, np.zeros(0, np.int64)])
+            self._workers.staleness.clear()
             told["staleness"] = {
                 "mean": float(ages.mean()) if len(ages) else None,
                 "max": int(ages.max()) if len(ages) else None,
             }
         return told
+
+    def _prepare_torch(self, population: Population) -> bool:
+        """Import torch and check what runs the networks; return whether something else runs some of them now."""
+        set_torch_threads(self._config.torch_threads)
+        return population.settle()
+
+    def _new_workers(
+        self, base_env: BaseEnv, population: Population, seed: int, metrics: Metrics
+    ) -> WorkerRollouts:
+        """Return workers that do not sample yet."""
+        from menv.algorithms.worker_rollouts import WorkerRollouts
+
+        assert self._engine is not None
+        # A BaseEnv or a vectorised environment brings as many as it has.
+        own = 0 if isinstance(base_env, CreatedEnvs) else base_env.num_envs
+        return WorkerRollouts(
+            self._config, population, seed, metrics, self._engine,
+            own or self._config.num_envs_per_worker, self._seats,
+        )  # fmt: skip
