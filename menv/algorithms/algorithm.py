@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from menv.algorithms.checkpoints import Checkpoints
-from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation import Evaluation
 from menv.algorithms.evaluations import Evaluations
@@ -27,20 +26,21 @@ from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.outside import Outside
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
+from menv.algorithms.rollouts import LocalRollouts
 from menv.algorithms.training_state import Progress, TrainingState
 from menv.algorithms.workforce import Workforce
-from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
 from menv.classic_names import OF_ALGORITHMS, Told
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
+from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 
 
-class Algorithm(Checkpoints, Exports, Outside, Told, told=OF_ALGORITHMS):
+class Algorithm(Checkpoints, Exports, Told, told=OF_ALGORITHMS):
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
@@ -70,15 +70,11 @@ class Algorithm(Checkpoints, Exports, Outside, Told, told=OF_ALGORITHMS):
         self._workforce = Workforce(self.config)
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
         first, self._base_env = self._workforce.make_envs()
-        self._first_env = first
         given = GivenSpaces(
             self.config.observation_space, self.config.action_space, multi.observation_fn is not None
         )
-        envs: dict[str, Any] = {
-            "base_env": self._base_env,
-            "env": first,
-            "num_workers": self.config.num_workers,
-        }
+        workers = self.config.num_workers
+        envs: dict[str, Any] = {"base_env": self._base_env, "env": first, "num_workers": workers}
         self._population = Population(
             policy_map, partial(resolve_specs, given=given, **envs), partial(resolve_agents, **envs), self.config,
             self.recipe, seed, self._callbacks,
@@ -88,17 +84,17 @@ class Algorithm(Checkpoints, Exports, Outside, Told, told=OF_ALGORITHMS):
             self._base_env, self._population, self._callbacks, seed, self._metrics
         )
         self._evaluations = Evaluations(
-            self.config, self._population, self._evaluation_envs, self._callbacks, seed
-        )
+            self.config, self._population, partial(make_evaluation_envs, training_env=first), self._callbacks, seed
+        )  # fmt: skip
         # Where all sub-environments step together there is one agent in each.
         by_rows = multi.count_steps_by == "agent_steps" and not self._base_env.lockstep
         self._gathering = Gathering(self._rollouts, by_rows=by_rows)
         self._progress.began = time.perf_counter()
         self._stopped = False
-        self._published = self._publish_first()
+        self._outside = Outside(self.config, self._base_env, self._rollouts, self._population)
         self._state = TrainingState(
             self._progress, self._population, self._rollouts, self._metrics, self._evaluations, self._gathering,
-            self._published,
+            self._outside.published,
         )  # fmt: skip
         self._callbacks.on_algorithm_init(algorithm=self)
 
@@ -110,6 +106,21 @@ class Algorithm(Checkpoints, Exports, Outside, Told, told=OF_ALGORITHMS):
     @iteration.setter
     def iteration(self, number: int) -> None:
         self._progress.iteration = number
+
+    @property
+    def input_address(self) -> tuple[str, int]:
+        """Host and port of the server that experience comes from, the first one if there are several.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        return self._outside.address
+
+    @property
+    def _sampler(self) -> Sampler:
+        """The sampler of this process."""
+        assert isinstance(self._rollouts, LocalRollouts)
+        return self._rollouts.sampler
 
     @property
     def inference(self) -> dict[str, str]:
@@ -167,7 +178,7 @@ class Algorithm(Checkpoints, Exports, Outside, Told, told=OF_ALGORITHMS):
                 break
             for policy_id, own in self._population.learners.learn(batch, rollouts.env_steps).items():
                 stats.setdefault(policy_id, []).append(own)
-            self._publish()
+            self._outside.publish()
             times["sample_time_s"] += sampled - before
             times["learn_time_s"] += time.perf_counter() - sampled
             taken += more
@@ -191,9 +202,8 @@ class Algorithm(Checkpoints, Exports, Outside, Told, told=OF_ALGORITHMS):
             **self._of_workers(),
             "time_this_iter_s": learned - began,
             "time_total_s": learned - self._progress.began,
+            **self._outside.report(),
         }
-        if self._base_env.external:
-            result["external"] = self._outside()
         self._attach_evaluation(result)
         self.last_result = result
         self._callbacks.on_train_result(algorithm=self, result=result)
@@ -208,11 +218,7 @@ class Algorithm(Checkpoints, Exports, Outside, Told, told=OF_ALGORITHMS):
         """
         if self._stopped:
             raise CallOrderError("evaluate: this algorithm was stopped; build a new one")
-        evaluation = self._evaluations.ready()
-        self._callbacks.on_evaluate_start(algorithm=self)
-        told = self._evaluations.latest = {"evaluation": evaluation.run()}
-        self._callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=told)
-        return told
+        return self._evaluations.run(self)
 
     def _attach_evaluation(self, result: dict[str, Any]) -> None:
         """Add an evaluation to a result where one is due."""
@@ -227,10 +233,6 @@ class Algorithm(Checkpoints, Exports, Outside, Told, told=OF_ALGORITHMS):
         if numbers:
             self._callbacks.on_workers_recreated(algorithm=self, worker_ids=numbers, is_evaluation=False)
         return self._workforce.report()
-
-    def _evaluation_envs(self, config: AlgorithmConfig) -> BaseEnv:
-        """Create the environments of evaluations."""
-        return make_evaluation_envs(config, self._first_env)
 
     def compute_single_action(
         self,
@@ -287,7 +289,7 @@ class Algorithm(Checkpoints, Exports, Outside, Told, told=OF_ALGORITHMS):
         for policy_id, by_name in self._population.read_weights(weights).items():
             self.get_policy(policy_id).set_weights(by_name)
             self._population.learners.set_weights(policy_id, by_name)
-        self._publish()
+        self._outside.publish()
 
     def add_policy(
         self,
@@ -322,7 +324,7 @@ class Algorithm(Checkpoints, Exports, Outside, Told, told=OF_ALGORITHMS):
             # Something in it cannot go to the workers.
             self._population.take_back(policy_id, added, before)
             raise
-        self._publish()
+        self._outside.publish()
         return self._population.get(policy_id)
 
     def remove_policy(

@@ -22,7 +22,7 @@ class Evaluations:
         config: The training run's settings.
         population: The policies.
         make_base_env: Creates the environments.
-        callbacks: Told about the episodes.
+        callbacks: Told about evaluations and their episodes.
         seed: Of the training run.
 
     Attributes:
@@ -45,13 +45,13 @@ class Evaluations:
         self._seed = seed
         self._evaluation: Evaluation | None = None
 
-    def ready(self) -> Evaluation:
-        """Return what plays."""
-        if self._evaluation is None:
-            self._evaluation = Evaluation(
-                self._config, self._population, self._make_base_env, self._callbacks, self._seed
-            )
-        return self._evaluation
+    def run(self, algorithm: Any) -> dict[str, Any]:
+        """Play, and return what it told; `algorithm` is what callbacks are shown."""
+        evaluation = self._ready()
+        self._callbacks.on_evaluate_start(algorithm=algorithm)
+        self.latest = {"evaluation": evaluation.run()}
+        self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
+        return self.latest
 
     def due(self, iteration: int) -> bool:
         """Return whether an iteration ends with an evaluation."""
@@ -74,9 +74,17 @@ class Evaluations:
         """Go on from what `state` of another run returned."""
         self.latest = tree["evaluated"]
         if tree["evaluation"] is not None:
-            self.ready().set_state(tree["evaluation"])
+            self._ready().set_state(tree["evaluation"])
 
     def stop(self) -> None:
         """Close the environments."""
         if self._evaluation is not None:
             self._evaluation.stop()
+
+    def _ready(self) -> Evaluation:
+        """Return what plays."""
+        if self._evaluation is None:
+            self._evaluation = Evaluation(
+                self._config, self._population, self._make_base_env, self._callbacks, self._seed
+            )
+        return self._evaluation

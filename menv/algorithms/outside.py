@@ -1,6 +1,6 @@
 """What of an algorithm concerns those who call from outside: applications, clients of a server.
 
-`Algorithm` inherits it. Without an external environment nothing of it does anything.
+`menv.algorithms.algorithm` has one. Without an external environment nothing of it does anything.
 """
 
 from __future__ import annotations
@@ -14,35 +14,37 @@ from menv.algorithms.published import Published
 from menv.algorithms.rollouts import LocalRollouts, Rollouts
 from menv.base_env import BaseEnv
 from menv.errors import ConfigError
-from menv.loop.sampler import Sampler
 
 
 class Outside:
-    """An algorithm, as those see it who call.
+    """An algorithm, as those see it who call; those who are there are let in at once.
+
+    Args:
+        config: The settings.
+        base_env: The environments of this process.
+        rollouts: What takes what they do.
+        population: The policies.
 
     Attributes:
-        config: The settings.
+        published: What clients are given; None where nobody calls.
     """
 
-    config: AlgorithmConfig
-    _base_env: BaseEnv
-    _published: Published | None
-    _population: Population
-    _rollouts: Rollouts
+    def __init__(
+        self, config: AlgorithmConfig, base_env: BaseEnv, rollouts: Rollouts, population: Population
+    ) -> None:
+        self._base_env = base_env
+        self._rollouts = rollouts
+        self.published: Published | None = None
+        if isinstance(base_env, ExternalEnvs):
+            assert isinstance(rollouts, LocalRollouts)
+            on_policy = any(not recipe.off_policy for recipe in population.learners.recipes.values())
+            self.published = Published(
+                config, base_env, rollouts.sampler, lambda: population.policies, on_policy=on_policy
+            )
 
     @property
-    def _sampler(self) -> Sampler:
-        """The sampler of this process."""
-        assert isinstance(self._rollouts, LocalRollouts)
-        return self._rollouts.sampler
-
-    @property
-    def input_address(self) -> tuple[str, int]:
-        """Host and port of the server that experience comes from, the first one if there are several.
-
-        Raises:
-            ConfigError: There is none.
-        """
+    def address(self) -> tuple[str, int]:
+        """Host and port of the server that experience comes from; see `Algorithm.input_address`."""
         addresses = getattr(self._base_env, "addresses", [])
         if not addresses:
             raise ConfigError(
@@ -51,30 +53,26 @@ class Outside:
         host, port = addresses[0]
         return str(host), int(port)
 
-    def _publish_first(self) -> Published | None:
-        """Let those in who call, if there are any."""
-        if not isinstance(self._base_env, ExternalEnvs):
-            return None
-        population = self._population
-        on_policy = any(not recipe.off_policy for recipe in population.learners.recipes.values())
-        return Published(
-            self.config, self._base_env, self._sampler, lambda: population.policies, on_policy=on_policy
-        )
-
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Let those who call have the weights that act now."""
-        if self._published is not None:
-            self._published.publish()
+        if self.published is not None:
+            self.published.publish()
 
-    def _outside(self) -> dict[str, Any]:
-        """Return what there is to tell about those who call, and about what they did."""
-        counts, status = self._sampler.played.counts, self._base_env.status()
-        if self._sampler.idle:
+    def report(self) -> dict[str, Any]:
+        """Return what a result tells of those who call, and of what they did."""
+        if not self._base_env.external:
+            return {}
+        assert isinstance(self._rollouts, LocalRollouts)
+        sampler, status = self._rollouts.sampler, self._base_env.status()
+        if sampler.idle:
             told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in list(status.items())[:2])
             status["idle"] = f"no step in {self._base_env.idle_timeout:g} s: {told}"
+        counts = sampler.played.counts
         return {
-            **status,
-            "num_off_policy_steps": counts.off_policy,
-            "num_stale_steps": counts.stale,
-            "num_agent_steps_left_out": self._rollouts.left_out,
+            "external": {
+                **status,
+                "num_off_policy_steps": counts.off_policy,
+                "num_stale_steps": counts.stale,
+                "num_agent_steps_left_out": self._rollouts.left_out,
+            }
         }
