@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -24,6 +26,30 @@ ON_RAY = (
 
 LONG = ("tests/workers/test_nothing_grows.py",)
 """What would be waited for if it came last."""
+
+
+FORKED = (
+    "tests/algorithms_e2e/test_interrupts.py",
+    "tests/algorithms_e2e/test_qmix.py",
+    "tests/checkpoints/test_settings_given_again.py",
+    "tests/contract/",
+    "tests/external/test_calls.py",
+    "tests/properties/",
+    "tests/remote_envs/",
+    "tests/verify/",
+    "tests/workers/",
+)
+"""Whose processes of the engine are forks of one that has imported menv; all others begin from nothing."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _homes_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    with ExitStack() as stack:
+        if sys.platform == "linux" and request.node.nodeid.startswith(FORKED):
+            from tests.warm_homes import forked_homes
+
+            stack.enter_context(forked_homes())
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

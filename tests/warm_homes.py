@@ -1,0 +1,179 @@
+"""Processes of the engine that find numpy, gymnasium and menv imported already.
+
+Each is a fork of one process that has imported them and done nothing else; it reads the same questions, writes to the
+same pipes and ends as one does that began from nothing. Importing takes longer than most of them live. The tests of
+`tests/scale` are about how a process starts, and have no use for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from tests.house.sources import ROOT
+
+_ADOPTS = 36
+"""What `prctl` calls PR_SET_CHILD_SUBREAPER: to be the parent of those who lose theirs."""
+_LONGEST = 1 << 20
+
+
+class Forked(subprocess.Popen[bytes]):
+    """A process that is a fork of the warm one and yet a child of this one.
+
+    It is told what `menv.scale.process_engine` tells `subprocess.Popen`.
+    """
+
+    def _execute_child(self, args: Any, *settings: Any) -> None:
+        # As `Popen.__init__` hands them on: the descriptors follow ten other settings.
+        env, stdin, stderr = settings[5], settings[9], settings[14]
+        job = {"args": args, "env": dict(env), "folder": os.getcwd()}
+        try:
+            self.pid = the_parent().fork(job, [stdin, 1, stderr])
+        finally:
+            os.close(stderr)
+        self._child_created = True
+
+
+class Parent:
+    """The process that the others come from. It ends when its socket does."""
+
+    def __init__(self) -> None:
+        from menv.scale.home import ONE_THREAD
+
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm_homes"], cwd=ROOT, stdin=theirs.fileno(), start_new_session=True,
+                env={**os.environ, **dict.fromkeys(ONE_THREAD, "1"), "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        self._ours.close()
+        self._process.wait()
+
+    def fork(self, job: dict[str, Any], files: list[int]) -> int:
+        """Return the id of a new child of this process, whose first descriptors are these."""
+        # An answer that somebody is interrupted in waiting for is nobody else's.
+        told, tell = os.pipe()
+        with self._lock, open(told, "rb") as told_here:
+            _adopt(True)
+            try:
+                socket.send_fds(self._ours, [json.dumps(job).encode()], [*files, tell])
+                os.close(tell)
+                return int(told_here.read())
+            finally:
+                _adopt(False)
+
+
+@lru_cache(maxsize=1)
+def the_parent() -> Parent:
+    """Return the parent of all processes of this test run."""
+    return Parent()
+
+
+@contextmanager
+def forked_homes() -> Iterator[None]:
+    """Let the engine start forks for a while."""
+    from menv.scale import process_engine
+
+    the_parent()
+    known = vars(process_engine)
+    known["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
+    try:
+        yield
+    finally:
+        known["subprocess"] = subprocess
+
+
+def _adopt(whether: bool) -> None:
+    """Take in processes further down whose own parent ends, or do so no longer."""
+    ctypes.CDLL(None).prctl(_ADOPTS, int(whether), 0, 0, 0)
+
+
+def _next_job(end: socket.socket) -> dict[str, Any] | None:
+    """Start a process for each job, and return the job in it; None at the end."""
+    while True:
+        text, files, _, _ = socket.recv_fds(end, _LONGEST, 4)
+        if not text:
+            return None
+        job: dict[str, Any] = json.loads(text)
+        between = os.fork()
+        if not between:
+            between = os.getpid()
+            if os.fork():
+                # Whoever takes in the other one is its parent from now on.
+                os._exit(0)
+            while os.getppid() == between:
+                time.sleep(0.0001)
+            end.close()
+            _settle(job, files)
+            return job
+        os.waitpid(between, 0)
+        for file in files:
+            os.close(file)
+
+
+def _settle(job: dict[str, Any], files: list[int]) -> None:
+    """Have in this process what a new one has from the beginning, and tell its parent that it is there."""
+    *own, tell = files
+    for number, file in enumerate(own):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(job["env"])
+    os.chdir(job["folder"])
+    sys.argv = job["args"][1:2] + job["args"][3:]
+    # Python's own generator is seeded anew in each fork.
+    sys.modules["numpy"].random.seed()
+    os.setpgid(0, 0)
+    os.write(tell, str(os.getpid()).encode())
+    os.close(tell)
+
+
+class _Later(ModuleType):
+    """Stands for a module that is imported when it is first used, in a fork."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules[self.__name__] is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+if __name__ == "__main__":
+    # Its functions are called last at the end, as those of what is imported first.
+    import menv.scale.process_end
+    import menv.scale.process_main
+
+    # It begins a thread when it is imported, which a fork does not have.
+    sys.modules["onnxruntime"] = _Later("onnxruntime")
+    import menv.algorithms.dqn
+    import menv.algorithms.ppo
+    import menv.algorithms.rollout_worker
+    import menv.scale.env_host
+    import menv.verify.in_workers  # noqa: F401
+
+    assert not {"torch", "ray"} & set(sys.modules)
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=os.dup(0)) as own:
+        found = _next_job(own)
+    if found is not None:
+        exec(found["args"][2])
