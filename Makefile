@@ -13,8 +13,9 @@ SOURCES := $(wildcard menv tests examples benchmarks)
 ARGS ?=
 # Processes that the tests are shared out to
 JOBS ?= 3
-# Processes beside each other have no use for threads that wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(IN_VENV) -m pytest
+# Processes beside each other have no use for threads that wait for each other. Hundreds of them import the same
+# modules, so these are compiled once, also where the environment says that nothing should be kept (`make clean` deletes it).
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(IN_VENV) -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-soak check bench format clean
@@ -44,16 +45,16 @@ else
 endif
 
 test-slow: setup  ## run the slow tests only: learning curves and long enumerations
-	$(IN_VENV) -m pytest -m slow $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -m slow $(ARGS)
 
 test-soak: setup  ## run the tests that repeat a fault many times, such as processes killed while they save
-	$(IN_VENV) -m pytest -m soak $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -m soak $(ARGS)
 
 check: setup  ## check format, lint, types, budgets and the direction of imports
 	$(IN_VENV) -m ruff format --check $(SOURCES)
 	$(IN_VENV) -m ruff check $(SOURCES)
 	$(IN_VENV) -m mypy $(SOURCES)
-	$(IN_VENV) -m pytest -q tests/house
+	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -q tests/house
 
 bench: setup  ## measure against the bare environment loop; ARGS="--json" for machines
 	$(IN_VENV) -m benchmarks $(ARGS)
