@@ -6,8 +6,12 @@ from pathlib import Path
 
 from tests.doc_blocks import blocks, run_python
 
+ANEW = """import sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "menv"]:
+    del sys.modules[name]
+"""
 BEFORE = {
-    1: 'import sys; sys.modules["torch"] = sys.modules["onnx"] = None\n',
+    1: ANEW + 'sys.modules["torch"] = sys.modules["onnx"] = None\n',
     4: 'import sys; sys.modules["menv"] = None\n',
 }
 """Blocks that need less than menv with all its extras, and what takes it away."""

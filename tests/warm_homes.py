@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
-import importlib
 import json
 import os
 import socket
@@ -21,10 +20,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from tests.house.sources import ROOT
+from tests.warm_python import Later
 
 _ADOPTS = 36
 """What `prctl` calls PR_SET_CHILD_SUBREAPER: to be the parent of those who lose theirs."""
@@ -146,24 +146,12 @@ def _settle(job: dict[str, Any], files: list[int]) -> None:
     os.close(tell)
 
 
-class _Later(ModuleType):
-    """Stands for a module that is imported when it is first used, in a fork."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if sys.modules[self.__name__] is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
-
-
 if __name__ == "__main__":
     # Its functions are called last at the end, as those of what is imported first.
     import menv.scale.process_end
     import menv.scale.process_main
 
-    # It begins a thread when it is imported, which a fork does not have.
-    sys.modules["onnxruntime"] = _Later("onnxruntime")
+    Later.stand_for("onnxruntime")
     import menv.algorithms.dqn
     import menv.algorithms.ppo
     import menv.algorithms.rollout_worker

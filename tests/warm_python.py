@@ -1,4 +1,4 @@
-"""Python programs in processes of their own that find torch imported already.
+"""Python programs in processes of their own that find torch and menv imported already.
 
 Each is a fork of one process that has imported it and done nothing else, so that nothing of one program reaches
 another. Importing takes longer than most programs of the tests run. What is tested about imports, or about how a
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -21,9 +24,31 @@ import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 from tests.house.sources import ROOT
+
+
+class Later(ModuleType):
+    """Stands for a module that is imported when it is first used.
+
+    onnxruntime begins a thread when it is imported: a fork of it waits for ever for what that held.
+    """
+
+    @classmethod
+    def stand_for(cls, name: str) -> None:
+        stand_in = cls(name)
+        # Whoever asks whether it is installed is told so.
+        stand_in.__spec__ = importlib.util.find_spec(name)
+        sys.modules[name] = stand_in
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules[self.__name__] is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 class Parent:
@@ -119,9 +144,14 @@ def _become(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # Not onnxruntime, which begins a thread when it is imported: a fork of it waits for ever for what that held.
-    import gymnasium  # noqa: F401
     import torch  # noqa: F401
+
+    Later.stand_for("onnxruntime")
+    import menv.algorithms.dqn
+    import menv.algorithms.ppo  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
 
     with contextlib.suppress(KeyboardInterrupt):
         found = _next_job(sys.stdout)

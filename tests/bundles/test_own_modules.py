@@ -26,6 +26,7 @@ from tests.bundles.stacked import STACK
 from tests.bundles.test_onnx_export import feed_of
 from tests.checkpoints.runs import SMALL, trained, weights_of
 from tests.house.sources import ROOT
+from tests.warm_python import run_warm
 
 
 class Seen(Net):
@@ -161,7 +162,6 @@ def test_exporting_prints_nothing_and_leaves_loggers_as_they_were(tmp_path: Path
             algorithm.export_policy_checkpoint({str(tmp_path / "policy")!r})
         assert logging.getLogger("torch.onnx").level == logging.NOTSET
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    (tmp_path / "exports.py").write_text(textwrap.dedent(code))
+    done = run_warm([str(tmp_path / "exports.py")], ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
