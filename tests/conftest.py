@@ -24,8 +24,22 @@ ON_RAY = (
 )
 """Which tests start Ray; of several processes, one does."""
 
+PROGRAMS = (
+    "tests/bundles/test_own_modules.py",
+    "tests/node/",
+    "tests/remote_envs/test_page.py",
+    "tests/test_benchmarks.py",
+    "tests/test_docs.py",
+    "tests/test_examples.py",
+    "tests/verify/test_page.py",
+)
+"""Which tests run programs; one process has their parent, which has imported torch."""
+
 LONG = ("tests/workers/test_nothing_grows.py",)
-"""What would be waited for if it came last."""
+"""What would be waited for if it came last, as those above would be."""
+
+TOGETHER = {"on Ray": ON_RAY, "programs": PROGRAMS, "house": ("tests/house/",)}
+"""Which tests are handed out as if they were one file, those of the house because they read all files."""
 
 
 FORKED = (
@@ -54,7 +68,7 @@ def _homes_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not item.nodeid.startswith((*ON_RAY, *LONG)))
+        items.sort(key=lambda item: not item.nodeid.startswith((*ON_RAY, *PROGRAMS, *LONG)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -70,13 +84,14 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out whole files, and those on Ray as if they were one."""
+    """Hand out whole files, and some as if they were one."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "on Ray" if nodeid.startswith(ON_RAY) else str(super()._split_scope(nodeid))
+            own = (name for name, places in TOGETHER.items() if nodeid.startswith(places))
+            return next(own, str(super()._split_scope(nodeid)))
 
     return Files(config, log)

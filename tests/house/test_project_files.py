@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from tests.conftest import LONG, ON_RAY
+from tests.conftest import FORKED, LONG, TOGETHER
 from tests.house.sources import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -84,11 +84,11 @@ def test_the_parts_of_make_test_run_each_test_of_the_default_run_once() -> None:
 
 
 def test_whoever_hands_out_tests_asks_which_belong_together() -> None:
-    """`tests/conftest.py` answers for those on Ray."""
+    """`tests/conftest.py` answers."""
     from xdist.scheduler import LoadFileScheduling
 
     assert "_split_scope" in LoadFileScheduling.schedule.__code__.co_names
-    assert all((ROOT / place).exists() for place in (*ON_RAY, *LONG))
+    assert all((ROOT / place).exists() for place in sum(TOGETHER.values(), (*FORKED, *LONG)))
 
 
 @pytest.mark.parametrize("interpreter", ["", "false"])
