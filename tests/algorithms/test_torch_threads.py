@@ -30,21 +30,28 @@ def ran(text: str, *args: str) -> str:
     return done.stdout.strip()
 
 
-def test_finalizers_of_garbage_run_when_the_interpreter_ends(tmp_path: Path) -> None:
-    """Of garbage that was old before torch was imported, and of what modules held until the end."""
+def test_garbage_from_before_the_import_is_found_and_finalized(tmp_path: Path) -> None:
+    """At once by a collection, at the end of the interpreter where it was old, and what modules held until then."""
     text = """
 old = Ring(sys.argv[1])
 gc.collect()
+young = Ring(sys.argv[2])
 set_torch_threads(1)
-kept = Ring(sys.argv[2])
+kept = Ring(sys.argv[3])
+print(gc.isenabled(), gc.get_freeze_count())
+del young
+gc.collect()
+print(*[path.name for path in Path(sys.argv[1]).parent.iterdir()])
 del old
 """
-    ran(text, str(tmp_path / "old"), str(tmp_path / "kept"))
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old": "gone", "kept": "gone"}
+    printed = ran(text, *(str(tmp_path / name) for name in ("old", "young", "kept")))
+    assert printed.splitlines() == ["True 0", "young"]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("old", "young", "kept"), "gone"
+    )
 
 
-def test_the_collector_is_on_again_after_the_import_and_off_where_it_was_off() -> None:
-    assert ran("set_torch_threads(1); print(gc.isenabled(), gc.get_freeze_count())") == "True 0"
+def test_the_collector_stays_off_where_it_was_off() -> None:
     assert ran("gc.disable(); set_torch_threads(1); print(gc.isenabled())") == "False"
 
 
@@ -52,14 +59,3 @@ def test_what_somebody_froze_stays_frozen() -> None:
     """But for a few objects that nobody needs any more."""
     text = "gc.freeze(); frozen = gc.get_freeze_count(); set_torch_threads(1); print(gc.get_freeze_count() / frozen)"
     assert 0.9 < float(ran(text)) <= 1.0
-
-
-def test_garbage_that_was_made_before_is_found_afterwards(tmp_path: Path) -> None:
-    text = """
-ring = Ring(sys.argv[1])
-set_torch_threads(1)
-del ring
-gc.collect()
-print(Path(sys.argv[1]).exists())
-"""
-    assert ran(text, str(tmp_path / "ring")) == "True"

@@ -4,7 +4,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from menv.scale.engine import Engine, Peer
 from menv.scale.engines import make_engine
 from menv.scale.far_error import FarError, FarTraceback
 from menv.scale.packing import UnsendableError
-from menv.scale.process_engine import ProcessEngine
+from menv.scale.process_engine import ProcessEngine, ProcessPeer
 from tests.scale.homes import Counter, Stubborn, Unmakeable, raise_secret
 from tests.scale.processes import PATIENCE_S, eventually, lives
 
@@ -27,6 +27,18 @@ def started(engine: Engine, make: Callable[..., Any] = Counter, *args: Any, labe
     peer = engine.start(make, *args, label=label)
     assert peer.answer() is None
     return peer
+
+
+@pytest.fixture(scope="module", params=["process", "ray"])
+def there(request: pytest.FixtureRequest) -> Iterator[Peer]:
+    """A peer of each engine for those tests that only ask it: to start one takes a while."""
+    if request.param == "ray":
+        request.getfixturevalue("running_ray")
+    engine = make_engine(request.param)
+    peer = started(engine)
+    yield peer
+    assert peer.pending == 0
+    engine.stop(grace=1.0)
 
 
 def asked(peer: Peer, method: str, *args: Any) -> Any:
@@ -41,20 +53,19 @@ def test_an_object_lives_in_another_process_and_keeps_what_it_knows(engine: Engi
     assert peer.pending == 0
 
 
-def test_answers_come_in_the_order_of_the_questions(engine: Engine) -> None:
-    peer = engine.start(Counter, label="worker 1")
+def test_answers_come_in_the_order_of_the_questions(there: Peer) -> None:
     for number in range(50):
-        peer.ask("echo", number)
-    assert peer.pending == 51
-    assert [peer.answer() for _ in range(51)] == [None, *range(50)]
+        there.ask("echo", number)
+    assert there.pending == 50
+    assert [there.answer() for _ in range(50)] == [*range(50)]
 
 
-def test_many_questions_and_answers_may_be_under_way_at_once(engine: Engine) -> None:
+def test_many_questions_and_answers_may_be_under_way_at_once(there: Peer) -> None:
     """More than a socket holds, in both directions."""
-    peer, text = started(engine), "x" * 20_000
+    text = "x" * 20_000
     for number in range(60):
-        peer.ask("echo", text, number)
-    assert [peer.answer()[1] for _ in range(60)] == [*range(60)]
+        there.ask("echo", text, number)
+    assert [there.answer()[1] for _ in range(60)] == [*range(60)]
 
 
 @pytest.mark.alone
@@ -68,8 +79,7 @@ def test_asking_does_not_wait_for_the_answer(engine: Engine) -> None:
     assert peer.answer().sum() == 1_000_000
 
 
-def test_arrays_arrive_as_they_are(engine: Engine) -> None:
-    peer = started(engine)
+def test_arrays_arrive_as_they_are(there: Peer) -> None:
     for size in (0, 1, 1_000, 10_000_000):
         values: dict[str, Any] = {
             "floats": np.random.default_rng(0).random(size, np.float32),
@@ -78,16 +88,16 @@ def test_arrays_arrive_as_they_are(engine: Engine) -> None:
             "words": np.array(["a", "längere"], object),
             "number": np.float64(size),
         }
-        back = asked(peer, "echo", values)
+        back = asked(there, "echo", values)
         for name, value in values.items():
             np.testing.assert_array_equal(back[name], value)
             assert back[name].dtype == value.dtype
 
 
-def test_what_is_written_into_an_argument_stays_there(engine: Engine) -> None:
+def test_what_is_written_into_an_argument_stays_there(there: Peer) -> None:
     mine = {"small": np.ones(3), "large": np.ones(100_000)}
-    fixed = asked(started(engine), "changed", mine)
-    assert fixed == ([] if engine.name == "process" else ["small", "large"])
+    fixed = asked(there, "changed", mine)
+    assert fixed == ([] if isinstance(there, ProcessPeer) else ["small", "large"])
     assert all(value.all() for value in mine.values())
 
 
@@ -152,16 +162,15 @@ def test_an_answer_that_nobody_asked_for_is_not_waited_for(engine: Engine) -> No
         started(engine).answer()
 
 
-def test_what_a_method_raises_arrives_with_the_traceback_of_over_there(engine: Engine) -> None:
-    peer = started(engine)
-    peer.ask("raises", KeyError("a key"))
-    peer.ask("add", 1)
+def test_what_a_method_raises_arrives_with_the_traceback_of_over_there(there: Peer) -> None:
+    there.ask("raises", KeyError("a key"))
+    there.ask("echo", 1)
     with pytest.raises(KeyError, match="a key") as caught:
-        peer.answer()
+        there.answer()
     assert isinstance(caught.value.__cause__, FarTraceback)
     assert "in worker 1:" in str(caught.value.__cause__)
     assert "homes.py" in caught.value.__cause__.text
-    assert peer.answer() == 1
+    assert there.answer() == 1
 
 
 @pytest.mark.slow_on_ray

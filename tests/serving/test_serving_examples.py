@@ -48,11 +48,14 @@ def finished(process: subprocess.Popen[str]) -> str:
     return printed
 
 
-@pytest.mark.parametrize("mode", ["local", "remote"])
-def test_a_client_plays_cartpole_with_a_server(mode: str) -> None:
+def test_clients_of_both_modes_play_cartpole_with_a_server() -> None:
     with serving("cartpole_server") as (server, port):
-        client = started("cartpole_client", f"--inference-mode={mode}", f"--port={port}", "--stop-reward=10")
-        assert finished(client).count("Total reward: ") >= 20
+        clients = [
+            started("cartpole_client", f"--inference-mode={mode}", f"--port={port}", "--stop-reward=10")
+            for mode in ("local", "remote")
+        ]
+        for client in clients:
+            assert finished(client).count("Total reward: ") >= 20
         assert "mean return" in finished(server)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -76,20 +75,26 @@ def test_policies_of_every_kind_are_the_same_everywhere(config: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("env", "backends"),
-    [("CartPole-v1", BACKENDS), ("tictactoe", ON_RAY), ("traffic", ON_RAY), (hosted.connect_four, ON_RAY)],
+    "env",
+    [
+        "CartPole-v1",
+        "tictactoe",
+        # The two above are of both kinds; what these add does not ask who starts the processes.
+        pytest.param("traffic", marks=pytest.mark.slow),
+        pytest.param(hosted.connect_four, marks=pytest.mark.slow),
+    ],
     ids=["CartPole-v1", "tictactoe", "traffic", "connect_four"],
 )
-def test_workers_and_remote_environments_on_ray_agree_too(env: Any, backends: Sequence[Backend]) -> None:
+def test_workers_and_remote_environments_on_ray_agree_too(env: Any) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
-    report = verify_backends(env, env_steps=400, ray=True, backends=backends)
+    report = verify_backends(env, env_steps=400, ray=True, backends=ON_RAY)
     assert "2 workers (ray)" in report.digests
     assert "remote environments (ray)" in report.digests
     assert report.same, str(report)
 
 
 def test_ray_is_not_started_unasked() -> None:
-    report = verify_backends("tictactoe", env_steps=40, ray=False)
+    report = verify_backends("tictactoe", env_steps=40, ray=False, backends=ON_RAY)
     assert "2 workers (ray)" not in report.digests
     assert "pass ray=True" in report.left_out["2 workers (ray)"]
 
