@@ -76,7 +76,7 @@ OF_CONFIGS = {
     "multi_agent": f"{_SETTINGS}multiagent={{...}}",
     "offline_data": f"{_SETTINGS}input=...",
     "reporting": f"{_SETTINGS}metrics_num_episodes_for_smoothing=100",
-    "resources": "leave it out; num_workers says how many processes sample",
+    "resources": f"{_SETTINGS}num_workers=2, num_gpus=1",
     "rollouts": f"{_SETTINGS}num_workers=2, num_envs_per_worker=4",
     "to_dict": "call dataclasses.asdict(config)",
     "training": f"{_SETTINGS}lr=..., gamma=..., train_batch_size=...",

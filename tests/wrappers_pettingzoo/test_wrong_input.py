@@ -181,7 +181,7 @@ class OldTurns(Turns):
 def test_games_of_an_older_pettingzoo_are_named() -> None:
     with pytest.raises(ContractError) as error:
         ParallelPettingZooEnv(Old(PLAN)).reset()
-    assert "together returned a dict, expected (obs, infos)" in line(error)
+    assert "together returned a single dict, expected (obs, infos)" in line(error)
     game = Old(PLAN)
     game.old_reset = False
     env = ParallelPettingZooEnv(game)
