@@ -15,6 +15,7 @@ from menv.algorithms.cohorts import Built
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.recipe import BringsLearner, KeepsState, Learner, ReadsLearner, Recipe, Weights
 from menv.algorithms.shared_layers import SharedLayers, SharingLearner
+from menv.algorithms.torch_threads import threads, threads_to_learn_with
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.multi_agent_batch import MultiAgentBatch
@@ -91,7 +92,8 @@ class Learners:
             told: dict[str, Any] = {}
             policy = self._policies[policy_id]
             self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
-            stats[policy_id] = {**learner.learn(own, env_steps), **told}
+            with threads(self._threads_of(built, policy_id)):
+                stats[policy_id] = {**learner.learn(own, env_steps), **told}
             weights = learner.weights()
             policy.set_weights(weights)
             self._hand_on(policy_id, weights)
@@ -190,6 +192,18 @@ class Learners:
             own = {name.removeprefix(_OWN): arrays[name] for name in arrays if name.startswith(_OWN)}
             learner.set_weights({**learner.weights(), **own})
             learner.set_state({name: arrays[name] for name in arrays if not name.startswith(_OWN)})
+
+    def _threads_of(self, built: Built, policy_id: str) -> int | None:
+        """Return how many threads a policy learns with, None for as many as torch has now."""
+        config = self.configs[policy_id]
+        if config.num_gpus:
+            return None
+        return threads_to_learn_with(
+            config.torch_threads,
+            built.network.weight_shapes(),
+            config.rows_of_a_step(),
+            config.num_workers if config.overlap else 0,
+        )
 
     def _new(self, built: Built, index: int, policy_id: str, seed: int | None = None) -> Learner:
         """Create a policy's learner when it first learns."""

@@ -94,8 +94,9 @@ class AlgorithmConfig(Told, told=OF_CONFIGS):
     """Episodes that the means of a result are taken over."""
     inference: Literal["auto", "onnx", "torch"] = "auto"
     """What runs the networks while sampling; "auto" takes ONNX Runtime where it agrees with torch."""
-    torch_threads: int | None = 1
-    """Threads for torch in this process, the fastest for small networks; None leaves torch alone."""
+    torch_threads: int | Literal["auto"] | None = "auto"
+    """Threads for torch in this process; "auto" is one, and all processors while a large network learns; None leaves
+    torch alone. Only with a number does a large network learn the same on machines with other numbers of processors."""
     num_gpus: float = 0
     """1 learns on a GPU, which pays for convolutions and wide layers; what torch runs in this process acts there."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -168,6 +169,8 @@ class AlgorithmConfig(Told, told=OF_CONFIGS):
     def _check_scale(self) -> None:
         """Refuse settings of other processes and devices that cannot be."""
         check_number("config", "num_gpus", self.num_gpus, 0, 1)
+        if self.torch_threads not in ("auto", None):
+            _check_count("torch_threads", self.torch_threads)
         for name, least in (("num_workers", 0), ("remote_env_batch_wait_ms", 0), ("max_staleness", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -206,6 +209,10 @@ class AlgorithmConfig(Told, told=OF_CONFIGS):
     def iteration_size(self, num_envs: int) -> int:
         """Return the steps of one `train()`, at least; they are made up of whole samples."""
         return self.sample_size(num_envs)
+
+    def rows_of_a_step(self) -> int:
+        """Return the rows of one gradient step."""
+        return self.train_batch_size
 
     def fragment_length(self, num_envs: int) -> int:
         """Return the steps of each of `num_envs` sub-environments in one fragment."""

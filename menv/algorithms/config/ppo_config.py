@@ -29,6 +29,10 @@ class PPOConfig(AlgorithmConfig, PPOSettings):
                 "policy must not see what the critic does; set vf_share_layers to False"
             )
 
+    def rows_of_a_step(self) -> int:
+        """Return the rows of one gradient step."""
+        return min(self.sgd_minibatch_size, self.train_batch_size)
+
     def build(self) -> PPO:
         """Return the algorithm, its environments created."""
         from menv.algorithms.ppo import PPO
