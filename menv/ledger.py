@@ -201,7 +201,7 @@ class Ledger:
                 [*, F] and masks [*, M].
 
         Returns:
-            The batch of each policy index that has rows.
+            The batch of each policy index that has rows; of its complement those that nobody learns from.
         """
         cut_rows = self._cut()
         owners = self._trajectories()
@@ -221,7 +221,7 @@ class Ledger:
         infos = self._info_log()
         batches = {
             int(policy): self._batch(cut_rows, sorted_columns, segments, infos, owners.policy == policy)
-            for policy in np.flatnonzero(np.bincount(owners.policy[owners.policy >= 0]))
+            for policy in np.unique(owners.policy)
         }
         self._carry(cut_rows, rewards, owners)
         return {policy: batch for policy, batch in batches.items() if batch.count}

@@ -42,10 +42,12 @@ class Cohort(ABC):
         ledger: What they experienced.
         state_sizes: Numbers in each part of their recurrent state, () without one.
         path: The way through connectors, None where the preprocessor does all that they do.
+        unlearned: Rows that left with the last `close` and that nobody learns from, until somebody has looked.
         weights_seq_no: Number of the weights that act; None where nobody counts, and rows do not tell.
     """
 
     path: ConnectorPath | None = None
+    unlearned: Sequence[SampleBatch] = ()
     weights_seq_no: int | None = None
 
     def __init__(
@@ -187,6 +189,7 @@ class Cohort(ABC):
         return {
             **living.state(),
             "policy": [self.policy_ids[index] for index in policies],
+            "trained": living.policy >= 0,
             "agent_id": list(living.agent_id),
             "lives": [None] * len(slots),
             "remembered": self._remembered(slots, policies),
@@ -204,7 +207,9 @@ class Cohort(ABC):
             Where the first of their rows is; the others come after it.
         """
         first = self.ledger.rows
-        living = Trajectories.from_state(state["policy"], state["agent_id"], state)
+        # Earlier versions did not tell of lives that nobody learns from.
+        owners = np.where(state.get("trained", True), state["policy"], ~state["policy"])
+        living = Trajectories.from_state(owners, state["agent_id"], state)
         self.ledger.take_up(living, state["columns"])
         return first
 
@@ -248,7 +253,8 @@ class Cohort(ABC):
         batches = ledger.close(self._finals)
         if self.path is not None:
             self.path.settle()
-        return {self.policy_ids[index]: batch for index, batch in batches.items()}
+        self.unlearned = [batch for index, batch in batches.items() if index < 0]
+        return {self.policy_ids[index]: batch for index, batch in batches.items() if index >= 0}
 
     def _check_bounds(self) -> None:
         """Refuse rows outside their space; with connectors that is done when they come."""

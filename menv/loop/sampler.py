@@ -361,8 +361,9 @@ class Sampler(Told, told=OF_WORKERS):
         for number, cohort in enumerate(self._cohorts):
             closed = cohort.close()
             if self._frames is None and not self.base_env.external:
-                for batch in closed.values():
+                for batch in (*closed.values(), *cohort.unlearned):
                     self.action_log.note(number, batch)
+            cohort.unlearned = ()
             batches.update(self._whole.completed(cohort, closed))
         batches, env_steps = self._whole.release(batches, env_steps)
         if self._copies is not None:

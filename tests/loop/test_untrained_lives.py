@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -51,3 +52,17 @@ def test_lives_that_an_environment_excepts_are_played_and_not_learned_from(num_w
         assert {name: part.count for name, part in batch.policy_batches.items()} == {"ann": 20, "bob": 10}
         result = algo.train()
     assert result["policy_reward_mean"] == {"ann": 5.0, "bob": 5.0, "cyd": 4.0}
+
+
+@pytest.mark.parametrize("length", [10, 13])
+def test_a_resumed_run_does_not_learn_from_them_either(length: int, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"rollout_fragment_length": length, "train_batch_size": length, "seed": 1}
+    with PPO(env=Quiet, config=config) as algo:
+        algo.sample()
+        folder = algo.save(tmp_path)
+        counts = [algo.sample().policy_batches["default_policy"].count for _ in range(2)]
+        digest = algo.train()["digest"]
+    with PPO.from_checkpoint(folder, config={"env": Quiet}) as again:
+        assert [again.sample().policy_batches["default_policy"].count for _ in range(2)] == counts
+        result = again.train()
+    assert (result["num_episodes_not_resumed"], result["digest"]) == (0, digest)
