@@ -13,7 +13,7 @@ policies, batches or connectors.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from menv.as_base_env import AsBaseEnv
 from menv.errors import ConfigError
-from menv.fault import Fault
+from menv.fault import Fault, no_exit
 
 EnvId: TypeAlias = Hashable
 AgentId: TypeAlias = Hashable
@@ -239,11 +239,12 @@ def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
     return obs, rewards, terminateds, truncateds, infos, taken
 
 
-def method_of(env: Any, name: str, env_id: EnvId) -> Callable[..., Any]:
-    """Return a method of a sub-environment, also one of an environment that gymnasium's wrappers hide.
+def call_method(env: Any, name: str, env_id: EnvId, args: Sequence[Any]) -> Any:
+    """Return what a method of a sub-environment returns, also one of an environment that gymnasium's wrappers hide.
 
     Raises:
         ConfigError: It has no such method.
+        EnvCrashError: It called `sys.exit()`.
     """
     if not isinstance(name, str):
         raise ConfigError(
@@ -256,8 +257,8 @@ def method_of(env: Any, name: str, env_id: EnvId) -> Callable[..., Any]:
             f"call: env {env_id} is a {type(getattr(env, 'unwrapped', env)).__name__} and has no method {name!r}, "
             "expected the name of one of its methods; check the spelling"
         )
-    method: Callable[..., Any] = found
-    return method
+    with no_exit(f"call: env {env_id}, {name}"):
+        return found(*args)
 
 
 class BaseEnv(AsBaseEnv, abc.ABC):
@@ -369,7 +370,7 @@ class BaseEnv(AsBaseEnv, abc.ABC):
                 f"call: {type(self).__name__} shows no sub-environment {env_id!r}, expected one of "
                 f"get_sub_environments; call {method!r} on an object of your own"
             )
-        return method_of(env, method, env_id)(*args)
+        return call_method(env, method, env_id, args)
 
     def stop(self) -> None:
         """Close every sub-environment; may be called more than once."""

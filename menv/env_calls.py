@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from menv.errors import ContractError
+from menv.fault import no_exit
 
 
 def reset_env(
@@ -42,10 +43,15 @@ def reset_env(
 
 
 def close_env(env: Any) -> None:
-    """Close an environment, if it can be closed."""
+    """Close an environment, if it can be closed.
+
+    Raises:
+        EnvCrashError: It called `sys.exit()`.
+    """
     close = getattr(env, "close", None)
     if close is not None:
-        close()
+        with no_exit(f"{type(env).__name__}.close"):
+            close()
 
 
 def how_many(result: Any) -> str:

@@ -2,16 +2,19 @@
 
 Adapters hand it out in `Ready.faults` when they have put a new sub-environment in the place of one that raised;
 `menv.loop.hooks` counts and tells it. It knows neither agents nor rows. Whoever calls an environment catches
-`raised_by_envs()`.
+`raised_by_envs()`, or calls it in `no_exit()`.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, NamedTuple, Self
+
+from menv.errors import EnvCrashError
 
 _LONGEST = 200
 
@@ -24,6 +27,26 @@ def raised_by_envs() -> tuple[type[BaseException], ...]:
     """
     error = sys.exc_info()[1]
     return (Exception,) if isinstance(error, SystemExit) and _of_a_signal(error) else (Exception, SystemExit)
+
+
+@contextmanager
+def no_exit(where: str) -> Iterator[None]:
+    """Turn `sys.exit()` in an environment into an error that can be read; whatever else is raised stays as it is.
+
+    Args:
+        where: Begins the message, such as "World.close".
+
+    Raises:
+        EnvCrashError: It was called.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if _of_a_signal(error):
+            raise
+        raise EnvCrashError(
+            f"{where}: raised {error!r}, expected it to return; leave sys.exit() to your own program"
+        ) from error
 
 
 def _of_a_signal(error: SystemExit) -> bool:

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.as_base_env import AsBaseEnv
-from menv.env_calls import how_many, reset_env
+from menv.env_calls import close_env, how_many, reset_env
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.fault import raised_by_envs
 
@@ -195,7 +195,7 @@ class _GymEnvs(VectorEnv):
             )
         # One that is broken may not be able to close any more; that must not keep it in its place.
         with suppress(Exception):
-            self.envs[number].close()
+            close_env(self.envs[number])
         self.envs[number] = self._make_env(number)
 
     def vector_step(self, actions: Sequence[Any]) -> VectorStep:
@@ -230,7 +230,7 @@ class _GymEnvs(VectorEnv):
 
     def close(self) -> None:
         for env in self.envs:
-            env.close()
+            close_env(env)
 
     def _index(self, index: Any) -> int:
         """Return the place of a sub-environment, the first by default."""

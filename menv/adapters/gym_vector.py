@@ -20,6 +20,7 @@ from menv.adapters.lockstep import LockstepEnvs
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.adapters.vector_infos import VectorInfos, info_of
 from menv.base_env import EnvId, IntArray
+from menv.env_calls import close_env
 from menv.errors import ConfigError, ContractError, MenvError
 from menv.fault import raised_by_envs
 from menv.frame import Flags, Frame
@@ -210,7 +211,7 @@ class GymVectorEnvs(LockstepEnvs):
         return concatenate(self.action_space, by_env, empty)
 
     def _close(self) -> None:
-        self.env.close()
+        close_env(self.env)
 
 
 def autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> str:

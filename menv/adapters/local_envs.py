@@ -19,7 +19,7 @@ from menv.adapters.crash_log import PAUSES, CrashLog
 from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
-from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict, method_of
+from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict, call_method
 from menv.env_calls import close_env, reset_env
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.fault import Fault, raised_by_envs
@@ -97,7 +97,7 @@ class LocalEnvs(CreatedEnvs):
     def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
         """Call a method of one sub-environment; see `BaseEnv.call`."""
         index = self._index(env_id)
-        return method_of(self._envs[index], method, index)(*args)
+        return call_method(self._envs[index], method, index, args)
 
     def stop(self) -> None:
         """Close every sub-environment that has a `close`."""

@@ -15,6 +15,7 @@ from menv.adapters.lockstep import LockstepEnvs
 from menv.adapters.report import check_info
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.base_env import EnvId, IntArray
+from menv.env_calls import close_env
 from menv.errors import MenvError
 from menv.fault import raised_by_envs
 from menv.frame import Frame
@@ -106,7 +107,7 @@ class VectorEnvs(LockstepEnvs):
         return Frame(obs, rewards, terminated, truncated, infos, flags, None, finals, final_infos)
 
     def _close(self) -> None:
-        self.env.close()
+        close_env(self.env)
 
     def _reset_at(self, index: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
         """Reset one sub-environment and return its `(obs, info)`."""

@@ -16,7 +16,6 @@ from menv.checking.stage import SpacePair
 from menv.checking.values import check_flag, check_info, check_mask, check_obs, check_reward
 from menv.env_calls import how_many
 
-"""So many env steps in a row without a waiting agent end a run."""
 _PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos")
 _COMMON = "__common__"
 

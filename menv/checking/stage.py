@@ -21,7 +21,7 @@ from menv.base_env import AgentId, EnvId
 from menv.checking.global_draws import state_of_generators, used_since
 from menv.checking.report import Broken, Report
 from menv.connectors.flat_actions import flat_action_space
-from menv.env_calls import close_env, how_many
+from menv.env_calls import how_many
 from menv.errors import ConfigError
 from menv.nested import leaves
 
@@ -123,7 +123,9 @@ class Stage(abc.ABC):
 
     def close(self) -> None:
         """Close the environment, as training does at its end."""
-        close_env(self.env)
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
 
     def call(self, method: str, *args: Any, code: str, **kwargs: Any) -> Any:
         """Call a method of the environment.

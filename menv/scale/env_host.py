@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
-from menv.base_env import AgentId, IntArray, method_of
+from menv.base_env import AgentId, IntArray, call_method
 from menv.errors import ConfigError, MenvError
 from menv.loop.convert import to_base_env
 from menv.scale.news import News, renumbered
@@ -93,7 +93,7 @@ class EnvHost:
     def call(self, place: int, method: str, args: tuple[Any, ...]) -> Any:
         """Call a method of a sub-environment."""
         env = self._envs.get_sub_environments()[place]
-        return method_of(env, method, self._first + place)(*args)
+        return call_method(env, method, self._first + place, args)
 
     def free_slots(self) -> list[int]:
         """Return the slots that nobody has."""

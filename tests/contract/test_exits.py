@@ -117,3 +117,34 @@ def test_a_signal_whose_handler_exits_ends_the_run_while_an_environment_steps(
     with pytest.raises(SystemExit) as caught:
         base_env.poll()
     assert caught.value.code == 7
+
+
+class Quitter(SoloGym):
+    """Raises in its first step, and ends the process where nobody expects it."""
+
+    def step(self, action: Any) -> Any:
+        raise ValueError("broken")
+
+    def close(self) -> None:
+        sys.exit()
+
+    def leave(self) -> None:
+        sys.exit(3)
+
+
+def test_one_that_exits_in_close_is_replaced_all_the_same() -> None:
+    base_env = to_base_env(Quitter(SOLO), lambda index: SoloGym(SOLO), 1)
+    answer_as_dicts(base_env, base_env.poll())
+    assert [fault.line.partition(" (")[0] for fault in base_env.poll().faults] == [
+        "ValueError: broken in step of env 0"
+    ]
+
+
+def test_exits_in_close_and_in_methods_that_are_called_are_told() -> None:
+    base_env = to_base_env(Quitter(SOLO), num_envs=1)
+    with pytest.raises(
+        EnvCrashError, match=r"call: env 0, leave: raised SystemExit\(3\), expected it to return"
+    ):
+        base_env.call(0, "leave")
+    with pytest.raises(EnvCrashError, match=r"Quitter.close: raised SystemExit\(\)"):
+        base_env.stop()
