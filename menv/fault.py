@@ -61,6 +61,9 @@ def _of_a_signal(error: SystemExit) -> bool:
 
 
 def _code_of(handler: Any) -> Any:
+    """Return the code of a function or an object that is called; None of anything else, as SIG_DFL is."""
+    if not callable(handler):
+        return None
     function = getattr(handler, "func", handler)
     return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
 

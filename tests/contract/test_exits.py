@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -82,6 +83,20 @@ def test_a_vectorised_one_that_exits_ends_the_run_with_a_line(monkeypatch: pytes
 def test_a_creator_that_exits_is_told() -> None:
     with pytest.raises(EnvCrashError, match="its creator raised SystemExit: 2, expected it to return an env"):
         make_env(lambda context: sys.exit(2))
+
+
+class _Licence(Enum):
+    FREE = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        sys.exit("no licence")
+
+
+def test_one_that_exits_in_an_enum_is_told_too() -> None:
+    # The handlers that Python has for signals are members of enums.
+    with pytest.raises(EnvCrashError, match="its creator raised SystemExit: no licence"):
+        make_env(lambda context: _Licence(2))
 
 
 def _leave(_number: int, _frame: Any) -> None:
