@@ -70,18 +70,24 @@ class Completion:
         return other
 
     def complete(
-        self, batch: MultiAgentBatch, episodes: Mapping[int, Episode], *, later: bool = False
+        self,
+        batch: MultiAgentBatch,
+        episodes: Mapping[int, Episode],
+        beside: Sequence[tuple[str, SampleBatch]] = (),
+        *,
+        later: bool = False,
     ) -> None:
         """Add to each policy's rows what its algorithm learns from.
 
         Args:
             batch: One fragment.
             episodes: Its episodes by id; only those of policies that look at trajectories are needed.
+            beside: Rows that nobody learns from, by policy; hooks and critics see who acted in them.
             later: Whether `catch_up` follows, elsewhere.
         """
         self._leave_out(batch)
-        self.postprocessing.run_hooks(batch, episodes)
-        critics = self.postprocessing.critic_rows(batch, episodes)
+        self.postprocessing.run_hooks(batch, episodes, beside)
+        critics = self.postprocessing.critic_rows(batch, episodes, beside)
         for cohort, index, policy_id in self._of(batch):
             if policy_id in critics:
                 add_critic_values(batch[policy_id], critics[policy_id], cohort.backend, index)

@@ -16,7 +16,7 @@ outside `possible_agents` is seen by nobody, and sees nobody.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -118,6 +118,7 @@ class JointFragment:
         batch: A dated fragment of all policies.
         episodes: By id, all that the rows belong to.
         outside: Policies whose actions are the environment's own, not a network's.
+        beside: Rows that no critic judges and that are seen all the same, by policy.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class JointFragment:
         batch: MultiAgentBatch,
         episodes: Mapping[int, Episode],
         outside: Collection[str] = (),
+        beside: Sequence[tuple[str, SampleBatch]] = (),
     ) -> None:
         self._joint = joint
         self._outside = outside
@@ -133,7 +135,9 @@ class JointFragment:
         self._tables = {
             name: _Table(own, self._places(own, episodes)) for name, own in batch.policy_batches.items()
         }
-        self._clock = _Clock(list(self._tables.values()))
+        seen = [(name, _Table(own, self._places(own, episodes))) for name, own in beside if own.count]
+        self._seen = [*self._tables.items(), *seen]
+        self._clock = _Clock([table for _, table in self._seen])
         self._cells: dict[int, tuple[Floats, Column]] = {}
 
     def of(
@@ -179,7 +183,7 @@ class JointFragment:
         where = np.full((self._clock.count, self._absent + 1), -1)
         wanted = np.isin(np.arange(self._absent + 1), kind.places)
         cells, total = [], 0
-        for name, table in self._tables.items():
+        for name, table in self._seen:
             if not wanted[table.piece_places].any():
                 continue
             rows, pieces = wanted[table.places], wanted[table.piece_places] & ~table.dead

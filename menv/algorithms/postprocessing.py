@@ -6,7 +6,8 @@ nothing is kept while sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from menv.policy import Policy
 from menv.sample_batch import SampleBatch
 
 Episodes = Mapping[int, Episode]
+Beside = Sequence[tuple[str, SampleBatch]]
 
 # Columns that a batch has where there is something to say of some of its rows.
 _SOMETIMES = {SampleBatch.OFF_POLICY, SampleBatch.ACTION_LOGP, SampleBatch.ACTION_DIST_INPUTS}
@@ -59,7 +61,7 @@ class Postprocessing:
         """Forget a policy that is removed; another one under its id may leave other columns."""
         self._columns.pop(policy_id, None)
 
-    def run_hooks(self, batch: MultiAgentBatch, episodes: Episodes) -> None:
+    def run_hooks(self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()) -> None:
         """Call `postprocess_trajectory` of the policies that override it, for each of their pieces.
 
         Raises:
@@ -67,26 +69,29 @@ class Postprocessing:
         """
         hooked = [name for name in batch if self._hooked(name)]
         if hooked:
-            company = _Company(batch, episodes)
+            company = _Company(batch, episodes, beside)
             for name in hooked:
                 done = [self._postprocessed(piece, company.of(piece)) for piece in company.pieces[name]]
                 batch.policy_batches[name] = self._joined(name, company.pieces[name], done)
 
-    def critic_rows(self, batch: MultiAgentBatch, episodes: Episodes) -> dict[str, CriticRows]:
-        """Return what the central critics of the policies that have one see."""
+    def critic_rows(
+        self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()
+    ) -> dict[str, CriticRows]:
+        """Return what the central critics of the policies that have one see; see `Completion.complete`."""
         asked = {name: self._critic_of(name) for name in batch}
         own = {name: critic for name, critic in asked.items() if callable(critic)}
         found = {}
         if own:
-            company = _Company(batch, episodes)
+            company = _Company(batch, episodes, beside)
             for name, critic in own.items():
                 size = getattr(self._configs[name], "critic_obs_size", 0)
                 parts = [_called(critic, piece, company.of(piece), size) for piece in company.pieces[name]]
                 found[name] = CriticRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         everybody = [name for name, critic in asked.items() if critic == "all_agents"]
         if everybody:
-            outside = [name for name in batch if not isinstance(self._policies[name], NetPolicy)]
-            fragment = JointFragment(self._joint(), batch, episodes, outside)
+            names = (*batch, *(name for name, _ in beside))
+            outside = [name for name in names if not isinstance(self._policies[name], NetPolicy)]
+            fragment = JointFragment(self._joint(), batch, episodes, outside, beside)
             for name in everybody:
                 policy = self._policies[name]
                 found[name] = fragment.of(name, policy.observation_space, policy.action_space)
@@ -138,10 +143,11 @@ class Postprocessing:
 class _Company:
     """The pieces of a fragment, and who was there with each."""
 
-    def __init__(self, batch: MultiAgentBatch, episodes: Episodes) -> None:
+    def __init__(self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside) -> None:
         self.pieces = {name: pieces_of(name, own, episodes) for name, own in batch.policy_batches.items()}
         self._by_episode: dict[int, dict[AgentId, list[SampleBatch]]] = {}
-        for piece in (piece for pieces in self.pieces.values() for piece in pieces):
+        seen = [pieces_of(name, own, episodes) for name, own in beside]
+        for piece in chain(*self.pieces.values(), *seen):
             agents = self._by_episode.setdefault(piece.episode.episode_id, {})
             agents.setdefault(piece.agent_id, []).append(piece.batch)
         self._joined: dict[int, dict[AgentId, SampleBatch]] = {}

@@ -200,7 +200,8 @@ class LocalRollouts:
                 if isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
                     self._broken_off, self.sampler.agent_steps = True, agent_steps
                 raise
-        self._crew.completion.complete(batch, self.sampler.episodes, later=self.later)
+        sampler = self.sampler
+        self._crew.completion.complete(batch, sampler.episodes, sampler.unlearned, later=self.later)
         self.sampler.finish(batch)
         return batch
 

@@ -42,12 +42,12 @@ class Cohort(ABC):
         ledger: What they experienced.
         state_sizes: Numbers in each part of their recurrent state, () without one.
         path: The way through connectors, None where the preprocessor does all that they do.
-        unlearned: Rows that left with the last `close` and that nobody learns from, until somebody has looked.
+        unlearned: Rows of the last `close` that nobody learns from, by policy, until they are looked at.
         weights_seq_no: Number of the weights that act; None where nobody counts, and rows do not tell.
     """
 
     path: ConnectorPath | None = None
-    unlearned: Sequence[SampleBatch] = ()
+    unlearned: Sequence[tuple[str, SampleBatch]] = ()
     weights_seq_no: int | None = None
 
     def __init__(
@@ -253,7 +253,7 @@ class Cohort(ABC):
         batches = ledger.close(self._finals)
         if self.path is not None:
             self.path.settle()
-        self.unlearned = [batch for index, batch in batches.items() if index < 0]
+        self.unlearned = [(self.policy_ids[~index], batch) for index, batch in batches.items() if index < 0]
         return {self.policy_ids[index]: batch for index, batch in batches.items() if index >= 0}
 
     def _check_bounds(self) -> None:

@@ -61,6 +61,7 @@ class Sampler(Told, told=OF_WORKERS):
         idle: Whether the last fragment was given up for the time being, because nobody called.
         polled: Whether the environment has been polled, and cannot be taken for new any more.
         env_steps: Of all sub-environments, in fragments that have been closed.
+        unlearned: Rows of the last fragment that nobody learns from, by policy, until `finish`; only if they are dated.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Sampler(Told, told=OF_WORKERS):
         self.digest = Digest()
         self.action_log = ActionLog()
         self.env_steps = 0
+        self.unlearned: list[tuple[str, SampleBatch]] = []
         self.idle = self.polled = False
         self._cohorts = list(cohorts)
         self._quota = quota
@@ -267,6 +269,7 @@ class Sampler(Told, told=OF_WORKERS):
 
     def finish(self, batch: MultiAgentBatch) -> None:
         """Tell the callbacks about a fragment that has been completed."""
+        self.unlearned = []
         self._hooks.closed(batch, self.policies)
         self._hooks.callbacks.on_sample_end(worker=self, samples=batch)
         self._hooks.warn()
@@ -357,12 +360,15 @@ class Sampler(Told, told=OF_WORKERS):
     def _close(self, env_steps: int) -> MultiAgentBatch:
         """Close every cohort's fragment and point the rows that still wait to their new places."""
         self.env_steps += env_steps
+        self.unlearned = []
         batches: dict[str, SampleBatch] = {}
         for number, cohort in enumerate(self._cohorts):
             closed = cohort.close()
             if self._frames is None and not self.base_env.external:
-                for batch in (*closed.values(), *cohort.unlearned):
+                for batch in (*closed.values(), *(batch for _, batch in cohort.unlearned)):
                     self.action_log.note(number, batch)
+            if self._hooks.keeps:
+                self.unlearned += cohort.unlearned
             cohort.unlearned = ()
             batches.update(self._whole.completed(cohort, closed))
         batches, env_steps = self._whole.release(batches, env_steps)

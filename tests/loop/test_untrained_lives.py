@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import MultiAgentEnv
-from menv.algorithms import PPO
+from menv import MultiAgentEnv, PolicySpec
+from menv.algorithms import PPO, PPOPolicy
 
 
 class Quiet(MultiAgentEnv):
@@ -66,3 +66,30 @@ def test_a_resumed_run_does_not_learn_from_them_either(length: int, tmp_path: Pa
         assert [again.sample().policy_batches["default_policy"].count for _ in range(2)] == counts
         result = again.train()
     assert (result["num_episodes_not_resumed"], result["digest"]) == (0, digest)
+
+
+class Watching(PPOPolicy):
+    """Notes who was there beside each agent."""
+
+    beside: ClassVar[set[Any]] = set()
+
+    def postprocess_trajectory(
+        self, sample_batch: Any, other_agent_batches: Any = None, episode: Any = None
+    ) -> Any:
+        self.beside.update(other_agent_batches)
+        return sample_batch
+
+
+def test_central_critics_and_hooks_see_them_as_they_see_others() -> None:
+    config: dict[str, Any] = {
+        "rollout_fragment_length": 20, "train_batch_size": 20, "critic_obs": "all_agents",
+        "multiagent": {"policies": {"default_policy": PolicySpec(policy_class=Watching)}},
+    }  # fmt: skip
+    with PPO(env=Quiet, config=config) as algo:
+        batch = algo.sample().policy_batches["default_policy"]
+    # In odd episodes bob is learned from, in even ones he is not; ann sees him act in all of them.
+    ann = batch["critic_obs"][batch["agent_index"] == 0]
+    assert ann.shape == (20, 9)
+    np.testing.assert_array_equal(ann[:, 4], 1.0)
+    np.testing.assert_array_equal(ann[:, 1], ann[:, 0])
+    assert Watching.beside == {"ann", "bob", "cyd"}
