@@ -17,14 +17,17 @@ from menv.algorithms.torch_threads import processors, threads_to_learn_with
 from menv.errors import ConfigError
 from tests.algorithms.test_conv_training import PPO_SETTINGS, Patch
 
-ALL = processors()
+with pytest.MonkeyPatch.context() as _patch:
+    _patch.delenv("OMP_NUM_THREADS", raising=False)
+    ALL = processors()
 SMALL = {"fcnet_hiddens": [8]}
 WIDE = {"fcnet_hiddens": [512, 512]}
 ROWS: dict[str, Any] = {"train_batch_size": 128, "sgd_minibatch_size": 64, "num_sgd_iter": 1, "seed": 1}
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
