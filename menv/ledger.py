@@ -1,9 +1,8 @@
 """What happened, written down once: append-only columns, cut into trajectories when a fragment closes.
 
-`menv.loop.cohort` writes a row when an agent waits and its action when it has been answered. A row
-leaves in a batch only when its reward is complete, that is, when the same trajectory has a later row
-or has ended; until then it is carried into the next fragment. The ledger knows slots and numbers,
-no environments, policies or networks.
+`menv.loop.cohort` writes a row when an agent waits and its action when it has been answered. A row leaves in a
+batch only when its reward is complete, that is, when the same trajectory has a later row or has ended; until then
+it is carried into the next fragment. The ledger knows slots and numbers, no environments, policies or networks.
 """
 
 from __future__ import annotations

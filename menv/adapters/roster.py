@@ -1,8 +1,7 @@
 """The agents of one sub-environment: who lives, who waits, who is owed how much.
 
-The dict adapters (`multi_agent`, `custom`) hold one `Roster` for each sub-environment and hand it
-the dicts that the environment returned; it turns them into rows, joins and ends. It never calls an
-environment and knows no policies.
+The dict adapters (`multi_agent`, `custom`) hold one `Roster` for each sub-environment and hand it the dicts that
+the environment returned; it turns them into rows, joins and ends. It never calls one and knows no policies.
 """
 
 from __future__ import annotations
