@@ -28,7 +28,6 @@ class Round:
         episode_ids: R different ones.
         obs: [R, ...] what the agents observe.
         rewards: [R] paid since their last observations, finite.
-        sizes: R, what each counts for in the backlog of its caller, in bytes.
         questions: R, each of which takes its answer by itself where they are not answered together.
         together: Takes the answers.
         lines: The episodes, once the round has been handed in.
@@ -37,7 +36,6 @@ class Round:
     episode_ids: Sequence[str]
     obs: npt.NDArray[Any]
     rewards: FloatArray
-    sizes: Sequence[int]
     questions: Sequence[Answer]
     together: Together | None
     lines: list[Line] = field(default_factory=list)

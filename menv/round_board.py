@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from menv.backlog import EACH
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId
 from menv.call_errors import stopped
 from menv.line import Line
@@ -18,7 +17,7 @@ from menv.switchboard import Switchboard
 
 
 class RoundBoard(Switchboard):
-    """A `Switchboard` at which at most one round waits."""
+    """A `Switchboard` at which at most one round waits, so that nobody's backlog has to count it."""
 
     def __init__(self, max_open: int | None = None) -> None:
         super().__init__(max_open)
@@ -48,8 +47,6 @@ class RoundBoard(Switchboard):
                 # Whatever is said from now on waits until the round is answered.
                 line.steady, line.asked, line.busy = False, True, True
                 lines.append(line)
-            for line, size in zip(lines, asked.sizes, strict=True):
-                line.backlog.add(size + EACH)
             self._round = asked
             self._news.notify_all()
             if self.on_news is not None:
@@ -60,9 +57,6 @@ class RoundBoard(Switchboard):
         """Return the round that waits, None if there is none; its episodes are busy until `answered_round`."""
         with self._lock:
             taken, self._round = self._round, None
-            if taken is not None:
-                for line, size in zip(taken.lines, taken.sizes, strict=True):
-                    line.backlog.add(-size - EACH)
         return taken
 
     def answered_round(self, answered: Round) -> None:

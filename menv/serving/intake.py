@@ -16,11 +16,12 @@ from typing import Protocol
 
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.transport import Reply
+from menv.serving.client_state import ClientState
 from menv.serving.slices import Slices, Then, Work
 from menv.serving.translation import Job, Outcome, Translation, translated
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect, dialect_of
-from menv.serving.wire.messages import GetAction, Request, decode
+from menv.serving.wire.messages import Request, decode
 
 Close = Callable[[], None]
 
@@ -34,13 +35,12 @@ class Listener(Protocol):
     """Whose bodies they are."""
 
     admitted: bool
-    """Whether large bodies are read at all."""
+    """Whether large bodies are read at all, and questions with those of others."""
+    state: ClientState
+    """Whose questions they are."""
 
     def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
         """Do what a request says; `translated` is that of `ChunkDesk.take`."""
-
-    def ask(self, request: GetAction, answerer: Answerer) -> None:
-        """Do what a request for an action says, as `answer` does."""
 
     def refuse(self, error: BadMessageError, answerer: Answerer) -> None:
         """Answer a body that holds no request."""
@@ -50,7 +50,7 @@ class PutOff(Protocol):
     """Where bodies wait for others that come with the same look at the sockets."""
 
     def put_off(self, intake: Intake, body: bytes, answerer: Answerer) -> None:
-        """Have `intake` get the request that a body holds, or the body again, before `ask` returns."""
+        """Have the question taken that a body holds, or `intake` read the body after all, before `ask` returns."""
 
     def ask(self) -> None:
         """Have everything done that was put off."""
@@ -68,7 +68,7 @@ class Intake:
         always: Whether every body needs a reply.
 
     Attributes:
-        ask: What the listener does with a request that was read with others.
+        listener: As given.
         number: Which of all it is; those that were made later have greater ones.
         hold: What transports wait for while something goes on with the last body.
     """
@@ -82,8 +82,7 @@ class Intake:
         max_depth: int,
         always: bool,
     ) -> None:
-        self._listener = listener
-        self.ask = listener.ask
+        self.listener = listener
         self.number = next(_numbers)
         self._questions = questions
         self._translation = translation
@@ -102,7 +101,7 @@ class Intake:
         """Take one body; see `Conversation.received`."""
         if self.hold is None and len(body) <= self._short and body.find(_ASKS) >= 0:
             dialect = _FIRST_BYTES.get(body[0])
-            if dialect is not None:
+            if dialect is not None and self.listener.admitted:
                 last = self._last
                 if (
                     last is None
@@ -163,7 +162,7 @@ class Intake:
                 self._read_in_turn(body, reply, close)
                 return
         except BadMessageError as error:
-            self._listener.refuse(error, Answerer(reply, _dialect_of(body), close))
+            self.listener.refuse(error, Answerer(reply, _dialect_of(body), close))
             return
         self._read_at_once(body, reply, close)
 
@@ -172,9 +171,9 @@ class Intake:
         try:
             request, dialect = decode(body, self._max_depth)
         except BadMessageError as error:
-            self._listener.refuse(error, Answerer(reply, _dialect_of(body), close))
+            self.listener.refuse(error, Answerer(reply, _dialect_of(body), close))
             return
-        self._listener.answer(request, self._answerer_of(reply, dialect, close), translated=False)
+        self.listener.answer(request, self._answerer_of(reply, dialect, close), translated=False)
 
     def _answerer_of(self, reply: Reply, dialect: Dialect, close: Close) -> Answerer:
         """Return the way back for a body that was read here; over a stream it is nearly always the same."""
@@ -196,14 +195,12 @@ class Intake:
 
         def then(error: Exception | None) -> None:
             if isinstance(error, BadMessageError):
-                self._listener.refuse(error, Answerer(reply, _dialect_of(body), close))
+                self.listener.refuse(error, Answerer(reply, _dialect_of(body), close))
             elif error is not None:
                 raise error
             else:
                 request, dialect = read[0]
-                self._listener.answer(
-                    request, Answerer(reply, dialect, close, self._always), translated=False
-                )
+                self.listener.answer(request, Answerer(reply, dialect, close, self._always), translated=False)
 
         self.run(work(), then, close)
 
@@ -214,7 +211,7 @@ class Intake:
             BadMessageError: It will not be.
         """
         dialect = dialect_of(body)
-        if not self._listener.admitted:
+        if not self.listener.admitted:
             raise BadMessageError(
                 Code.NOT_ALLOWED, "GET_CONFIG.token: is missing, expected the server's token first"
             )
@@ -231,10 +228,10 @@ class Intake:
         try:
             request, flat, read_as = translated(outcome, body, self._max_depth)
         except BadMessageError as error:
-            self._listener.refuse(error, Answerer(reply, dialect, close))
+            self.listener.refuse(error, Answerer(reply, dialect, close))
             return
         answerer = Answerer(reply, read_as, close, self._always, answers_in=dialect)
-        self._listener.answer(request, answerer, translated=flat)
+        self.listener.answer(request, answerer, translated=flat)
 
     def _wait(self) -> None:
         """Have others wait, if something goes on."""

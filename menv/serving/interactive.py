@@ -13,6 +13,7 @@ import msgspec
 from menv.base_env import ALL, SINGLE_AGENT
 from menv.errors import EpisodeError
 from menv.input_context import InputContext
+from menv.line import Paid
 from menv.round_board import RoundBoard
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.limits import Limits
@@ -65,7 +66,7 @@ class Interactive:
         self._ioctx = ioctx
         self._limits = limits
         self._values = TurnValues(ioctx, limits.max_agents)
-        self.questions = Questions(switchboard, self._values, decided, refused)
+        self.questions = Questions(switchboard, self._values, self, limits, decided, refused)
 
     def settle(self) -> None:
         """Do what has been put off: what comes next finds everything done that came before it."""
@@ -97,28 +98,8 @@ class Interactive:
         link.answer = EpisodeStarted(episode_id=name, seq=request.seq)
         answerer.send(link.answer)
 
-    def question(self, state: ClientState, request: GetAction, answerer: Answerer) -> None:
-        """Take a message that asks for actions, but for its observation, which is read with those of others.
-
-        Raises:
-            BadMessageError: It cannot be taken, and was not.
-        """
-        link, seq = state.links.get(request.episode_id), request.seq
-        if link is None or link.waiting or not (seq is None or seq == link.seq + 1):
-            link = self._link(state, request, answerer)
-            if link is None:
-                return
-        size = len(request.observation)
-        state.check_backlog(size, self._limits, "GET_ACTION")
-        paid = None
-        if request.reward or request.info or request.done:
-            paid = self._paid(state, request, answerer.dialect)
-        self.questions.add(link, request, answerer, size, paid)
-
-    def _paid(
-        self, state: ClientState, request: GetAction, dialect: Dialect
-    ) -> tuple[Any, Any, Any, int] | None:
-        """Return what came with a question, as in `menv.line.Call`."""
+    def paid(self, state: ClientState, request: GetAction, dialect: Dialect) -> Paid | None:
+        """Return what came with a question; see `menv.serving.questions.Episodes`."""
         told = len(request.info)
         if told:
             state.check_backlog(told, self._limits, "info")
@@ -134,7 +115,7 @@ class Interactive:
         Raises:
             BadMessageError: It cannot be taken, and was not.
         """
-        link = self._link(state, request, answerer)
+        link = self.link(state, request, answerer)
         if link is None:
             return
         try:
@@ -148,8 +129,8 @@ class Interactive:
             state.finish(request.episode_id)
         answerer.send(answer)
 
-    def _link(self, state: ClientState, request: Turn, answerer: Answerer) -> Link | None:
-        """Return the episode that a message belongs to, in which nobody waits; None if the message came before."""
+    def link(self, state: ClientState, request: Turn, answerer: Answerer) -> Link | None:
+        """Return the episode that a message belongs to; see `menv.serving.questions.Episodes`."""
         name, seq = request.episode_id, request.seq
         link = state.links.get(name)
         if link is not None and not link.waiting and (seq is None or seq == link.seq + 1):

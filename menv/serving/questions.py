@@ -1,9 +1,9 @@
 """Questions: the actions that clients ask for in one round of the loop, read and handed to the sampler all at once.
 
-An `Intake` puts off bodies that look like one. What they hold goes back to it; `Interactive` adds what is in order but
-for its observation, and has everything asked before it does anything else. A message by itself costs little that way;
+An `Intake` puts off bodies that look like one. What is in order but for its observation is asked with the others, and
+`Interactive` has everything asked before it does anything else. A message by itself costs little that way;
 what is done with parsers and numpy, under locks and in other threads is done once. It knows no connections, and not
-which message may come when.
+which message may come when: that `Interactive` tells of whatever is not simply the next question of an episode.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -22,7 +22,8 @@ from menv.line import Call, Paid
 from menv.round import Actions, Round
 from menv.round_board import RoundBoard
 from menv.serving.answerer import Answerer
-from menv.serving.client_state import Link
+from menv.serving.carriers.limits import Limits
+from menv.serving.client_state import ClientState, Link
 from menv.serving.intake import Intake
 from menv.serving.turn_values import TurnValues
 from menv.serving.wire.bad_message import BadMessageError
@@ -81,12 +82,32 @@ class Question(Struct, eq=False):
         self.decided(((self,), actions))
 
 
+class Episodes(Protocol):
+    """Who knows episodes."""
+
+    def link(self, state: ClientState, request: GetAction, answerer: Answerer) -> Link | None:
+        """Return the episode that a message belongs to, in which nobody waits; None if the message came before.
+
+        Raises:
+            BadMessageError: It cannot be taken, and was not.
+        """
+
+    def paid(self, state: ClientState, request: GetAction, dialect: Dialect) -> Paid | None:
+        """Return what came with a question, as in `menv.line.Call`.
+
+        Raises:
+            BadMessageError: That cannot be taken.
+        """
+
+
 class Questions:
     """Questions of this round of the loop. Everything is called in the loop.
 
     Args:
         switchboard: Where the sampler is.
         values: Reads observations.
+        episodes: Tells of what is not simply the next question.
+        limits: How much may wait.
         decided: Called in the sampler's thread.
         refused: Answers those that cannot be asked.
 
@@ -96,10 +117,18 @@ class Questions:
     """
 
     def __init__(
-        self, switchboard: RoundBoard, values: TurnValues, decided: Decided, refused: Refused
+        self,
+        switchboard: RoundBoard,
+        values: TurnValues,
+        episodes: Episodes,
+        limits: Limits,
+        decided: Decided,
+        refused: Refused,
     ) -> None:
         self._board = switchboard
         self._values = values
+        self._episodes = episodes
+        self._limits = limits
         self._decided = decided
         self._refused = refused
         self.asked_by_others: Callable[[], None] | None = None
@@ -127,18 +156,38 @@ class Questions:
             else:
                 asyncio.get_running_loop().call_soon(self.ask)
 
-    def add(self, link: Link, request: GetAction, answerer: Answerer, size: int, paid: Paid | None) -> None:
+    def take(self, state: ClientState, request: GetAction, answerer: Answerer) -> None:
         """Have a question asked before the loop looks at its sockets again, or at once if much is there to be read.
 
-        The arguments are those of a `Question`.
+        One that cannot be taken is answered so.
+
+        Args:
+            state: Whose it is.
+            request: The question; its observation is read with those of others.
+            answerer: Where it came from.
         """
+        try:
+            link, seq = state.links.get(request.episode_id), request.seq
+            if link is None or link.waiting or not (seq is None or seq == link.seq + 1):
+                link = self._episodes.link(state, request, answerer)
+                if link is None:
+                    return
+            size = len(request.observation)
+            state.check_backlog(size, self._limits, "GET_ACTION")
+            paid = None
+            if request.reward or request.info or request.done:
+                paid = self._episodes.paid(state, request, answerer.dialect)
+        except (BadMessageError, CallOrderError) as error:
+            self.ask()
+            self._refused(error, answerer, request.seq)
+            return
         if not (self._added or self._reading):
             asyncio.get_running_loop().call_soon(self.ask)
         self._added.append(
             Question(link, request, answerer, size, paid, self._decided, link.seq, link.answer)
         )
-        if request.seq is not None:
-            link.seq = request.seq
+        if seq is not None:
+            link.seq = seq
         link.answer, link.waiting = None, [answerer]
         self._bytes += size
         if self._bytes > _MOST_BYTES:
@@ -176,7 +225,7 @@ class Questions:
         for (_, intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
             try:
                 if request is not None and intake.hold is None:
-                    intake.ask(request, answerer)
+                    self.take(intake.listener.state, request, answerer)
                 else:
                     intake.read(body, answerer.reply, answerer.close)
             except Exception as error:
@@ -212,8 +261,7 @@ class Questions:
         if None in rewards or not isinstance(column, np.ndarray):
             return False
         ids = [question.link.board_id for question in questions]
-        sizes = [question.size for question in questions]
-        asked = Round(ids, column, np.array(rewards), sizes, questions, self._decided_together)
+        asked = Round(ids, column, np.array(rewards), questions, self._decided_together)
         return self._board.ask_round(asked)
 
     def _decided_together(self, questions: Sequence[Any], actions: Actions | BaseException) -> None:

@@ -84,7 +84,7 @@ class Session:
     def answer(self, request: Request, answerer: Answerer, *, translated: bool = False) -> None:
         """Do what a request says; see `menv.serving.intake`."""
         if type(request) is GetAction and self.admitted:
-            self.ask(request, answerer)
+            self._interactive.questions.take(self.state, request, answerer)
             return
         interactive = self._interactive
         try:
@@ -95,17 +95,6 @@ class Session:
                 self._handle(request, answerer)
         except (BadMessageError, CallOrderError) as error:
             interactive.settle()
-            self._fail(error, answerer, request)
-
-    def ask(self, request: GetAction, answerer: Answerer) -> None:
-        """Take a request for an action; see `menv.serving.intake`."""
-        if not self.admitted:
-            self.answer(request, answerer)
-            return
-        try:
-            self._interactive.question(self.state, request, answerer)
-        except (BadMessageError, CallOrderError) as error:
-            self._interactive.settle()
             self._fail(error, answerer, request)
 
     def refuse(self, error: BadMessageError, answerer: Answerer) -> None:

@@ -23,10 +23,13 @@ class Bucket:
         Args:
             now: Seconds of any clock that only goes forward.
         """
+        if self._booked < now:
+            # Nearly always nothing is used up.
+            self._booked = now + self._each
+            return 0.0
         # `_booked` is the time up to which the rate is used up: every one moves it on by its share.
-        booked = now if self._booked < now else self._booked
-        ahead = booked - now - self._span
+        ahead = self._booked - now - self._span
         if ahead > -self._each / 2:
             return ahead + self._each
-        self._booked = booked + self._each
+        self._booked += self._each
         return 0.0

@@ -14,6 +14,10 @@ _MOST_BYTES = 262_144
 """Bytes of one connection before others have their turn."""
 _FEW_BYTES = 65_536
 """Nearly nobody sends as many; memory for them is at hand, where more would be mapped and unmapped for each read."""
+_TOGETHER = 16_384
+"""Bytes of all connections that are read before the loop goes round: going round takes longer than reading a body."""
+_LOOK = 1_024
+"""As how many bytes a look counts."""
 
 
 class SocketReader:
@@ -54,15 +58,22 @@ class SocketReader:
                 self._epoll.unregister(fd)
 
     def look(self) -> None:
-        """Read all sockets that have something."""
-        readers, large = self._open, self._large
-        for fd, _ in self._epoll.poll(0):
+        """Read all sockets that have something, and if that is little, those that have something by then."""
+        left = _TOGETHER
+        while left > 0 and (found := self._epoll.poll(0)):
+            left -= _LOOK + self._read(found)
+
+    def _read(self, found: list[tuple[int, int]]) -> int:
+        """Read some sockets once; return how many bytes these had."""
+        readers, large, read = self._open, self._large, 0
+        for fd, _ in found:
             # Whoever was read before may have ended others.
             if (one := readers.get(fd)) is None:
                 continue
             transport, protocol = one
             try:
                 data = os.read(fd, _MOST_BYTES if fd in large else _FEW_BYTES)
+                read += len(data)
                 if large or len(data) >= _FEW_BYTES:
                     (large.add if len(data) >= _FEW_BYTES else large.discard)(fd)
                 if data:
@@ -73,6 +84,7 @@ class SocketReader:
                 continue
             except Exception as error:
                 self._break_off(transport, error)
+        return read
 
     def _end_of(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
         """Take note that a peer sends no more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
@@ -45,8 +45,6 @@ class StreamConnection(asyncio.Protocol):
         self._bodies: deque[bytes] = deque()
         # Bytes that were read and not yet taken apart begin at `_fed`.
         self._unfed, self._fed = b"", 0
-        # Takes bytes that are one whole body and nothing else, and returns it; None if they may be anything else.
-        self._only_body: Callable[[bytes], bytes | None] = _anything
         self._bucket = Bucket(listener.limits.max_rate)
         self._owed = 0
         self._ending = False
@@ -116,17 +114,6 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes."""
-        # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
-        if self._at_rest and (body := self._only_body(data)) is not None:
-            self._heard = now = monotonic()
-            if not self._bucket.wait(now):
-                self._hand_over(body)
-            else:
-                self._bodies.append(body)
-                self._at_rest = False
-            if not self._at_rest:
-                self._take_turn()
-            return
         if self._ending or self._farewell is not None:
             self._discard(len(data))
             return
@@ -292,11 +279,15 @@ class StreamConnection(asyncio.Protocol):
         try:
             held = conversation.received(body, self._back, self._end)
             if held is not None:
-                self._held, self._at_rest = True, False
-                held.add_done_callback(self._end_hold)
+                self._wait_for(held)
         except Exception as fault:
             self._listener.faults.add(fault)
             self.abort()
+
+    def _wait_for(self, held: asyncio.Future[None]) -> None:
+        """Take no more while something goes on with the last body."""
+        self._held, self._at_rest = True, False
+        held.add_done_callback(self._end_hold)
 
     def _end_hold(self, _: asyncio.Future[None]) -> None:
         self._held = False
@@ -374,7 +365,3 @@ class StreamConnection(asyncio.Protocol):
         self._discarded += count
         if self._discarded > MOST_DISCARDED * self._limits.max_body:
             self._transport.abort()
-
-
-def _anything(_: bytes) -> None:
-    """Say that bytes may be anything."""

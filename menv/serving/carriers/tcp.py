@@ -8,7 +8,7 @@ from time import monotonic
 
 from menv.serving.carriers.listener import Listener
 from menv.serving.carriers.stream_connection import StreamConnection
-from menv.serving.wire.framing import Frames, frame
+from menv.serving.wire.framing import FEW, HEADER_BYTES, HEADERS, Frames, frame
 
 
 class TcpTransport(Listener):
@@ -35,7 +35,7 @@ class _TcpConnection(StreamConnection):
     def __init__(self, listener: Listener) -> None:
         super().__init__(listener)
         self._frames = Frames(listener.limits.max_body)
-        self._only_body = self._frames.only
+        self._few = min(FEW, listener.limits.max_body + 1)
         # Where to write without asyncio; -1 where that cannot be, or not now.
         self._fd = -1
 
@@ -47,6 +47,34 @@ class _TcpConnection(StreamConnection):
     def connection_lost(self, error: Exception | None) -> None:
         self._fd = -1
         super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
+        size = len(data) - HEADER_BYTES
+        if (
+            not self._at_rest
+            or not 0 <= size < self._few
+            or not data.startswith(HEADERS[size])
+            or self._conversation is None
+        ):
+            super().data_received(data)
+            return
+        body = data[HEADER_BYTES:]
+        self._heard = now = monotonic()
+        if self._bucket.wait(now):
+            self._bodies.append(body)
+            self._at_rest = False
+        else:
+            self._owed += 1
+            try:
+                held = self._conversation.received(body, self._back, self._end)
+                if held is not None:
+                    self._wait_for(held)
+            except Exception as fault:
+                self._listener.faults.add(fault)
+                self.abort()
+        if not self._at_rest:
+            self._take_turn()
 
     def _feed(self, data: bytes) -> list[bytes]:
         return self._frames.feed(data)
@@ -63,13 +91,20 @@ class _TcpConnection(StreamConnection):
             self._fd = self._transport.get_extra_info("socket").fileno()
 
     def _reply(self, body: bytes) -> None:
-        if not self._at_rest or self._fd < 0:
+        size = len(body)
+        if not self._at_rest or self._fd < 0 or size >= FEW:
             super()._reply(body)
             return
         # Nearly always nothing waits and nothing ends, and the peer can take all of it.
         self._owed -= 1
         self._heard = monotonic()
-        self._write(frame(body))
+        data = HEADERS[size] + body
+        try:
+            sent = write(self._fd, data)
+        except OSError:
+            sent = 0
+        if sent < len(data):
+            self._leave_rest(data[sent:])
 
     def _send(self, body: bytes) -> None:
         if self._fd < 0:
@@ -85,8 +120,11 @@ class _TcpConnection(StreamConnection):
         try:
             sent = write(self._fd, data)
         except OSError:
-            # asyncio finds it out, too, and ends the connection if it has to.
             sent = 0
         if sent < len(data):
-            self._fd = -1
-            self._transport.write(data[sent:])
+            self._leave_rest(data[sent:])
+
+    def _leave_rest(self, data: bytes) -> None:
+        """Have asyncio write what could not be written; it finds out why, and ends the connection if it has to."""
+        self._fd = -1
+        self._transport.write(data)

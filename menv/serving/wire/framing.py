@@ -9,8 +9,8 @@ from menv.serving.wire.bad_message import BadMessageError, Code
 
 HEADER_BYTES = 8
 MOST_BODY_BYTES: int = 10**HEADER_BYTES - 1
-_FEW = 1024
-_HEADERS = tuple(b"%08d" % size for size in range(_FEW))
+FEW = 1024
+HEADERS = tuple(b"%08d" % size for size in range(FEW))
 """Those of short bodies, which nearly all are."""
 
 
@@ -26,7 +26,7 @@ def frame(body: bytes) -> bytes:
             Code.TOO_LARGE,
             f"frame: a body of {size} bytes, expected at most {MOST_BODY_BYTES}; send it in several messages",
         )
-    return (_HEADERS[size] if size < _FEW else b"%08d" % size) + body
+    return (HEADERS[size] if size < FEW else b"%08d" % size) + body
 
 
 class Frames:
@@ -60,7 +60,7 @@ class Frames:
         size = len(data) - HEADER_BYTES
         if self._rest or self._broken is not None or not 0 <= size <= self._max_body:
             return None
-        header = _HEADERS[size] if size < _FEW else b"%08d" % size
+        header = HEADERS[size] if size < FEW else b"%08d" % size
         return data[HEADER_BYTES:] if data.startswith(header) else None
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
