@@ -78,7 +78,8 @@ class Line:
         busy: Whether the sampler has taken a turn that is not answered; only it writes this.
         over: Whether its last turn has been said.
         plays: Whether pieces have been handed in, beside which callers make no moves; None before anything is said.
-        steady: Whether its next question may be one of a `Round`: one agent was answered, nothing has been said since.
+        steady: Whether its next question may be one of a `Round`: one agent was answered, and nothing has been said
+            since but questions of rounds.
     """
 
     __slots__ = (

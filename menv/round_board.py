@@ -41,11 +41,11 @@ class RoundBoard(Switchboard):
             known, lines = self._lines, asked.lines
             for episode_id in asked.episode_ids:
                 line = known.get(episode_id)
-                if line is None or not line.steady:
+                if line is None or not line.steady or line.asked:
                     self._take_back(lines)
                     return False
                 # Whatever is said from now on waits until the round is answered.
-                line.steady, line.asked, line.busy = False, True, True
+                line.asked = line.busy = True
                 lines.append(line)
             self._round = asked
             self._news.notify_all()
@@ -65,7 +65,6 @@ class RoundBoard(Switchboard):
             self._expected = len(answered.lines)
             for line in answered.lines:
                 line.asked = line.busy = False
-                line.steady = not (line.turns or line.rewards or line.infos or line.done)
                 if line.turns:
                     self._ready[line.episode_id] = line
 
@@ -101,5 +100,5 @@ class RoundBoard(Switchboard):
     def _take_back(lines: list[Line]) -> None:
         """Leave episodes as they were before a round was refused."""
         for line in lines:
-            line.steady, line.asked, line.busy = True, False, False
+            line.asked = line.busy = False
         lines.clear()
