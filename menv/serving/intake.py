@@ -12,7 +12,7 @@ import itertools
 from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.transport import Reply
@@ -24,10 +24,14 @@ from menv.serving.wire.dialect import Dialect, dialect_of
 from menv.serving.wire.messages import Request, decode
 
 Close = Callable[[], None]
+Unread: TypeAlias = "tuple[int, Intake, bytes, Answerer]"
+"""A body, and where it came from: the number of the intake, the intake, and the way back."""
 
 _SHORT = 2_000
 """Bytes that are read in no time, whatever they are."""
 _ASKS = b"GET_ACTION"
+MOST_PUT_OFF = 512
+"""Bodies that are read in one go."""
 _numbers = itertools.count()
 
 
@@ -49,8 +53,11 @@ class Listener(Protocol):
 class PutOff(Protocol):
     """Where bodies wait for others that come with the same look at the sockets."""
 
-    def put_off(self, intake: Intake, body: bytes, answerer: Answerer) -> None:
-        """Have the question taken that a body holds, or `intake` read the body after all, before `ask` returns."""
+    put_off: list[Unread]
+    """Bodies whose questions are taken, or which their intakes read after all, before `ask` returns."""
+
+    def begin(self) -> None:
+        """Have that done soon; called with the first body that is put off, and when they are `MOST_PUT_OFF`."""
 
     def ask(self) -> None:
         """Have everything done that was put off."""
@@ -84,7 +91,7 @@ class Intake:
     ) -> None:
         self.listener = listener
         self.number = next(_numbers)
-        self._questions = questions
+        self._questions, self._put_off = questions, questions.put_off
         self._translation = translation
         self._slices = slices
         self._max_depth = max_depth
@@ -102,15 +109,14 @@ class Intake:
         if self.hold is None and len(body) <= self._short and body.find(_ASKS) >= 0:
             dialect = _FIRST_BYTES.get(body[0])
             if dialect is not None and self.listener.admitted:
+                # Nearly every body comes this way, over the same way back as the last one.
                 last = self._last
-                if (
-                    last is None
-                    or last.reply is not reply
-                    or last.dialect is not dialect
-                    or last.close is not close
-                ):
+                if last is None or last.reply is not reply or last.dialect is not dialect:
                     last = self._answerer_of(reply, dialect, close)
-                self._questions.put_off(self, body, last)
+                put_off = self._put_off
+                put_off.append((self.number, self, body, last))
+                if len(put_off) == 1 or len(put_off) >= MOST_PUT_OFF:
+                    self._questions.begin()
                 return self.hold
         # What was put off came before it.
         self._questions.ask()
@@ -178,7 +184,7 @@ class Intake:
     def _answerer_of(self, reply: Reply, dialect: Dialect, close: Close) -> Answerer:
         """Return the way back for a body that was read here; over a stream it is nearly always the same."""
         last = self._last
-        if last is not None and last.reply is reply and last.dialect is dialect and last.close is close:
+        if last is not None and last.reply is reply and last.dialect is dialect:
             return last
         answerer = Answerer(reply, dialect, close, self._always)
         # With a reply to each request there is another way back for each, which ends with it.

@@ -24,7 +24,7 @@ from menv.round_board import RoundBoard
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.limits import Limits
 from menv.serving.client_state import ClientState, Link
-from menv.serving.intake import Intake
+from menv.serving.intake import MOST_PUT_OFF, Unread
 from menv.serving.turn_values import TurnValues
 from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.dialect import Dialect
@@ -34,10 +34,8 @@ from menv.serving.wire.space_readers import Column
 
 _DIALECTS = tuple(Dialect)
 _MOST_BYTES = 65_536
-"""Bytes of bodies, and of observations, that are read in one go."""
+"""Bytes of observations that are read in one go."""
 
-_Unread: TypeAlias = tuple[int, Intake, bytes, Answerer]
-"""A body, and where it came from: the number of the intake, the intake, and the way back."""
 _number = itemgetter(0)
 Decision: TypeAlias = "tuple[Sequence[Question], Mapping[Any, Any] | Actions | BaseException]"
 """One question and the actions of its agents, or several and the action of each one's agent; or why there are none."""
@@ -112,6 +110,7 @@ class Questions:
         refused: Answers those that cannot be asked.
 
     Attributes:
+        put_off: See `menv.serving.intake.PutOff`.
         asked_by_others: Called where something is put off and somebody else has it asked; None where the loop does,
             before it looks at its sockets again.
     """
@@ -132,29 +131,20 @@ class Questions:
         self._decided = decided
         self._refused = refused
         self.asked_by_others: Callable[[], None] | None = None
-        self._unread: list[_Unread] = []
-        self._unread_bytes = 0
+        self.put_off: list[Unread] = []
         # Whether bodies are just being read; what these add is asked when all have been.
         self._reading = False
         self._added: list[Question] = []
         self._bytes = 0
 
-    @property
-    def unread(self) -> int:
-        """How many bodies were put off."""
-        return len(self._unread)
-
-    def put_off(self, intake: Intake, body: bytes, answerer: Answerer) -> None:
-        """Have a body read with others; see `menv.serving.intake.PutOff`."""
-        self._unread.append((intake.number, intake, body, answerer))
-        self._unread_bytes += len(body)
-        if self._unread_bytes > _MOST_BYTES:
+    def begin(self) -> None:
+        """Have what was put off read soon, at once if it is much; see `menv.serving.intake.PutOff`."""
+        if len(self.put_off) >= MOST_PUT_OFF:
             self.ask()
-        elif len(self._unread) == 1:
-            if self.asked_by_others is not None:
-                self.asked_by_others()
-            else:
-                asyncio.get_running_loop().call_soon(self.ask)
+        elif self.asked_by_others is not None:
+            self.asked_by_others()
+        else:
+            asyncio.get_running_loop().call_soon(self.ask)
 
     def take(self, state: ClientState, request: GetAction, answerer: Answerer) -> None:
         """Have a question asked before the loop looks at its sockets again, or at once if much is there to be read.
@@ -195,8 +185,9 @@ class Questions:
 
     def ask(self) -> None:
         """Read what was put off, and ask what was added."""
-        if self._unread:
-            unread, self._unread, self._unread_bytes = self._unread, [], 0
+        if self.put_off:
+            unread = self.put_off.copy()
+            self.put_off.clear()
             self._reading = True
             # Whoever comes first: the same peers make the same rows, for which nothing has to be looked up again.
             unread.sort(key=_number)
@@ -220,7 +211,7 @@ class Questions:
             assert isinstance(asked, Question)
             self._refuse(asked, error)
 
-    def _read_bodies(self, unread: list[_Unread]) -> None:
+    def _read_bodies(self, unread: list[Unread]) -> None:
         """Hand on what bodies hold, in their order."""
         for (_, intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
             try:
@@ -232,7 +223,7 @@ class Questions:
                 _fault(answerer, error)
 
     @staticmethod
-    def _requests(unread: list[_Unread]) -> Sequence[GetAction | None]:
+    def _requests(unread: list[Unread]) -> Sequence[GetAction | None]:
         """Return the requests that bodies hold, None for each that has to be read by itself."""
         if len(unread) == 1:
             return (None,)

@@ -28,13 +28,13 @@ from menv.serving.chunks import ChunkDesk
 from menv.serving.client_state import ClientState
 from menv.serving.errands import Errands
 from menv.serving.interactive import Interactive
-from menv.serving.questions import Decision, Question
+from menv.serving.questions import Decision
 from menv.serving.session import Session
 from menv.serving.slices import Slices
 from menv.serving.translation import Translation
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect
-from menv.serving.wire.messages import Action, Error, encode
+from menv.serving.wire.messages import Action, Answer, Error, encode
 from menv.spaces_json import space_to_json
 
 _OF_TRANSPORTS = {"timeout": Code.TOO_SLOW, "too_many_connections": Code.TOO_MANY}
@@ -139,14 +139,22 @@ class Reception:
         """Answer the questions that were decided by the weights of a number."""
         replies: list[tuple[Reply, bytes]] = []
         for questions, decided in decisions:
-            for question, action in zip(questions, self._actions(questions, decided), strict=True):
-                link, request = question.link, question.request
-                if isinstance(action, BaseException):
-                    answer: Any = Error(code=str(Code.STOPPING), message=str(action), seq=request.seq)
-                else:
-                    answer = Action(
+            if isinstance(decided, BaseException):
+                answers: list[Answer] = [
+                    Error(code=str(Code.STOPPING), message=str(decided), seq=question.request.seq)
+                    for question in questions
+                ]
+            else:
+                answers = [
+                    Action(
                         episode_id=request.episode_id, action=action, weights_seq_no=number, seq=request.seq
                     )
+                    for request, action in zip(
+                        [question.request for question in questions], self._actions(decided), strict=True
+                    )
+                ]
+            for question, answer in zip(questions, answers, strict=True):
+                link = question.link
                 link.answer = answer
                 waiting, link.waiting = link.waiting, []
                 for answerer in waiting:
@@ -156,10 +164,8 @@ class Reception:
         for reply, body in replies:
             reply(body)
 
-    def _actions(self, questions: Sequence[Question], decided: Any) -> Sequence[Any]:
+    def _actions(self, decided: Any) -> Sequence[Any]:
         """Return what messages hold of a decision, for each of its questions."""
-        if isinstance(decided, BaseException):
-            return [decided] * len(questions)
         if isinstance(decided, Mapping):
             decided = [dict(decided) if self.ioctx.multi_agent else decided[SINGLE_AGENT]]
         if type(decided[0]) is int:

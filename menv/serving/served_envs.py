@@ -166,12 +166,12 @@ class ServedEnvs(RoundEnvs):
         def all_here() -> bool:
             """Whether everybody is there, or those answered together last and nobody else since the last look."""
             nonlocal seen
-            here = board.ready + questions.unread
+            here = board.ready + len(questions.put_off)
             more, seen = here > seen, here
             return not here or (here >= board.expected and (not more or here >= board.open_episodes))
 
         # Also where something is there already: what was decided last goes out in the loop.
-        here = board.ready or questions.unread
+        here = board.ready or questions.put_off
         self.server.run(0.0 if here else seconds, self._batch_wait, all_here, questions.ask)
 
     def _wake(self) -> None:

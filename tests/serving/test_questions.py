@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from menv.serving import questions, slices
+from menv.serving import intake, questions, slices
 from menv.serving.turn_values import TurnValues
 from menv.serving.wire import messages
 from menv.serving.wire.bad_message import BadMessageError
@@ -202,8 +202,14 @@ def test_a_mask_that_allows_nothing_among_others_is_refused_alone() -> None:
         assert (answers["e0"]["action"], answers["e2"]["action"]) == (0, 2)
 
 
-def test_more_bytes_than_are_read_in_one_go_are_read_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "_MOST_BYTES", 300)
+@pytest.mark.parametrize(
+    ("name", "most"), [("_MOST_BYTES", 40), ("MOST_PUT_OFF", 4)], ids=["observations", "bodies"]
+)
+def test_more_than_is_read_in_one_go_is_read_in_several(
+    name: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (questions, intake):
+        monkeypatch.setattr(module, name, most, raising=False)
     together, several = [], TurnValues.column
 
     def counted(values: TurnValues, raws: Any, *rest: Any) -> Any:
