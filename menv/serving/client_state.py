@@ -5,6 +5,7 @@ It outlives a connection where the client asked for that. Sessions read and writ
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class Link:
         answer: What the last one was answered, None while it waits.
         said: Of which type the last one was that did not ask for an action.
         waiting: Where to answer it; several places if it came again meanwhile.
+        number: Which of all it is; those that began later have greater ones.
     """
 
     board_id: str
@@ -38,6 +40,7 @@ class Link:
     answer: Answer | None = None
     said: type[StartEpisode | Turn] = StartEpisode
     waiting: list[Answerer] = field(default_factory=list)
+    number: int = field(default_factory=itertools.count().__next__)
 
 
 @dataclass(slots=True)

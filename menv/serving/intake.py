@@ -8,7 +8,6 @@ no request.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,15 +23,14 @@ from menv.serving.wire.dialect import Dialect, dialect_of
 from menv.serving.wire.messages import Request, decode
 
 Close = Callable[[], None]
-Unread: TypeAlias = "tuple[int, Intake, bytes, Answerer]"
-"""A body, and where it came from: the number of the intake, the intake, and the way back."""
+Unread: TypeAlias = "tuple[Intake, bytes, Answerer]"
+"""A body, and where it came from: the intake and the way back."""
 
 _SHORT = 2_000
 """Bytes that are read in no time, whatever they are."""
 _ASKS = b"GET_ACTION"
 MOST_PUT_OFF = 512
 """Bodies that are read in one go."""
-_numbers = itertools.count()
 
 
 class Listener(Protocol):
@@ -76,7 +74,6 @@ class Intake:
 
     Attributes:
         listener: As given.
-        number: Which of all it is; those that were made later have greater ones.
         hold: What transports wait for while something goes on with the last body.
     """
 
@@ -90,7 +87,6 @@ class Intake:
         always: bool,
     ) -> None:
         self.listener = listener
-        self.number = next(_numbers)
         self._questions, self._put_off = questions, questions.put_off
         self._translation = translation
         self._slices = slices
@@ -114,7 +110,7 @@ class Intake:
                 if last is None or last.reply is not reply or last.dialect is not dialect:
                     last = self._answerer_of(reply, dialect, close)
                 put_off = self._put_off
-                put_off.append((self.number, self, body, last))
+                put_off.append((self, body, last))
                 if len(put_off) == 1 or len(put_off) >= MOST_PUT_OFF:
                     self._questions.begin()
                 return self.hold

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -36,7 +36,7 @@ _DIALECTS = tuple(Dialect)
 _MOST_BYTES = 65_536
 """Bytes of observations that are read in one go."""
 
-_number = itemgetter(0)
+_number = attrgetter("link.number")
 Decision: TypeAlias = "tuple[Sequence[Question], Mapping[Any, Any] | Actions | BaseException]"
 """One question and the actions of its agents, or several and the action of each one's agent; or why there are none."""
 Decided: TypeAlias = Callable[[Decision], None]
@@ -137,6 +137,11 @@ class Questions:
         self._added: list[Question] = []
         self._bytes = 0
 
+    @property
+    def waiting(self) -> int:
+        """How many there are, those included that nobody has read."""
+        return len(self.put_off) + len(self._added)
+
     def begin(self) -> None:
         """Have what was put off read soon, at once if it is much; see `menv.serving.intake.PutOff`."""
         if len(self.put_off) >= MOST_PUT_OFF:
@@ -183,19 +188,23 @@ class Questions:
         if self._bytes > _MOST_BYTES:
             self.ask()
 
+    def read(self) -> None:
+        """Read what was put off; it is asked later."""
+        unread = self.put_off.copy()
+        self.put_off.clear()
+        self._reading = True
+        self._read_bodies(unread)
+        self._reading = False
+
     def ask(self) -> None:
         """Read what was put off, and ask what was added."""
         if self.put_off:
-            unread = self.put_off.copy()
-            self.put_off.clear()
-            self._reading = True
-            # Whoever comes first: the same peers make the same rows, for which nothing has to be looked up again.
-            unread.sort(key=_number)
-            self._read_bodies(unread)
-            self._reading = False
+            self.read()
         if not self._added:
             return
         added, self._added, self._bytes = self._added, [], 0
+        # Whoever comes first: the same episodes make the same rows, for which nothing has to be looked up again.
+        added.sort(key=_number)
         calls: list[Call] = []
         for dialect, places in _by_dialect([question.answerer for question in added]):
             mine = added if len(places) == len(added) else [added[place] for place in places]
@@ -213,7 +222,7 @@ class Questions:
 
     def _read_bodies(self, unread: list[Unread]) -> None:
         """Hand on what bodies hold, in their order."""
-        for (_, intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
+        for (intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
             try:
                 if request is not None and intake.hold is None:
                     self.take(intake.listener.state, request, answerer)
@@ -227,9 +236,9 @@ class Questions:
         """Return the requests that bodies hold, None for each that has to be read by itself."""
         if len(unread) == 1:
             return (None,)
-        bodies = [body for _, _, body, _ in unread]
+        bodies = [body for _, body, _ in unread]
         requests: list[GetAction | None] = [None] * len(bodies)
-        for dialect, places in _by_dialect([answerer for _, _, _, answerer in unread]):
+        for dialect, places in _by_dialect([answerer for _, _, answerer in unread]):
             if len(places) == len(bodies):
                 return read_questions(bodies, dialect)
             read = read_questions([bodies[place] for place in places], dialect)

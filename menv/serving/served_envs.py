@@ -31,6 +31,9 @@ from menv.serving.trainer import Trainer
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.spaces_json import space_to_json
 
+_READ_AHEAD = 16
+"""Bodies that are read together while others are waited for."""
+
 
 class ServedEnvs(RoundEnvs):
     """What clients play, over any transports.
@@ -166,12 +169,17 @@ class ServedEnvs(RoundEnvs):
         def all_here() -> bool:
             """Whether everybody is there, or those answered together last and nobody else since the last look."""
             nonlocal seen
-            here = board.ready + len(questions.put_off)
+            here = board.ready + questions.waiting
             more, seen = here > seen, here
-            return not here or (here >= board.expected and (not more or here >= board.open_episodes))
+            if not here or (here >= board.expected and (not more or here >= board.open_episodes)):
+                return True
+            if len(questions.put_off) >= _READ_AHEAD:
+                # What has to be done anyway is done while others are waited for.
+                questions.read()
+            return False
 
         # Also where something is there already: what was decided last goes out in the loop.
-        here = board.ready or questions.put_off
+        here = board.ready or questions.waiting
         self.server.run(0.0 if here else seconds, self._batch_wait, all_here, questions.ask)
 
     def _wake(self) -> None:
