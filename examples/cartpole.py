@@ -30,6 +30,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     args = parser.parse_args()
+    if not args.seconds > 0:
+        parser.error("--seconds: expected more than 0")
     start, solved, seconds = time.perf_counter(), False, 0.0
     with PPO(env="CartPole-v1", config={**CONFIG, "seed": args.seed}) as algo:
         while not solved and seconds < args.seconds:

@@ -12,6 +12,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.evaluation import Evaluation, MakeBaseEnv
 from menv.algorithms.population import Population
 from menv.callbacks import DefaultCallbacks
+from menv.errors import CallOrderError
 from menv.plain_data import is_plain
 
 
@@ -44,12 +45,25 @@ class Evaluations:
         self._callbacks = callbacks
         self._seed = seed
         self._evaluation: Evaluation | None = None
+        self._playing = False
 
     def run(self, algorithm: Any) -> dict[str, Any]:
-        """Play, and return what it told; `algorithm` is what callbacks are shown."""
+        """Play, and return what it told; `algorithm` is what callbacks are shown.
+
+        Raises:
+            CallOrderError: Somebody calls it whom an evaluation has called.
+        """
+        if self._playing:
+            raise CallOrderError(
+                "evaluate: an evaluation is going on, expected to stand between two; its own hooks cannot begin another"
+            )
         evaluation = self._ready()
         self._callbacks.on_evaluate_start(algorithm=algorithm)
-        self.latest = {"evaluation": evaluation.run()}
+        try:
+            self._playing = True
+            self.latest = {"evaluation": evaluation.run()}
+        finally:
+            self._playing = False
         self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
         return self.latest
 

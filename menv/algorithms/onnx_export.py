@@ -54,8 +54,12 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
 
     Raises:
         ConfigError: The policy has no acting graph, or connectors that no graph expresses, or ONNX Runtime does not
-            reproduce its actions.
+            reproduce its actions; or the path is a folder.
     """
+    if Path(path).is_dir():
+        raise ConfigError(
+            f"export_onnx: {path} is a folder, expected a file's name; write {str(path)!r} + '/policy.onnx'"
+        )
     if not isinstance(policy, Policy):
         known = f" of {sorted(policy)[:8]}" if isinstance(policy, dict) else ""
         raise ConfigError(

@@ -18,7 +18,7 @@ from menv.algorithms.experience import Place, env_context, make_quota
 from menv.algorithms.stand import joined
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks
-from menv.errors import ConfigError
+from menv.errors import CallOrderError, ConfigError
 from menv.loop.cohort import Cohort
 from menv.loop.digest import Digest
 from menv.loop.sampler import Sampler
@@ -145,6 +145,7 @@ class LocalRollouts:
         self._place = place or Place()
         self.base_env = base_env
         self.guard: AbstractContextManager[Any] = nullcontext()
+        self._sampling = False
         self.later = False
         # Whether an exception has left the sampler in the midst of a fragment.
         self._broken_off = False
@@ -189,17 +190,28 @@ class LocalRollouts:
 
         After an exception, such as Ctrl-C, the next call begins with new episodes; what was sampled of that fragment is
         left out.
+
+        Raises:
+            CallOrderError: Somebody calls it whom the fragment itself has called, or another thread.
         """
+        if self._sampling:
+            raise CallOrderError(
+                "sample: a fragment is being sampled, expected to stand between two; hooks, environments and other "
+                "threads cannot begin one meanwhile: call it after train() or sample()"
+            )
         self._mend()
         agent_steps = self.sampler.agent_steps
         with self.guard:
             try:
+                self._sampling = True
                 batch = self.sampler.sample()
             except BaseException:
                 # Somebody else's environment goes on where it is.
                 if isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
                     self._broken_off, self.sampler.agent_steps = True, agent_steps
                 raise
+            finally:
+                self._sampling = False
         sampler = self.sampler
         self._crew.completion.complete(batch, sampler.episodes, sampler.unlearned, later=self.later)
         self.sampler.finish(batch)

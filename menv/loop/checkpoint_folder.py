@@ -58,7 +58,14 @@ def write_checkpoint(
 
     Returns:
         The numbered folder.
+
+    Raises:
+        ConfigError: `root` is a file.
     """
+    if root.exists() and not root.is_dir():
+        raise ConfigError(
+            f"save: {root} is a file, expected a folder or a name that is free; choose another name"
+        )
     root.mkdir(parents=True, exist_ok=True)
     name = f"{number:06d}"
     tag = secrets.token_hex(4)

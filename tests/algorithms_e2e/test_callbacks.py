@@ -10,7 +10,7 @@ import pytest
 from menv import DefaultCallbacks, Episode, make_multi_callbacks
 from menv.algorithms import PPO
 from menv.callbacks import HOOKS
-from menv.errors import ConfigError
+from menv.errors import CallOrderError, ConfigError
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
 
 SMALL = {
@@ -276,3 +276,33 @@ def test_an_episode_says_what_stands_in_the_place_of_a_classic_attribute() -> No
     with pytest.raises(AttributeError, match=r"no attribute 'lenght'$"):
         _ = episode.lenght  # type: ignore[attr-defined]
     assert not hasattr(episode, "worker")
+
+
+@pytest.mark.parametrize("call", ["sample", "train"])
+def test_a_hook_cannot_sample_within_the_fragment_that_called_it(call: str) -> None:
+    seen: list[Exception] = []
+
+    class Impatient(DefaultCallbacks):
+        def on_episode_end(self, **kwargs: Any) -> None:
+            with pytest.raises(
+                CallOrderError, match="a fragment is being sampled, expected to stand between two"
+            ) as told:
+                getattr(algo, call)()
+            seen.append(told.value)
+
+    with PPO(env=Duo, config={**SMALL, "callbacks": Impatient}) as algo:
+        assert algo.train()["num_env_steps_sampled"] == 10
+        assert algo.sample().env_steps() == 10
+    assert len(seen) >= 2
+
+
+def test_a_hook_cannot_begin_an_evaluation_within_one() -> None:
+    class Curious(DefaultCallbacks):
+        def on_episode_end(self, **kwargs: Any) -> None:
+            algo.evaluate()
+
+    with PPO(env=Duo, config={**SMALL, "callbacks": Curious, "evaluation_duration": 2}) as algo:
+        with pytest.raises(CallOrderError, match="an evaluation is going on"):
+            algo.evaluate()
+        with pytest.raises(CallOrderError, match="an evaluation is going on"):
+            algo.evaluate()

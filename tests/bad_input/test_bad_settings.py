@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -43,7 +44,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "minibatch": ({"sgd_minibatch_size": 0}, r"sgd_minibatch_size is 0, expected an integer of at least 1"),
     "gamma": ({"gamma": 99}, r"gamma is 99, expected a number from 0 to 1"),
     "lambda": ({"lambda": -0.1}, r"lambda is -0.1, expected a number from 0 to 1"),
-    "rate": ({"lr": "fast"}, r"lr is 'fast', expected a number from 0"),
+    "endless": ({"entropy_coeff": math.inf}, r"entropy_coeff is inf, expected a finite number; correct it"),
+    "rate": ({"lr": "fast"}, r"lr is 'fast', expected a finite number from 0"),
     "gradient": ({"grad_clip": -1}, r"grad_clip is -1, expected .*None to switch it off"),
     "epochs": ({"num_sgd_iter": 1.5}, r"num_sgd_iter is 1\.5, expected an integer"),
     "a flag for epochs": ({"num_sgd_iter": True}, "num_sgd_iter is True, expected an integer of at least 1"),

@@ -71,6 +71,8 @@ def test_a_loaded_policy_is_exported_as_the_one_that_was_trained(tmp_path: Path)
         export_onnx(algorithm.get_policy(), tmp_path / "live.onnx")
     loaded = Policy.from_checkpoint(tmp_path / "policy")
     assert isinstance(loaded, Policy)
+    with pytest.raises(ConfigError, match=r"export_onnx: .*policy is a folder, expected a file's name"):
+        export_onnx(loaded, tmp_path / "policy")
     export_onnx(loaded, tmp_path / "new" / "loaded.onnx")
     assert (tmp_path / "new" / "loaded.onnx").read_bytes() == (tmp_path / "live.onnx").read_bytes()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["loaded.onnx"]

@@ -43,6 +43,13 @@ def loaded(path: Path) -> dict[str, Any]:
     return read_files(folder, read_manifest(folder))
 
 
+def test_a_file_in_the_place_of_the_folder_is_named_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("mine")
+    with pytest.raises(ConfigError, match=r"save: .*runs is a file, expected a folder .*choose another name"):
+        written(tmp_path / "runs")
+    assert (tmp_path / "runs").read_text() == "mine"
+
+
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = written(tmp_path / "new" / "runs")
     assert folder == tmp_path / "new" / "runs" / "000003"

@@ -8,6 +8,7 @@ import warnings
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from menv import PolicySpec
@@ -214,6 +215,18 @@ def test_the_automatic_fragment_length_makes_one_fragment_a_train_batch(
 ) -> None:
     read = read_config(PPOConfig, config)
     assert read.fragment_length(read.num_envs_per_worker) == length
+
+
+def test_numbers_of_numpy_are_numbers_and_kept_as_pythons() -> None:
+    drawn = {
+        "num_envs_per_worker": np.int32(3), "train_batch_size": np.int64(400), "gamma": np.float64(0.9),
+        "explore": np.bool_(False), "model": {"lstm_cell_size": np.int16(8)},
+    }  # fmt: skip
+    config = read_config(PPOConfig, drawn)
+    plain = PPOConfig(num_envs_per_worker=3, train_batch_size=400, gamma=0.9, explore=False)
+    assert config == dataclasses.replace(plain, model=ModelConfig(lstm_cell_size=8))
+    kinds = [type(value) for value in (config.train_batch_size, config.explore, config.model.lstm_cell_size)]
+    assert kinds == [int, bool, int]
 
 
 def test_true_is_no_number_of_environments() -> None:

@@ -1,4 +1,4 @@
-"""Keywords of the config classes that no field has: refused in the words that a dict's unknown keys are refused in.
+"""Keywords of the config classes: those that no field has are refused in the words of a dict's unknown keys.
 
 The classes of the settings and of their sections are decorated with it; `keys` has the words.
 """
@@ -9,13 +9,16 @@ import functools
 from dataclasses import fields
 from typing import Any, TypeVar
 
+import numpy as np
+
 S = TypeVar("S")
 
 
 def by_name(config_class: type[S]) -> type[S]:
     """Let a dataclass say what is wrong with keywords that are none of its fields; a decorator above `dataclass`.
 
-    Those that classic configs have, and that mean nothing here, warn once, as they do in a dict.
+    Those that classic configs have, and that mean nothing here, warn once, as they do in a dict. Numbers of numpy, as
+    whoever draws settings at random has them, are taken for Python's.
 
     Raises:
         ConfigError: From the class, when it is called: there is no such setting.
@@ -28,10 +31,14 @@ def by_name(config_class: type[S]) -> type[S]:
         strange = settings.keys() - known
         if strange:
             _judge({name: settings[name] for name in settings if name in strange}, known, config_class)
-        build(self, *args, **{name: value for name, value in settings.items() if name in known})
+        build(self, *args, **{name: _plain(value) for name, value in settings.items() if name in known})
 
     type.__setattr__(config_class, "__init__", init)
     return config_class
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _judge(strange: dict[str, Any], known: set[str], config_class: type[Any]) -> None:

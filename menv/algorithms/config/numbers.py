@@ -36,7 +36,7 @@ def check_number(
     *,
     none_is_off: bool = False,
 ) -> None:
-    """Refuse what is no number within [least, most].
+    """Refuse what is no number within [least, most]; infinity is one only where it may stand for no limit.
 
     Args:
         where: Begins the message: an algorithm or a section.
@@ -44,7 +44,7 @@ def check_number(
         value: As it was given.
         least: The smallest that can work.
         most: The largest.
-        none_is_off: Whether None is a value, which switches something off.
+        none_is_off: Whether None is a value, which switches something off, as infinity does then.
 
     Raises:
         ConfigError: It is something else; flags and NaN are.
@@ -52,8 +52,8 @@ def check_number(
     if value is None and none_is_off:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value <= most:
+    if not number or not least <= value <= most or (math.isinf(value) and not none_is_off):
         off = ", or None to switch it off" if none_is_off else ""
-        raise ConfigError(
-            f"{where}: {name} is {value!r}, expected a number from {least:g} to {most:g}{off}; correct it"
-        )
+        low = "" if math.isinf(least) else f" from {least:g}"
+        span = f"a number{low} to {most:g}" if most < math.inf else f"a finite number{low}"
+        raise ConfigError(f"{where}: {name} is {value!r}, expected {span}{off}; correct it")
