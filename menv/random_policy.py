@@ -19,9 +19,9 @@ MASK_KEY = "action_mask"
 class RandomPolicy(DrawingPolicy):
     """Draws from the action space; never learns.
 
-    A bounded Box is drawn from uniformly, an unbounded dimension from a standard normal. With a
-    Discrete or MultiDiscrete space and an `"action_mask"` in the observations, every allowed action
-    is equally likely. Without a sampler `config["seed"]` decides, as for each `DrawingPolicy`.
+    A bounded Box is drawn from uniformly, an unbounded dimension from a standard normal. With an
+    `"action_mask"` in the observations, or in those of a group's members, every allowed choice is
+    equally likely. Without a sampler `config["seed"]` decides, as for each `DrawingPolicy`.
     """
 
     def answer(
@@ -31,12 +31,38 @@ class RandomPolicy(DrawingPolicy):
         if type(self).compute_actions is not RandomPolicy.compute_actions:
             # A subclass that decides for itself in the classic way.
             return super().answer(obs_batch, row_draws, explore, episodes)
-        mask = None
-        space = self.observation_space
-        if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces:
-            mask = np.array([obs[MASK_KEY] for obs in obs_batch]).reshape(len(obs_batch), -1) != 0
+        mask = _masks(self.observation_space, self.action_space, obs_batch)
         uniforms = row_draws.uniforms(_width(self.action_space)).astype(np.float64)
         return _draw(self.action_space, uniforms, mask)
+
+
+def _masks(space: gym.Space[Any], action_space: gym.Space[Any], obs_batch: Sequence[Any]) -> Any:
+    """Return [R, M] flags, a list with those of each member of a group, or None where there are none."""
+    if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces:
+        return np.array([obs[MASK_KEY] for obs in obs_batch]).reshape(len(obs_batch), -1) != 0
+    if not isinstance(space, gym.spaces.Tuple) or not isinstance(action_space, gym.spaces.Tuple):
+        return None
+    if len(space.spaces) != len(action_space.spaces):
+        return None
+    pairs = zip(space.spaces, action_space.spaces, strict=True)
+    return [_masks(own, actions, [obs[i] for obs in obs_batch]) for i, (own, actions) in enumerate(pairs)]
+
+
+def _masks_of_parts(parts: Sequence[gym.Space[Any]], mask: Any) -> Sequence[Any]:
+    """Return the flags of each part of an action."""
+    if mask is None:
+        return [None] * len(parts)
+    ends = np.cumsum([_choices(part) for part in parts])
+    return mask if isinstance(mask, list) else np.split(mask, ends[:-1], axis=1)
+
+
+def _choices(space: gym.Space[Any]) -> int:
+    """Return how many flags a mask has for one element of `space`."""
+    if isinstance(space, gym.spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    return sum(map(_choices, _parts(space))) if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else 0
 
 
 def _width(space: gym.Space[Any]) -> int:
@@ -73,7 +99,8 @@ def _draw(space: gym.Space[Any], uniforms: npt.NDArray[np.float64], mask: Any = 
     assert isinstance(space, gym.spaces.Dict | gym.spaces.Tuple)
     parts = _parts(space)
     cuts = np.cumsum([_width(part) for part in parts])[:-1]
-    drawn = [_draw(part, piece) for part, piece in zip(parts, np.split(uniforms, cuts, axis=1), strict=True)]
+    pieces = zip(parts, np.split(uniforms, cuts, axis=1), _masks_of_parts(parts, mask), strict=True)
+    drawn = [_draw(part, own, flags) for part, own, flags in pieces]
     rows = zip(*drawn, strict=True)
     return (
         [dict(zip(space.spaces, row, strict=True)) for row in rows]

@@ -93,6 +93,21 @@ def test_each_row_has_its_own_mask() -> None:
     assert actions == [row % 4 for row in range(40)]
 
 
+def test_masks_of_nested_actions_and_of_the_members_of_a_group_hold() -> None:
+    pair = spaces.Tuple([spaces.Discrete(3), spaces.Discrete(2, start=5)])
+    of_two = [{"observation": 0, "action_mask": np.array([0, 1, 1, 0, 1], np.int8)}] * 200
+    drawn = policy(pair, masked(5)).answer(of_two, row_draws(200), True, [])
+    assert {tuple(map(int, action)) for action in drawn} == {(1, 6), (2, 6)}
+
+    members = spaces.Tuple([masked(3), ANY, masked(2)])
+    team = [
+        ({"action_mask": np.array([0, 1, 1], np.int8)}, 0, {"action_mask": np.array([1, 0], np.int8)})
+    ] * 200
+    actions = spaces.Tuple([spaces.Discrete(3), spaces.Discrete(2), spaces.Discrete(2)])
+    drawn = policy(actions, members).answer(team, row_draws(200), True, [])
+    assert {tuple(map(int, action)) for action in drawn} == {(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0)}
+
+
 def test_the_mask_of_multi_discrete_actions_holds_for_each_digit() -> None:
     obs = [{"observation": 0, "action_mask": np.array([0, 1, 1, 0, 1], np.int8)}] * 200
     actions = np.array(policy(spaces.MultiDiscrete([2, 3]), masked(5)).answer(obs, row_draws(200), True, []))
