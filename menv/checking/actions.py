@@ -6,7 +6,8 @@ Probes ask an `Actor` at every turn. All actions are read-only, as those of menv
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -83,13 +84,20 @@ def draw(space: gym.Space[Any], rng: np.random.Generator, mask: Any = None) -> A
         picked = [_pick(int(n), rng, part) for n, part in zip(space.nvec.reshape(-1), parts, strict=True)]
         return space.start + np.array(picked, space.dtype).reshape(space.shape)
     if parts_of(space) is not None:
-        return built(space, lambda keys, leaf: draw(leaf, rng))
+        flags = iter([] if mask is None else components(mask, space))
+        return built(space, lambda keys, leaf: draw(leaf, rng, None if mask is None else _next(flags, leaf)))
     if isinstance(space, gym.spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
         return _draw_box(space, rng)
     # Drawing from the space itself would change what its owner draws.
     twin = copy.deepcopy(space)
     twin.seed(int(rng.integers(2**31)))
     return twin.sample()
+
+
+def _next(flags: Iterator[Any], leaf: gym.Space[Any]) -> Any:
+    """Return the flags of the next leaf of an action, one component after the other."""
+    count = leaf.nvec.size if isinstance(leaf, gym.spaces.MultiDiscrete) else 1
+    return np.concatenate(list(islice(flags, count)))
 
 
 def _pick(n: int, rng: np.random.Generator, flags: Any) -> Any:

@@ -15,7 +15,7 @@ from menv.checking.buffers import Buffers
 from menv.checking.report import Broken
 from menv.checking.stage import Stage, Turn
 from menv.checking.transcript import Entry, entry_of
-from menv.checking.values import MASK_KEY
+from menv.checking.values import usable_mask
 
 During: TypeAlias = Callable[[Turn], AbstractContextManager[Any]]
 """Does something to a turn, and undoes it after the step that answers it."""
@@ -52,7 +52,7 @@ def step(stage: Stage, actor: Actor, turn: Turn) -> Turn:
     try:
         return stage.step(actor.answer(stage, turn))
     except Broken as broken:
-        masked = any(isinstance(obs, dict) and MASK_KEY in obs for obs in turn.waiting.values())
+        masked = any(usable_mask(obs, stage.spaces(key)[1]) is not None for key, obs in turn.waiting.items())
         if broken.code == "ME090" and masked and actor.is_random:
             broken.code = "ME053"
             broken.message = f"an action that the mask allows was taken and {broken.message}"

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from menv import nested
 from menv.checking.report import Report
 from menv.nested import parts_of
 from menv.spaces import why_outside
@@ -80,25 +81,38 @@ def _first_not_finite(value: Any) -> str:
 
 def mask_width(action_space: Any) -> int | None:
     """Return how many flags a mask of these actions has, None if they cannot be masked."""
-    if isinstance(action_space, gym.spaces.Discrete):
-        return int(action_space.n)
-    if isinstance(action_space, gym.spaces.MultiDiscrete):
-        return int(action_space.nvec.sum())
-    return None
+    sizes = _choices(action_space)
+    return sum(sizes) if sizes else None
+
+
+def _choices(action_space: Any) -> list[int]:
+    """Return how many choices each component of an action has, [] of actions that cannot be masked."""
+    found: list[int] = []
+    for leaf in nested.leaves(action_space):
+        if isinstance(leaf, gym.spaces.Discrete):
+            found.append(int(leaf.n))
+        elif isinstance(leaf, gym.spaces.MultiDiscrete):
+            found += leaf.nvec.reshape(-1).tolist()
+        else:
+            return []
+    return found
 
 
 def check_mask_space(report: Report, who: str, obs_space: Any, action_space: Any) -> None:
     """Note a mask that does not fit the actions, or lies where nobody reads it."""
-    if not isinstance(obs_space, gym.spaces.Dict):
-        return
-    if MASK_KEY in obs_space.spaces:
-        width, flags = mask_width(action_space), int(np.prod(obs_space[MASK_KEY].shape or ()))
-        if width != flags:
-            rule = "no mask" if width is None else f"{width} flags"
-            report.add("ME051", f"{who}{MASK_KEY!r} has {flags} flags for {action_space}, expected {rule}")
-    for name, part in obs_space.spaces.items():
-        if isinstance(part, gym.spaces.Dict) and MASK_KEY in part.spaces:
-            report.add("ME054", f"{who}obs[{name!r}][{MASK_KEY!r}] lies too deep, expected obs[{MASK_KEY!r}]")
+    members = obs_space.spaces if isinstance(obs_space, gym.spaces.Tuple) else [obs_space]
+    dicts = [part for part in members if isinstance(part, gym.spaces.Dict)]
+    masks = [part[MASK_KEY] for part in dicts if MASK_KEY in part.spaces]
+    width, flags = mask_width(action_space), sum(int(np.prod(mask.shape or ())) for mask in masks)
+    if masks and width != flags:
+        rule = "no mask" if width is None else f"{width} flags"
+        report.add("ME051", f"{who}{MASK_KEY!r} has {flags} flags for {action_space}, expected {rule}")
+    for space in dicts:
+        for name, part in space.spaces.items():
+            if isinstance(part, gym.spaces.Dict) and MASK_KEY in part.spaces:
+                report.add(
+                    "ME054", f"{who}obs[{name!r}][{MASK_KEY!r}] lies too deep, expected obs[{MASK_KEY!r}]"
+                )
 
 
 def check_mask(report: Report, step: int, who: str, obs: Any, action_space: Any) -> None:
@@ -108,7 +122,7 @@ def check_mask(report: Report, step: int, who: str, obs: Any, action_space: Any)
         return
     for index, part in enumerate(components(flags, action_space)):
         if not part.any():
-            of = f"component {index} of " if isinstance(action_space, gym.spaces.MultiDiscrete) else ""
+            of = "" if isinstance(action_space, gym.spaces.Discrete) else f"component {index} of "
             report.add(
                 "ME050",
                 f"{who}obs[{MASK_KEY!r}]: allows none of {len(part)} choices of {of}the action, "
@@ -119,21 +133,22 @@ def check_mask(report: Report, step: int, who: str, obs: Any, action_space: Any)
 
 
 def usable_mask(obs: Any, action_space: Any) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-    """Return the mask in an observation as flags, None if there is none of the right length."""
-    if not isinstance(obs, dict) or MASK_KEY not in obs or mask_width(action_space) is None:
+    """Return the mask in an observation, or of all members of a group, as flags; None if their number is wrong."""
+    members = obs if isinstance(obs, tuple) else (obs,)
+    masks = [part[MASK_KEY] for part in members if isinstance(part, dict) and MASK_KEY in part]
+    width = mask_width(action_space) if masks else None
+    if width is None:
         return None
     try:
-        flags = np.asarray(obs[MASK_KEY]).reshape(-1) != 0
+        flags = np.concatenate([np.asarray(mask).reshape(-1) != 0 for mask in masks])
     except ValueError:
         return None
-    return flags if len(flags) == mask_width(action_space) else None
+    return flags if len(flags) == width else None
 
 
 def components(flags: Any, action_space: Any) -> list[Any]:
     """Return the flags of each component of the action."""
-    if isinstance(action_space, gym.spaces.MultiDiscrete):
-        return np.split(flags, np.cumsum(action_space.nvec.reshape(-1))[:-1])
-    return [flags]
+    return np.split(flags, np.cumsum(_choices(action_space))[:-1])
 
 
 def check_reward(report: Report, step: int, who: str, reward: Any) -> None:

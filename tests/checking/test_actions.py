@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from menv.checking import check_env
+from menv.multi_agent_env import MultiAgentEnv
 from tests.bad_input.broken_envs import UNIT
 from tests.checking.test_check_env import Fresh, FreshGym, codes
 
@@ -64,6 +65,74 @@ def test_random_actions_keep_to_the_mask() -> None:
             mask = self.observe()["action_mask"]
             assert mask[action[0]], "a forbidden choice"
             assert mask[2 + action[1]], "a forbidden choice"
+            return super().step(action)
+
+    assert check_env(Doors) == []
+
+
+class Pair(MultiAgentEnv):
+    """Two who act as one, each behind doors of which some are shut."""
+
+    flags = (np.array([0, 1, 1], np.int8), np.array([1, 0, 0], np.int8))
+
+    def __init__(self) -> None:
+        self.possible_agents = ["a", "b"]
+        self.observation_space = gym.spaces.Dict(
+            {"action_mask": gym.spaces.Box(0, 1, (3,), np.int8), "view": UNIT}
+        )
+        self.action_space = gym.spaces.Discrete(3)
+
+    def look(self) -> Any:
+        mask = self.flags[self.at % 2]
+        return {agent: {"action_mask": mask.copy(), "view": np.zeros(3, np.float32)} for agent in "ab"}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.at = 0
+        return self.look(), {}
+
+    def step(self, action_dict: Any) -> Any:
+        for action in action_dict.values():
+            assert self.flags[self.at % 2][action], "a forbidden choice"
+        self.at += 1
+        over = self.at == 5
+        return self.look(), dict.fromkeys("ab", 1.0), {"__all__": over}, {"__all__": False}, {}
+
+
+def test_random_actions_keep_to_the_masks_of_a_group() -> None:
+    assert check_env(lambda context: Pair().with_agent_groups({"team": ["a", "b"]})) == []
+
+
+def test_masks_of_a_group_that_allow_a_member_nothing_or_do_not_fit_are_found() -> None:
+    class Shut(Pair):
+        flags = (np.array([1, 1, 0], np.int8), np.zeros(3, np.int8))
+
+    class Wide(Pair):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = gym.spaces.Discrete(2)
+
+    found = check_env(lambda context: Shut().with_agent_groups({"team": ["a", "b"]}))
+    assert "ME050" in codes(found)
+    assert "none of 3 choices of component 0" in next(one.message for one in found if one.code == "ME050")
+    found = check_env(lambda context: Wide().with_agent_groups({"team": ["a", "b"]}))
+    assert "6 flags" in next(one.message for one in found if one.code == "ME051")
+
+
+def test_one_mask_holds_for_the_parts_of_a_nested_action() -> None:
+    class Doors(FreshGym):
+        observation_space: Any = gym.spaces.Dict(
+            {"action_mask": gym.spaces.Box(0, 1, (5,), np.int8), "view": UNIT}
+        )
+        action_space = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.MultiDiscrete([3])])
+
+        def observe(self) -> Any:
+            mask = np.array([0, 1, 1, 0, 1] if self.at % 2 else [1, 0, 1, 0, 0], np.int8)
+            return {"action_mask": mask, "view": np.zeros(3, np.float32)}
+
+        def step(self, action: Any) -> Any:
+            mask = self.observe()["action_mask"]
+            assert mask[action[0]], "a forbidden choice"
+            assert mask[2 + action[1][0]], "a forbidden choice"
             return super().step(action)
 
     assert check_env(Doors) == []
