@@ -89,6 +89,7 @@ class Learners:
         for built, index, policy_id in chosen:
             own = batch[policy_id]
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
+            self._catch_up(policy_id, learner)
             told: dict[str, Any] = {}
             policy = self._policies[policy_id]
             self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
@@ -101,6 +102,13 @@ class Learners:
         if stats:
             self.env_steps_trained += batch.env_steps()
         return stats
+
+    def _catch_up(self, policy_id: str, learner: Learner) -> None:
+        """Let a learner go on from weights that its policy itself was given since it last learned."""
+        given = self._policies[policy_id].get_weights()
+        own = learner.weights()
+        if not all(np.array_equal(given[name], own[name]) for name in given.keys() & own.keys()):
+            self.set_weights(policy_id, given)
 
     def forget(self, policy_id: str) -> None:
         """Drop the learner of a policy that is removed."""

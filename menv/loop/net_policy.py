@@ -26,7 +26,7 @@ from menv.connectors.kept_lives import keepers
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
 from menv.connectors.policy_connectors import PolicyConnectors
-from menv.errors import ContractError
+from menv.errors import ConfigError, ContractError
 from menv.loop.agent_answers import Shown, answered, as_it_is
 from menv.loop.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.loop.noise import Noise
@@ -303,7 +303,16 @@ class NetPolicy(Policy):
 
     @in_turn
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights in; names and shapes must be those of `get_weights`."""
+        """Copy weights in; names and shapes must be those of `get_weights`. Who trains goes on from them.
+
+        Raises:
+            ConfigError: They are others.
+        """
+        if not isinstance(weights, Mapping):
+            raise ConfigError(
+                f"policy {self.policy_id!r}: the weights are a {type(weights).__name__}, expected a dict of arrays by "
+                "name; give what get_weights returned"
+            )
         self.networks.backend.set_weights(self.index, weights)
 
     def _rows(self, obs_batch: Sequence[Any]) -> tuple[Any, Any]:

@@ -8,7 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.algorithms import PPO, PPOConfig
+from menv.algorithms import DQN, PPO, PPOConfig
+from menv.algorithms.algorithm import Algorithm
 from menv.errors import CallOrderError, ConfigError
 from menv.multi_agent_env import AgentDict
 from tests.loop.reference_envs import Steady, Together
@@ -293,6 +294,32 @@ def test_weights_travel_by_policy_id_and_learners_go_on_from_them() -> None:
             second.set_weights({"default_policy": {"layer": np.zeros(3)}})
         with pytest.raises(ConfigError, match="policy 'other' does not exist"):
             second.set_weights({"other": theirs})
+
+
+@pytest.mark.parametrize("kind", [PPO, DQN])
+def test_learners_go_on_from_weights_that_a_policy_itself_is_given(kind: type[Algorithm]) -> None:
+    settings = {
+        "lr": 1e-9,
+        "min_sample_timesteps_per_iteration": 64,
+        "num_steps_sampled_before_learning_starts": 8,
+    }
+    own = settings if kind is DQN else {"lr": 1e-9}
+    with kind(env="CartPole-v1", config={"train_batch_size": 64, "seed": 0, **own}) as algorithm:
+        algorithm.train()
+        policy = algorithm.get_policy()
+        given = {name: np.full_like(array, 0.25) for name, array in policy.get_weights().items()}
+        policy.set_weights(given)
+        algorithm.train()
+        learned = policy.get_weights()
+        # Epsilon follows its schedule.
+        apart = {name: np.abs(learned[name] - 0.25).max() for name in given if name != "epsilon"}
+        assert max(apart.values()) < 1e-5
+
+
+def test_weights_that_are_no_dict_by_name_are_refused() -> None:
+    refused = pytest.raises(ConfigError, match="weights are a list, expected a dict")
+    with PPO(env="CartPole-v1", config=tiny()) as algorithm, refused:
+        algorithm.get_policy().set_weights([np.zeros(3)])  # type: ignore[arg-type]
 
 
 def test_a_stopped_algorithm_says_so_and_closes_its_environments_once() -> None:
