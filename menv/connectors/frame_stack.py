@@ -40,11 +40,11 @@ class FrameStackAgentConnector(AgentConnector):
 
     def __init__(self, ctx: ConnectorContext | None = None, num_frames: int = 4) -> None:
         super().__init__(ctx)
-        if not isinstance(num_frames, int) or isinstance(num_frames, bool) or num_frames < 1:
+        if not isinstance(num_frames, int | np.integer) or isinstance(num_frames, bool) or num_frames < 1:
             raise ConfigError(
                 f"{self.name}: num_frames={num_frames!r}, expected an integer of at least 1; choose one"
             )
-        self.num_frames = num_frames
+        self.num_frames = int(num_frames)
         self._channels: int | None = None
         # [S, P, K * C] by slot, and whether the life there is new.
         self._frames: Rows = np.zeros((0, 0, 0), np.float32)

@@ -17,6 +17,7 @@ from menv.algorithms.config import classic_hints, keys
 from menv.algorithms.config.classic_keys import override, read_config
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
+from menv.connectors.frame_stack import FrameStackAgentConnector
 from menv.errors import ConfigError
 
 CLASSIC: dict[str, Any] = {
@@ -227,6 +228,17 @@ def test_numbers_of_numpy_are_numbers_and_kept_as_pythons() -> None:
     assert config == dataclasses.replace(plain, model=ModelConfig(lstm_cell_size=8))
     kinds = [type(value) for value in (config.train_batch_size, config.explore, config.model.lstm_cell_size)]
     assert kinds == [int, bool, int]
+
+
+def test_arrays_of_numpy_are_lists_and_kept_as_pythons() -> None:
+    drawn = {
+        "lr_schedule": (np.array([0, 0.5]), np.array([10, 0.25])),
+        "model": {"fcnet_hiddens": np.array([32, 16]), "conv_filters": [[np.int64(4), np.array([8, 8]), 4]]},
+    }
+    config = read_config(PPOConfig, drawn)
+    assert config.lr_schedule == ([0.0, 0.5], [10.0, 0.25])
+    assert config.model == ModelConfig(fcnet_hiddens=(32, 16), conv_filters=[[4, [8, 8], 4]])  # type: ignore[arg-type]
+    assert type(FrameStackAgentConnector(num_frames=np.int64(2)).num_frames) is int  # type: ignore[arg-type]
 
 
 def test_true_is_no_number_of_environments() -> None:

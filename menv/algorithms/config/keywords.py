@@ -17,8 +17,8 @@ S = TypeVar("S")
 def by_name(config_class: type[S]) -> type[S]:
     """Let a dataclass say what is wrong with keywords that are none of its fields; a decorator above `dataclass`.
 
-    Those that classic configs have, and that mean nothing here, warn once, as they do in a dict. Numbers of numpy, as
-    whoever draws settings at random has them, are taken for Python's.
+    Those that classic configs have, and that mean nothing here, warn once, as they do in a dict. Numbers and arrays
+    of numpy, as whoever draws settings at random has them, are taken for Python's numbers and lists, in lists too.
 
     Raises:
         ConfigError: From the class, when it is called: there is no such setting.
@@ -38,7 +38,9 @@ def by_name(config_class: type[S]) -> type[S]:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
 def _judge(strange: dict[str, Any], known: set[str], config_class: type[Any]) -> None:
