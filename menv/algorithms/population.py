@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -106,6 +106,12 @@ class Population:
         Raises:
             ConfigError: There is no such policy.
         """
+        if isinstance(policy_id, tuple) or not isinstance(policy_id, Hashable):
+            # The second argument of classic `compute_single_action` is the state.
+            raise ConfigError(
+                f"policy_id: {type(policy_id).__name__}, expected one of {sorted(self.policies)}; pass a memory's "
+                "state by name, state=..."
+            )
         if policy_id not in self.policies:
             raise ConfigError(
                 f"policy {policy_id!r} does not exist, expected one of {sorted(self.policies)}; "

@@ -113,6 +113,9 @@ def test_a_recurrent_policy_is_never_asked_without_its_state() -> None:
     with PPO(env=recall, config={**CONFIG, "model": {**MODEL, "use_gru": True}}) as algorithm:
         with pytest.raises(ContractError, match=r"no state for the recurrent policy.*get_initial_state\(\)"):
             algorithm.compute_single_action(0)
+        state: Any = algorithm.get_policy().get_initial_state()
+        with pytest.raises(ConfigError, match=r"policy_id: list, expected .* by name, state="):
+            algorithm.compute_single_action(0, state)
         # Nothing to remember would make every row the first of a life.
         with pytest.raises(ContractError, match="no state for the recurrent policy"):
             algorithm.compute_single_action(0, state=[])
