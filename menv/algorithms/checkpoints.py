@@ -42,6 +42,9 @@ class Checkpoints:
         and the running episodes, so that training goes on from it as if it had not stopped. Nothing in it is code. Each
         policy that can act without what trains it is also written by itself, for `Policy.from_checkpoint`.
 
+        Running episodes are played again from their seeds and actions; those of vectorised environments, of a `BaseEnv`
+        of your own and of clients cannot be, and begin anew: `num_episodes_not_resumed` counts them.
+
         Args:
             path: A folder; made if it is not there.
             keep_last: Delete all but so many of the latest checkpoints in it; None deletes none.
