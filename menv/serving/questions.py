@@ -193,8 +193,10 @@ class Questions:
         unread = self.put_off.copy()
         self.put_off.clear()
         self._reading = True
-        self._read_bodies(unread)
-        self._reading = False
+        try:
+            self._read_bodies(unread)
+        finally:
+            self._reading = False
 
     def ask(self) -> None:
         """Read what was put off, and ask what was added."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN
-from tests.serving.doors import DOORS, Door
+from tests.serving.doors import DOORS, TCP, Door
 from tests.serving.served import PLACES, Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice
@@ -288,3 +289,22 @@ def test_who_waits_when_the_server_stops_is_told_so_and_the_port_is_free_at_once
         with socket.create_server(address):
             pass
         assert "menv-serving" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_reading_that_is_interrupted_leaves_no_later_question_unasked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with served(doors=(TCP,)) as one, one.voice() as voice:
+        turns = Turns(voice, "e")
+        questions = one.envs._reception.interactive.questions
+        with monkeypatch.context() as patch:
+            patch.setattr(questions, "_read_bodies", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                questions.read()
+        said = {"type": "GET_ACTION", "episode_id": turns.name, "seq": 1, "observation": obs_of(0)}
+        # So long that it is read by itself: nobody but the question has it asked.
+        voice.body((json.dumps(said) + " " * 2_000).encode())
+        assert eventually(lambda: one.envs.switchboard.ready == 1)
