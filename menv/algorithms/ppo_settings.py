@@ -33,7 +33,7 @@ class PPOSettings:
     lambda_: float = 0.95
     """Weight of longer returns in the advantages: 0 is one-step TD, 1 Monte Carlo."""
     clip_param: float = 0.3
-    """How far the probability ratio may leave 1 before its gradient is cut."""
+    """How far the probability ratio may leave 1 before its gradient is cut; infinity never cuts it."""
     vf_clip_param: float | None = None
     """Upper limit of a row's squared value error; None switches the limit off."""
     vf_loss_coeff: float = 0.5
@@ -69,7 +69,8 @@ class PPOSettings:
             check_count("PPO", name, getattr(self, name))
         for name, (least, most) in _RANGES.items():
             key, off = name.removesuffix("_"), name in _NONE_IS_OFF
-            check_number("PPO", key, getattr(self, name), least, most, none_is_off=off)
+            endless = name == "clip_param"
+            check_number("PPO", key, getattr(self, name), least, most, none_is_off=off, endless=endless)
         for name in ("lr_schedule", "entropy_coeff_schedule"):
             _check_schedule(name, getattr(self, name))
         _check_critic_obs(self.critic_obs, self.critic_obs_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import warnings
 from functools import partial
 from typing import Any
@@ -239,6 +240,12 @@ def test_arrays_of_numpy_are_lists_and_kept_as_pythons() -> None:
     assert config.lr_schedule == ([0.0, 0.5], [10.0, 0.25])
     assert config.model == ModelConfig(fcnet_hiddens=(32, 16), conv_filters=[[4, [8, 8], 4]])  # type: ignore[arg-type]
     assert type(FrameStackAgentConnector(num_frames=np.int64(2)).num_frames) is int  # type: ignore[arg-type]
+
+
+def test_a_ratio_may_be_free_to_leave_one() -> None:
+    assert PPOConfig(clip_param=math.inf).clip_param == math.inf
+    with pytest.raises(ConfigError, match="clip_param is -1, expected a number from 0; correct it"):
+        PPOConfig(clip_param=-1)
 
 
 def test_true_is_no_number_of_environments() -> None:

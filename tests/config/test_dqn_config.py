@@ -1,5 +1,6 @@
 """DQN's settings and the classic keys that mean them."""
 
+import math
 from typing import Any
 
 import pytest
@@ -38,6 +39,11 @@ def test_epsilon_falls_on_a_straight_line_and_stays() -> None:
 def test_an_epsilon_of_no_steps_is_the_final_one_from_the_first_step_on() -> None:
     settings = DQNSettings(exploration_config={"final_epsilon": 0.2, "epsilon_timesteps": 0})  # type: ignore[arg-type]
     assert settings.epsilon_at(1) == 0.2
+
+
+def test_an_epsilon_of_endless_steps_is_that_of_the_start() -> None:
+    settings = DQNSettings(exploration_config={"initial_epsilon": 0.3, "epsilon_timesteps": math.inf})  # type: ignore[arg-type]
+    assert [settings.epsilon_at(steps) for steps in (0, 10**9)] == [0.3, 0.3]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class ExplorationConfig:
     final_epsilon: float = 0.02
     """Share of random actions from `epsilon_timesteps` on."""
     epsilon_timesteps: int = 10_000
-    """Env steps of the run until then."""
+    """Env steps of the run until then; infinity keeps the share of the start."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
@@ -32,7 +32,8 @@ class ExplorationConfig:
                 f"exploration_config: type is {self.type!r}, expected 'EpsilonGreedy' in this version; leave it out"
             )
         for name, most in (("initial_epsilon", 1.0), ("final_epsilon", 1.0), ("epsilon_timesteps", np.inf)):
-            check_number("exploration_config", name, getattr(self, name), 0.0, most)
+            endless = name == "epsilon_timesteps"
+            check_number("exploration_config", name, getattr(self, name), 0.0, most, endless=endless)
 
     def epsilon_at(self, env_steps: int) -> float:
         """Return epsilon after `env_steps` env steps of the run."""

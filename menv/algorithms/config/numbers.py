@@ -35,6 +35,7 @@ def check_number(
     most: float = math.inf,
     *,
     none_is_off: bool = False,
+    endless: bool = False,
 ) -> None:
     """Refuse what is no number within [least, most]; infinity is one only where it may stand for no limit.
 
@@ -45,6 +46,7 @@ def check_number(
         least: The smallest that can work.
         most: The largest.
         none_is_off: Whether None is a value, which switches something off, as infinity does then.
+        endless: Whether infinity is a value by itself.
 
     Raises:
         ConfigError: It is something else; flags and NaN are.
@@ -52,8 +54,9 @@ def check_number(
     if value is None and none_is_off:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value <= most or (math.isinf(value) and not none_is_off):
+    if not number or not least <= value <= most or (math.isinf(value) and not (none_is_off or endless)):
         off = ", or None to switch it off" if none_is_off else ""
         low = "" if math.isinf(least) else f" from {least:g}"
-        span = f"a number{low} to {most:g}" if most < math.inf else f"a finite number{low}"
-        raise ConfigError(f"{where}: {name} is {value!r}, expected {span}{off}; correct it")
+        high = f" to {most:g}" if most < math.inf else ""
+        kind = "number" if high or endless else "finite number"
+        raise ConfigError(f"{where}: {name} is {value!r}, expected a {kind}{low}{high}{off}; correct it")
