@@ -58,13 +58,13 @@ class Evaluations:
                 "evaluate: an evaluation is going on, expected to stand between two; its own hooks cannot begin another"
             )
         evaluation = self._ready()
-        self._callbacks.on_evaluate_start(algorithm=algorithm)
         try:
             self._playing = True
+            self._callbacks.on_evaluate_start(algorithm=algorithm)
             self.latest = {"evaluation": evaluation.run()}
+            self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
         finally:
             self._playing = False
-        self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
         return self.latest
 
     def due(self, iteration: int) -> bool:

@@ -199,23 +199,27 @@ class LocalRollouts:
                 "sample: a fragment is being sampled, expected to stand between two; hooks, environments and other "
                 "threads cannot begin one meanwhile: call it after train() or sample()"
             )
-        self._mend()
+        try:
+            self._sampling = True
+            self._mend()
+            batch, sampler = self._fragment(), self.sampler
+            self._crew.completion.complete(batch, sampler.episodes, sampler.unlearned, later=self.later)
+            sampler.finish(batch)
+        finally:
+            self._sampling = False
+        return batch
+
+    def _fragment(self) -> MultiAgentBatch:
+        """Return a fragment that is yet to be completed."""
         agent_steps = self.sampler.agent_steps
         with self.guard:
             try:
-                self._sampling = True
-                batch = self.sampler.sample()
+                return self.sampler.sample()
             except BaseException:
                 # Somebody else's environment goes on where it is.
                 if isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
                     self._broken_off, self.sampler.agent_steps = True, agent_steps
                 raise
-            finally:
-                self._sampling = False
-        sampler = self.sampler
-        self._crew.completion.complete(batch, sampler.episodes, sampler.unlearned, later=self.later)
-        self.sampler.finish(batch)
-        return batch
 
     def follow(self, added: Sequence[Cohort] = ()) -> None:
         """See `Rollouts.follow`."""

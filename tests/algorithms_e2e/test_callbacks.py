@@ -296,12 +296,25 @@ def test_a_hook_cannot_sample_within_the_fragment_that_called_it(call: str) -> N
     assert len(seen) >= 2
 
 
-def test_a_hook_cannot_begin_an_evaluation_within_one() -> None:
-    class Curious(DefaultCallbacks):
-        def on_episode_end(self, **kwargs: Any) -> None:
-            algo.evaluate()
+@pytest.mark.parametrize("hook", ["on_postprocess_trajectory", "on_sample_end"])
+def test_a_fragment_goes_on_until_its_last_hook_has_been_called(hook: str) -> None:
+    def again(self: Any, **kwargs: Any) -> None:
+        algo.sample()
 
-    with PPO(env=Duo, config={**SMALL, "callbacks": Curious, "evaluation_duration": 2}) as algo:
+    impatient = type("Impatient", (DefaultCallbacks,), {hook: again})
+    with PPO(env=Duo, config={**SMALL, "callbacks": impatient}) as algo:
+        for _ in range(2):
+            with pytest.raises(CallOrderError, match="a fragment is being sampled"):
+                algo.sample()
+
+
+@pytest.mark.parametrize("hook", ["on_evaluate_start", "on_episode_end", "on_evaluate_end"])
+def test_a_hook_cannot_begin_an_evaluation_within_one(hook: str) -> None:
+    def again(self: Any, **kwargs: Any) -> None:
+        algo.evaluate()
+
+    curious = type("Curious", (DefaultCallbacks,), {hook: again})
+    with PPO(env=Duo, config={**SMALL, "callbacks": curious, "evaluation_duration": 2}) as algo:
         with pytest.raises(CallOrderError, match="an evaluation is going on"):
             algo.evaluate()
         with pytest.raises(CallOrderError, match="an evaluation is going on"):
