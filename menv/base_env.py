@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -340,6 +341,10 @@ class BaseEnv(AsBaseEnv, abc.ABC):
 
     def rest(self) -> None:
         """Note that nobody polls for a while; called when a fragment is complete, or broken off."""
+
+    def unbroken(self) -> AbstractContextManager[Any]:
+        """Return what a fragment is sampled in, where Ctrl-C may have to wait until nothing is halfway done."""
+        return nullcontext()
 
     def status(self) -> dict[str, Any]:
         """Return what an external environment has to tell about those who call, for results."""

@@ -212,7 +212,7 @@ class LocalRollouts:
     def _fragment(self) -> MultiAgentBatch:
         """Return a fragment that is yet to be completed."""
         agent_steps = self.sampler.agent_steps
-        with self.guard:
+        with self.guard, self.base_env.unbroken():
             try:
                 return self.sampler.sample()
             except BaseException:

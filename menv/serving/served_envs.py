@@ -25,6 +25,7 @@ from menv.serving.carriers.limits import Limits
 from menv.serving.carriers.server import Server
 from menv.serving.carriers.transport import Transport
 from menv.serving.errands import Errands
+from menv.serving.interrupts import Interrupts
 from menv.serving.reception import Reception
 from menv.serving.session import STILL_PLAYING_S
 from menv.serving.trainer import Trainer
@@ -94,6 +95,7 @@ class ServedEnvs(RoundEnvs):
         self._reception = Reception(board, ioctx, limits, access, self._errands, return_s)
         self.server = Server(self._reception, transports, limits, access)
         board.on_news = self.server.pause
+        self._interrupts = Interrupts(lambda: self.server.rouse(self._wake))
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -129,11 +131,13 @@ class ServedEnvs(RoundEnvs):
     def poll(self, timeout: float | None = None) -> Ready:
         """Return what clients have said; see `ExternalEnvs.poll`.
 
-        Until `rest` the calling thread serves the clients itself while it waits for them.
+        Until `rest` the calling thread serves the clients itself while it waits for them. It raises the Ctrl-C that
+        `unbroken` holds back.
         """
         until = None if timeout is None else time.monotonic() + timeout
         borrowed = self.server.borrow()
         while True:
+            self._interrupts.check()
             if not self.switchboard.ready and self._everybody_waits():
                 self._errands.weights_changed()
             self._run_errands()
@@ -159,6 +163,10 @@ class ServedEnvs(RoundEnvs):
             questions.asked_by_others = None
             self._post(questions.ask)
         self.server.give_back()
+
+    def unbroken(self) -> Interrupts:
+        """Hold Ctrl-C back until the next poll; see `BaseEnv.unbroken`."""
+        return self._interrupts
 
     def _serve(self, seconds: float | None) -> None:
         """Serve clients until one of them has said something, and a little longer for the others."""

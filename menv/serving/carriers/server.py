@@ -118,6 +118,11 @@ class Server:
             if not loop.is_closed():
                 raise
 
+    def rouse(self, callback: Callable[[], object]) -> None:
+        """Have the loop call `callback` soon even if it sleeps in this very thread; for handlers of signals."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._call, callback)
+
     def borrow(self) -> bool:
         """Have this thread run the loop itself, by `run`, until `give_back`; nothing waits for another thread then.
 
