@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from io import BufferedReader
 
-from menv.scale.watchdog import where_it_hung
+from menv.scale.watchdog import last_of, where_it_hung
 
 _LINES = 20
 _LONGEST = 500
@@ -50,7 +50,7 @@ class LastWords:
         """Return the last lines, once the process has ended."""
         # Somebody whom the process started may hold the pipe for longer than that.
         self._thread.join(_JOINED_S)
-        lines = self._end.decode(errors="replace").splitlines()[-_LINES:]
+        lines = last_of(self._end.decode(errors="replace").splitlines(), _LINES)
         return "\n".join(line[:_LONGEST] for line in lines)
 
     def _read(self, stream: BufferedReader) -> None:

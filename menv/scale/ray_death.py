@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from menv.errors import WorkerLostError
 from menv.scale.ray_home import Whereabouts
+from menv.scale.watchdog import last_of
 
 _cluster: Any = ray
 _LINES = 20
@@ -71,6 +72,5 @@ def tail(path: str) -> Sequence[str]:
     with open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - _BYTES))
         lines = file.read().decode(errors="replace").splitlines()
-    return [
-        line[:_LONGEST] for line in lines if not line.startswith((":job_id:", ":actor_name:", ":task_name:"))
-    ][-_LINES:]
+    own = [line for line in lines if not line.startswith((":job_id:", ":actor_name:", ":task_name:"))]
+    return [line[:_LONGEST] for line in last_of(own, _LINES)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import faulthandler
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
 from types import TracebackType
@@ -20,6 +20,7 @@ CREATION_S = 60.0
 """How long environments may take at least until they are there, which includes the import of what they need."""
 _STDERR = 2
 _FIRST = "Timeout ("
+_THREAD = "(most recent call first)"
 _FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 
@@ -29,11 +30,25 @@ def where_it_hung(words: str) -> str | None:
     Args:
         words: What it wrote to stderr last; None is returned if no watchdog wrote that.
     """
-    if _FIRST not in words and "(most recent call first)" not in words:
+    if _FIRST not in words and _THREAD not in words:
         return None
     # The main thread is the last one; its first frame is the innermost.
-    frame = _FRAME.search(words.rpartition("(most recent call first)")[2])
+    frame = _FRAME.search(words.rpartition(_THREAD)[2])
     return None if frame is None else f"{frame[3]} ({PurePath(frame[1]).name}:{frame[2]})"
+
+
+def last_of(lines: Sequence[str], most: int) -> Sequence[str]:
+    """Return so many of the last lines at most: where a thread stood in the end, the innermost frames go first.
+
+    Args:
+        lines: What a process wrote to stderr.
+        most: How many.
+    """
+    start = max(0, len(lines) - most)
+    heads = [place for place, line in enumerate(lines) if _THREAD in line]
+    if heads and heads[-1] < start:
+        start = heads[-1]
+    return lines[start : start + most]
 
 
 def creation_limit(env_timeout: float | None) -> float | None:

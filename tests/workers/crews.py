@@ -107,11 +107,17 @@ class Hanging(Counting):
 
     def act(self) -> None:
         if self.at == 3 and self.config.worker_index == 2 and (self.config.get("always") or self.once()):
-            if self.config.get("deaf"):
-                # One call into C that takes for ever and holds the interpreter's lock.
-                sum(range(10**12))
-            while True:
-                time.sleep(60)
+            self.hang(self.config.get("depth", 0))
+
+    def hang(self, depth: int) -> None:
+        """Do not return, some frames further in."""
+        if depth:
+            self.hang(depth - 1)
+        if self.config.get("deaf"):
+            # One call into C that takes for ever and holds the interpreter's lock.
+            sum(range(10**12))
+        while True:
+            time.sleep(60)
 
 
 class Dying(Counting):

@@ -172,17 +172,17 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_with_the_first_cause() 
             algo.train()
 
 
-@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.parametrize(("deaf", "depth"), [(False, 40), (True, 0)], ids=["deep", "deaf"])
 def test_an_environment_that_hangs_is_given_up_with_the_line_where_it_stood(
-    deaf: bool, tmp_path: Path
+    deaf: bool, depth: int, tmp_path: Path
 ) -> None:
-    config = {"flag": str(tmp_path / "flag"), "deaf": deaf}
+    config = {"flag": str(tmp_path / "flag"), "deaf": deaf, "depth": depth}
     with running(2, env=f"{HERE}:Hanging", env_config=config, env_timeout=2.0) as algo:
         with pytest.warns(EnvFaultWarning, match=r"worker 2"):
             result = algo.train()
         assert result["num_env_steps_sampled"] == 128
         assert result["num_faulty_episodes"] == 2
-        assert "did not return for env_timeout=2 s, from act (crews.py:" in result["first_fault"]
+        assert "did not return for env_timeout=2 s, from hang (crews.py:" in result["first_fault"]
 
 
 def test_an_environment_that_is_never_there_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +216,7 @@ def test_an_environment_that_hangs_again_and_again_ends_the_run_and_says_that() 
     settings = {"env": f"{HERE}:Hanging", "env_config": {"always": True}, "env_timeout": 0.5}
     with running(2, **settings) as algo, warnings.catch_warnings():
         warnings.simplefilter("ignore", EnvFaultWarning)
-        told = (
-            r"worker 2 .*: an environment did not return for env_timeout=0\.5 s, from act \(crews\.py:\d+\), "
-        )
+        told = r"worker 2 .*: an environment did not return for env_timeout=0\.5 s, from hang \(crews\.py:\d+\), "
         with pytest.raises(WorkerLostError, match=told):
             algo.train()
 
