@@ -159,6 +159,10 @@ def test_the_same_seed_gives_the_same_run() -> None:
             {"multiagent": {"policies": {"p": PolicySpec(config={"train_batch_size": 8})}}},
             "'train_batch_size' holds for all policies",
         ),
+        (
+            {"multiagent": {"policies": {"p": PolicySpec(config={"min_sample_timesteps_per_iteration": 8})}}},
+            "'min_sample_timesteps_per_iteration' holds for all policies",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_named(config: dict[str, Any], message: str) -> None:

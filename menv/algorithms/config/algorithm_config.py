@@ -201,6 +201,8 @@ class AlgorithmConfig(Told, told=OF_CONFIGS):
     own_meaning: ClassVar[frozenset[str]] = frozenset()
     """Fields of this class that mean something of their own in an algorithm: its policies never take them
     from the config of another one."""
+    of_the_run: ClassVar[frozenset[str]] = frozenset()
+    """Fields of this class alone that hold for a whole run, so that no policy may have its own."""
 
     def sample_size(self, num_envs: int) -> int:
         """Return the steps that are sampled before the learners get them."""

@@ -17,7 +17,7 @@ from menv.errors import ConfigError
 C = TypeVar("C", bound=AlgorithmConfig)
 
 # Settings of `AlgorithmConfig` that a policy may have of its own.
-_OF_A_POLICY = {
+OF_A_POLICY = {
     "model", "clip_rewards", "clip_actions", "normalize_actions", "inference", "observation_filter", "agent_connectors",
     "num_gpus",
 }  # fmt: skip
@@ -67,12 +67,13 @@ def override(
         return config
     where = f"policies[{policy_id!r}].config: "
     values = read_keys(type(config), changes, where)
-    of_all = {field.name for field in fields(AlgorithmConfig)} - _OF_A_POLICY - own_meaning
+    of_all = {field.name for field in fields(AlgorithmConfig)} - OF_A_POLICY - own_meaning
+    of_all |= config.of_the_run
     shared = sorted(values.keys() & of_all)
     if shared:
-        own = sorted({field.name for field in fields(config)} - of_all - _OF_A_POLICY)
+        own = sorted({field.name for field in fields(config)} - of_all - OF_A_POLICY)
         raise ConfigError(
-            f"{where}{shared[0]!r} holds for all policies, expected one of {', '.join([*own, *sorted(_OF_A_POLICY)])}; "
+            f"{where}{shared[0]!r} holds for all policies, expected one of {', '.join([*own, *sorted(OF_A_POLICY)])}; "
             "set it in the main config"
         )
     if isinstance(changes.get("model"), Mapping):

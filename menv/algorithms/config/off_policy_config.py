@@ -20,6 +20,7 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
     """What `AlgorithmConfig` says about sampling and `DQNSettings` about learning."""
 
     own_meaning: ClassVar[frozenset[str]] = frozenset({"train_batch_size"})
+    of_the_run: ClassVar[frozenset[str]] = frozenset({"min_sample_timesteps_per_iteration"})
 
     train_batch_size: int = 256
     """Rows of one gradient step, drawn from the replay buffer; how often, `training_intensity` says."""

@@ -1,0 +1,111 @@
+"""The page of all settings, made of what their classes say.
+
+python -m tests.settings_page    writes docs/settings.md
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.classic_keys import OF_A_POLICY
+from menv.algorithms.config.dqn_config import DQNConfig
+from menv.algorithms.config.exploration_config import ExplorationConfig
+from menv.algorithms.config.keys import RENAMED
+from menv.algorithms.config.model_config import ModelConfig
+from menv.algorithms.config.multi_agent_config import MultiAgentConfig
+from menv.algorithms.config.ppo_config import PPOConfig
+from menv.algorithms.config.qmix_config import QMIXConfig
+from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
+from tests.house.sources import ROOT
+
+PAGE = ROOT / "docs" / "settings.md"
+BEGINNING = """# Settings
+
+What goes into `config`, a dict, or into `PPOConfig`, `DQNConfig` and `QMIXConfig`, keywords. This page is made of
+their docstrings (`python -m tests.settings_page`). Names are the classic ones; a key that does not exist is refused
+with the nearest one that does, and classic keys that mean nothing here warn once.
+
+A star: a policy may have its own, `PolicySpec(config={"gamma": 0.85})`, in the place of the main one.
+"""
+_CLASSIC = {field: key for key, field in RENAMED.items()}
+
+
+def page() -> str:
+    """Return the whole page."""
+    common = {field.name for field in fields(AlgorithmConfig)}
+    off_policy = {field.name for field in fields(DQNConfig)}
+    parts = [
+        ("Every algorithm", "", AlgorithmConfig, common),
+        ("PPO", "", PPOConfig, _names(PPOConfig) - common),
+        ("DQN", "Of those above `train_batch_size` is another.", DQNConfig, _said_anew(DQNConfig, common)),
+        ("QMIX", "All of DQN, and:", QMIXConfig, _said_anew(QMIXConfig, off_policy)),
+        ("`model`", "", ModelConfig, _names(ModelConfig)),
+        ("`multiagent`", "", MultiAgentConfig, _names(MultiAgentConfig)),
+        ("`exploration_config`", "Of DQN and QMIX.", ExplorationConfig, _names(ExplorationConfig)),
+        ("`replay_buffer_config`", "Of DQN and QMIX.", ReplayBufferConfig, _names(ReplayBufferConfig)),
+    ]
+    return BEGINNING + "".join(_part(title, text, owner, names) for title, text, owner, names in parts)
+
+
+def _part(title: str, text: str, owner: type[Any], names: set[str]) -> str:
+    said = _said(owner)
+    rows = [
+        f"| `{_CLASSIC.get(field.name, field.name)}`{_star(owner, field.name)} | {_default(field)} | "
+        f"{said[field.name]} |"
+        for field in fields(owner)
+        if field.name in names
+    ]
+    head = [f"\n## {title}\n", *([f"{text}\n"] if text else []), "| key | default | |", "|---|---|---|"]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def _star(owner: type[Any], name: str) -> str:
+    common = {field.name for field in fields(AlgorithmConfig)} - OF_A_POLICY
+    return " *" if issubclass(owner, AlgorithmConfig) and name not in common | owner.of_the_run else ""
+
+
+def _names(owner: type[Any]) -> set[str]:
+    return {field.name for field in fields(owner)}
+
+
+def _said_anew(owner: type[Any], known: set[str]) -> set[str]:
+    """Return the fields of a config that are not known, or about which it says something of its own."""
+    anew = {name for cls in owner.__mro__[:-1] if cls is not AlgorithmConfig for name, _ in _docstrings(cls)}
+    if owner is QMIXConfig:
+        anew = {name for name, _ in _docstrings(owner)}
+    return (_names(owner) - known) | (anew & _names(owner))
+
+
+def _said(owner: type[Any]) -> dict[str, str]:
+    """Return the docstring of each field, on one line, of the class nearest to `owner`."""
+    return {name: text for cls in reversed(owner.__mro__[:-1]) for name, text in _docstrings(cls)}
+
+
+def _docstrings(cls: type[Any]) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a class that have docstrings, and these on one line."""
+    tree = ast.parse(Path(inspect.getfile(cls)).read_text("utf-8"))
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
+    for before, node in pairwise(found.body):
+        match before, node:
+            case ast.AnnAssign(annotation=kind), ast.Expr(value=ast.Constant(value=str(text))):
+                if "ClassVar" not in ast.unparse(kind):
+                    yield ast.unparse(before.target), " ".join(text.split()).replace("|", "\\|")
+
+
+def _default(field: Field[Any]) -> str:
+    if field.default is not MISSING:
+        return f"`{field.default!r}`"
+    assert field.default_factory is not MISSING
+    made = field.default_factory()
+    return "below" if is_dataclass(made) else f"`{made!r}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
