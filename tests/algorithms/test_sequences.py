@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from menv.acting.action_head import ActionHead
+from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.cell import Cell, CellKind
 from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.torch_cell import TorchCell
 from menv.algorithms.ppo_learner import PPOLearner
 from menv.algorithms.ppo_settings import PPOSettings
 from menv.algorithms.sequences import sequences, state_before
@@ -133,3 +135,19 @@ def test_every_row_is_learned_from_in_every_epoch_however_sequences_are_batched(
         learner._update = watched  # type: ignore[method-assign]
         learner.learn(columns, 0)
         assert sum(seen) == 31
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_every_weight_of_a_cell_goes_on_learning_after_the_first_gradient_step(kind: CellKind) -> None:
+    cell = Cell(kind, 3)
+    adam = FlatAdam(cell.first_weights("policy", 2, np.random.default_rng(0)), 0.01)
+    used = TorchCell(cell, "policy", adam.params)
+    x, state = torch.randn(6, 2), torch.randn(2, sum(cell.state_sizes))
+    for _ in range(3):
+        fresh = {name: torch.tensor(value).requires_grad_() for name, value in adam.weights().items()}
+        for params, one in ((adam.params, used), (fresh, TorchCell(cell, "policy", fresh))):
+            torch.autograd.backward(one(x, state)[0].square().sum())
+            assert all(param.grad is not None and param.grad.any() for param in params.values())
+        for name, param in adam.params.items():
+            torch.testing.assert_close(param.grad, fresh[name].grad)
+        adam.step()

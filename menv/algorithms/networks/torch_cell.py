@@ -22,7 +22,8 @@ class TorchCell:
         bias = params[f"{of_input}.bias"]
         # torch adds two biases; that of an LSTM's state would be one too many.
         state_bias = params.get(f"{of_state}.bias", torch.zeros_like(bias, requires_grad=False))
-        self._weights = [params[f"{of_input}.weight"].t(), params[f"{of_state}.weight"].t(), bias, state_bias]
+        self._matrices = params[f"{of_input}.weight"], params[f"{of_state}.weight"]
+        self._biases = bias, state_bias
 
     def __call__(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the outputs of every row and the state after each sequence.
@@ -36,13 +37,13 @@ class TorchCell:
         """
         cell, batch = self._cell, len(state)
         sequences = x.view(batch, -1, x.shape[-1])
+        # Turned round at every call: a view from before an optimizer's step in place has no gradient any more.
+        weights = [matrix.t() for matrix in self._matrices] + list(self._biases)
         if cell.kind == "lstm":
             before = state[None, :, : cell.size].contiguous(), state[None, :, cell.size :].contiguous()
-            out, h, c = torch.lstm(sequences, before, self._weights, True, 1, 0.0, True, False, True)
+            out, h, c = torch.lstm(sequences, before, weights, True, 1, 0.0, True, False, True)
             after = torch.cat((h[0], c[0]), 1)
         else:
-            out, h = torch.gru(
-                sequences, state[None].contiguous(), self._weights, True, 1, 0.0, True, False, True
-            )
+            out, h = torch.gru(sequences, state[None].contiguous(), weights, True, 1, 0.0, True, False, True)
             after = h[0]
         return out.reshape(len(x), cell.size), after
