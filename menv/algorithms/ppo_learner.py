@@ -116,7 +116,7 @@ class PPOLearner:
         rows = self._rows(columns) if not self._recurrent else self._sequences(columns)
         with repeatable(self._device), self._with_policy():
             stats = self._epochs(rows, weights)
-        stats["vf_explained_var"] = explained_variance(columns["value_targets"], columns["advantages"])
+        stats["vf_explained_var"] = explained_variance(columns["value_targets"], _value_errors(columns))
         stats["cur_lr"] = self._adam.lr
         if self._adam.skipped:
             stats["skipped_updates"] = self._adam.skipped
@@ -297,12 +297,22 @@ class PPOLearner:
         return total, *told.values()
 
 
-def explained_variance(value_targets: npt.NDArray[Any], advantages: npt.NDArray[Any]) -> float:
+def explained_variance(value_targets: npt.NDArray[Any], errors: npt.NDArray[Any]) -> float:
     """Return 1 - Var(target - V) / Var(target), at least -1; 0 if the targets do not vary.
 
-    Before an update `advantages` are `value_targets - V`.
+    Args:
+        value_targets: [N].
+        errors: [N] `value_targets - V`.
     """
     variance = float(np.var(value_targets, dtype=np.float64))
     if variance == 0.0:
         return 0.0
-    return max(-1.0, 1.0 - float(np.var(advantages, dtype=np.float64)) / variance)
+    return max(-1.0, 1.0 - float(np.var(errors, dtype=np.float64)) / variance)
+
+
+def _value_errors(columns: Columns) -> npt.NDArray[Any]:
+    """Return [N] targets minus values; a callback or a policy may have made something else of the advantages."""
+    if SampleBatch.VF_PREDS not in columns:
+        return columns["advantages"]
+    errors: npt.NDArray[Any] = np.subtract(columns["value_targets"], columns["vf_preds"], dtype=np.float64)
+    return errors

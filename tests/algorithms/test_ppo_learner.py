@@ -223,6 +223,16 @@ def test_explained_variance_of_perfect_useless_and_constant_targets() -> None:
     assert explained_variance(np.ones(3), targets) == 0.0
 
 
+def test_explained_variance_is_that_of_the_values_whatever_became_of_the_advantages() -> None:
+    learner, batch = learner_and_batch()
+    values = batch["value_targets"] - batch["advantages"]
+    wanted = learner.learn({**batch, "vf_preds": values}, 0)["vf_explained_var"]
+    again, _ = learner_and_batch()
+    normalised = {**batch, "vf_preds": values, "advantages": batch["advantages"] / 50.0}
+    assert again.learn(normalised, 0)["vf_explained_var"] == wanted
+    assert wanted == pytest.approx(explained_variance(batch["value_targets"], batch["advantages"]), abs=1e-5)
+
+
 def test_a_schedule_that_runs_backwards_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"lr_schedule .*rising env_steps"):
         PPOSettings(lr_schedule=[[100, 1.0], [0, 0.5]])
