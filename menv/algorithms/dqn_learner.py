@@ -107,7 +107,7 @@ class DQNLearner:
             "epsilon": self._epsilon,
             "cur_lr": self._adam.lr,
             **({"skipped_updates": self._adam.skipped} if self._adam.skipped else {}),
-            "replay_rows": float(self.replay.rows),
+            "replay_rows": float(self._rows_kept()),
             "updates": float(steps),
         }
 
@@ -173,6 +173,10 @@ class DQNLearner:
     def _store(self, batch: SampleBatch) -> None:
         if batch.count:
             self.replay.add(self._columns(batch))
+
+    def _rows_kept(self) -> int:
+        """Return the rows that the buffer holds."""
+        return self.replay.rows
 
     def _columns(self, batch: SampleBatch) -> dict[str, Column]:
         """Return what is kept of a batch, [N, ...]; see `_terms`."""

@@ -54,6 +54,10 @@ class RecurrentDQNLearner(DQNLearner):
         super().__init__(spec, settings, weights, seed, rows_each=max_seq_len, device=device)
         self._max_seq_len = max_seq_len
 
+    def _rows_kept(self) -> int:
+        """Return the rows that the sequences in the buffer hold."""
+        return int(np.count_nonzero(self.replay.kept("valid"))) if self.replay.rows else 0
+
     def _columns(self, batch: SampleBatch) -> dict[str, Column]:
         """Return what is kept of a batch, [B, ...] for B sequences.
 

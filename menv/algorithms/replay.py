@@ -115,6 +115,10 @@ class ReplayBuffer:
         columns = {name: column.take(indices, axis=0) for name, column in self._columns.items()}
         return Sample(columns, indices, weights)
 
+    def kept(self, name: str) -> Column:
+        """Return a column of all rows, in no order; not a copy."""
+        return self._columns[name][: self.rows]
+
     def update_priorities(self, indices: Places, td_errors: Column) -> None:
         """Set the priorities of rows [B] from their errors [B] of any sign; does nothing without priorities.
 

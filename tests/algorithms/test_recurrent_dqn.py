@@ -112,7 +112,7 @@ def test_the_loss_is_that_of_every_row_unrolled_by_itself(double_q: bool, masked
 def test_sizes_count_rows() -> None:
     one = learner(replay_buffer_config={"capacity": 30}, train_batch_size=12)
     assert one.replay.capacity == 10
-    one.learn(pieces(), 100)
+    assert one.learn(pieces(), 100)["replay_rows"] == 10.0
     assert one.replay.rows == 4
     drawn: list[int] = []
     sample = one.replay.sample
