@@ -41,8 +41,8 @@ class Learners:
         configs: The settings of each of them.
         policy_map: Which of them learn.
         shared: Which of them stand on the same layers.
-        env_steps_trained: Env steps of batches that somebody learned from.
-        agent_steps_trained: Rows that were learned from.
+        env_steps_trained: Env steps of batches that learners were handed.
+        agent_steps_trained: Rows that they were handed; what they replay does not count again.
     """
 
     def __init__(
