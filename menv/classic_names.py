@@ -64,7 +64,6 @@ OF_POLICIES = {
 OF_CONFIGS = {
     "build_algo": "call build()",
     "checkpointing": "call algo.save(folder) where you want one",
-    "copy": _REPLACE,
     "debugging": f"{_SETTINGS}seed=0, log_level=...",
     "env_runners": f"{_SETTINGS}num_workers=2, num_envs_per_worker=4",
     "environment": f"{_SETTINGS}env=..., env_config={{...}}",
@@ -78,7 +77,6 @@ OF_CONFIGS = {
     "reporting": f"{_SETTINGS}metrics_num_episodes_for_smoothing=100",
     "resources": f"{_SETTINGS}num_workers=2, num_gpus=1",
     "rollouts": f"{_SETTINGS}num_workers=2, num_envs_per_worker=4",
-    "to_dict": "call dataclasses.asdict(config)",
     "training": f"{_SETTINGS}lr=..., gamma=..., train_batch_size=...",
     "update_from_dict": _REPLACE,
 }

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-import numpy as np
-
+from menv.algorithms.answers import Answers
 from menv.algorithms.checkpoints import Checkpoints
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation import Evaluation
 from menv.algorithms.evaluations import Evaluations
@@ -31,7 +31,7 @@ from menv.algorithms.training_state import Progress, TrainingState
 from menv.algorithms.workforce import Workforce
 from menv.callbacks import read_callbacks
 from menv.classic_names import OF_ALGORITHMS, Told
-from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.errors import CallOrderError, ConfigError
 from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
@@ -40,7 +40,7 @@ from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 
 
-class Algorithm(Checkpoints, Exports, Told, told=OF_ALGORITHMS):
+class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
@@ -97,6 +97,11 @@ class Algorithm(Checkpoints, Exports, Told, told=OF_ALGORITHMS):
             self._outside.published,
         )  # fmt: skip
         self._callbacks.on_algorithm_init(algorithm=self)
+
+    @classmethod
+    def get_default_config(cls) -> AlgorithmConfig:
+        """Return the settings that hold where nothing else is said; `get_default_config().copy()` is a dict of them."""
+        return cls.recipe.config_class()
 
     @property
     def iteration(self) -> int:
@@ -233,39 +238,6 @@ class Algorithm(Checkpoints, Exports, Told, told=OF_ALGORITHMS):
         if numbers:
             self._callbacks.on_workers_recreated(algorithm=self, worker_ids=numbers, is_evaluation=False)
         return self._workforce.report()
-
-    def compute_single_action(
-        self,
-        obs: Any,
-        policy_id: str = DEFAULT_POLICY,
-        explore: bool | None = None,
-        state: Sequence[Any] | None = None,
-    ) -> Any:
-        """Return one policy's env-ready action for one observation.
-
-        Args:
-            obs: An element of the policy's observation space.
-            policy_id: Who answers.
-            explore: False takes the most likely action; None does as `config.explore` says.
-            state: Of a recurrent policy: at first `get_policy(policy_id).get_initial_state()`, then what was
-                returned for the observation before. With a state, `(action, state, fetches)` is returned.
-
-        Raises:
-            ConfigError: There is no such policy.
-            ContractError: The observation is outside the space, or a recurrent policy is given no state.
-        """
-        explore = self.config.explore if explore is None else explore
-        policy = self.get_policy(policy_id)
-        if (state is None or not len(state)) and policy.get_initial_state():
-            raise ContractError(
-                f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
-                "state=policy.get_initial_state() at first and the returned state from then on"
-            )
-        if state is None:
-            return policy.compute_actions([obs], explore=explore)[0][0]
-        batches = [np.asarray(part)[None] for part in state]
-        actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)
-        return actions[0], [part[0] for part in states], {name: value[0] for name, value in fetches.items()}
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY) -> Policy:
         """Return a policy.

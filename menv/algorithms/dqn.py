@@ -73,6 +73,10 @@ class DQNRecipe(OffPolicyRecipe):
         return DQNLearner(network, config, weights, seed, device=device)
 
 
+DEFAULT_CONFIG = DQNConfig()
+"""The settings that hold where nothing else is said; `DEFAULT_CONFIG.copy()` is a dict of them."""
+
+
 class DQN(Algorithm):
     """Q-learning from replayed experience: double, dueling, n-step, with priorities if asked.
 

@@ -72,6 +72,10 @@ class PPORecipe:
         return PPOLearner(network, config, weights, seed, config.model.max_seq_len, device=device)
 
 
+DEFAULT_CONFIG = PPOConfig()
+"""The settings that hold where nothing else is said; `DEFAULT_CONFIG.copy()` is a dict of them."""
+
+
 class PPO(Algorithm):
     """Clipped policy gradient with generalised advantages.
 

@@ -12,6 +12,7 @@ from menv.algorithms.config.keys import section
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.algorithms.config.numbers import check_number
+from menv.algorithms.config.read_as_dict import ReadAsDict
 from menv.classic_names import OF_CONFIGS, Told
 from menv.errors import ConfigError
 
@@ -37,7 +38,7 @@ _MEANS_NOTHING_WITHOUT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig(Told, told=OF_CONFIGS):
+class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     """Environment, sampling and policies; an algorithm's own config adds how it learns."""
 
     env: Any = None

@@ -6,7 +6,7 @@ The classes of the settings and of their sections are decorated with it; `keys` 
 from __future__ import annotations
 
 import functools
-from dataclasses import fields
+from dataclasses import FrozenInstanceError, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,7 +34,15 @@ def by_name(config_class: type[S]) -> type[S]:
         build(self, *args, **{name: _plain(value) for name, value in settings.items() if name in known})
 
     type.__setattr__(config_class, "__init__", init)
+    type.__setattr__(config_class, "__setattr__", _stay)
     return config_class
+
+
+def _stay(self: Any, name: str, value: Any) -> None:
+    raise FrozenInstanceError(
+        f"{type(self).__name__}: {name} is assigned to, expected settings to stay as they are; "
+        f"call dataclasses.replace(config, {name}=...), which returns a changed copy"
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,61 @@
+"""What an algorithm's policies answer to a single observation.
+
+A base class of `menv.algorithms.algorithm.Algorithm`; `menv.policy` answers whole batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from menv.errors import ContractError
+from menv.policy import Policy
+from menv.policy_map import DEFAULT_POLICY
+
+if TYPE_CHECKING:
+    from menv.algorithms.config.algorithm_config import AlgorithmConfig
+
+
+class Answers:
+    """Answers one observation."""
+
+    config: AlgorithmConfig
+    get_policy: Callable[..., Policy]
+
+    def compute_single_action(
+        self,
+        obs: Any,
+        policy_id: str = DEFAULT_POLICY,
+        explore: bool | None = None,
+        state: Sequence[Any] | None = None,
+        *,
+        full_fetch: bool = False,
+    ) -> Any:
+        """Return one policy's env-ready action for one observation.
+
+        Args:
+            obs: An element of the policy's observation space.
+            policy_id: Who answers.
+            explore: False takes the most likely action; None does as `config.explore` says.
+            state: Of a recurrent policy: at first `get_policy(policy_id).get_initial_state()`, then what was
+                returned for the observation before. With a state, `(action, state, fetches)` is returned.
+            full_fetch: Whether these three are returned without a state too.
+
+        Raises:
+            ConfigError: There is no such policy.
+            ContractError: The observation is outside the space, or a recurrent policy is given no state.
+        """
+        explore = self.config.explore if explore is None else explore
+        policy = self.get_policy(policy_id)
+        if (state is None or not len(state)) and policy.get_initial_state():
+            raise ContractError(
+                f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
+                "state=policy.get_initial_state() at first and the returned state from then on"
+            )
+        if state is None and not full_fetch:
+            return policy.compute_actions([obs], explore=explore)[0][0]
+        batches = [np.asarray(part)[None] for part in ([] if state is None else state)]
+        actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)
+        return actions[0], [part[0] for part in states], {name: value[0] for name, value in fetches.items()}
