@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.as_base_env import AsBaseEnv
+from menv.classic_names import OF_BASE_ENVS, Told
 from menv.errors import ConfigError
 from menv.fault import Fault, no_exit
 
@@ -262,7 +263,7 @@ def call_method(env: Any, name: str, env_id: EnvId, args: Sequence[Any]) -> Any:
         return found(*args)
 
 
-class BaseEnv(AsBaseEnv, abc.ABC):
+class BaseEnv(AsBaseEnv, Told, abc.ABC, told=OF_BASE_ENVS):
     """Many sub-environments, each stepped when all of its waiting agents have been answered.
 
     A subclass of your own may return the six nested dicts from `poll(self)` and take one nested

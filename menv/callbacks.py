@@ -31,6 +31,17 @@ class DefaultCallbacks:
     the results.
     """
 
+    def __init__(self, legacy_callbacks_dict: Mapping[str, Callable[..., Any]] | None = None) -> None:
+        """Take what classic subclasses hand on; functions by hook go into the config by themselves.
+
+        Raises:
+            ConfigError: It is not None.
+        """
+        if legacy_callbacks_dict:
+            raise ConfigError(
+                "DefaultCallbacks: legacy_callbacks_dict is given, expected None; write callbacks={...} in the config"
+            )
+
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Called once, when `algorithm` is complete."""
 
@@ -104,7 +115,7 @@ class DefaultCallbacks:
         """
 
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """Reserved for algorithms that are restored."""
+        """Called by `from_checkpoint` and `restore`, once `algorithm` stands where it was saved."""
 
 
 HOOKS = tuple(name for name in vars(DefaultCallbacks) if name.startswith("on_"))

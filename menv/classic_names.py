@@ -1,84 +1,161 @@
-"""What stands in the place of attributes that classic algorithms, workers, policies and configs had.
+"""What stands in the place of attributes that classic algorithms, workers, environments, policies and configs had.
 
 Those classes inherit `Told`, each with its table, as episodes do with one of their own; who asks for such a name is
-told. It has no such attribute itself.
+told. It has no such attribute itself. `classic_keywords` does the same for arguments of methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from menv.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _CALL_ENVS = 'call algo.call_envs("method", ...) for the environments, wherever they live'
 _SETTINGS = "set what it would set as keywords of the config: "
 _REPLACE = "call dataclasses.replace(config, name=value), which returns a changed copy"
 _WEIGHTS = "get_weights() and set_weights() are its weights, export_checkpoint(folder) writes all of it"
 
+_CHANGED = "change a copy(), and build from that"
+_LOSS = "algo.train() learns; a loss of your own is one of a subclass of menv.algorithms.PPOPolicy"
+_NO_TRIALS = "menv.algorithms knows no trials; name your runs yourself"
+_RUN = "save(folder) writes all of a run, restore(folder) takes it up; get_weights() and set_weights() are the weights"
+_WHO_LEARNS = "read multiagent.policies_to_train of algorithm.config"
+
 OF_ALGORITHMS = {
+    "add_module": "call add_policy(policy_id)",
+    "callbacks": "keep the object that you give as callbacks",
     "cleanup": "call stop()",
     "compute_action": "call compute_single_action(obs)",
     "compute_actions": "call get_policy(policy_id).compute_actions([obs, ...])",
+    "env_creator": "menv.registry.make_env(config.env, config.env_config) makes an environment",
     "env_runner": f"{_CALL_ENVS}, get_policy(policy_id) for a policy",
     "env_runner_group": f"{_CALL_ENVS}, get_policy(policy_id) for a policy",
+    "eval_env_runner_group": "call evaluate(); evaluations play in this process",
     "evaluation_workers": "call evaluate(); evaluations play in this process",
     "export_policy_model": "call export_policy_checkpoint(folder, policy_id), or menv.export_onnx(policy, path)",
     "get_config": "read config",
+    "get_module": "call get_policy(policy_id)",
+    "get_state": _RUN,
+    "learner_group": "call get_weights() and set_weights(weights), which learners go on from",
     "load_checkpoint": "call restore(folder), or from_checkpoint(folder) of the class",
     "local_replay_buffer": "learners keep it to themselves; capacity and kind are replay_buffer_config",
     "logdir": "no folder is written; set callbacks=TensorBoardCallbacks, or write down what train() returns",
+    "optimizer": "learners keep it to themselves; save(folder) writes it too",
+    "remove_module": "call remove_policy(policy_id)",
+    "reset_config": "build a new algorithm, or call from_checkpoint(folder, config={...}) of the class",
+    "restore_from_path": "call restore(folder)",
     "save_checkpoint": "call save(folder)",
     "save_to_path": "call save(folder)",
+    "set_state": _RUN,
     "step": "call train()",
+    "timesteps_total": "read last_result",
+    "train_buffered": "call train()",
+    "training_iteration": "it is called iteration",
+    "training_step": "call train()",
+    "trial_id": _NO_TRIALS,
+    "trial_name": _NO_TRIALS,
     "workers": f"{_CALL_ENVS}, get_policy(policy_id) and get_weights() for policies, worker_pids() for the processes",
 }
 OF_WORKERS = {
     "async_env": "it is called base_env",
+    "callbacks": "keep the object that you give as callbacks",
     "config": "keep what you need of algorithm.config in on_algorithm_init, or put it into env_config",
     "env": "take base_env.get_sub_environments()",
     "env_context": "on_sub_environment_created is given it",
+    "filters": "they are among policies[policy_id].agent_connectors",
     "foreach_env": "loop over base_env.get_sub_environments(), or call base_env.call(index, method, ...)",
     "foreach_policy": "loop over policies.items()",
+    "foreach_policy_to_train": _WHO_LEARNS,
+    "foreach_worker": 'callbacks of each worker run where it is; call algo.call_envs("method", ...) from outside',
+    "get_policies_to_train": _WHO_LEARNS,
     "get_policy": "take policies[policy_id]",
     "get_weights": "call policies[policy_id].get_weights()",
+    "global_vars": 'env_steps counts the steps of each environment; result["timesteps_total"] all of them',
+    "is_policy_to_train": _WHO_LEARNS,
+    "learn_on_batch": "algo.train() learns",
+    "policies_to_train": _WHO_LEARNS,
     "policy_config": "keep what you need of algorithm.config in on_algorithm_init",
     "policy_dict": "policies has the policies by id",
+    "policy_mapping_fn": "call episode.policy_for(agent_id)",
     "set_policy_mapping_fn": "call algorithm.add_policy(..., policy_mapping_fn=...)",
     "set_weights": "call algorithm.set_weights({policy_id: weights})",
 }
 OF_POLICIES = {
     "action_dist_class": 'write model={"custom_model": ...}',
+    "apply_gradients": _LOSS,
     "compute_action": "call act(obs)",
     "compute_actions_from_input_dict": "call compute_actions([obs, ...])",
+    "compute_gradients": _LOSS,
+    "compute_log_likelihoods": "compute_actions returns the action_logp of what it chose, and batches have it",
     "compute_single_action": "call act(obs)",
+    "device": "num_gpus in the config says where networks learn",
     "dist_class": 'write model={"custom_model": ...}',
+    "exploration": "call act(obs, explore=...) or compute_actions(..., explore=...)",
     "export_model": "call export_checkpoint(folder), or menv.export_onnx(policy, path)",
     "get_session": "there is no TensorFlow here; call act(obs) or compute_actions([obs, ...])",
     "get_state": _WEIGHTS,
+    "global_timestep": 'algo.last_result["timesteps_total"] counts env steps',
     "is_recurrent": "get_initial_state() is empty for a policy without a memory",
-    "learn_on_batch": "algo.train() learns; a loss of your own is one of a subclass of menv.algorithms.PPOPolicy",
+    "learn_on_batch": _LOSS,
+    "loss": _LOSS,
     "model": f"call act(obs) or compute_actions([obs, ...]); {_WEIGHTS}; "
     'a network of your own is model={"custom_model": ...} in the config',
     "num_state_tensors": "call len(get_initial_state())",
+    "reset_connectors": "call agent_connectors.reset(env_id)",
     "set_state": _WEIGHTS,
+    "view_requirements": "batches have previous actions, rewards and observations as columns",
+}
+OF_BASE_ENVS = {
+    "action_space_contains": "ask action_space",
+    "action_space_sample": "call action_space.sample()",
+    "env_states": "call get_sub_environments()",
+    "envs": "call get_sub_environments()",
+    "get_unwrapped": "call get_sub_environments()",
+    "last": "call poll(), which returns each row once",
+    "observation_space_contains": "ask observation_space",
+    "observation_space_sample": "call observation_space.sample()",
+    "vector_env": "call get_sub_environments()",
 }
 OF_CONFIGS = {
+    "api_stack": "leave it out; there is one",
     "build_algo": "call build()",
+    "callbacks_class": "read callbacks",
     "checkpointing": "call algo.save(folder) where you want one",
     "debugging": f"{_SETTINGS}seed=0, log_level=...",
     "env_runners": f"{_SETTINGS}num_workers=2, num_envs_per_worker=4",
     "environment": f"{_SETTINGS}env=..., env_config={{...}}",
     "evaluation": f"{_SETTINGS}evaluation_interval=1, evaluation_duration=10",
+    "experimental": "leave it out",
     "exploration": f"{_SETTINGS}explore=True",
     "fault_tolerance": f"{_SETTINGS}restart_failed_sub_environments=True",
     "framework": "leave it out; networks learn with torch",
+    "freeze": "leave it out; settings never change",
+    "get_multi_agent_setup": "read multiagent",
+    "is_multi_agent": "read multiagent.policies",
+    "learner_class": "leave it out; one process learns",
     "learners": "leave it out; one process learns",
+    "minibatch_size": "it is called sgd_minibatch_size",
     "multi_agent": f"{_SETTINGS}multiagent={{...}}",
+    "num_env_runners": "it is called num_workers",
+    "num_rollout_workers": "it is called num_workers",
     "offline_data": f"{_SETTINGS}input=...",
+    "policies": "read multiagent.policies",
+    "policies_to_train": "read multiagent.policies_to_train",
+    "policy_mapping_fn": "read multiagent.policy_mapping_fn",
+    "pop": _CHANGED,
     "reporting": f"{_SETTINGS}metrics_num_episodes_for_smoothing=100",
     "resources": f"{_SETTINGS}num_workers=2, num_gpus=1",
+    "rl_module": f"{_SETTINGS}model={{...}}",
     "rollouts": f"{_SETTINGS}num_workers=2, num_envs_per_worker=4",
+    "setdefault": _CHANGED,
     "training": f"{_SETTINGS}lr=..., gamma=..., train_batch_size=...",
+    "update": _CHANGED,
     "update_from_dict": _REPLACE,
+    "validate": "leave it out; settings are checked as they are made",
 }
 
 
@@ -113,3 +190,31 @@ class Told:
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=self
             )
+
+
+def classic_keywords(**instead: str) -> Callable[[F], F]:
+    """Let a method take its classic namesake's arguments by the names that they have here, or say what to do.
+
+    Args:
+        instead: What an argument is called, after "=", or what to do; by its classic name.
+
+    Raises:
+        ConfigError: From the method: it was given an argument that it has not.
+    """
+
+    def teach(method: F) -> F:
+        @functools.wraps(method)
+        def call(*args: Any, **given: Any) -> Any:
+            for name in given.keys() & instead:
+                value, advice = given.pop(name), instead[name]
+                if advice.startswith("="):
+                    given[advice[1:]] = value
+                elif value is not None:
+                    raise ConfigError(
+                        f"{method.__name__}: {name} is given, expected it to be left out; {advice}"
+                    )
+            return method(*args, **given)
+
+        return call  # type: ignore[return-value]
+
+    return teach

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from menv import draws
-from menv.base_env import AgentId, EnvId
+from menv.base_env import SINGLE_AGENT, AgentId, EnvId
 from menv.classic_names import Told
 from menv.errors import ConfigError
 
@@ -20,8 +20,21 @@ MEMBER_REWARDS = "__member_rewards__"
 
 _NOTHING: Mapping[str, Any] = {}
 _IN_BATCHES = "read the columns of the batch in on_postprocess_trajectory"
+_RETURNS = "read agent_rewards"
 _CLASSIC = {
+    "_agent_reward_history": _RETURNS,
+    "agent_index": "call get_agents()",
+    "batch_builder": _IN_BATCHES,
+    "get_infos": "call last_info_for(agent_id)",
+    "get_observations": "call last_observation_for(agent_id)",
+    "get_return": _RETURNS,
+    "get_rewards": _RETURNS,
+    "id_": "it is called episode_id",
+    "is_done": _IN_BATCHES,
     "last_action_for": _IN_BATCHES,
+    "last_done_for": _IN_BATCHES,
+    "last_extra_action_outs_for": _IN_BATCHES,
+    "last_pi_info_for": _IN_BATCHES,
     "last_raw_obs_for": "call last_observation_for",
     "last_reward_for": _IN_BATCHES,
     "policy_map": "callbacks get policies, mapping functions worker.policies",
@@ -29,6 +42,7 @@ _CLASSIC = {
     "prev_action_for": _IN_BATCHES,
     "prev_reward_for": _IN_BATCHES,
     "rnn_state_for": _IN_BATCHES,
+    "soft_reset": "end the episode in the environment",
     "worker": "callbacks and mapping functions get the worker themselves",
 }
 """What does the work of attributes that classic episodes had."""
@@ -120,7 +134,7 @@ class Episode(Told, told=_CLASSIC):
         """Return the agents seen so far, in order of appearance."""
         return list(self._policies)
 
-    def policy_for(self, agent_id: AgentId) -> str:
+    def policy_for(self, agent_id: AgentId = SINGLE_AGENT) -> str:
         """Return the id of the policy that answers for an agent.
 
         Raises:
@@ -133,14 +147,14 @@ class Episode(Told, told=_CLASSIC):
             )
         return self._policies[agent_id][0]
 
-    def last_observation_for(self, agent_id: AgentId) -> Any:
+    def last_observation_for(self, agent_id: AgentId = SINGLE_AGENT) -> Any:
         """Return an agent's last observation as its environment gave it, None before the first.
 
         Kept for callbacks about episodes only.
         """
         return (self._last or {}).get(agent_id, (None, {}))[0]
 
-    def last_info_for(self, agent_id: AgentId) -> Any:
+    def last_info_for(self, agent_id: AgentId = SINGLE_AGENT) -> Any:
         """Return the info dict that came with an agent's last observation, an empty one before the first.
 
         Kept for callbacks about episodes only.

@@ -33,7 +33,9 @@ class PolicySpec:
     algorithm: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse contradictions."""
+        """Refuse contradictions; the class of policies that play stands for the algorithm's own."""
+        if vars(self.policy_class or object).get("stock", False):
+            object.__setattr__(self, "policy_class", None)
         if self.answers_itself and self.algorithm is not None:
             assert self.policy_class is not None
             raise ConfigError(

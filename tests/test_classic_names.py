@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from menv import DefaultCallbacks, Policy
+from menv import ConfigError, DefaultCallbacks, Episode, Policy, PolicySpec
 from menv.algorithms import PPO, PPOConfig
-from menv.classic_names import OF_ALGORITHMS, OF_CONFIGS, OF_POLICIES, OF_WORKERS
+from menv.base_env import SINGLE_AGENT
+from menv.classic_names import OF_ALGORITHMS, OF_BASE_ENVS, OF_CONFIGS, OF_POLICIES, OF_WORKERS
 from menv.loop.sampler import Sampler
 
 
@@ -29,10 +30,17 @@ class Noting(DefaultCallbacks):
 def owners() -> Iterator[dict[str, Any]]:
     with PPO(env="CartPole-v1", config={"rollout_fragment_length": 8, "callbacks": Noting}) as algo:
         algo.sample()
-        yield {"algorithm": algo, "config": algo.config, "policy": algo.get_policy(), **Noting.seen}
+        own = {"algorithm": algo, "config": algo.config, "policy": algo.get_policy(), **Noting.seen}
+        yield {**own, "base_env": Noting.seen["worker"].base_env}
 
 
-TABLES = {"algorithm": OF_ALGORITHMS, "config": OF_CONFIGS, "policy": OF_POLICIES, "worker": OF_WORKERS}
+TABLES = {
+    "algorithm": OF_ALGORITHMS,
+    "base_env": OF_BASE_ENVS,
+    "config": OF_CONFIGS,
+    "policy": OF_POLICIES,
+    "worker": OF_WORKERS,
+}
 
 
 @pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner in TABLES for name in TABLES[owner]])
@@ -80,3 +88,38 @@ def test_what_is_told_can_be_copied_and_sent() -> None:
     config = PPOConfig(lr=0.25)
     assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
     assert copy.copy(Own(*SPACES)).action_space == SPACES[1]
+
+
+def test_classic_arguments_are_taken_by_their_names_here_or_say_what_to_do(owners: dict[str, Any]) -> None:
+    algo = owners["algorithm"]
+    obs = [0.0] * 4
+    assert algo.compute_single_action(observation=obs, prev_action=None, explore=False) in (0, 1)
+    with pytest.raises(ConfigError, match=r"^compute_single_action: info is given.*compute_actions\(\[obs\]"):
+        algo.compute_single_action(obs, info={})
+    with pytest.raises(ConfigError, match=r"^add_policy: policy_cls is given.*write spec=PolicySpec\("):
+        algo.add_policy("new", policy_cls=Policy)
+    with pytest.raises(TypeError, match="'obz'"):
+        algo.compute_single_action(obz=obs)
+
+
+def test_the_class_of_a_policy_that_plays_stands_for_the_algorithms_own(owners: dict[str, Any]) -> None:
+    algo = owners["algorithm"]
+    spec = PolicySpec(type(algo.get_policy()))
+    added = algo.add_policy("again", spec, policy_mapping_fn=lambda *args, **kwargs: "again")
+    assert added.get_weights().keys() == algo.get_policy().get_weights().keys()
+    assert added.act([0.0] * 4) in (0, 1)
+    algo.remove_policy("again", policy_mapping_fn=lambda *args, **kwargs: "default_policy")
+
+
+def test_the_one_agent_of_a_single_agent_environment_need_not_be_named() -> None:
+    episode = Episode(1, 0)
+    episode.bind(SINGLE_AGENT, "p")
+    episode.look_at(SINGLE_AGENT, 3, {"seen": 1})
+    assert (episode.policy_for(), episode.last_observation_for()) == ("p", 3)
+    assert episode.last_info_for() == {"seen": 1}
+
+
+def test_callbacks_hand_on_what_classic_ones_were_made_with() -> None:
+    assert DefaultCallbacks(None) is not None
+    with pytest.raises(ConfigError, match="legacy_callbacks_dict is given"):
+        DefaultCallbacks({"on_episode_end": print})

@@ -30,7 +30,7 @@ from menv.algorithms.rollouts import LocalRollouts
 from menv.algorithms.training_state import Progress, TrainingState
 from menv.algorithms.workforce import Workforce
 from menv.callbacks import read_callbacks
-from menv.classic_names import OF_ALGORITHMS, Told
+from menv.classic_names import OF_ALGORITHMS, Told, classic_keywords
 from menv.errors import CallOrderError, ConfigError
 from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
 from menv.loop.sampler import Sampler
@@ -38,6 +38,11 @@ from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
+
+_COPY = "call set_weights({policy_id: weights}) once it is there"
+_DURATION = "set evaluation_duration"
+_EVALUATIONS = "evaluations play with the same policies"
+_SPEC = "write spec=PolicySpec(policy_class, observation_space, action_space, config)"
 
 
 class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
@@ -50,6 +55,7 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
     recipe: ClassVar[Recipe]
     """What trains the policies that name no algorithm of their own."""
 
+    @classic_keywords(logger_creator="no log is written; set callbacks=TensorBoardCallbacks")
     def __init__(self, config: Any = None, env: Any = None) -> None:
         """Create the environments, the policies and the sampler.
 
@@ -214,6 +220,7 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
         self._callbacks.on_train_result(algorithm=self, result=result)
         return result
 
+    @classic_keywords(duration_fn=_DURATION, episodes_left_fn=_DURATION, parallel_train_future=_DURATION)
     def evaluate(self) -> dict[str, Any]:
         """Let the policies play in environments of their own, without learning.
 
@@ -263,6 +270,10 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
             self._population.learners.set_weights(policy_id, by_name)
         self._outside.publish()
 
+    @classic_keywords(
+        policy_cls=_SPEC, observation_space=_SPEC, action_space=_SPEC, config=_SPEC, policy=_COPY, policy_state=_COPY,
+        evaluation_workers=_EVALUATIONS, module_spec=_SPEC,
+    )  # fmt: skip
     def add_policy(
         self,
         policy_id: str,
@@ -299,6 +310,7 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
         self._outside.publish()
         return self._population.get(policy_id)
 
+    @classic_keywords(evaluation_workers=_EVALUATIONS)
     def remove_policy(
         self,
         policy_id: str,

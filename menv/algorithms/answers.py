@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from menv.classic_names import classic_keywords
 from menv.errors import ContractError
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from menv.algorithms.config.algorithm_config import AlgorithmConfig
+
+_READY = "actions come as the environment takes them; normalize_actions and clip_actions are settings"
+_ROWS = (
+    "call get_policy(policy_id).compute_actions([obs], ...), which takes what policies of your own look at"
+)
 
 
 class Answers:
@@ -24,6 +30,10 @@ class Answers:
     config: AlgorithmConfig
     get_policy: Callable[..., Policy]
 
+    @classic_keywords(
+        observation="=obs", prev_action=_ROWS, prev_reward=_ROWS, info=_ROWS, input_dict=_ROWS, episode=_ROWS,
+        timestep=_ROWS, unsquash_action=_READY, clip_action=_READY, unsquash_actions=_READY, clip_actions=_READY,
+    )  # fmt: skip
     def compute_single_action(
         self,
         obs: Any,

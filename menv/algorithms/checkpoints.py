@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import menv
+from menv.algorithms.recipe import recipe_named
 from menv.algorithms.stored_config import restored_config, stored_config
+from menv.classic_names import classic_keywords
 from menv.errors import CallOrderError, ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class Checkpoints:
     last_result: Mapping[str, Any] = {}
     """What `train` returned last, nothing before it was called."""
 
+    @classic_keywords(checkpoint_dir="=path")
     def save(
         self,
         path: str | Path,
@@ -82,6 +85,7 @@ class Checkpoints:
         return folder
 
     @classmethod
+    @classic_keywords(checkpoint="=path")
     def from_checkpoint(
         cls,
         path: str | Path,
@@ -92,7 +96,7 @@ class Checkpoints:
         policy_mapping_fn: Callable[..., Any] | None = None,
         policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
     ) -> Self:
-        """Return an algorithm that goes on where another one was saved.
+        """Return an algorithm that goes on where another one was saved; `Algorithm` itself takes any of menv's own.
 
         Args:
             path: What was given to `save`, for the latest checkpoint, or a numbered folder in it.
@@ -112,7 +116,7 @@ class Checkpoints:
         folder = find_checkpoint(path)
         manifest = _manifest(folder, cls)
         files = read_files(folder, manifest)
-        kind = cast("type[Algorithm]", cls)
+        kind = _kind(cls, manifest)
         settings = restored_config(
             kind.recipe.config_class, manifest["config"],
             _with(config, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train), env, policy_ids,
@@ -121,11 +125,13 @@ class Checkpoints:
         try:
             same = settings.seed == manifest["config"]["seed"]
             algo._state.restore(files, keep_seed=not same)
+            algo._callbacks.on_checkpoint_loaded(algorithm=algo)
         except BaseException:
             algo.stop()
             raise
         return cast(Self, algo)
 
+    @classic_keywords(checkpoint_path="=path")
     def restore(self, path: str | Path) -> None:
         """Go on where an algorithm with the same policies and networks was saved; what this one has done is forgotten.
 
@@ -146,6 +152,7 @@ class Checkpoints:
         if found != own:
             raise ConfigError(f"{folder}: policies {found}, expected {own}; {_AGAIN}")
         algo._state.restore(read_files(folder, manifest))
+        algo._callbacks.on_checkpoint_loaded(algorithm=algo)
 
 
 def _manifest(folder: Path, kind: type) -> dict[str, Any]:
@@ -157,13 +164,28 @@ def _manifest(folder: Path, kind: type) -> dict[str, Any]:
         raise ConfigError(
             f"{folder}: {manifest.get('kind')!r}, expected a {_KIND}; pass a folder that save wrote"
         )
-    name = cast("type[Algorithm]", kind).recipe.name
+    recipe = getattr(kind, "recipe", None)
+    name = manifest["algorithm"] if recipe is None else recipe.name
     if manifest["algorithm"] != name:
         raise ConfigError(
             f"{folder}: a checkpoint of {manifest['algorithm']}, expected one of {name}; call "
             f"{manifest['algorithm']}.from_checkpoint"
         )
     return manifest
+
+
+def _kind(given: type, manifest: Mapping[str, Any]) -> type[Algorithm]:
+    """Return the class of a checkpoint's algorithm, which is the given one if that says how policies are trained.
+
+    Raises:
+        ConfigError: It is none of menv's own.
+    """
+    from menv import algorithms
+
+    if hasattr(given, "recipe"):
+        return given
+    recipe_named(manifest["algorithm"], "of the checkpoint")
+    return cast("type[Algorithm]", getattr(algorithms, manifest["algorithm"]))
 
 
 def _with(config: Any, **multiagent: Any) -> Any:

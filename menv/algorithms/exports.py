@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from menv.classic_names import classic_keywords
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY
 
@@ -23,6 +24,7 @@ class Exports:
     _population: Population
     _rollouts: Rollouts
 
+    @classic_keywords(export_dir="=folder")
     def export_policy_checkpoint(self, folder: str | Path, policy_id: str = DEFAULT_POLICY) -> Path:
         """Write one policy into a new folder, from which `Policy.from_checkpoint` makes it again.
 

@@ -104,6 +104,9 @@ class NetPolicy(Policy):
         turn: Of the threads that ask it.
     """
 
+    stock = True
+    """Whether it is the class of an algorithm's own policies, which none of its subclasses is."""
+
     def __init__(
         self, cohort: Networks, index: int, config: Mapping[str, Any] | None = None, seed: int = 0
     ) -> None:
