@@ -225,8 +225,8 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
         """Let the policies play in environments of their own, without learning.
 
         Returns:
-            `{"evaluation": metrics}`, with the keys about episodes that `train` returns, over exactly
-            `evaluation_duration` episodes.
+            `{"evaluation": metrics}`, with the keys about episodes that `train` returns, also at
+            `sampler_results`, over exactly `evaluation_duration` episodes.
         """
         if self._stopped:
             raise CallOrderError("evaluate: this algorithm was stopped; build a new one")

@@ -89,8 +89,10 @@ class Evaluation:
         self._broken_off = True
         sampler.finish(sampler.sample())
         self._broken_off = False
+        summary = self._metrics.summary()
         return {
-            **self._metrics.summary(),
+            **summary,
+            "sampler_results": summary,
             "num_env_steps_sampled_this_iter": sampler.env_steps - env_steps,
             "num_agent_steps_sampled_this_iter": sampler.agent_steps - agent_steps,
         }

@@ -100,11 +100,13 @@ def scalars(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             **result,
             "info": {key: info[key] for key in info if key == "learner" or key not in info["learner"]},
         }
-    yield from _numbers({key: value for key, value in result.items() if key not in _REPEATED}, "")
+    yield from _numbers(result, "")
 
 
 def _numbers(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, float]]:
     for key, value in values.items():
+        if key in _REPEATED:
+            continue
         tag = f"{path}{key}"
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{tag}/")

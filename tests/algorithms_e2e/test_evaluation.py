@@ -39,7 +39,7 @@ def test_an_evaluation_is_exactly_so_many_episodes_shared_out_evenly(episodes: i
             lengths = sorted(found["hist_stats"]["episode_lengths"])
             assert lengths == [LENGTH] * -(-episodes // 2) + [LENGTH + 5] * (episodes // 2)
             assert found["num_env_steps_sampled_this_iter"] == sum(lengths)
-            assert found["episodes_this_iter"] == episodes
+            assert found["episodes_this_iter"] == found["sampler_results"]["episodes_this_iter"] == episodes
 
 
 def test_env_steps_are_rounded_up_to_whole_episodes() -> None:

@@ -69,12 +69,12 @@ def test_a_run_leaves_its_numbers_over_env_steps(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_twice(tmp_path: Path) -> None:
-    with PPO(env="CartPole-v1", config={**SMALL, "callbacks": TensorBoardCallbacks(tmp_path)}) as algo:
+    config = {**SMALL, "callbacks": TensorBoardCallbacks(tmp_path), "evaluation_interval": 1}
+    with PPO(env="CartPole-v1", config=config) as algo:
         algo.train()
     tags = curves(tmp_path).keys()
-    assert not any(
-        tag.startswith(("sampler_results/", "info/default_policy/", "hist_stats/")) for tag in tags
-    )
+    assert not any("sampler_results" in tag for tag in tags)
+    assert not any(tag.startswith(("info/default_policy/", "hist_stats/")) for tag in tags)
     assert {"info/learner/default_policy/learner_stats/cur_lr", "sampler_perf/learn_time_s"} <= tags
 
 
