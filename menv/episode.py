@@ -60,7 +60,8 @@ class Episode(Told, told=_CLASSIC):
         episode_id: An integer, random but repeatable under a seed.
         env_id: The sub-environment.
         length: Env steps; known when the episode has ended.
-        agent_rewards: Return of each `(agent_id, policy_id)`; complete when the episode has ended.
+        agent_rewards: Return of each `(agent_id, policy_id)`; complete when the episode has ended, and up to their last
+            observations where callbacks about episodes look on.
         unclaimed_rewards: Rewards that no action can own; they count in `total_reward`.
         custom_metrics: Numbers of yours; they reach the results as `<name>_mean/min/max`.
         user_data: Anything of yours.
@@ -73,6 +74,7 @@ class Episode(Told, told=_CLASSIC):
         "_extras",
         "_last",
         "_lives",
+        "_open",
         "_policies",
         "_rng",
         "agent_rewards",
@@ -93,6 +95,8 @@ class Episode(Told, told=_CLASSIC):
         self._extras: dict[str, Any] | None = None
         self._last: dict[AgentId, tuple[Any, Any]] | None = None
         self._lives: dict[AgentId, int] | None = None
+        # What agents had earned before lives that are counted already; None before their first.
+        self._open: dict[AgentId, float | None] = {}
         self._rng: np.random.Generator | None = None
         # The policy of each agent, and its number in order of appearance.
         self._policies: dict[AgentId, tuple[str, int]] = {}
@@ -194,6 +198,7 @@ class Episode(Told, told=_CLASSIC):
             "extras": self._extras,
             "last": self._last,
             "lives": self._lives,
+            "open": dict(self._open),
             "rng": None if self._rng is None else dict(self._rng.bit_generator.state),
         }
 
@@ -204,7 +209,7 @@ class Episode(Told, told=_CLASSIC):
         episode.length = state["length"]
         episode.agent_rewards, episode.unclaimed_rewards = state["agent_rewards"], state["unclaimed_rewards"]
         episode._policies, episode._extras, episode._last = state["policies"], state["extras"], state["last"]
-        episode._lives = state.get("lives")
+        episode._lives, episode._open = state.get("lives"), state.get("open", {})
         if state["rng"] is not None:
             episode.rng.bit_generator.state = state["rng"]
         return episode
@@ -216,7 +221,19 @@ class Episode(Told, told=_CLASSIC):
     def credit(self, agent_id: AgentId, reward: float) -> None:
         """Add what an agent earned in a life that ended."""
         key = (agent_id, self._policies[agent_id][0])
+        if self._open and agent_id in self._open:
+            # As if it had never been counted: neither sums nor the order of agents depend on who looks on.
+            before = self._open.pop(agent_id)
+            del self.agent_rewards[key]
+            if before is not None:
+                self.agent_rewards[key] = before
         self.agent_rewards[key] = self.agent_rewards.get(key, 0.0) + reward
+
+    def count_so_far(self, agent_id: AgentId, earned: float) -> None:
+        """Count what an agent has earned so far in a life that goes on."""
+        key = (agent_id, self._policies[agent_id][0])
+        before = self._open.setdefault(agent_id, self.agent_rewards.get(key))
+        self.agent_rewards[key] = (before or 0.0) + earned
 
     def credit_members(self, group_id: AgentId, rewards: Mapping[AgentId, float]) -> None:
         """Add what the members of a group earned in a life of the group that ended."""

@@ -122,11 +122,17 @@ class Hooks:
                 stacklevel=2,
             )
 
-    def polled(self, ready: Ready, running: Any) -> None:
-        """Tell what began and what moved, once a poll's ends and joins are booked."""
+    def polled(self, ready: Ready, running: Any, returns: Column) -> None:
+        """Tell what began and what moved, once a poll's ends and joins are booked.
+
+        Args:
+            ready: The poll.
+            running: The episodes that run, by env id.
+            returns: What the life in each slot has earned, without the rows of this poll.
+        """
         begun, self._begun = self._begun, []
         new = {env_index for _, env_index in begun}
-        self._look_at(ready, running)
+        self._look_at(ready, running, returns)
         for episode, env_index in begun:
             self._tell_begun(episode, env_index)
         before = np.zeros(len(ready.env_steps), np.int64)
@@ -145,12 +151,13 @@ class Hooks:
         self._tell("on_episode_created", episode, env_index)
         self._tell("on_episode_start", episode, env_index)
 
-    def _look_at(self, ready: Ready, running: Any) -> None:
-        """Keep each agent's last observation and info with its episode."""
+    def _look_at(self, ready: Ready, running: Any, returns: Column) -> None:
+        """Keep each agent's last observation and info with its episode, and what it has earned up to there."""
         infos = ready.infos
         for row, slot in enumerate(ready.slots.tolist()):
             env_id, agent_id = ready.seats[slot]
             running[env_id].look_at(agent_id, ready.obs[row], infos[row] if infos else {})
+            running[env_id].count_so_far(agent_id, float(returns[slot] + ready.rewards[row]))
 
     def closed(self, batch: MultiAgentBatch, policies: Any) -> None:
         """Tell the pieces of trajectories of a fragment, then the episodes that ended in it."""

@@ -222,7 +222,7 @@ class RowLoop:
         if ready.played:
             self._take_played(ready)
         if self._hooks.active:
-            self._hooks.polled(ready, self._book.running)
+            self._hooks.polled(ready, self._book.running, self._table.returns)
         if len(ready.slots):
             self._take_rows(ready, before)
 

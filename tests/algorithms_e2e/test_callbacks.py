@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from menv import DefaultCallbacks, Episode, make_multi_callbacks
 from menv.algorithms import PPO
 from menv.callbacks import HOOKS
+from menv.envs import RockPaperScissors
 from menv.errors import CallOrderError, ConfigError
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
 
@@ -64,6 +66,30 @@ def test_an_episode_tells_what_its_agents_saw_last_and_how_long_it_is() -> None:
     assert [at for at, _, _ in seen] == [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
     assert [length for _, length, _ in seen] == [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
     assert all(info == {} for _, _, info in seen)
+
+
+def test_an_episode_tells_what_its_agents_have_earned_so_far_and_results_stay_the_same(
+    tmp_path: Path,
+) -> None:
+    seen: list[tuple[int, float, dict[Any, float]]] = []
+
+    class Look(DefaultCallbacks):
+        def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
+            seen.append((episode.length, episode.total_reward, dict(episode.agent_rewards)))
+
+    def taken_up(**settings: Any) -> dict[str, Any]:
+        with PPO(env=RockPaperScissors, config={**SMALL, "env_config": {"rounds": 15}, **settings}) as algo:
+            algo.train()
+            folder = algo.save(tmp_path / str(len(settings)))
+        with PPO.from_checkpoint(folder, config=settings, env=RockPaperScissors) as algo:
+            return algo.train()
+
+    looked_at, alone = taken_up(callbacks=Look), taken_up()
+    assert [length for length, _, _ in seen] == [*range(1, 16), *range(1, 6)]
+    assert all(total == sum(by_agent.values()) for _, total, by_agent in seen)
+    assert len({by_agent["player1", "default_policy"] for _, _, by_agent in seen}) > 2
+    names = ("hist_stats", "policy_reward_mean", "agent_reward_mean", "digest")
+    assert [looked_at[name] for name in names] == [alone[name] for name in names]
 
 
 def test_what_an_episode_gathers_is_in_the_results() -> None:
