@@ -7,11 +7,13 @@ environments; `menv.loop.dry_run` asks it about every possible agent before the 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from menv.base_env import AgentId
+from menv.classic_names import Told
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError
 from menv.policy_spec import PolicySpec, check_policy_id
@@ -20,12 +22,13 @@ DEFAULT_POLICY = "default_policy"
 
 MappingFn = Callable[[AgentId, Episode, Any], str]
 
+_POLICIES = "it says who answers for whom; worker.policies has the policies by id"
 _GIVEN = ("agent_id", "episode", "worker")
 _NAMED = _GIVEN[1:]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class PolicyMap:
+class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _POLICIES)):
     """The policies by id, the mapping function and who is to be trained.
 
     It never changes: an episode keeps the one that it began with, whatever policies come or go meanwhile.
@@ -72,6 +75,25 @@ class PolicyMap:
         self.only = next(iter(self.specs)) if len(self.specs) == 1 and policy_mapping_fn is None else None
         self._mapping = self._only_one if policy_mapping_fn is None else adapt_mapping_fn(policy_mapping_fn)
         self._to_train = self._check_to_train(policies_to_train)
+        for policy_id, spec in self.specs.items():
+            if (
+                spec.answers_itself
+                and hasattr(spec.policy_class, "learn_on_batch")
+                and not self.is_frozen(policy_id)
+            ):
+                warnings.warn(
+                    f"policies[{policy_id!r}]: learn_on_batch of a class that answers by itself is never called; write "
+                    "a loss in a subclass of menv.algorithms.PPOPolicy, or leave the policy out of policies_to_train",
+                    stacklevel=2,
+                )
+
+    def __getitem__(self, policy_id: Any) -> Any:
+        """Say where policies are; classic maps held them.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(f"policy_map[{policy_id!r}]: {_POLICIES}")
 
     def changed(
         self,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from menv.errors import ConfigError
 from menv.infos import Infos
 from menv.policy_map import DEFAULT_POLICY
-from menv.segments import Column, Segments
+from menv.segments import Column, Segments, given
 
 if TYPE_CHECKING:
     from menv.multi_agent_batch import MultiAgentBatch
@@ -85,16 +85,19 @@ class SampleBatch(Mapping[str, Column]):
     _OF_SEGMENT = (EPS_ID, AGENT_INDEX, ENV_ID, UNROLL_ID)
     _DERIVED = (NEXT_OBS, PREV_ACTIONS, PREV_REWARDS, INFOS, *_OF_SEGMENT)
 
-    def __init__(self, columns: Mapping[str, Column], segments: Segments, infos: Infos | None = None) -> None:
+    def __init__(
+        self, columns: Mapping[str, Column], segments: Segments | None = None, infos: Infos | None = None
+    ) -> None:
         """Hold `columns`, arrays of equal length, cut into `segments`; without `infos` they are empty.
 
         Raises:
             KeyError: There is a column "dones".
+            ConfigError: There are no segments.
         """
         if "dones" in columns:
             raise KeyError(_DONES)
         self._columns = dict(columns)
-        self.segments = segments
+        self.segments = given(segments)
         self._infos = Infos.nothing(self.count) if infos is None else infos
 
     def __getitem__(self, key: str) -> Column:

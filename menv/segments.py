@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from menv.errors import ConfigError
+
 Column = npt.NDArray[Any]
 
 
@@ -138,3 +140,17 @@ class Choice:
     last: Column
     cut_before: Column
     cut_after: Column
+
+
+def given(segments: Segments | None) -> Segments:
+    """Return the segments that a batch is made with.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    if segments is None:
+        raise ConfigError(
+            "SampleBatch: columns alone, expected segments too, which say where trajectories lie; set columns of a "
+            "batch that was sampled, and hand in experience of your own through an ExternalEnv (log_action)"
+        )
+    return segments

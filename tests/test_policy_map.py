@@ -180,3 +180,23 @@ def test_a_policy_that_answers_nothing_says_what_to_write() -> None:
         ContractError, match=r"Mute.compute_actions: not defined, expected \(actions, states, fetches\)"
     ):
         type("Mute", (Policy,), {})(SPACE, SPACE).compute_actions([0])
+
+
+class Learns(Policy):
+    def learn_on_batch(self, samples: Any) -> dict[str, Any]:
+        raise AssertionError(samples)
+
+
+def test_who_defines_a_learning_that_is_never_called_is_warned_unless_the_policy_is_frozen() -> None:
+    policies = {"own": PolicySpec(Learns), "net": PolicySpec()}
+    with pytest.warns(UserWarning, match=r"policies\['own'\]: learn_on_batch .* is never called"):
+        PolicyMap(policies, lambda agent_id: "net")
+    PolicyMap(policies, lambda agent_id: "net", ["net"])
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda found: found["a"], lambda found: "a" in found, lambda found: found.keys()]
+)
+def test_a_map_holds_no_policies_and_says_where_they_are(ask: Any) -> None:
+    with pytest.raises((TypeError, AttributeError), match=r"worker.policies has the policies by id"):
+        ask(PolicyMap(["a"]))

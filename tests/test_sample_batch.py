@@ -282,3 +282,10 @@ def test_a_batch_of_one_policy_can_stand_among_several() -> None:
     assert one.as_multi_agent().policy_batches == {"default_policy": one}
     assert one.as_multi_agent("p")["p"] is one
     assert one.as_multi_agent().as_multi_agent().env_steps() == 3
+
+
+def test_columns_alone_are_no_batch_and_the_line_says_what_is() -> None:
+    with pytest.raises(ConfigError, match=r"columns alone.*log_action"):
+        SampleBatch({"obs": np.zeros((2, 1))})
+    with pytest.raises(KeyError, match="terminateds"):
+        SampleBatch({"obs": np.zeros((2, 1)), "dones": np.zeros(2)})
