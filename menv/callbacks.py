@@ -82,6 +82,9 @@ class DefaultCallbacks:
     ) -> None:  # fmt: skip
         """Called for each piece of a trajectory when a fragment closes; the batch may be changed in place.
 
+        `original_batches` has `(policy_id, policy, batch)` of each agent of the episode that has rows in the fragment,
+        copies from before the hook's first change; of an agent that came back, all its lives in one batch.
+
         Who overrides it gets `on_episode_end` when the fragment closes, after the pieces.
         """
 

@@ -164,10 +164,11 @@ class Hooks:
         if not self.keeps:
             return
         if self._pieces:
-            for policy_id, own in list(batch.policy_batches.items()):
-                pieces = pieces_of(policy_id, own, self._by_id)
+            told = {name: pieces_of(name, own, self._by_id) for name, own in batch.policy_batches.items()}
+            before = _as_they_were(told, policies)
+            for policy_id, pieces in told.items():
                 for piece in pieces:
-                    self._tell_piece(piece, policies)
+                    self._tell_piece(piece, policies, before[piece.episode.episode_id])
                 batch.policy_batches[policy_id] = SampleBatch.concat_samples(
                     [piece.batch for piece in pieces]
                 )
@@ -176,11 +177,11 @@ class Hooks:
             self._close_episode(episode, env_index, faulty)
             self._by_id.pop(episode.episode_id, None)
 
-    def _tell_piece(self, piece: Piece, policies: Any) -> None:
+    def _tell_piece(self, piece: Piece, policies: Any, before: Mapping[Any, Any]) -> None:
         policy_id, agent_id, episode, batch = piece
         self.callbacks.on_postprocess_trajectory(
             worker=self._worker, episode=episode, agent_id=agent_id, policy_id=policy_id, policies=policies,
-            postprocessed_batch=batch, original_batches={agent_id: (policy_id, policies[policy_id], batch)},
+            postprocessed_batch=batch, original_batches=before,
         )  # fmt: skip
 
     def _tell(self, hook: str, episode: Episode, env_index: int) -> None:
@@ -192,3 +193,15 @@ class Hooks:
             episode=episode,
             env_index=env_index,
         )
+
+
+def _as_they_were(told: Mapping[str, Sequence[Piece]], policies: Any) -> dict[int, dict[Any, Any]]:
+    """Return copies of pieces by episode and agent, each with its policy; of an agent of several lives, all of them."""
+    found: dict[int, dict[Any, Any]] = {}
+    for policy_id, pieces in told.items():
+        for piece in pieces:
+            of_episode = found.setdefault(piece.episode.episode_id, {})
+            lives = [of_episode[piece.agent_id][2]] if piece.agent_id in of_episode else []
+            batch = SampleBatch.concat_samples([*lives, piece.batch]) if lives else piece.batch.copy()
+            of_episode[piece.agent_id] = (policy_id, policies[policy_id], batch)
+    return found

@@ -128,7 +128,12 @@ def test_pieces_of_trajectories_come_before_the_end_of_their_episode_and_may_be_
             **kw: Any,
         ) -> None:
             assert episode.policy_for(agent_id) == policy_id
-            assert set(original_batches) == {agent_id}
+            # Of all agents of the episode, as they were before any piece was changed.
+            assert set(original_batches) == {"a", "b"}
+            assert original_batches[agent_id][0] == policy_id
+            for _, _, rows in original_batches.values():
+                assert rows["eps_id"].tolist() == [episode.episode_id] * postprocessed_batch.count
+                assert (rows["advantages"] != 7.0).any()
             assert "advantages" in postprocessed_batch
             order.append((agent_id, episode.episode_id))
             postprocessed_batch["advantages"] = np.full(postprocessed_batch.count, 7.0, np.float32)
