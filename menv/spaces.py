@@ -90,7 +90,7 @@ def _stack_discrete(values: Sequence[Any] | Array, space: gym.spaces.Discrete, p
         return _stack_slowly(values, space, path)
     if out.min() < space.start or out.max() >= space.start + space.n:
         return _stack_slowly(values, space, path)
-    return out
+    return out.astype(np.int64, copy=False)
 
 
 def _stack_slowly(values: Sequence[Any] | Array, space: gym.Space[Any], path: str) -> Array:

@@ -327,8 +327,9 @@ def _fill(out: Rows, values: Sequence[Any] | Array, leaf: Leaf) -> None:
     if isinstance(space, gym.spaces.Discrete):
         out[rows, stacked - space.start] = 1.0
     elif isinstance(space, gym.spaces.MultiDiscrete):
-        digits = stacked.reshape(len(stacked), -1) - space.start.reshape(-1)
-        sizes = space.nvec.reshape(-1)
+        # Sums of unsigned integers beside others are floats, which index nothing.
+        start, sizes = (part.reshape(-1).astype(np.int64) for part in (space.start, space.nvec))
+        digits = stacked.reshape(len(stacked), -1) - start
         bad = (digits < 0) | (digits >= sizes)
         if bad.any():
             row = int(np.argwhere(bad)[0][0])

@@ -45,6 +45,12 @@ def test_multi_discrete_is_one_hot_digit_after_digit() -> None:
     assert rows(spaces.MultiDiscrete([2, 2], start=[1, 5]), np.array([1, 6])) == [[1, 0, 0, 1]]
 
 
+def test_choices_may_be_unsigned_integers() -> None:
+    narrow = spaces.MultiDiscrete([2, 200], dtype=np.uint8)
+    assert np.flatnonzero(rows(narrow, np.array([1, 199], np.uint8))[0]).tolist() == [1, 201]
+    assert rows(spaces.Discrete(3, start=1), np.uint64(2)) == [[0, 1, 0]]
+
+
 def test_boxes_of_any_shape_and_dtype_are_flattened() -> None:
     matrix = np.arange(4, dtype=np.uint8).reshape(2, 2)
     assert rows(spaces.Box(0, 255, (2, 2), np.uint8), matrix) == [[0, 1, 2, 3]]
