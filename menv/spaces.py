@@ -158,6 +158,12 @@ def _why_outside_array(space: Any, value: Any, where: str) -> str | None:
         return f"{expected}, got {array.dtype}; convert it with .astype(np.{space.dtype})"
     if array.dtype.kind not in "biuf":
         return f"{expected}, got {array.dtype}"
+    if (
+        array.dtype.kind == "f"
+        and space.dtype.kind != "f"
+        and (broken := array[array != np.rint(array)]).size
+    ):
+        return f"{expected}, got {broken.flat[0]} in it; round it, or declare a float Box"
     return why_out_of_bounds(array, *bounds(space), where)
 
 

@@ -104,6 +104,7 @@ OUTSIDE: list[tuple[gym.Space[Any], Any, str]] = [
     (BOX, np.array([[0, 0], [np.nan, 0]], np.float32), r"nan at index \(1, 0\)"),
     (BOX, [[1.0], [1.0, 2.0]], r"got a ragged list"),
     (IMAGE, np.zeros(4, np.int64), r"expected uint8 of shape \(4,\), got int64"),
+    (IMAGE, [0, 0.5, 1, 2], r"expected uint8 of shape \(4,\), got 0.5 in it"),
     (LEAVES[4], 5, r"^obs: expected an integer from 0 to 4, got 5$"),
     (LEAVES[4], np.int64(-1), r"got -1"),
     (LEAVES[4], np.array([1]), r"got int64 of shape \(1,\)"),
