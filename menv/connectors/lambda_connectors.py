@@ -7,7 +7,7 @@ from typing import Any
 
 from menv.connectors.action_connector import ActionConnector
 from menv.connectors.action_data import ActionConnectorDataType
-from menv.connectors.agent_connector import AgentConnector
+from menv.connectors.agent_connector import AgentConnector, columns_of
 from menv.connectors.agent_rows import AgentConnectorDataType
 from menv.connectors.connector_registry import register_connector
 from menv.connectors.stateless import Stateless
@@ -30,7 +30,7 @@ def register_lambda_agent_connector(name: str, fn: Callable[[Any], Any]) -> type
 
         def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
             """Return the agent with what the function made of its data."""
-            data = fn(ac_data.data)
+            data = fn(columns_of(self, ac_data))
             if data is None:
                 raise ContractError(f"{name}: the function returned None, expected the data; return it")
             return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)

@@ -24,6 +24,7 @@ from menv.connectors import (
     StateBufferConnector,
     ViewRequirement,
     ViewRequirementAgentConnector,
+    register_lambda_agent_connector,
 )
 from menv.connectors.agent_rows import AgentRows
 from menv.errors import ConfigError, ContractError
@@ -209,3 +210,10 @@ def test_images_are_stacked_by_their_channels() -> None:
     stacked, width = stack.space(space, 4)
     assert stacked == spaces.Box(0, 255, (2, 2, 2), np.uint8)
     assert width == 8
+
+
+def test_a_function_behind_the_last_of_the_named_ones_is_told_where_it_belongs() -> None:
+    late = register_lambda_agent_connector("Late", lambda data: {**data, NEXT_OBS: -data[NEXT_OBS]})
+    shown = AgentConnectorDataType("env", "agent", AgentConnectorsOutput({}, {}))
+    with pytest.raises(ContractError, match=r"^Late: .*before ViewRequirementAgentConnector$"):
+        late()([shown])
