@@ -70,8 +70,7 @@ class LegacyGym(gym.Env[Any, Any]):
         """Start a new episode and return `(obs, info)`; `options` reach a `reset` that takes them."""
         result = _reset(self.env, seed, options)
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        # An observation may itself be such a pair.
-        if is_pair and not isinstance(self.observation_space, gym.spaces.Tuple):
+        if is_pair and not _ends_in_dict(self.observation_space, result[1]):
             return result[0], result[1]
         return result, {}
 
@@ -167,6 +166,12 @@ class LegacyMultiAgent(MultiAgentEnv):
     def close(self) -> None:
         """Close the environment, if it can be."""
         close_env(self.env)
+
+
+def _ends_in_dict(space: gym.Space[Any], last: Mapping[Any, Any]) -> bool:
+    """Return whether observations are themselves pairs of something and a dict with the keys of `last`."""
+    parts = space.spaces if isinstance(space, gym.spaces.Tuple) else ()
+    return len(parts) == 2 and isinstance(parts[1], gym.spaces.Dict) and parts[1].spaces.keys() == last.keys()
 
 
 def _check_steps(env: Any) -> None:

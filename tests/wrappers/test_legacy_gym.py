@@ -178,6 +178,14 @@ def test_an_observation_that_is_a_pair_is_not_taken_for_an_observation_with_its_
     assert info == {}
 
 
+def test_a_tuple_observation_in_the_present_form_comes_apart_from_its_info() -> None:
+    new = OldCorridor()
+    new.observation_space = gym.spaces.Tuple([BOX, gym.spaces.Discrete(3)])
+    first = (np.zeros(1, np.float32), 2)
+    new.reset = lambda: (first, {"level": 1})  # type: ignore[method-assign]
+    assert LegacyGym(new).reset() == (first, {"level": 1})
+
+
 def test_rendering_knows_the_old_mode() -> None:
     env = LegacyGym(OldCorridor(), render_mode="ansi")
     assert (env.render(), LegacyGym(OldCorridor()).render()) == ("ansi 0", "human 0")
