@@ -60,11 +60,17 @@ def write_checkpoint(
         The numbered folder.
 
     Raises:
-        ConfigError: `root` is a file.
+        ConfigError: `root` is a file, or a checkpoint itself.
     """
     if root.exists() and not root.is_dir():
         raise ConfigError(
             f"save: {root} is a file, expected a folder or a name that is free; choose another name"
+        )
+    if (root / MANIFEST).is_file():
+        # Whoever loads this folder would go on finding the checkpoint that it is.
+        raise ConfigError(
+            f"save: {root} is a checkpoint itself, expected the folder that such lie in; pass {str(root.parent)!r}, "
+            "or another name"
         )
     root.mkdir(parents=True, exist_ok=True)
     name = f"{number:06d}"

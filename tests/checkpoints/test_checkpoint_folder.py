@@ -50,6 +50,16 @@ def test_a_file_in_the_place_of_the_folder_is_named_and_kept(tmp_path: Path) -> 
     assert (tmp_path / "runs").read_text() == "mine"
 
 
+def test_nothing_is_written_into_a_checkpoint_which_would_hide_it(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(
+        ConfigError, match=rf"is a checkpoint itself, expected .*; pass '{tmp_path}', or another"
+    ):
+        written(folder, 4)
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = written(tmp_path / "new" / "runs")
     assert folder == tmp_path / "new" / "runs" / "000003"
