@@ -14,7 +14,9 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ _NUMBER = re.compile(r"\d{6,18}")
 _FILE = re.compile(r"[a-z_]{1,40}\.(json|safetensors)")
 _MOST_JSON = 1 << 30
 _BLOCK = 1 << 20
+_here = threading.local()
 
 
 def write_checkpoint(
@@ -73,7 +76,21 @@ def write_checkpoint(
             "or another name"
         )
     root.mkdir(parents=True, exist_ok=True)
-    name = f"{number:06d}"
+    with _alone(root) as outermost:
+        written = _written(root, f"{number:06d}", manifest, files, add)
+        if outermost:
+            _sweep(root)
+    return written
+
+
+def _written(
+    root: Path,
+    name: str,
+    manifest: Mapping[str, Any],
+    files: Mapping[str, Arrays | Mapping[str, Any]],
+    add: Callable[[Path], Mapping[str, Any]] | None,
+) -> Path:
+    """Write a checkpoint; see `write_checkpoint`."""
     tag = secrets.token_hex(4)
     folder = root / f".writing-{name}-{tag}"
     folder.mkdir()
@@ -98,18 +115,18 @@ def write_checkpoint(
     os.replace(folder, target)
     _sync(root)
     _point(root, name, tag)
-    _sweep(root)
     return target
 
 
 def keep_only(root: Path, names: set[str]) -> None:
     """Delete all checkpoints but some; the latest one stays whatever is asked."""
-    latest = (root / LATEST).read_text("ascii").strip()
-    for folder in numbered(root):
-        if folder.name not in names and folder.name != latest:
-            gone = root / f".removed-{folder.name}-{secrets.token_hex(4)}"
-            os.replace(folder, gone)
-            shutil.rmtree(gone)
+    with _alone(root):
+        latest = (root / LATEST).read_text("ascii").strip()
+        for folder in numbered(root):
+            if folder.name not in names and folder.name != latest:
+                gone = root / f".removed-{folder.name}-{secrets.token_hex(4)}"
+                os.replace(folder, gone)
+                shutil.rmtree(gone)
 
 
 def numbered(root: Path) -> list[Path]:
@@ -239,6 +256,33 @@ def _point(root: Path, name: str, tag: str) -> None:
     _sync(temporary)
     os.replace(temporary, root / LATEST)
     _sync(root)
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[bool]:
+    """Let others that write into the same folder wait, who would take what is half written for a killed process's.
+
+    Yields False to the handler of a signal that saves in the midst of a save, which cannot wait.
+    """
+    outermost = not getattr(_here, "writes", False)
+    if os.name == "nt" or not outermost:
+        yield outermost
+        return
+    import fcntl
+
+    handle = os.open(root, os.O_RDONLY)
+    _here.writes = True
+    try:
+        # There are file systems that know no locks; a lock ends with its process.
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield True
+    finally:
+        _here.writes = False
+        with suppress(OSError):
+            # Closing is not enough where a fork has the handle, too.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
 
 
 def _sweep(root: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,29 @@ def test_between_the_two_renames_of_a_replacement_the_old_one_is_found(tmp_path:
     folder.rename(tmp_path / ".replaced-000003-0000")
     assert loaded(tmp_path)["state.json"] == CONTENT["state.json"]
     written(tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "LATEST"]
+
+
+def test_several_may_write_into_one_folder_at_once(tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        for count in range(20):
+            written(tmp_path, number + count % 2)
+            keep_only(tmp_path, {"000001"})
+
+    with ThreadPoolExecutor(3) as threads:
+        for done in [threads.submit(write, number) for number in (1, 1, 2)]:
+            done.result()
+    assert loaded(tmp_path)["state.json"] == CONTENT["state.json"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_who_writes_while_he_writes_does_not_wait_for_himself(tmp_path: Path) -> None:
+    def interrupted(folder: Path) -> dict[str, Any]:
+        written(tmp_path, 3)
+        return {"kind": "outer"}
+
+    write_checkpoint(tmp_path, 3, {}, CONTENT, interrupted)
+    assert read_manifest(find_checkpoint(tmp_path))["kind"] == "outer"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "LATEST"]
 
 
