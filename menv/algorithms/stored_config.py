@@ -22,28 +22,43 @@ from menv.registry import is_known
 
 _NAMED = "$named"
 _FLOAT = "$float"
+_TUPLE = "$tuple"
 _SECTIONS = ("model", "replay_buffer_config", "exploration_config")
 _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm")
 
 Tree = dict[str, Any]
 
 
-def as_json(value: Any) -> Any:
-    """Return a setting as what JSON can hold; what it cannot is named."""
+def as_json(value: Any, theirs: bool = False) -> Any:
+    """Return a setting as what JSON can hold; what it cannot is named.
+
+    Args:
+        value: The setting.
+        theirs: Whether it is handed on as it is, to an environment for example, to which a list is no tuple.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return {_FLOAT: repr(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):
-        return as_json(value.item())
+        return as_json(value.item(), theirs)
     if isinstance(value, type):
         return {_NAMED: f"class {value.__module__}:{value.__qualname__}"}
-    if is_dataclass(value):
-        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
+        return {key: as_json(item, theirs=True) for key, item in value.items()}
+    return _of_parts(value, theirs)
+
+
+def _of_parts(value: Any, theirs: bool) -> Any:
+    """Return what is no number, name or dict as what JSON can hold."""
+    ours = isinstance(value, AlgorithmConfig) or type(value).__module__.partition(".")[0] == "menv"
+    if is_dataclass(value) and ours:
+        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, list) or (isinstance(value, tuple) and (ours or not theirs)):
+        return [as_json(item, theirs) for item in value]
+    if type(value) is tuple:
+        # Whoever does not know the first mark asks for it to be given again.
+        return {_TUPLE: [as_json(item, theirs) for item in value], _NAMED: "a tuple"}
     return {_NAMED: _name_of(value)}
 
 
@@ -81,7 +96,7 @@ def restored_config(
     Raises:
         ConfigError: Something that is stored by name only is not given, or a wanted policy is not there.
     """
-    values = _numbers(stored)
+    values = _read(stored)
     multi = values.pop("multiagent")
     own = _given(config_class, given)
     theirs = own.pop("multiagent", {})
@@ -162,13 +177,17 @@ def _check_given(value: Any, where: str) -> None:
             _check_given(item, f"{where}[{place}]")
 
 
-def _numbers(value: Any) -> Any:
-    """Return a tree with the numbers that JSON cannot hold."""
-    if isinstance(value, dict):
-        return (
-            float(value[_FLOAT]) if _FLOAT in value else {key: _numbers(item) for key, item in value.items()}
-        )
-    return [_numbers(item) for item in value] if isinstance(value, list) else value
+def _read(value: Any) -> Any:
+    """Return a tree with the numbers and tuples that JSON cannot hold."""
+    if isinstance(value, list):
+        return [_read(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _FLOAT in value:
+        return float(value[_FLOAT])
+    if _TUPLE in value:
+        return tuple(_read(item) for item in value[_TUPLE])
+    return {key: _read(item) for key, item in value.items()}
 
 
 def _name_of(value: Any) -> str:
