@@ -147,7 +147,8 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
         if policy_id not in self.specs:
             raise ContractError(
                 f"policy_mapping_fn: returned {policy_id!r} for agent {agent_id!r}, expected one of "
-                f"{sorted(self.specs)}; add the policy to `policies` or mend the function"
+                f"{sorted(self.specs)}; add the policy to `policies` (to a run from a checkpoint by add_policy) or "
+                "mend the function"
             )
         return policy_id
 

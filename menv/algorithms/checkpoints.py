@@ -103,7 +103,8 @@ class Checkpoints:
             config: Settings that are put over the stored ones. Functions, classes, spaces and environments that are not
                 known by name in this process are not in a checkpoint, and are given here again.
             env: Overrides the config's `env`.
-            policy_ids: The policies that are wanted; None takes all.
+            policy_ids: The policies that are wanted, or the id of one; None takes all. Ids in `config` that the
+                checkpoint has not are passed over: `add_policy` adds policies afterwards.
             policy_mapping_fn: Overrides the config's.
             policies_to_train: Overrides the config's.
 

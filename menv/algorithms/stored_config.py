@@ -96,6 +96,7 @@ def restored_config(
     Raises:
         ConfigError: Something that is stored by name only is not given, or a wanted policy is not there.
     """
+    policy_ids = [policy_ids] if isinstance(policy_ids, str) else policy_ids
     values = _read(stored)
     multi = values.pop("multiagent")
     own = _given(config_class, given)
@@ -141,7 +142,7 @@ def _given(config_class: type[AlgorithmConfig], given: Any) -> Tree:
 
 def _policies(stored: Tree, given: Any, policy_ids: Collection[str] | None) -> dict[str, PolicySpec]:
     """Return the specs of the checkpoint's policies; what a given one says takes precedence."""
-    wanted = list(stored) if policy_ids is None else list(policy_ids)
+    wanted = list(stored if policy_ids is None else policy_ids)
     missing = sorted(set(wanted) - stored.keys())
     if missing:
         raise ConfigError(

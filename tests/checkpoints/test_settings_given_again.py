@@ -21,7 +21,7 @@ from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation import evaluation_settings
 from menv.algorithms.stored_config import restored_config, stored_config
 from menv.callbacks import DefaultCallbacks
-from menv.errors import CallOrderError, ConfigError
+from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.policy_map import PolicyMap
 from tests.checkpoints.runs import REPLAYED, SMALL, by_seat, trained, weights_of
 
@@ -195,6 +195,25 @@ def test_some_of_the_policies_can_be_loaded(tmp_path: Path) -> None:
         ConfigError, match=r"policy_ids: \['c'\] not in the checkpoint, expected some of \['a', 'b'\]"
     ):
         PPO.from_checkpoint(tmp_path, {"multiagent": TWO}, policy_ids=["c"])
+    with PPO.from_checkpoint(tmp_path, policy_ids="a", policy_mapping_fn=lambda *args, **kwargs: "a") as one:
+        assert list(one.get_weights()) == ["a"]
+
+
+def test_a_policy_that_the_checkpoint_has_not_is_added_afterwards(tmp_path: Path) -> None:
+    def to_c(*args: Any, **kwargs: Any) -> str:
+        return "c"
+
+    with PPO(env="tictactoe", config={**SMALL, "multiagent": TWO}) as algo:
+        algo.save(tmp_path)
+    three = {"policies": ["a", "b", "c"], "policy_mapping_fn": to_c}
+    expected = pytest.raises(
+        ContractError, match=r"'c' .* one of \['a', 'b'\]; .* checkpoint by add_policy\)"
+    )
+    with expected, PPO.from_checkpoint(tmp_path, {"multiagent": three}) as other:
+        other.train()
+    with PPO.from_checkpoint(tmp_path, {"multiagent": TWO}) as again:
+        again.add_policy("c", policy_mapping_fn=to_c)
+        assert set(again.sample().policy_batches) == {"c"}
 
 
 def test_another_algorithm_and_another_network_are_refused(tmp_path: Path) -> None:
