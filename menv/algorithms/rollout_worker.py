@@ -17,6 +17,7 @@ from menv.algorithms.fragment import Company, Fragment, News, Plan
 from menv.algorithms.rollouts import LocalRollouts, Tree
 from menv.callbacks import overrides, read_callbacks
 from menv.connectors.default_pipelines import leaf_connectors
+from menv.connectors.kept_lives import hand_on_lives
 from menv.connectors.mean_std_filter import SyncedFilterAgentConnector
 from menv.errors import EnvFaultWarning
 from menv.loop.net_policy import NetPolicy
@@ -164,6 +165,9 @@ class RolloutWorker:
         for policy_id, own in news.connectors.items():
             policy = policies[policy_id]
             assert isinstance(policy, NetPolicy)
+            before = policy.networks.connectors[policy.index]
+            # The driver knows nothing of the lives that are lived here.
+            hand_on_lives(before.agent, own.agent, range(self._rollouts.sampler.slots_used))
             policy.networks.connectors[policy.index] = own  # type: ignore[index]
         for policy_id, weights in news.weights.items():
             policies[policy_id].set_weights(weights)

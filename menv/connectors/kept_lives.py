@@ -1,7 +1,7 @@
 """What connectors remember of single lives, taken out of one pipeline and put into another one like it.
 
-Checkpoints of running episodes and clients that act by themselves call it. What a connector remembers it knows itself;
-here is only which of them are asked.
+Checkpoints of running episodes, clients that act by themselves and workers whose pipelines are changed call it. What a
+connector remembers it knows itself; here is only which of them are asked.
 """
 
 from __future__ import annotations
@@ -41,3 +41,14 @@ def put_lives(pipeline: AgentConnectorPipeline, slots: Sequence[int], lives: Seq
     """Let the lives that `kept_lives` told of go on on these slots; one of which nothing is told is new."""
     for number, leaf in enumerate(keepers(pipeline)):
         leaf.take_lives(slots, [life[number] if life else None for life in lives])
+
+
+def hand_on_lives(
+    pipeline: AgentConnectorPipeline, successor: AgentConnectorPipeline, slots: Sequence[int]
+) -> None:
+    """Let lives go on in a pipeline that takes another one's place, with those connectors that both have."""
+    before = keepers(pipeline)
+    for leaf in keepers(successor):
+        place = next((place for place, one in enumerate(before) if type(one) is type(leaf)), None)
+        if place is not None and leaf.takes_rows and leaf.tells_lives:
+            leaf.take_lives(slots, before.pop(place).lives(slots))

@@ -175,6 +175,11 @@ class Sampler(Told, told=OF_WORKERS):
         return self._book.running
 
     @property
+    def slots_used(self) -> int:
+        """Slots up to the highest that was ever in use."""
+        return self._table.used
+
+    @property
     def episodes(self) -> Mapping[int, Episode]:
         """The episodes of the last fragment by id, until `finish`; only if they are kept."""
         return self._hooks.episodes

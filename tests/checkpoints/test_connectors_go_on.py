@@ -11,12 +11,19 @@ import numpy as np
 import pytest
 
 from menv.algorithms import PPO
-from menv.connectors import AgentConnector, FrameStackAgentConnector, register_connector
+from menv.connectors import (
+    AgentConnector,
+    FrameStackAgentConnector,
+    register_connector,
+    register_lambda_agent_connector,
+)
 from menv.sample_batch import SampleBatch
 from tests.checkpoints.runs import SMALL, trained, weights_of
 
 ENVS = SMALL["num_envs_per_worker"]
 FRAMES: dict[str, Any] = {**SMALL, "agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]}
+
+UNCHANGED: Any = register_lambda_agent_connector("Unchanged", lambda data: data)
 
 
 def test_running_means_go_on_to_the_last_bit(tmp_path: Path) -> None:
@@ -43,6 +50,27 @@ def test_a_running_algorithm_goes_back_to_the_frames_of_then(tmp_path: Path) -> 
         algo.restore(folder)
         assert trained(algo, 2)["num_episodes_not_resumed"] == 0
         assert weights_of(algo) == wanted
+
+
+def test_workers_go_on_with_the_frames_of_then_and_through_pipelines_that_are_edited(tmp_path: Path) -> None:
+    def edit(algo: PPO) -> None:
+        pipeline: Any = algo.get_policy().agent_connectors  # type: ignore[attr-defined]
+        pipeline.append(UNCHANGED(None))
+
+    def edited(algo: PPO) -> Any:
+        trained(algo, 1)
+        edit(algo)
+        return trained(algo, 1)["digest"]
+
+    spread: dict[str, Any] = {**FRAMES, "num_workers": 1, "engine": "process"}
+    with PPO(env="CartPole-v1", config=spread) as algo, PPO(env="CartPole-v1", config=FRAMES) as here:
+        trained(algo, 2)
+        folder = algo.save(tmp_path)
+        wanted = edited(algo)
+        trained(here, 2)
+        assert edited(here) == wanted
+    with PPO.from_checkpoint(folder) as again:
+        assert edited(again) == wanted
 
 
 def test_two_checkpoints_in_a_row_hold_the_same_frames(tmp_path: Path) -> None:
