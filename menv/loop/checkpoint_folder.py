@@ -93,6 +93,29 @@ def _written(
     """Write a checkpoint; see `write_checkpoint`."""
     tag = secrets.token_hex(4)
     folder = root / f".writing-{name}-{tag}"
+    try:
+        _fill(folder, manifest, files, add)
+    except BaseException:
+        # On a full disk a draft would stand in the way of the next save.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    target = root / name
+    if target.exists():
+        # Until `folder` has its name this is the one that counts: readers find it.
+        os.replace(target, root / f".replaced-{name}-{tag}")
+    os.replace(folder, target)
+    _sync(root)
+    _point(root, name, tag)
+    return target
+
+
+def _fill(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    files: Mapping[str, Arrays | Mapping[str, Any]],
+    add: Callable[[Path], Mapping[str, Any]] | None,
+) -> None:
+    """Write the files of a checkpoint into a new folder, and wait until they are on the disk."""
     folder.mkdir()
     hashes = {}
     for file_name, content in files.items():
@@ -108,14 +131,6 @@ def _written(
     (folder / MANIFEST).write_text(_manifest_text(told), "utf-8")
     _sync(folder / MANIFEST)
     _sync(folder)
-    target = root / name
-    if target.exists():
-        # Until `folder` has its name this is the one that counts: readers find it.
-        os.replace(target, root / f".replaced-{name}-{tag}")
-    os.replace(folder, target)
-    _sync(root)
-    _point(root, name, tag)
-    return target
 
 
 def keep_only(root: Path, names: set[str]) -> None:

@@ -95,6 +95,18 @@ def test_between_the_two_renames_of_a_replacement_the_old_one_is_found(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "LATEST"]
 
 
+def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    def full(folder: Path) -> dict[str, Any]:
+        raise OSError(28, "No space left on device")
+
+    written(tmp_path)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            write_checkpoint(tmp_path, 4, {}, CONTENT, full)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "LATEST"]
+    assert loaded(tmp_path)["state.json"] == CONTENT["state.json"]
+
+
 def test_several_may_write_into_one_folder_at_once(tmp_path: Path) -> None:
     def write(number: int) -> None:
         for count in range(20):
