@@ -24,7 +24,11 @@ from menv import (
     registry,
 )
 from menv.algorithms import DQN, PPO
-from menv.connectors import AgentConnectorPipeline, MeanStdObservationFilterAgentConnector
+from menv.connectors import (
+    AgentConnectorPipeline,
+    EnvSamplingAgentConnector,
+    MeanStdObservationFilterAgentConnector,
+)
 from menv.connectors.lambda_connectors import register_lambda_agent_connector
 from menv.errors import CallOrderError
 from menv.registry import make_env
@@ -162,6 +166,18 @@ def test_connectors_that_are_edited_in_the_driver_are_those_of_the_workers() -> 
         after = algo.sample()["default_policy"]["obs"]
     assert np.abs(before).max() > 0
     assert np.abs(after).max() == 0
+
+
+def test_stacked_frames_of_running_episodes_outlive_an_edit_of_their_pipeline_in_workers() -> None:
+    digests = []
+    for num_workers in (0, 1):
+        stack = {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]}
+        with running(num_workers, **stack) as algo:
+            algo.train()
+            connectors = algo.get_policy().agent_connectors
+            connectors.insert_before("FrameStackAgentConnector", EnvSamplingAgentConnector(connectors.ctx))
+            digests.append([algo.train()["digest"] for _ in range(2)])
+    assert digests[0] == digests[1]
 
 
 def test_callbacks_about_episodes_run_in_the_workers_and_their_metrics_come_back() -> None:
