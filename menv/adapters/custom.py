@@ -38,6 +38,7 @@ class CustomEnvs(BaseEnv):
         self.observation_space = inner.observation_space
         self.action_space = inner.action_space
         self.possible_agents = getattr(inner, "possible_agents", None)
+        self.num_envs = inner.num_envs or 0
         self._pool = SlotPool()
         self._rosters: dict[EnvId, Roster] = {}
         self._env_steps = np.zeros(0, np.int64)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from menv.base_env import EpisodeEnd
 from menv.episode import Episode
-from menv.loop.quota import Flags, Quota
+from menv.loop.quota import ExternalQuota, Flags, Quota
 from menv.metrics import Metrics
 from menv.segments import Column
 
@@ -49,6 +49,23 @@ class StepQuota(Quota):
     def __init__(self) -> None:
         """Begin with none."""
         super().__init__(1, "complete_episodes")
+
+
+class TogetherQuota(ExternalQuota):
+    """So many episodes, whoever plays them, for sub-environments that nobody has counted; the first to end count."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        super().__init__(1)
+        self.left_over = 0
+
+    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Count episodes that ended."""
+        self.left_over -= sum(not end.faulty for end in ends)
+
+    def closed(self, env_steps: Column) -> Flags | None:
+        """Return [E] True once all episodes have been played, None before."""
+        return np.ones(len(env_steps), np.bool_) if self.left_over <= 0 else None
 
 
 class LockstepQuota(Quota):

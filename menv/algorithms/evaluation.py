@@ -18,12 +18,19 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
 from menv.algorithms.config.classic_keys import read_keys
 from menv.algorithms.config.keys import section_values
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
-from menv.algorithms.episode_shares import EpisodeQuota, FirstEpisodes, LockstepQuota, StepQuota
+from menv.algorithms.episode_shares import (
+    EpisodeQuota,
+    FirstEpisodes,
+    LockstepQuota,
+    StepQuota,
+    TogetherQuota,
+)
 from menv.algorithms.experience import env_context
 from menv.algorithms.population import Population
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import CallOrderError, ConfigError
+from menv.loop.quota import ExternalQuota, Quota
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
@@ -66,9 +73,7 @@ class Evaluation:
         self._metrics = Metrics(0)
         self._base_env: BaseEnv | None = None
         self._sampler: Sampler | None = None
-        self._quota: EpisodeQuota | StepQuota | LockstepQuota = (
-            EpisodeQuota() if self._in_episodes else StepQuota()
-        )
+        self._quota: Quota = EpisodeQuota() if self._in_episodes else StepQuota()
         # Whether an exception ended the last evaluation.
         self._broken_off = False
 
@@ -85,7 +90,7 @@ class Evaluation:
         """Play, and return the metrics of the episodes that were played."""
         sampler = self._ready()
         env_steps, agent_steps = sampler.env_steps, sampler.agent_steps
-        self._share_out(self.config.evaluation_duration, self._num_envs)
+        self._share_out(self.config.evaluation_duration, sampler.base_env.num_envs)
         self._broken_off = True
         sampler.finish(sampler.sample())
         self._broken_off = False
@@ -98,15 +103,17 @@ class Evaluation:
         }
 
     def _share_out(self, duration: int, num_envs: int) -> None:
-        """Tell the quota what each sub-environment is to play."""
+        """Tell the quota what each sub-environment is to play, or all together where nobody has counted them."""
         quota, index = self._quota, np.arange(num_envs)
-        if isinstance(quota, StepQuota):
-            quota.length = -(-duration // num_envs)
-            return
-        shares = duration // num_envs + (index < duration % num_envs)
-        quota.shares = shares if self._in_episodes else np.full(num_envs, -(-duration // num_envs))
-        if isinstance(self._metrics, FirstEpisodes):
-            self._metrics.shares = quota.shares.copy()
+        if isinstance(quota, TogetherQuota):
+            quota.left_over = duration
+        elif isinstance(quota, EpisodeQuota | LockstepQuota):
+            shares = duration // num_envs + (index < duration % num_envs)
+            quota.shares = shares if self._in_episodes else np.full(num_envs, -(-duration // num_envs))
+            if isinstance(self._metrics, FirstEpisodes):
+                self._metrics.shares = quota.shares.copy()
+        else:
+            quota.length = -(-duration // max(1, num_envs))
 
     def state(self) -> dict[str, Any] | None:
         """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
@@ -126,11 +133,6 @@ class Evaluation:
         if self._base_env is not None:
             self._base_env.stop()
 
-    @property
-    def _num_envs(self) -> int:
-        assert self._base_env is not None
-        return self._base_env.num_envs or self.config.num_envs_per_worker
-
     def _ready(self) -> Sampler:
         """Return the sampler, which has the policies of the moment."""
         population = self._population
@@ -143,8 +145,11 @@ class Evaluation:
                     LockstepQuota(self._in_episodes),
                     FirstEpisodes(self._in_episodes),
                 )
-        # Sub-environments that step together are not all at the beginning of an episode when the last one is done.
-        midway = self._base_env.lockstep
+            elif not self._base_env.num_envs:
+                together = ExternalQuota(1, "complete_episodes")
+                self._quota = TogetherQuota() if self._in_episodes else together
+        # Those that step together, or share all episodes, are not all at the beginning of one when the last is done.
+        midway = self._base_env.lockstep or isinstance(self._quota, TogetherQuota)
         if self._sampler is None or midway or self._playing is not population.policy_map:
             # Whoever comes or goes, everybody stands at the beginning of an episode here.
             self._sampler = self._new_sampler()

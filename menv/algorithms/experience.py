@@ -25,6 +25,7 @@ from menv.scale.convert import to_base_env
 from menv.scale.far_env import FarEnv
 
 Spaces = Mapping[Hashable, gym.Space[Any]]
+_MOST_ENVS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Place:
     recreated: bool = False
 
     def first_index(self, num_envs: int) -> int:
-        """Return the index of its first sub-environment among all, where each worker has `num_envs`."""
-        return max(0, self.worker_index - 1) * num_envs
+        """Return the index of its first sub-environment among all, where each worker has `num_envs`; 0 if unknown."""
+        return max(0, self.worker_index - 1) * (num_envs or _MOST_ENVS)
 
 
 _DRIVER = Place()
@@ -125,7 +126,7 @@ def make_quota(config: AlgorithmConfig, base_env: BaseEnv) -> Quota:
     """Return what says when a fragment of one process is full."""
     num_envs = (base_env.num_envs or config.num_envs_per_worker) * max(1, config.num_workers)
     length, by = config.fragment_length(num_envs), config.multiagent.count_steps_by
-    if base_env.external:
+    if base_env.external or not base_env.num_envs:
         return ExternalQuota(length, config.batch_mode, by)
     if base_env.lockstep and config.batch_mode == "complete_episodes":
         return WholeQuota(length)

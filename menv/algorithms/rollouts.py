@@ -289,7 +289,7 @@ class LocalRollouts:
         sampler = Sampler(
             self.base_env, crew.policy_map, crew.cohorts, make_quota(config, self.base_env),
             metrics=self._metrics, seed=self._seed, worker_index=place.worker_index,
-            num_workers=config.num_workers, first_index=place.first_index(self.num_envs),
+            num_workers=config.num_workers, first_index=place.first_index(self.base_env.num_envs),
             observation_fn=config.multiagent.observation_fn, callbacks=self._callbacks,
         )  # fmt: skip
         sampler.explore = config.explore

@@ -129,7 +129,9 @@ class Quota:
 
 
 class ExternalQuota(Quota):
-    """The fragment of an external environment: all its episodes fill it together, as they come.
+    """The fragment of an external environment, or of one whose sub-environments nobody has counted.
+
+    All episodes fill it together, as they come.
 
     With "complete_episodes" those that run when it is full are played to their end, and new ones wait.
     """
