@@ -21,7 +21,7 @@ from menv.adapters.rewards import as_rewards, of_rosters
 from menv.adapters.roster import Roster, possible_agents
 from menv.adapters.silence import MAX_EMPTY_STEPS, too_silent
 from menv.adapters.slot_pool import SlotPool
-from menv.base_env import ALL, AgentId, BaseEnv, EnvId, MultiEnvDict, Ready
+from menv.base_env import ALL, AgentId, BaseEnv, EnvId, IntArray, MultiEnvDict, Ready
 from menv.env_calls import how_many
 from menv.errors import ContractError, EnvCrashError, MenvError
 from menv.fault import raised_by_envs
@@ -149,6 +149,11 @@ class CustomEnvs(BaseEnv):
     def stop(self) -> None:
         """Stop the inner environment."""
         self.inner.stop()
+
+    def start_over(self, env_steps: IntArray) -> None:
+        """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
+        self._env_steps = env_steps.copy()
+        self._free_indices = list(range(len(env_steps)))
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call the inner environment; what it raises is chained."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -85,3 +86,14 @@ def test_workers_have_episodes_of_their_own(env: type[Matches]) -> None:
         batch = algo.sample()["default_policy"]
     # Two workers with three matches each.
     assert len(np.unique(batch["eps_id"])) == 6
+
+
+@pytest.mark.parametrize("env", [Matches, Counted])
+def test_a_run_that_goes_on_draws_nothing_twice(env: type[Matches], tmp_path: Path) -> None:
+    with built(env, lr=0.0, train_batch_size=96) as algo:
+        first = algo.sample()["default_policy"]
+        algo.save(tmp_path)
+    with PPO.from_checkpoint(tmp_path, config={"env": env}) as algo:
+        later = algo.sample()["default_policy"]
+    assert np.array_equal(first["obs"], later["obs"])
+    assert not np.array_equal(first["actions"], later["actions"])
