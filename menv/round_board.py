@@ -6,10 +6,10 @@ and nothing has been said since. Everything else goes the way of `menv.switchboa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from menv.base_env import SINGLE_AGENT, AgentId, EnvId
+from menv.base_env import ALL, SINGLE_AGENT, AgentId, EnvId
 from menv.call_errors import stopped
 from menv.line import Line
 from menv.round import Round
@@ -28,6 +28,20 @@ class RoundBoard(Switchboard):
         """In how many episodes something was said that nobody has taken."""
         waiting = self._round
         return len(self._ready) + (0 if waiting is None else len(waiting.lines))
+
+    def gone(self, episode_id: str, done: Mapping[Any, bool] | None) -> set[AgentId]:
+        """Return the agents whose observations in an episode's next turn are their last ones; called by who says it.
+
+        Args:
+            episode_id: The episode.
+            done: What the turn itself says of ends, beside what was said since the last one.
+        """
+        line = self._lines.get(episode_id)
+        told = [
+            *(line.done if line is not None else {}),
+            *(agent for agent, flag in (done or {}).items() if flag),
+        ]
+        return set(told) - {ALL}
 
     def ask_round(self, asked: Round) -> bool:
         """Ask for the actions of a round; returns at once.

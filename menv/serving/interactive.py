@@ -202,8 +202,9 @@ class Interactive:
             board.end(link.board_id, obs, truncated=request.truncated, size=size)
         elif isinstance(request, LogAction):
             state.check_backlog(size, self._limits, "LOG_ACTION")
-            obs = self._values.observations(request.observation, dialect, "LOG_ACTION")
-            actions = self._values.actions(request.action, obs, dialect)
+            gone = board.gone(link.board_id, request.done)
+            obs = self._values.observations(request.observation, dialect, "LOG_ACTION", gone=gone)
+            actions = self._values.actions(request.action, obs, dialect, gone)
             self._pay(link, returns, told)
             board.log(link.board_id, obs, actions, wait=False, size=size)
         else:

@@ -279,8 +279,10 @@ class Questions:
                 yield {SINGLE_AGENT: element}
             return
         for question in questions:
+            request = question.request
             try:
-                yield self._values.observations(question.request.observation, dialect, "GET_ACTION")
+                gone = self._board.gone(question.link.board_id, request.done)
+                yield self._values.observations(request.observation, dialect, "GET_ACTION", gone=gone)
             except Exception as error:
                 yield error
 

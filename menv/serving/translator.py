@@ -26,7 +26,7 @@ from menv.serving.pipe_frames import Kind, read_frame, write_frame
 from menv.serving.turn_values import TurnValues
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.columns import reward
-from menv.serving.wire.dialect import Dialect, explained
+from menv.serving.wire.dialect import Dialect, explained, fields
 from menv.serving.wire.episodes import read_episode
 from menv.serving.wire.flat_episodes import Translated, write_flat
 from menv.serving.wire.messages import (
@@ -124,12 +124,15 @@ class Translator:
             small["reward"] = to_raw(reward(request.reward, dialect), Dialect.MSGPACK)
         if not isinstance(request, LogReturns):
             raw = request.observation  # type: ignore[attr-defined]
+            # Who has ended is known where the message is taken, and masks are looked at once more there.
             obs = self._values.observations(
-                raw, dialect, _tag(request), final=isinstance(request, EndEpisode)
+                raw, dialect, _tag(request), final=self._multi_agent or isinstance(request, EndEpisode)
             )
             large["observation"] = self._packed(obs)
             if isinstance(request, LogAction):
-                large["action"] = self._packed(self._values.actions(request.action, obs, dialect))
+                acted = fields(request.action, dialect, "LOG_ACTION.action") if self._multi_agent else obs
+                actions = self._values.actions(request.action, obs, dialect, obs.keys() - acted.keys())
+                large["action"] = self._packed(actions)
         return large, small
 
     def _packed(self, by_agent: dict[Any, Any]) -> Raw:

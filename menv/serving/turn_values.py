@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from typing import Any
 
 from msgspec import Raw
@@ -32,7 +32,9 @@ class TurnValues:
         self._max_agents = max_agents
         self._spaces = AgentSpaces(ioctx)
 
-    def observations(self, raw: Raw, dialect: Dialect, what: str, final: bool = False) -> dict[AgentId, Any]:
+    def observations(
+        self, raw: Raw, dialect: Dialect, what: str, final: bool = False, gone: Container[AgentId] = ()
+    ) -> dict[AgentId, Any]:
         """Return observations by agent.
 
         Args:
@@ -40,6 +42,7 @@ class TurnValues:
             dialect: Of the message.
             what: Type of the message.
             final: Whether nobody acts on them.
+            gone: Agents that have ended, and do not act on theirs.
 
         Raises:
             BadMessageError: One of them is none.
@@ -48,7 +51,9 @@ class TurnValues:
         if not self._multi_agent:
             return {SINGLE_AGENT: self._observation(SINGLE_AGENT, raw, dialect, where, final)}
         return {
-            agent: self._observation(agent, value, dialect, f"{where}[{agent[:40]!r}]", final)
+            agent: self._observation(
+                agent, value, dialect, f"{where}[{agent[:40]!r}]", final or agent in gone
+            )
             for agent, value in self._by_agent(raw, dialect, where).items()
         }
 
@@ -68,8 +73,10 @@ class TurnValues:
         where = f"{what}.observation"
         return columns.observations(raws, self.spaces(SINGLE_AGENT, where), dialect, where)
 
-    def actions(self, raw: Raw, obs: Mapping[AgentId, Any], dialect: Dialect) -> dict[AgentId, Any]:
-        """Return the actions that a client took, for the agents that observe.
+    def actions(
+        self, raw: Raw, obs: Mapping[AgentId, Any], dialect: Dialect, gone: Set[AgentId] = frozenset()
+    ) -> dict[AgentId, Any]:
+        """Return the actions that a client took, for the agents that observe; those that have `gone` need none.
 
         Raises:
             BadMessageError: One of them is none, or other agents have acted than observed.
@@ -78,7 +85,7 @@ class TurnValues:
         if not self._multi_agent:
             return {SINGLE_AGENT: self._action(SINGLE_AGENT, raw, obs[SINGLE_AGENT], dialect, where)}
         given = self._by_agent(raw, dialect, where)
-        if given.keys() != obs.keys():
+        if given.keys() - gone != obs.keys() - gone:
             raise BadMessageError(
                 Code.WRONG_LENGTH,
                 f"{where}: actions of {len(given)} agents and observations of {len(obs)}, expected the same agents",
@@ -86,6 +93,7 @@ class TurnValues:
         return {
             agent: self._action(agent, value, obs[agent], dialect, f"{where}[{agent[:40]!r}]")
             for agent, value in given.items()
+            if agent not in gone
         }
 
     def _action(self, agent: AgentId, raw: Raw, obs: Any, dialect: Dialect, where: str) -> Any:

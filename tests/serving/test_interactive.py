@@ -234,6 +234,36 @@ def test_a_question_about_nobody_who_acts_is_answered_at_once(door: Door) -> Non
         turns.end({"bob": [0, 0, 0]})
 
 
+@pytest.mark.parametrize("padding", [0, 40_000], ids=["small", "read beside"])
+@pytest.mark.parametrize("told", ["before", "with it"])
+def test_last_observations_of_agents_that_are_done_need_no_action_and_no_choice(
+    told: str, padding: int
+) -> None:
+    agents = ("ann", "bob", "cid")
+    several: dict[str, Any] = {name: dict.fromkeys(agents, space) for name, space in MASKED.items()}
+    with served(DQN, **several) as one, one.sampling(), one.voice() as voice:
+        turns, free = Turns(voice, "e"), {"action_mask": [1, 1, 1], "at": [0, 0]}
+        last, padded = {"action_mask": [0, 0, 0], "at": [1, 1]}, [0] * padding
+
+        def rest(agent: str) -> dict[str, Any]:
+            if told == "before":
+                turns.pay({agent: 1.0}, done={agent: True})
+                return {"unknown": padded}
+            return {"done": {agent: True}, "unknown": padded}
+
+        assert set(turns.act(dict.fromkeys(agents, free))) == set(agents)
+        more = rest("bob")
+        answer = turns.say("GET_ACTION", observation={"ann": free, "bob": last, "cid": free}, **more)
+        assert set(answer["action"]) == {"ann", "cid"}
+        more = rest("cid")
+        both = {"ann": free, "cid": last}
+        assert (
+            voice.refused("LOG_ACTION", episode_id="e", observation=both, action={}, **more) == "wrong_length"
+        )
+        assert turns.say("LOG_ACTION", observation=both, action={"ann": 1}, **more)["type"] == "OK"
+        turns.end({"ann": free})
+
+
 def test_masked_actions_are_never_answered() -> None:
     with served(**MASKED) as one, one.sampling(), one.voice() as voice:
         turns = Turns(voice, "e")
