@@ -126,7 +126,8 @@ def make_quota(config: AlgorithmConfig, base_env: BaseEnv) -> Quota:
     """Return what says when a fragment of one process is full."""
     num_envs = (base_env.num_envs or config.num_envs_per_worker) * max(1, config.num_workers)
     length, by = config.fragment_length(num_envs), config.multiagent.count_steps_by
-    if base_env.external or not base_env.num_envs:
+    uncounted = not base_env.num_envs and config.rollout_fragment_length == "auto"
+    if base_env.external or uncounted:
         return ExternalQuota(length, config.batch_mode, by)
     if base_env.lockstep and config.batch_mode == "complete_episodes":
         return WholeQuota(length)

@@ -61,6 +61,12 @@ def test_a_train_batch_is_of_all_sub_environments_together(env: type[Matches]) -
 
 
 @pytest.mark.parametrize("env", [Matches, Counted])
+def test_a_fragment_of_a_given_length_has_so_many_steps_of_each_sub_environment(env: type[Matches]) -> None:
+    with built(env, rollout_fragment_length=6) as algo:
+        assert np.bincount(algo.sample()["default_policy"]["env_id"]).tolist() == [6, 6, 6]
+
+
+@pytest.mark.parametrize("env", [Matches, Counted])
 @pytest.mark.parametrize(("unit", "duration"), [("episodes", 6), ("timesteps", 24)])
 def test_evaluations_are_shared_out_to_all_sub_environments(
     env: type[Matches], unit: str, duration: int
