@@ -283,8 +283,8 @@ class BaseEnv(AsBaseEnv, Told, abc.ABC, told=OF_BASE_ENVS):
     idle_timeout: float | None = None
     """Of an external one: seconds without anything after which the sampler gives up for the time being."""
     num_envs: int = 0
-    """E, how many sub-environments there are, 0 where that is not known before the first poll, or changes: evaluations, and
-    fragments of length "auto", count the episodes and steps of all together then, not a share of each."""
+    """E, how many sub-environments there are, 0 where that is not known before the first poll, or changes: evaluations,
+    and fragments of length "auto", count the episodes and steps of all together then, not a share of each."""
 
     @abc.abstractmethod
     def poll(self, timeout: float | None = None) -> Any:
