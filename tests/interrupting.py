@@ -1,10 +1,19 @@
-"""What is raised between any two instructions, as a signal's handler may."""
+"""What is raised between two instructions, wherever a signal's handler may raise it."""
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
+
+_LOOKS = frozenset(
+    number
+    for name, number in dis.opmap.items()
+    if name.startswith("CALL") or name in ("RESUME", "JUMP_BACKWARD")
+)
+"""Instructions at which the interpreter looks for signals; between others no handler ever runs."""
 
 
 class Alarm(BaseException):
@@ -12,10 +21,10 @@ class Alarm(BaseException):
 
 
 def raised_at(instruction: int, function: Callable[[], Any]) -> bool:
-    """Call a function, and raise Alarm before one of the instructions of menv that it runs.
+    """Call a function, and raise Alarm at one of the instructions of menv that it runs.
 
     Args:
-        instruction: Which one.
+        instruction: Which one; if signals are not looked for there, the next one where they are, or a function returns.
         function: What is called.
 
     Returns:
@@ -23,10 +32,11 @@ def raised_at(instruction: int, function: Callable[[], Any]) -> bool:
     """
     left = instruction
 
-    def inside(_: Any, event: str, __: Any) -> Any:
+    def inside(frame: FrameType, event: str, result: Any) -> Any:
         nonlocal left
         left -= event == "opcode"
-        if left < 0:
+        returns = event == "return" and result is not None
+        if left < 0 and (returns or (event == "opcode" and frame.f_code.co_code[frame.f_lasti] in _LOOKS)):
             sys.settrace(None)
             raise Alarm
         return inside
