@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pkgutil
+import re
 from pathlib import Path
 
 from tests.doc_blocks import blocks, run_python
+from tests.house.sources import ROOT
 
 ANEW = """import sys
 for name in [name for name in sys.modules if name.partition(".")[0] == "menv"]:
@@ -63,3 +66,21 @@ def test_the_blocks_about_workers_print_what_the_page_says(tmp_path: Path) -> No
     overlapped = run_python(tmp_path / "overlapped.py", "from menv.algorithms import PPO\n\n" + second)
     assert overlapped == ["staleness: {'mean': 1.0, 'max': 1}"]
     assert run_python(tmp_path / "curriculum.py", curriculum + LEVELS) == ["200.0 400.0"]
+
+
+def test_who_comes_from_the_classic_api_finds_everything_and_its_defaults(tmp_path: Path) -> None:
+    table = (
+        (ROOT / "docs" / "classic.md")
+        .read_text("utf-8")
+        .partition("## Where things are")[2]
+        .partition("\n## ")[0]
+    )
+    named = re.findall(
+        r"`(menv[\w.]+)`", "".join(row.split(" | ")[1] for row in table.splitlines() if " | " in row)
+    )
+    assert len(named) > 25
+    for name in named:
+        assert pkgutil.resolve_name(name)
+    (block,) = blocks("docs/classic.md", "python")
+    changed = "print(PPO(config={**PPO.get_default_config(), 'env': 'CartPole-v1', 'lr': 1e-4}).config.lr)"
+    assert run_python(tmp_path / "classic.py", f"{block}\n{changed}") == ["4000 5e-05", "0.0001"]
