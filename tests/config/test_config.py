@@ -166,6 +166,8 @@ def test_every_other_name_is_one_of_a_setting(key: str) -> None:
         (PPOConfig, "lambd", "did you mean 'lambda_'?"),
         (PPOConfig, "num_env_runners", "it is called 'num_workers' here"),
         (DQNConfig, "horizon", "end episodes in the environment"),
+        (DQNConfig, "epsilon_timesteps", "it belongs into exploration_config"),
+        (QMIXConfig, "capacity", "it belongs into replay_buffer_config"),
         (QMIXConfig, "mixers", "did you mean 'mixer'?"),
         (ModelConfig, "fcnet_hidden", "did you mean 'fcnet_hiddens'?"),
         (MultiAgentConfig, "policy", "did you mean 'policy_mapping_fn'?"),

@@ -6,11 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import fields
 
-from menv.algorithms.config.model_config import ModelConfig
-from menv.algorithms.config.multi_agent_config import MultiAgentConfig
-from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
+from menv.algorithms.config.section_keys import SECTION_KEYS
 
 _NAMES = {
     "evaluation_num_episodes": "evaluation_duration",
@@ -25,11 +22,6 @@ _NAMES = {
     "sample_batch_size": "rollout_fragment_length",
     "timesteps_per_iteration": "min_sample_timesteps_per_iteration",
     "train_batch_size_per_learner": "train_batch_size",
-}
-_SECTIONS = {
-    "model": ModelConfig,
-    "multiagent": MultiAgentConfig,
-    "replay_buffer_config": ReplayBufferConfig,
 }
 _CUT = "end episodes in the environment, with gymnasium.wrappers.TimeLimit for instance"
 _PICTURE = "render in a callback and put what you want to see into episode.media"
@@ -84,7 +76,7 @@ def classic_hint(key: str, known: Container[str]) -> str | None:
     """Return what to do in the place of setting a classic key, None if nothing is known of it."""
     if _NAMES.get(key) in known:
         return f"it is called {_NAMES[key]!r} here"
-    for name, section_class in _SECTIONS.items():
-        if name in known and key in {field.name for field in fields(section_class)}:
+    for name, keys in SECTION_KEYS.items():
+        if name in known and key in keys:
             return f'it belongs into {name}: write {name}={{"{key}": ...}}'
     return _ADVICE.get(key)

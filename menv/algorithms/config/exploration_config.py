@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from menv.algorithms.config.keywords import by_name
+from menv.algorithms.config.keywords import section_named
 from menv.algorithms.config.numbers import check_number
 from menv.errors import ConfigError
 
 
-@by_name
+@section_named("exploration_config")
 @dataclass(frozen=True, kw_only=True)
 class ExplorationConfig:
     """The `exploration_config` section: epsilon falls on a straight line, then stays."""

@@ -6,10 +6,14 @@ The classes of the settings and of their sections are decorated with it; `keys` 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 from typing import Any, TypeVar
 
 import numpy as np
+
+from menv.algorithms.config.keys import refuse_or_warn
+from menv.algorithms.config.section_keys import SECTION_KEYS
 
 S = TypeVar("S")
 
@@ -38,6 +42,16 @@ def by_name(config_class: type[S]) -> type[S]:
     return config_class
 
 
+def section_named(name: str) -> Callable[[type[S]], type[S]]:
+    """Return a decorator like `by_name` for the dataclass of a config's section of this name."""
+
+    def decorated(section_class: type[S]) -> type[S]:
+        SECTION_KEYS[name] = frozenset(field.name for field in fields(section_class))  # type: ignore[arg-type]
+        return by_name(section_class)
+
+    return decorated
+
+
 def _stay(self: Any, name: str, value: Any) -> None:
     raise FrozenInstanceError(
         f"{type(self).__name__}: {name} is assigned to, expected settings to stay as they are; "
@@ -52,8 +66,5 @@ def _plain(value: Any) -> Any:
 
 
 def _judge(strange: dict[str, Any], known: set[str], config_class: type[Any]) -> None:
-    # Imported late: `keys` knows the sections, whose classes are decorated from here.
-    from menv.algorithms.config.keys import refuse_or_warn
-
     for name, value in strange.items():
         refuse_or_warn(name, value, known, f"{config_class.__name__}: ", python_names=True)

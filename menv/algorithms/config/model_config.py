@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from menv.algorithms.config.keywords import by_name
+from menv.algorithms.config.keywords import section_named
 from menv.algorithms.networks.cell import Cell
 from menv.algorithms.networks.conv_stack import ConvFilter, is_count, read_filters
 from menv.errors import ConfigError
@@ -16,7 +16,7 @@ from menv.errors import ConfigError
 _FLAGS = ("vf_share_layers", "use_lstm", "use_gru")
 
 
-@by_name
+@section_named("model")
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The `model` section."""

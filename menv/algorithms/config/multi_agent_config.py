@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from menv.algorithms.config.keywords import by_name
+from menv.algorithms.config.keywords import section_named
 
 
-@by_name
+@section_named("multiagent")
 @dataclass(frozen=True, kw_only=True)
 class MultiAgentConfig:
     """The `multiagent` section."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from menv.algorithms.config.keywords import by_name
+from menv.algorithms.config.keywords import section_named
 from menv.algorithms.config.numbers import check_count, check_number
 from menv.errors import ConfigError
 
@@ -16,7 +16,7 @@ _KINDS = {
 }
 
 
-@by_name
+@section_named("replay_buffer_config")
 @dataclass(frozen=True, kw_only=True)
 class ReplayBufferConfig:
     """The `replay_buffer_config` section; every policy has a buffer of its own."""
