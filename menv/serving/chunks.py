@@ -268,9 +268,15 @@ class ChunkDesk:
         begins = one.t if numbered else had
         skip = min(had - begins, one.steps)
         self.repeated += skip
-        chunks.t[agent] = max(had, begins + one.steps)
-        if skip == one.steps and not (one.terminated or one.truncated):
+        last = begins + one.steps
+        chunks.t[agent] = max(had, last)
+        over = one.terminated or one.truncated
+        # The end of a life that came before, when another one may have begun.
+        ended = last < had or chunks.ends.get(agent) == last
+        if skip == one.steps and (not over or ended):
             return None
+        if over:
+            chunks.ends[agent] = last
         columns = (one.logp, one.dist_inputs, one.state_in, one.env_t)
         logp, inputs, states, env_t = (None if column is None else column[skip:] for column in columns)
         return Moves(

@@ -50,6 +50,7 @@ class Chunks:
     Attributes:
         board_id: Its id on the switchboard.
         t: Steps that have been taken, by agent.
+        ends: After how many steps the latest end of an agent was that has been taken.
         last_obs: The observation that the next chunk begins with, of an episode without an id.
         over: Whether its last chunk has been taken.
         policies: Who answers for which agent, where the client has asked.
@@ -57,6 +58,7 @@ class Chunks:
 
     board_id: str
     t: dict[str | None, int] = field(default_factory=dict)
+    ends: dict[str | None, int] = field(default_factory=dict)
     last_obs: Any = None
     over: bool = False
     policies: dict[str, str] = field(default_factory=dict)

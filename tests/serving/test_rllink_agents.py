@@ -72,6 +72,22 @@ def test_each_agent_counts_its_own_steps_over_chunks() -> None:
         assert one.status["steps_sent_again"] == 14 + 25 + 30
 
 
+def test_the_end_of_a_life_that_comes_again_does_not_end_the_next_one() -> None:
+    first = together("e", {"ann": member(2, 5, end="terminated")})
+    second = together("e", {"ann": member(2, 3, begin=5, t=5), "bob": member(3, 2)}, t=5)
+    last = together("e", {"ann": member(2, 30, begin=8, t=8)}, t=8, end="truncated")
+    with served(kind=RLlinkInput, **TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            voice.bring(first, second)
+            voice.bring(first, second)
+            voice.bring(last)
+            assert voice.ask("PING") == {"type": "PONG"}
+            assert settled(one)
+        assert one.paid() == sum(range(38)) + 1
+        assert one.column("terminateds", "for_ann").nonzero()[0].tolist() == [4]
+        assert one.column("t", "for_ann").tolist() == [*range(5), *range(33)]
+
+
 @pytest.mark.parametrize("size", [30, 4_000], ids=["read here", "read beside"])
 def test_what_no_action_can_own_counts_once_and_with_the_end(size: int) -> None:
     paid = {"unclaimed": {"bob": 1_000.5, "ann": -0.5}}
