@@ -224,6 +224,26 @@ def test_central_critics_see_together_what_happened_together_wherever_it_was_pla
     assert all(move == env_t for _, move, env_t, _ in told)
 
 
+def test_a_policy_that_is_needed_later_leaves_the_others_the_newest_weights_to_take() -> None:
+    seen = np.zeros(10, np.float32)
+    with (
+        Course({**TEAMS, "num_sgd_iter": 1}, trains=True) as course,
+        PolicyClient(course.address, update_interval=None) as client,
+        PolicyClient(course.address, "remote") as other,
+    ):
+        name, learned = client.start_episode(), other.start_episode()
+        client.get_action(name, {"red_0": seen})
+        actor = client._actor
+        assert actor is not None
+        first = actor._policies["red"].number
+        while course.algo.iteration < 3:
+            other.get_action(learned, {"red_1": seen, "blue_0": seen})
+        client.get_action(name, {"red_0": seen, "blue_0": seen})
+        client.update_policy_weights()
+        assert client.weights_seq_no == actor._policies["red"].number
+        assert actor._policies["red"].number > first
+
+
 def test_agents_are_named_by_texts() -> None:
     with Course(TEAMS) as course, PolicyClient(course.address) as client:
         name = client.start_episode()

@@ -37,7 +37,7 @@ class LocalActor:
     Attributes:
         lock: Held by whoever acts, or exchanges something with the server.
         seed: Of all draws.
-        weights_seq_no: The newest weights that are here, None before the first.
+        weights_seq_no: The newest weights that all policies here have, None before the first.
     """
 
     def __init__(self, link: ClientLink, update_interval: float | None, seed: int | None) -> None:
@@ -141,7 +141,9 @@ class LocalActor:
         state = self._link.ask(GetState(form="bundle", policy_ids=names), anew=True)
         for name in names:
             self._policies[name] = LocalPolicy(state.bundles[name], state.weights_seq_no)
-        self.weights_seq_no = state.weights_seq_no
+        if self.weights_seq_no is None:
+            # Those that were here before have older ones still, and get newer ones with the next update.
+            self.weights_seq_no = state.weights_seq_no
 
     def _send(self, wait: bool = False) -> None:
         """Send everything that is complete, and if `wait`, wait for the weights that come of it."""
