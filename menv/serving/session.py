@@ -257,16 +257,7 @@ class Session:
     def _tell_policies(self, request: GetPolicies, answerer: Answerer) -> None:
         """Tell who answers for whom in an episode that the client plays by itself."""
         state, name = self.state, request.episode_id
-        if len(request.agent_ids) > self._reception.limits.max_agents:
-            raise BadMessageError(
-                Code.TOO_MANY, f"GET_POLICIES.agent_ids: {len(request.agent_ids)} agents are too many"
-            )
-        for agent in request.agent_ids:
-            if self._reception.ioctx.multi_agent and self._reception.chunks.spaces_of(agent) is None:
-                raise BadMessageError(
-                    Code.UNKNOWN_AGENT,
-                    f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
-                )
+        self._check_agents(request)
         # Kept as it is now: the episode may be forgotten before the answer goes out.
         known = dict(state.chunks[name].policies) if name in state.chunks else {}
         asked = [agent for agent in request.agent_ids if agent not in known]
@@ -278,13 +269,26 @@ class Session:
             if isinstance(result, MenvError):
                 answerer.refuse(BadMessageError(Code.UNKNOWN_AGENT, str(result)))
                 return
+            told = {**known, **result}
             try:
-                chunks = self._reception.chunks.announced(state, name)
+                if request.training_enabled:
+                    self._reception.chunks.announced(state, name).policies.update(told)
             except BadMessageError as error:
                 answerer.refuse(error)
                 return
-            told = {**known, **result}
-            chunks.policies.update(told)
             answerer.send(Policies(policy_ids={agent: told[agent] for agent in request.agent_ids}))
 
         self._have_done(self._reception.errands.add, made, send)
+
+    def _check_agents(self, request: GetPolicies) -> None:
+        """Refuse to tell who answers for agents that there cannot be."""
+        if len(request.agent_ids) > self._reception.limits.max_agents:
+            raise BadMessageError(
+                Code.TOO_MANY, f"GET_POLICIES.agent_ids: {len(request.agent_ids)} agents are too many"
+            )
+        for agent in request.agent_ids:
+            if self._reception.ioctx.multi_agent and self._reception.chunks.spaces_of(agent) is None:
+                raise BadMessageError(
+                    Code.UNKNOWN_AGENT,
+                    f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
+                )

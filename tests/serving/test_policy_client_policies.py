@@ -11,6 +11,7 @@ import pytest
 from menv.envs import RandomMultiAgentEnv
 from menv.errors import ContractError
 from menv.loop.packed_bundle import pack_bundle, pack_weights, policy_from_bytes
+from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.wire.messages import SetState
 from tests.serving.courses import Course, observation, play
@@ -242,6 +243,16 @@ def test_a_policy_that_is_needed_later_leaves_the_others_the_newest_weights_to_t
         client.update_policy_weights()
         assert client.weights_seq_no == actor._policies["red"].number
         assert actor._policies["red"].number > first
+
+
+def test_who_plays_episodes_that_nobody_learns_from_may_play_any_number_of_them() -> None:
+    seen = {"red_0": np.zeros(10, np.float32), "blue_0": np.zeros(10, np.float32)}
+    with Course(TEAMS, limits=Limits(max_episodes=2)) as course, PolicyClient(course.address) as client:
+        for _ in range(4):
+            name = client.start_episode(training_enabled=False)
+            assert client.get_action(name, seen).keys() == seen.keys()
+            client.end_episode(name, {})
+        assert course.algo._sampler.base_env.status()["open_episodes"] == 0
 
 
 def test_agents_are_named_by_texts() -> None:

@@ -92,14 +92,14 @@ class LocalActor:
         if chunk is not None:
             self._outbox.append((episode, *chunk))
 
-    def policies_of(self, episode_id: str, agents: Sequence[str]) -> dict[str, LocalPolicy]:
+    def policies_of(self, episode: LocalEpisode, agents: Sequence[str]) -> dict[str, LocalPolicy]:
         """Return who answers for agents that appear in an episode.
 
         Raises:
             MenvError: The server does not know the agents, or its policies cannot act here.
         """
         known = list(self._link.config.policies or {})
-        names = dict.fromkeys(agents, known[0]) if len(known) == 1 else self._mapped(episode_id, agents)
+        names = dict.fromkeys(agents, known[0]) if len(known) == 1 else self._mapped(episode, agents)
         missing = sorted(set(names.values()) - self._policies.keys())
         if missing:
             self._fetch(missing)
@@ -128,11 +128,13 @@ class LocalActor:
     def _due(self) -> float | None:
         return None if self._interval is None else time.monotonic() + self._interval
 
-    def _mapped(self, episode_id: str, agents: Sequence[str]) -> dict[str, str]:
+    def _mapped(self, episode: LocalEpisode, agents: Sequence[str]) -> dict[str, str]:
         """Return the ids of the policies that answer for agents."""
-        answer = self._link.ask(GetPolicies(episode_id=episode_id, agent_ids=list(agents)))
-        if episode_id in self._open:
-            self._open[episode_id].known = True
+        name, trained = episode.episode_id, episode.trained
+        answer = self._link.ask(
+            GetPolicies(episode_id=name, agent_ids=list(agents), training_enabled=trained), anew=not trained
+        )
+        episode.known = trained
         names: dict[str, str] = answer.policy_ids
         return names
 

@@ -46,6 +46,8 @@ class LocalEpisode:
         self._actor = actor
         self._multi = multi
         self._seats: dict[str, LocalTrajectory] = {}
+        # Who answers for whom, through the whole episode.
+        self._policies: dict[str, LocalPolicy] = {}
         # Those whose own trajectory is over; the steps of each, in case it comes back.
         self._left: dict[str, int] = {}
         self._early: dict[str, float] = {}
@@ -264,10 +266,12 @@ class LocalEpisode:
         if not new:
             return
         with self._actor.lock:
-            policies = self._actor.policies_of(self.episode_id, new)
+            unknown = [agent for agent in new if agent not in self._policies]
+            if unknown:
+                self._policies |= self._actor.policies_of(self, unknown)
             for agent in new:
-                t = self._left.get(agent, 0)
-                dice = Dice(policies[agent].policy, self._actor.seed, self.episode_id, agent, str(t))
-                seat = LocalTrajectory(policies[agent], dice, t, f"{self._where}, agent {agent!r}")
+                t, policy = self._left.get(agent, 0), self._policies[agent]
+                dice = Dice(policy.policy, self._actor.seed, self.episode_id, agent, str(t))
+                seat = LocalTrajectory(policy, dice, t, f"{self._where}, agent {agent!r}")
                 seat.paid = self._early.pop(agent, 0.0)
                 self._seats[agent] = seat

@@ -85,10 +85,14 @@ class EpisodesAndGetState(Episodes, frozen=True, kw_only=True, tag="EPISODES_AND
 
 
 class GetPolicies(Message, frozen=True, kw_only=True, tag="GET_POLICIES"):
-    """Asks which policy answers for which agent of an episode; answered with `Policies`."""
+    """Asks which policy answers for which agent of an episode; answered with `Policies`.
+
+    Of an episode that nobody shall learn from nothing will come, and the server remembers nothing of it.
+    """
 
     episode_id: Id
     agent_ids: list[Id]
+    training_enabled: bool = True
 
 
 class StartEpisode(Message, frozen=True, kw_only=True, tag="START_EPISODE"):
