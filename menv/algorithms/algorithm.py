@@ -333,6 +333,7 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
         self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
         self._rollouts.retire(policy_id)
         self._rollouts.follow()
+        self._outside.publish()
 
     def worker_pids(self) -> list[int | None]:
         """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""

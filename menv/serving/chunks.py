@@ -174,7 +174,8 @@ class ChunkDesk:
             flags = episode.terminated, episode.truncated
             # What has no place in time comes with the end, which is taken once.
             unclaimed = (episode.unclaimed or {}) if chunks.over else {}
-            piece = Played(moves, env_steps, *flags, number, dict(chunks.policies), unclaimed)
+            policies = {} if state.only is None else dict.fromkeys(moves, state.only)
+            piece = Played(moves, env_steps, *flags, number, policies | chunks.policies, unclaimed)
             try:
                 self._board.play(chunks.board_id, piece, size)
             except EpisodeError as error:

@@ -81,6 +81,7 @@ class ClientState:
         chunks_over: How many of `chunks` are finished; counting them for every episode would take too long.
         loose: Those of them that have no id and go on.
         weights_seq_no: The weights that it was sent last.
+        only: The policy that it acts with where it does not ask who does, because there was one when it greeted.
         connected: How many connections it has.
         lost_at: When it lost the last one.
     """
@@ -96,6 +97,7 @@ class ClientState:
         self.chunks_over = 0
         self.loose: list[Chunks] = []
         self.weights_seq_no: int | None = None
+        self.only: str | None = None
         self.connected = 0
         self.lost_at = 0.0
 

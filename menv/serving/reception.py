@@ -61,6 +61,7 @@ class Reception:
         slices: Work that takes long.
         translation: Large bodies, which are read elsewhere.
         facts: What SET_CONFIG tells, once somebody samples.
+        retired: Policies that there were once, which some clients may still have.
         states: The clients, by token.
         sessions: Connections.
         refusals: How many messages and connections were refused.
@@ -89,10 +90,16 @@ class Reception:
         self.slices = Slices()
         self.translation = Translation(ioctx, limits)
         self.facts: dict[str, Any] = {"env_steps_per_sample": 1, "force_on_policy": True}
+        self.retired: frozenset[str] = frozenset()
         self.states: dict[str, ClientState] = {}
         self.sessions: set[Session] = set()
         self.refusals = 0
         self.backlog = Backlog()
+
+    def tell_policies(self, described: dict[str, Any]) -> None:
+        """Tell clients of these policies from now on. In the sampler's thread."""
+        self.retired = (self.retired | self.facts.get("policies", {}).keys()) - described.keys()
+        self.facts = {**self.facts, "policies": described}
 
     def open(self, peer: Peer, token: str | None) -> Session:
         """Begin to talk with a peer; see `Handler.open`."""

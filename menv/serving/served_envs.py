@@ -109,13 +109,7 @@ class ServedEnvs(RoundEnvs):
         self._reception.facts = {
             "env_steps_per_sample": trainer.env_steps_per_sample if steps is None else steps,
             "force_on_policy": trainer.force_on_policy if forced is None else forced,
-            "policies": {
-                name: {
-                    "observation_space": space_to_json(policy.observation_space),
-                    "action_space": space_to_json(policy.action_space),
-                }
-                for name, policy in trainer.policies().items()
-            },
+            "policies": _described(trainer),
         }
         self._reception.chunks.widths = _widths(trainer)
         self._reception.chunks.refused = trainer.observation_fn
@@ -125,6 +119,7 @@ class ServedEnvs(RoundEnvs):
         """Let clients go on that wait for new weights; see `ExternalEnvs.published`."""
         if self._trainer is not None:
             self._reception.chunks.widths = _widths(self._trainer)
+            self._reception.tell_policies(_described(self._trainer))
         self._errands.weights_changed()
         self._run_errands()
 
@@ -281,6 +276,17 @@ def _check(**settings: Any) -> None:
             raise ConfigError(
                 f"{name}: got {value!r:.60}, expected {expected}; leave it out for what is usual"
             )
+
+
+def _described(trainer: Trainer) -> dict[str, Any]:
+    """Return the spaces of each policy, as messages have them."""
+    return {
+        name: {
+            "observation_space": space_to_json(policy.observation_space),
+            "action_space": space_to_json(policy.action_space),
+        }
+        for name, policy in trainer.policies().items()
+    }
 
 
 def _widths(trainer: Trainer) -> dict[str, frozenset[int]]:

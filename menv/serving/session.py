@@ -154,6 +154,8 @@ class Session:
             self.state = before
         self.state.extended = True
         self.state.name = request.client or self.state.name
+        policies = list(facts.get("policies", {}))
+        self.state.only = policies[0] if len(policies) == 1 else None
         reception.states[self.state.token] = self.state
         more = {
             "extensions": [EXTENSION],
@@ -215,6 +217,9 @@ class Session:
         def made(trainer: Trainer) -> SetState:
             number, known = trainer.weights_seq_no, list(trainer.policies())
             chosen = known if request.policy_ids is None else request.policy_ids
+            # Who has a policy that is gone wants to know of the others.
+            gone = self._reception.retired if request.have is not None else ()
+            chosen = [name for name in chosen if name not in gone]
             for name in chosen:
                 if name not in known:
                     raise BadMessageError(

@@ -13,8 +13,10 @@ from menv.errors import ContractError
 from menv.loop.packed_bundle import pack_bundle, pack_weights, policy_from_bytes
 from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
+from menv.serving.policy_server import PolicyServerInput
 from menv.serving.wire.messages import SetState
 from tests.serving.courses import Course, observation, play
+from tests.serving.served import served, settled
 
 MODES = ("local", "remote")
 BOX = gym.spaces.Box(np.array([-3.0, 10.0], np.float32), np.array([5.0, 12.0], np.float32))
@@ -243,6 +245,50 @@ def test_a_policy_that_is_needed_later_leaves_the_others_the_newest_weights_to_t
         client.update_policy_weights()
         assert client.weights_seq_no == actor._policies["red"].number
         assert actor._policies["red"].number > first
+
+
+def playing_on(client: PolicyClient, rewards: int) -> None:
+    name, seen = client.start_episode(), np.zeros(10, np.float32)
+    for _ in range(rewards):
+        client.get_action(name, {"red_0": seen, "blue_0": seen})
+        client.log_returns(name, {"red_0": 1.0, "blue_0": 2.0})
+    client.end_episode(name, {})
+
+
+def test_who_acts_with_the_one_policy_it_knows_is_learned_from_as_that_one() -> None:
+    one_policy = {"policies": ["red"], "policy_mapping_fn": lambda agent_id, **kwargs: "red"}
+    with served(kind=PolicyServerInput, **{**TEAMS, "multiagent": one_policy}) as one:
+        address = f"tcp://127.0.0.1:{one.envs.addresses[0][1]}"
+        with one.sampling():
+            before = PolicyClient(address, update_interval=None)
+            playing_on(before, 3)
+        one.algo.add_policy("blue", policy_mapping_fn=TEAMS["multiagent"]["policy_mapping_fn"])
+        with one.sampling():
+            with before, PolicyClient(address, update_interval=None) as after:
+                playing_on(before, 40)
+                playing_on(after, 40)
+                assert after._actor is not None
+                assert after._actor._policies.keys() == {"red", "blue"}
+            assert settled(one)
+        one.paid()
+        assert sorted(one.column("rewards", "red").tolist()) == [1.0] * 83 + [2.0] * 43
+        assert one.column("rewards", "blue").tolist() == [2.0] * 40
+
+
+def test_a_policy_that_is_removed_costs_local_clients_nothing_but_itself() -> None:
+    with served(kind=PolicyServerInput, **TEAMS) as one:
+        with one.sampling():
+            client = PolicyClient(f"tcp://127.0.0.1:{one.envs.addresses[0][1]}", update_interval=None)
+            playing_on(client, 3)
+        one.algo.remove_policy("blue", policy_mapping_fn=lambda agent_id, **kwargs: "red")
+        with one.sampling():
+            with client:
+                client.update_policy_weights()
+                playing_on(client, 40)
+                assert client.weights_seq_no == one.envs.switchboard.weights_seq_no
+            assert settled(one)
+        one.paid()
+        assert sorted(one.column("rewards", "red").tolist()) == [1.0] * 43 + [2.0] * 40
 
 
 def test_who_plays_episodes_that_nobody_learns_from_may_play_any_number_of_them() -> None:
