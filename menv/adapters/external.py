@@ -236,7 +236,7 @@ class ExternalEnvs(BaseEnv):
             return False
         if game is None:
             if turn.over is not None:
-                self._drop(line, turn)
+                self._drop(line, turn.rewards)
                 return False
             game = self._open(line)
             game.roster.credit(turn.rewards, self._report)
@@ -281,6 +281,7 @@ class ExternalEnvs(BaseEnv):
         """Take in a piece that was played elsewhere; one without actions begins nothing."""
         game = self._games.get(line.episode_id)
         if game is None and not any(len(moves.rewards) for moves in played.agents.values()):
+            self._drop(line, played.unclaimed)
             return
         game = game or self._open(line)
         roster = game.roster
@@ -319,9 +320,9 @@ class ExternalEnvs(BaseEnv):
                 join._replace(trained=False) if join.env_id == line.episode_id else join for join in joined
             ]
 
-    def _drop(self, line: Line, turn: Turn) -> None:
+    def _drop(self, line: Line, rewards: Mapping[AgentId, float]) -> None:
         """Forget an episode in which nobody acted, but for what was paid in it."""
-        paid = {agent: reward for agent, reward in turn.rewards.items() if reward}
+        paid = {agent: reward for agent, reward in rewards.items() if reward}
         if paid:
             game = self._open(line)
             index = game.roster.env_index

@@ -113,6 +113,17 @@ def test_what_no_action_can_own_counts_once_and_with_the_end(size: int) -> None:
         assert sorted(returns) == [0.0, 1_000 + sum(range(size + 5))]
 
 
+def test_what_is_paid_in_an_episode_in_which_nobody_acts_is_unclaimed() -> None:
+    paid = {"unclaimed": {"bob": 2.5, "ann": -0.5}}
+    with served(kind=RLlinkInput, **TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            voice.bring(together("e", {}, end="terminated") | paid, together("f", {}, end="terminated"))
+            assert voice.ask("PING") == {"type": "PONG"}
+            assert settled(one)
+        assert one.paid() == 2.0
+        assert one.algo._metrics.summary()["hist_stats"]["episode_reward"] == [2.0]
+
+
 @both_dialects
 def test_rows_of_a_client_that_tells_no_times_lie_at_the_end_of_their_own_chunk(msgpack: bool) -> None:
     first = {"ann": member(2, 4), "bob": member(3, 2)}

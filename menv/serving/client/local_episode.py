@@ -66,6 +66,11 @@ class LocalEpisode:
         return bool(self._seats or self._left)
 
     @property
+    def only_paid(self) -> bool:
+        """Whether somebody was paid, which is to be told, and nobody has acted."""
+        return self.trained and not self.begun and not self.lost and any(self._early.values())
+
+    @property
     def early(self) -> dict[str, float]:
         """What was paid before the first action, by agent."""
         return self._early

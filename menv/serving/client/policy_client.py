@@ -225,6 +225,8 @@ class PolicyClient:
             ServerGoneError: The server does not answer.
         """
         episode = self._episode("end_episode", episode_id)
+        if not isinstance(episode, RemoteEpisode) and episode.only_paid:
+            episode = self._made_remote(episode)
         try:
             episode.end(observation, truncated)
         except EpisodeError:
