@@ -155,6 +155,14 @@ class DQNLearner:
             "since_copy": np.array(self._since_copy),
         }
 
+    def check_state(self, state: Mapping[str, Column]) -> None:
+        """Refuse what `set_state` could not take over; nothing changes.
+
+        Raises:
+            ConfigError: The state belongs to another kind of buffer.
+        """
+        self.replay.check_state(replayed(state))
+
     def set_state(self, state: Mapping[str, Column]) -> None:
         """Take over what `state` returned; set the weights before.
 
@@ -162,9 +170,7 @@ class DQNLearner:
             ConfigError: The state belongs to another network or another kind of buffer.
         """
         self._adam.set_state(state)
-        self.replay.set_state(
-            {name.removeprefix(_REPLAY): state[name] for name in state if name.startswith(_REPLAY)}
-        )
+        self.replay.set_state(replayed(state))
         for name, param in self._target_params.items():
             param.copy_(torch.from_numpy(np.array(state[_TARGET + name], np.float32)))
         self._calls = int(state["calls"])
@@ -235,3 +241,8 @@ class DQNLearner:
     def _copy_to_target(self) -> None:
         for name, param in self._target_params.items():
             param.copy_(self._adam.params[name])
+
+
+def replayed(state: Mapping[str, Column]) -> dict[str, Column]:
+    """Return what a learner's state holds of its buffer."""
+    return {name.removeprefix(_REPLAY): state[name] for name in state if name.startswith(_REPLAY)}

@@ -13,7 +13,15 @@ import numpy as np
 
 from menv.algorithms.cohorts import Built
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.recipe import BringsLearner, KeepsState, Learner, ReadsLearner, Recipe, Weights
+from menv.algorithms.recipe import (
+    BringsLearner,
+    ChecksState,
+    KeepsState,
+    Learner,
+    ReadsLearner,
+    Recipe,
+    Weights,
+)
 from menv.algorithms.shared_layers import SharedLayers, SharingLearner
 from menv.algorithms.torch_threads import threads, threads_to_learn_with
 from menv.callbacks import DefaultCallbacks
@@ -182,6 +190,22 @@ class Learners:
             found[policy_id] = self._seeds[policy_id], {**learner.state(), **changed}
         return found
 
+    def check_state(self, state: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
+        """Refuse what `set_state` could not take over; nothing changes.
+
+        Raises:
+            ConfigError: It is the state of a learner with other settings.
+        """
+        for policy_id, (seed, arrays) in state.items():
+            if isinstance(self._policies[policy_id], BringsLearner):
+                continue
+            learner = self._learners.get(policy_id) or self._made(*self._home(policy_id), policy_id, seed)
+            if isinstance(learner, ChecksState):
+                try:
+                    learner.check_state(arrays)
+                except ConfigError as error:
+                    raise ConfigError(f"checkpoint, policy {policy_id!r}: {error}") from error
+
     def set_state(self, state: Mapping[str, tuple[int, Mapping[str, Any]]], seed: int) -> None:
         """Take over what `state` of other learners returned, once the policies have their weights.
 
@@ -215,18 +239,19 @@ class Learners:
 
     def _new(self, built: Built, index: int, policy_id: str, seed: int | None = None) -> Learner:
         """Create a policy's learner when it first learns."""
-        weights: dict[str, Any] = built.cohort.backend.get_weights(index)
         if seed is None:
             seed = self._seed % 2**31 + len(self._learners)
-        policy = self._policies[policy_id]
-        if isinstance(policy, BringsLearner):
-            learner = policy.make_learner(seed)
-        else:
-            learner = self.recipes[policy_id].make_learner(
-                built.network, weights, self.configs[policy_id], seed
-            )
+        learner = self._made(built, index, policy_id, seed)
         self._learners[policy_id], self._seeds[policy_id] = learner, seed
         return learner
+
+    def _made(self, built: Built, index: int, policy_id: str, seed: int) -> Learner:
+        """Return a learner of a policy, which nobody has yet."""
+        policy = self._policies[policy_id]
+        if isinstance(policy, BringsLearner):
+            return policy.make_learner(seed)
+        weights: dict[str, Any] = built.cohort.backend.get_weights(index)
+        return self.recipes[policy_id].make_learner(built.network, weights, self.configs[policy_id], seed)
 
 
 def merged(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -59,6 +59,14 @@ class KeepsState(Protocol):
 
 
 @runtime_checkable
+class ChecksState(Protocol):
+    """A learner that can tell beforehand what it could not take over."""
+
+    def check_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Raise `ConfigError` where `set_state` would, and change nothing."""
+
+
+@runtime_checkable
 class BringsLearner(Protocol):
     """A policy object whose class says how it learns, such as `menv.algorithms.PPOPolicy`."""
 

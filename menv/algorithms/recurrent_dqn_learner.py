@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from menv.acting.action_head import ILLEGAL
-from menv.algorithms.dqn_learner import DQNLearner, Weights
+from menv.algorithms.dqn_learner import DQNLearner, Weights, replayed
 from menv.algorithms.dqn_loss import DQNTerms, dqn_loss, td_targets
 from menv.algorithms.dqn_settings import DQNSettings
 from menv.algorithms.n_step import transitions
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
+from menv.algorithms.replay import column_of
 from menv.algorithms.sequences import Sequences, sequences, state_before
 from menv.algorithms.torch_device import CPU
+from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
 
@@ -53,6 +55,20 @@ class RecurrentDQNLearner(DQNLearner):
     ) -> None:
         super().__init__(spec, settings, weights, seed, rows_each=max_seq_len, device=device)
         self._max_seq_len = max_seq_len
+
+    def check_state(self, state: Mapping[str, Column]) -> None:
+        """Refuse what `set_state` could not take over; nothing changes.
+
+        Raises:
+            ConfigError: The state belongs to another kind of buffer, or its sequences have another length.
+        """
+        valid, own = column_of(replayed(state), "valid"), self._max_seq_len
+        if valid is not None and valid.shape[1] != own:
+            raise ConfigError(
+                f"replay buffer: sequences of {valid.shape[1]} rows, expected {own}, which is max_seq_len; keep "
+                "max_seq_len as it was"
+            )
+        super().check_state(state)
 
     def _rows_kept(self) -> int:
         """Return the rows that the sequences in the buffer hold."""

@@ -141,13 +141,13 @@ class ReplayBuffer:
             state["highest"] = np.array(self._highest)
         return state
 
-    def set_state(self, state: Columns) -> None:
-        """Take over what `state` of a buffer of the same kind and capacity returned.
+    def check_state(self, state: Columns) -> None:
+        """Refuse what `set_state` could not take over; nothing changes.
 
         Raises:
             ConfigError: It has more rows than there is room for, or lacks priorities.
         """
-        columns = {key.removeprefix(_COLUMN): state[key] for key in state if key.startswith(_COLUMN)}
+        columns = {key: state[key] for key in state if key.startswith(_COLUMN)}
         rows, position = max(map(len, columns.values()), default=0), int(state["next"])
         fits = position < self.capacity if rows == self.capacity else position == rows < self.capacity
         if not fits:
@@ -160,10 +160,19 @@ class ReplayBuffer:
                 f"ReplayBuffer.set_state: priorities {'lacking' if self._raffle else 'given'}, expected "
                 f"{'some' if self._raffle else 'none'}; keep prioritized_replay as it was"
             )
+
+    def set_state(self, state: Columns) -> None:
+        """Take over what `state` of a buffer of the same kind and capacity returned.
+
+        Raises:
+            ConfigError: As for `check_state`.
+        """
+        self.check_state(state)
+        columns = {key.removeprefix(_COLUMN): state[key] for key in state if key.startswith(_COLUMN)}
         self._columns, self._room, self.rows, self._next = {}, 0, 0, 0
-        if rows:
+        if columns:
             self.add(columns)
-        self._next = position
+        self._next = int(state["next"])
         if self._raffle is not None:
             self._highest = float(state["highest"])
             self._raffle.set_state(state)
@@ -195,3 +204,8 @@ class ReplayBuffer:
                 wider[: self.rows] = self._columns[name][: self.rows]
             self._columns[name] = wider
         self._room = room
+
+
+def column_of(state: Columns, name: str) -> Column | None:
+    """Return a column of the rows that the state of a buffer holds, None if there are no rows."""
+    return state.get(_COLUMN + name)

@@ -108,7 +108,8 @@ class TrainingState:
             keep_seed: Whether this run's seed holds, and not the other's.
 
         Raises:
-            ConfigError: A policy has another network, or the environments cannot begin again; nothing has changed then.
+            ConfigError: A policy has another network or keeps other experience, or the environments cannot begin again;
+                nothing has changed then.
         """
         weights, learners = _nested(files[WEIGHTS]), _nested(files[LEARNERS])
         tree = from_plain(files[STATE], files[ARRAYS])
@@ -116,15 +117,16 @@ class TrainingState:
         seed = progress.seed if keep_seed else int(tree["seed"])
         for policy_id, policy in population.policies.items():
             _check_weights(policy_id, weights.get(policy_id, {}), policy.get_weights())
-        self._begin_again(seed)
-        population.set_state(tree, weights, seed)
-        progress.iteration = tree["iteration"]
-        progress.began = time.perf_counter() - tree["time_total_s"]
         chosen = {
             name: (own, learners.get(name, {}))
             for name, own in tree["learners"]
             if name in population.policies
         }
+        population.learners.check_state(chosen)
+        self._begin_again(seed)
+        population.set_state(tree, weights, seed)
+        progress.iteration = tree["iteration"]
+        progress.began = time.perf_counter() - tree["time_total_s"]
         population.learners.set_state(chosen, seed)
         population.learners.env_steps_trained = tree["env_steps_trained"]
         population.learners.agent_steps_trained = tree["agent_steps_trained"]

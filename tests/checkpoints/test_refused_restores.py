@@ -1,0 +1,48 @@
+"""What a run cannot take over is refused before anything of it has changed, in a line that names the setting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from menv.algorithms import DQN
+from menv.errors import ConfigError
+from tests.checkpoints.runs import REPLAYED, trained, weights_of
+
+MEMORY: dict[str, Any] = {"fcnet_hiddens": [16], "use_gru": True}
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "a smaller buffer": ({}, {"replay_buffer_config": {"capacity": 40}}, "keep the capacity"),
+    "priorities": ({}, {"replay_buffer_config": {"prioritized_replay": True}}, "keep prioritized_replay"),
+    "no priorities": ({"replay_buffer_config": {"prioritized_replay": True}}, {}, "keep prioritized_replay"),
+    "longer sequences": (
+        {"model": {**MEMORY, "max_seq_len": 4}},
+        {"model": {**MEMORY, "max_seq_len": 5}},
+        "sequences of 4 rows, expected 5, which is max_seq_len",
+    ),
+}
+
+
+@pytest.mark.parametrize("trained_before", [False, True])
+@pytest.mark.parametrize("name", OTHERS)
+def test_experience_that_does_not_fit_is_refused_before_anything_changes(
+    name: str, trained_before: bool, tmp_path: Path
+) -> None:
+    saved, own, message = OTHERS[name]
+    with DQN(env="CartPole-v1", config={**REPLAYED, **saved}) as algo:
+        trained(algo, 2)
+        algo.save(tmp_path)
+    with (
+        DQN(env="CartPole-v1", config={**REPLAYED, **own, "seed": 4}) as algo,
+        DQN(env="CartPole-v1", config={**REPLAYED, **own, "seed": 4}) as alone,
+    ):
+        for one in (algo, alone):
+            trained(one, int(trained_before))
+        with pytest.raises(ConfigError, match=f"^checkpoint, policy 'default_policy': .*{message}"):
+            algo.restore(tmp_path)
+        assert weights_of(algo) == weights_of(alone)
+        ends = [trained(one, 1) for one in (algo, alone)]
+        assert ends[0]["digest"] == ends[1]["digest"]
+        assert ends[0]["training_iteration"] == ends[1]["training_iteration"]
+        assert weights_of(algo) == weights_of(alone)
