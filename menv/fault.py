@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple, Self
 
 from menv.errors import EnvCrashError
+from menv.forked_child import end_if_forked
 
 _LONGEST = 200
 
@@ -23,9 +24,12 @@ def raised_by_envs() -> tuple[type[BaseException], ...]:
     """Return what an `except` clause around a call of an environment catches; called in the clause itself.
 
     `sys.exit()` in an environment is a fault like any other: it must not end a run without a word. In the handler of a
-    signal it ends the run, whatever was being called when the signal came.
+    signal it ends the run, whatever was being called when the signal came. A child that the environment has forked ends
+    here.
     """
     error = sys.exc_info()[1]
+    if error is not None:
+        end_if_forked(error)
     return (Exception,) if isinstance(error, SystemExit) and _of_a_signal(error) else (Exception, SystemExit)
 
 
@@ -42,6 +46,7 @@ def no_exit(where: str) -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
+        end_if_forked(error)
         if _of_a_signal(error):
             raise
         raise EnvCrashError(

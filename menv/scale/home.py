@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any
 
+from menv.forked_child import end_if_forked
 from menv.scale.far_error import Raised
 from menv.scale.packing import Parts, pack, unpack
 
@@ -67,6 +68,7 @@ class Home:
                 return pack((False, value))
             return pack((True, value), f"the answer of {method!r}", "[1]")
         except Exception as error:
+            end_if_forked(error)
             raised = Raised.of(error)
             if method == CREATE:
                 self._failed = raised
