@@ -44,6 +44,7 @@ class CustomEnvs(BaseEnv):
         self._env_steps = np.zeros(0, np.int64)
         # Indices of sub-environments that ended for good; the next new one takes over.
         self._free_indices: list[int] = []
+        self._gone: dict[int, EnvId] = {}
         # Sub-environments whose episode has begun, that is, whose obs were seen since their end.
         self._running: set[EnvId] = set()
         # Those with rows that no poll has delivered yet, with rows that wait for an answer, and those
@@ -56,6 +57,11 @@ class CustomEnvs(BaseEnv):
         self._taken: dict[int, Any] = {}
         self._report = Report()
         self._delivered = (list[Layout](), np.zeros(0, np.int64))
+
+    @property
+    def gone(self) -> list[EnvId]:
+        """The sub-environments that ended for good and whose place nobody has taken."""
+        return list(self._gone.values())
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Send what was answered, poll the inner environment and return its rows."""
@@ -272,6 +278,7 @@ class CustomEnvs(BaseEnv):
         if self._free_indices:
             index = min(self._free_indices)
             self._free_indices.remove(index)
+            self._gone.pop(index, None)
         else:
             index = len(self._env_steps)
             self._env_steps = np.append(self._env_steps, 0)
@@ -283,6 +290,7 @@ class CustomEnvs(BaseEnv):
         roster = self._rosters.pop(env_id)
         roster.release()
         self._free_indices.append(roster.env_index)
+        self._gone[roster.env_index] = env_id
 
     def _deliver(self) -> Ready:
         """Return the rows that are due."""

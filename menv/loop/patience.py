@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from menv.base_env import BaseEnv, Ready
+from menv.adapters.custom import CustomEnvs
+from menv.base_env import BaseEnv, EnvId, Ready
 from menv.errors import ContractError
 
 _EMPTY_POLLS = 10_000
@@ -21,6 +23,7 @@ class Patience:
         """Begin to wait."""
         self.left = self._limit = base_env.idle_timeout
         self._starves = not base_env.external
+        self._custom = base_env if isinstance(base_env, CustomEnvs) else None
         self._moved = time.monotonic()
         # Polls in a row that returned nothing.
         self._idle = 0
@@ -43,17 +46,27 @@ class Patience:
             self.left = self._moved + self._limit - time.monotonic()
             return self.left <= 0
         if self._idle and self._starves:
-            starve(self._idle)
+            starve(self._idle, self._custom.gone if self._custom is not None else ())
         return False
 
 
-def starve(idle: int) -> None:
+def starve(idle: int, gone: Sequence[EnvId] = ()) -> None:
     """Wait, after so many polls in a row that returned nothing.
+
+    Args:
+        idle: How many.
+        gone: The sub-environments that ended for good.
 
     Raises:
         ContractError: They were too many.
     """
     if idle >= _EMPTY_POLLS:
+        if gone:
+            raise ContractError(
+                f"sample: env {gone[0]} ended for good, because try_reset returned (None, None), and {idle} polls in a "
+                "row brought no new env id, expected one in its place; return its obs from try_reset, or a new env id "
+                "from poll, or leave num_envs out, so that those that are left fill the fragment"
+            )
         raise ContractError(
             f"sample: {idle} polls in a row returned nothing and nobody waits, expected rows; "
             "check that the environment's poll returns observations after its send_actions"

@@ -12,6 +12,8 @@ import pytest
 from menv import BaseEnv
 from menv.algorithms import PPO
 from menv.base_env import ALL
+from menv.errors import ContractError
+from menv.loop import patience
 
 LENGTH = 4
 TOGETHER = 12
@@ -83,6 +85,16 @@ def test_nobody_waits_for_the_share_of_a_sub_environment_that_went_for_good(batc
         for _ in range(4):
             algo.train()
         assert algo.evaluate()["evaluation"]["episode_len_mean"] == LENGTH
+
+
+def test_one_of_a_declared_number_that_went_for_good_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "_EMPTY_POLLS", 50)
+    with built(Counted, env_config={"leave": True}) as algo:
+        algo.train()
+        with pytest.raises(
+            ContractError, match=r"env 2 ended for good, .* new env id, .* leave num_envs out"
+        ):
+            algo.train()
 
 
 @pytest.mark.parametrize("env", [Matches, Counted])
