@@ -31,6 +31,8 @@ LEAST_CHANCE = 1e-30
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
+_LONGEST = 120
+
 
 @dataclass(frozen=True)
 class ActionHead:
@@ -78,7 +80,7 @@ class ActionHead:
         if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and np.prod(space.shape):
             return cls("gaussian", (int(np.prod(space.shape)),))
         raise ConfigError(
-            f"action space: {space} has no action head, expected Discrete, MultiDiscrete with a 1-D nvec, "
+            f"action space: {in_a_line(space)} has no action head, expected Discrete, MultiDiscrete with a 1-D nvec, "
             "or a float Box; wrap the environment so that its actions are one of these"
         )
 
@@ -186,3 +188,8 @@ class ActionHead:
                 f"ActionHead.from_json: {type(error).__name__} {error}, expected 'kind' and a list 'sizes'; "
                 "pass what to_json returned"
             ) from error
+
+
+def in_a_line(space: gym.Space[Any]) -> str:
+    """Return a space as messages name it: in one line, however many numbers it has."""
+    return " ".join(str(space).split())[:_LONGEST]

@@ -6,14 +6,14 @@ from typing import Any
 
 import gymnasium as gym
 
-from menv.acting.action_head import ActionHead
+from menv.acting.action_head import ActionHead, in_a_line
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.dqn_config import DQNConfig
 from menv.algorithms.networks.network_choice import chosen_network
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
-from menv.algorithms.off_policy_recipe import OffPolicyRecipe
+from menv.algorithms.off_policy_recipe import OffPolicyRecipe, instead
 from menv.algorithms.recipe import Learner, Weights
 from menv.errors import ConfigError
 
@@ -41,7 +41,7 @@ class DQNRecipe(OffPolicyRecipe):
         if not isinstance(action_space, gym.spaces.Discrete):
             kind = "continuous" if isinstance(action_space, gym.spaces.Box) else type(action_space).__name__
             raise ConfigError(
-                f"DQN: {kind} action space {action_space}, expected Discrete; train this policy with PPO"
+                f"DQN: {kind} action space {in_a_line(action_space)}, expected Discrete; {instead(action_space)}"
             )
         head = ActionHead("q_values", (int(action_space.n),))
         model = config.model

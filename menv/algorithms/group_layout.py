@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 
+from menv.acting.action_head import in_a_line
+from menv.algorithms.off_policy_recipe import instead
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor
 from menv.errors import ConfigError
 
@@ -50,7 +52,7 @@ def group_layout(observation_space: gym.Space[Any], action_space: gym.Space[Any]
     _refuse_unlike("action", actions, [getattr(space, "n", space) for space in actions])
     if not isinstance(actions[0], gym.spaces.Discrete):
         raise ConfigError(
-            f"QMIX: the members' action space is {actions[0]!s:.80}, expected Discrete; train this policy with PPO"
+            f"QMIX: the members' action space is {in_a_line(actions[0])}, expected Discrete; {instead(action_space)}"
         )
     leaves = ObsPreprocessor(observation_space).leaves
     own = tuple(_columns(leaves, place, state=False) for place in range(len(members)))
@@ -61,7 +63,7 @@ def _parts(kind: str, space: gym.Space[Any]) -> tuple[Any, ...]:
     """Return the members' spaces."""
     if not isinstance(space, gym.spaces.Tuple) or not space.spaces:
         raise ConfigError(
-            f"QMIX: {kind} space {space!s:.80}, expected the Tuple of a group of agents; group them with "
+            f"QMIX: {kind} space {in_a_line(space)}, expected the Tuple of a group of agents; group them with "
             'env.with_agent_groups({"group": ["agent_1", "agent_2"]})'
         )
     return tuple(space.spaces)
@@ -72,8 +74,8 @@ def _refuse_unlike(kind: str, spaces: Sequence[Any], forms: Sequence[Any]) -> No
     for place, (space, form) in enumerate(zip(spaces, forms, strict=True)):
         if form != forms[0] or type(space) is not type(spaces[0]):
             raise ConfigError(
-                f"QMIX: the {kind} spaces of members 0 and {place} of the group are {spaces[0]!s:.80} and "
-                f"{space!s:.80}, expected equal ones, because the members share one network; pad the smaller one "
+                f"QMIX: the {kind} spaces of members 0 and {place} of the group are {in_a_line(spaces[0])} and "
+                f"{in_a_line(space)}, expected equal ones, because the members share one network; pad the smaller one "
                 "(action_mask forbids choices), or train this policy with PPO"
             )
 

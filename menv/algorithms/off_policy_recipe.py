@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
+
+from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend
 from menv.algorithms.config.off_policy_config import OffPolicyConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import EPSILON
 from menv.connectors.clip_reward import clip_rewards_of
+from menv.connectors.flat_actions import flat_action_space
+from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 
 
@@ -37,3 +42,12 @@ class OffPolicyRecipe:
     ) -> None:
         """Clip the rewards if the settings say so; targets are made when rows are learned from."""
         clip_rewards_of(batch, config.clip_rewards)
+
+
+def instead(action_space: gym.Space[Any]) -> str:
+    """Return what to do about actions that are not chosen by their worth."""
+    try:
+        ActionHead.for_space(flat_action_space(action_space))
+    except ConfigError:
+        return "wrap the environment so that its actions are Discrete"
+    return "train this policy with PPO"

@@ -62,6 +62,10 @@ def test_actions_may_begin_at_different_numbers() -> None:
             r"the observation spaces of members 0 and 1 of the group are Box\(.*\(2,\).*\(3,\).*expected equal",
         ),
         (both(BOX), both(BOX), r"members' action space is Box.*expected Discrete; train this policy with PPO"),
+        (
+            both(BOX), both(gym.spaces.MultiBinary(2)),
+            r"members' action space is MultiBinary\(2\), expected Discrete; wrap the environment",
+        ),
         (gym.spaces.Tuple([]), gym.spaces.Tuple([]), r"observation space Tuple\(\), expected the Tuple of a group"),
     ],
 )  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 
 from menv import PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, DQNConfig
+from menv.algorithms.dqn import DQNRecipe
 from menv.envs import TicTacToe
 from menv.errors import ConfigError
 from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to, weights_of
@@ -143,6 +144,23 @@ def test_the_same_seed_gives_the_same_run() -> None:
             return algo.train()["info"]["default_policy"], weights_of(algo, "default_policy")
 
     assert run() == run()
+
+
+@pytest.mark.parametrize(
+    ("space", "advice"),
+    [
+        (gym.spaces.MultiBinary(3), "wrap the environment so that its actions are Discrete"),
+        (gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.MultiBinary(2)]), "wrap the environment"),
+        (gym.spaces.MultiDiscrete(np.full((2, 2), 3)), "wrap the environment"),
+        (gym.spaces.MultiDiscrete(np.arange(2, 60)), "train this policy with PPO"),
+    ],
+)
+def test_actions_that_dqn_does_not_choose_are_refused_in_a_line_with_what_helps(
+    space: gym.Space[Any], advice: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"expected Discrete; {advice}") as caught:
+        DQNRecipe().network(2, space, DQNConfig(env=Duo))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
