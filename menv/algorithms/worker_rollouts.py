@@ -8,7 +8,6 @@ it: another one takes its place, with the policies of now, and samples its fragm
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -21,6 +20,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.experience import Place
 from menv.algorithms.fragment import Fragment, Plan, Settings
 from menv.algorithms.headlines import Headlines
+from menv.algorithms.inbox import Inbox
 from menv.algorithms.rollout_worker import WorkerSeat
 from menv.algorithms.rollouts import Crew, Tree
 from menv.algorithms.stand import Stand, spread
@@ -77,12 +77,9 @@ class WorkerRollouts:
         self._count = config.num_workers
         self._depth = config.max_staleness if config.overlap else 0
         self._headlines = Headlines(crew)
-        # What the workers of now have done, and those that are gone.
-        self._stood = [Stand() for _ in range(self._count)]
+        self._inboxes = [Inbox() for _ in range(self._count)]
+        # What workers have done that were there before a checkpoint.
         self._gone = Stand()
-        # Questions that are not answered, and fragments that have come before their turn.
-        self._asked = [0] * self._count
-        self._early: list[deque[Fragment]] = [deque() for _ in range(self._count)]
         self._unrolls = 0
         self._warned: set[str] = set()
         # Whether workers were told to begin and nobody has taken what they sample.
@@ -133,7 +130,7 @@ class WorkerRollouts:
     def _total(self) -> Stand:
         """What all workers have done, those that are gone too."""
         total = Stand()
-        for stand in (self._gone, *self._stood):
+        for stand in (self._gone, *chain.from_iterable((one.gone, one.stand) for one in self._inboxes)):
             total.add(stand)
         return total
 
@@ -157,16 +154,16 @@ class WorkerRollouts:
             self.take_back()
         self._begun = False
         for index in range(self._count):
-            if not self._asked[index] and not self._early[index]:
+            if not self._inboxes[index].asked and not self._inboxes[index]:
                 self._ask(index, parcel)
         for index in range(self._count):
             # None is taken before all are there: whatever one of them raises, the others' wait for the next time.
-            while not self._early[index]:
+            while not self._inboxes[index]:
                 self._fetch(index)
-        fragments = [early.popleft() for early in self._early]
+        fragments = [inbox.take() for inbox in self._inboxes]
         for index in range(self._count):
             # Ahead of time: with the weights of now, which the learner will have left behind by then.
-            while self._asked[index] + len(self._early[index]) < self._depth:
+            while self._inboxes[index].asked + len(self._inboxes[index]) < self._depth:
                 self._ask(index, parcel)
         return self._together(fragments)
 
@@ -197,7 +194,10 @@ class WorkerRollouts:
         self._catch_up()
         self.take_back()
         states = [self._sure(index, "state") for index in range(self._count)]
-        return {"workers": states, "gone": self._gone.state(), "pieces": self._unrolls}
+        gone = Stand()
+        for stand in (self._gone, *(inbox.before for inbox in self._inboxes)):
+            gone.add(stand)
+        return {"workers": states, "gone": gone.state(), "pieces": self._unrolls}
 
     def begin_again(self, seed: int) -> None:
         """See `Rollouts.begin_again`."""
@@ -206,8 +206,7 @@ class WorkerRollouts:
         self._gone = Stand()
         for index in range(self._count):
             self._sure(index, "begin_again", seed)
-            self._early[index].clear()
-            self._stood[index] = Stand()
+            self._inboxes[index] = Inbox()
 
     def resume(self, tree: Mapping[str, Any]) -> int:
         """See `Rollouts.resume`."""
@@ -216,7 +215,9 @@ class WorkerRollouts:
         lost = 0
         for index, state in enumerate(tree["workers"]):
             lost += int(self._sure(index, "resume", state))
-            self._stood[index] = Stand.of(state)
+            inbox = self._inboxes[index]
+            inbox.stand = Stand.of(state)
+            inbox.running = inbox.stand.running
         return lost
 
     def stop(self) -> None:
@@ -230,8 +231,7 @@ class WorkerRollouts:
             self._begun = False
             for index in range(self._count):
                 self._group.renew(index)
-                self._asked[index] = 0
-                self._early[index].clear()
+                self._inboxes[index] = Inbox()
 
     def _plan(self, index: int, times: int) -> tuple[Any, ...]:
         """Return what a seat is asked to make a worker; one that takes another's place draws other numbers."""
@@ -263,15 +263,16 @@ class WorkerRollouts:
     def _ask(self, index: int, parcel: Any = None) -> None:
         """Ask a worker for a fragment."""
         number = self._headlines.version if self._depth else None
-        if not self._asked[index]:
+        if not self._inboxes[index].asked:
             self._group.settle(index)
         self._group.ask(index, "sample", number, self._config.explore, parcel=parcel)
-        self._asked[index] += 1
+        self._inboxes[index].asked += 1
 
     def _fetch(self, index: int) -> None:
         """Wait for everything that a worker has been asked for; for another worker's, if it is lost."""
-        asked = self._asked[index]
-        while self._asked[index]:
+        inbox = self._inboxes[index]
+        asked = inbox.asked
+        while inbox.asked:
             try:
                 fragment = self._group.answer(index)
             except WorkerLostError as error:
@@ -281,11 +282,10 @@ class WorkerRollouts:
                 continue
             except Exception:
                 # That was an answer, too.
-                self._asked[index] -= 1
+                inbox.asked -= 1
                 raise
-            self._asked[index] -= 1
             asked -= 1
-            self._early[index].append(fragment)
+            inbox.put(fragment)
             if not self._depth:
                 return
 
@@ -313,10 +313,9 @@ class WorkerRollouts:
                 ) from error
             error = WorkerLostError(f"{told}{expected}{rest}")
         line = in_a_line(str(error))
-        for _ in range(self._stood[index].running or self._each):
+        for _ in range(self._inboxes[index].running or self._each):
             self._metrics.record_faulty(line)
-        self._gone.add(self._stood[index])
-        self._stood[index], self._asked[index] = Stand(), 0
+        self._inboxes[index].lose()
         self._group.replace(index, error)
         self._check_running()
         self.recreated.append(index + 1)
@@ -344,7 +343,6 @@ class WorkerRollouts:
     def _together(self, fragments: Sequence[Fragment]) -> MultiAgentBatch:
         """Return the fragments of all workers as one, as if one process had sampled it."""
         for index, fragment in enumerate(fragments):
-            self._stood[index] = Stand.after(fragment)
             self._metrics.absorb(fragment.metrics)
             self._headlines.absorb(fragment.filters)
             self._warn(fragment.warnings)

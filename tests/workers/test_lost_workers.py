@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from menv.algorithms import PPO
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
 from menv.scale import watchdog
@@ -52,6 +53,22 @@ def test_a_worker_that_is_killed_between_two_iterations_costs_its_own_episodes_o
         assert again["num_faulty_episodes"] == 0
         assert again["training_iteration"] == 3
         assert again["faulty_episodes_total"] == 2
+
+
+def test_fragments_that_a_lost_worker_had_sent_ahead_of_time_count_once(tmp_path: Path) -> None:
+    with running(2, env=f"{HERE}:Counting", overlap=True, max_staleness=2, train_batch_size=40) as algo:
+        algo.train()
+        # Takes in what workers have sampled ahead.
+        algo.call_envs("_obs")
+        kill(algo.worker_pids()[1])
+        with pytest.warns(EnvFaultWarning, match="worker 2"):
+            results = [algo.train() for _ in range(5)]
+        saved = algo.save(tmp_path)
+    assert [one["num_env_steps_sampled"] for one in results] == [80, 120, 160, 200, 240]
+    assert [one["episodes_total"] for one in results] == [16, 24, 32, 40, 48]
+    with PPO.from_checkpoint(saved, config={"env": f"{HERE}:Counting"}) as algo:
+        # What was sampled ahead of time and never learned from counts as well.
+        assert algo.train()["num_env_steps_sampled"] == 240 + 80 + 40
 
 
 def test_a_worker_that_is_killed_while_it_samples_is_replaced_in_the_same_iteration() -> None:
