@@ -47,4 +47,5 @@ def _remember() -> None:
         frame = frame.f_back
 
 
-os.register_at_fork(after_in_child=_remember)
+if hasattr(os, "register_at_fork"):  # where there is no fork, there is nothing to remember
+    os.register_at_fork(after_in_child=_remember)
