@@ -30,7 +30,8 @@ def _end(error: BaseException) -> None:
     code = error.code if isinstance(error, SystemExit) else 1
     with suppress(Exception):
         if not isinstance(error, SystemExit):
-            sys.excepthook(type(error), error, error.__traceback__)
+            # Not a hook that somebody put there: that of Ray asks threads, which only the parent has.
+            sys.__excepthook__(type(error), error, error.__traceback__)
         elif not isinstance(code, int | None):
             sys.stderr.write(f"{code}\n")
     for stream in (sys.stdout, sys.stderr):
