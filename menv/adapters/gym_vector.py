@@ -18,7 +18,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from menv import draws
 from menv.adapters.lockstep import LockstepEnvs
 from menv.adapters.rewards import as_rewards, of_envs
-from menv.adapters.vector_infos import VectorInfos, info_of
+from menv.adapters.vector_infos import VectorInfos, by_name, info_of
 from menv.base_env import EnvId, IntArray
 from menv.env_calls import close_env
 from menv.errors import ConfigError, ContractError, MenvError
@@ -97,7 +97,7 @@ class GymVectorEnvs(LockstepEnvs):
             raise self._wrong("reset", result, "(obs, infos)")
         obs, infos = result
         self._due = None
-        return self._rows(obs), self._infos_of(infos)
+        return self._rows(obs), self._infos_of(self._by_name(infos, "reset"))
 
     def _step_all(self, actions: Any, slots: IntArray | None) -> Frame:
         """Step everything and see to what is done; see `LockstepEnvs`."""
@@ -110,6 +110,8 @@ class GymVectorEnvs(LockstepEnvs):
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._wrong("step", result, "(obs, rewards, terminations, truncations, infos)")
         obs, paid, terminated, truncated, infos = result
+        if type(infos) is not dict:
+            infos = self._by_name(infos, "step")
         rewards = paid
         if type(paid) is not np.ndarray or paid.shape != self._everybody.shape or paid.dtype.kind != "f":
             rewards = as_rewards(paid, lambda: of_envs(f"{self._name}.step"))
@@ -160,7 +162,7 @@ class GymVectorEnvs(LockstepEnvs):
             raise
         except raised_by_envs() as error:
             raise self._crash(f"{type(self.env).__name__}.reset with a reset_mask", error) from error
-        return self._rows(obs), infos
+        return self._rows(obs), self._by_name(infos, "reset with a reset_mask")
 
     def _finals_in(
         self, infos: Mapping[str, Any], which: Sequence[int]
@@ -171,10 +173,14 @@ class GymVectorEnvs(LockstepEnvs):
                 f"{type(self.env).__name__}.step: env {which[0]} is done and infos has no 'final_obs', expected one "
                 "with AutoresetMode.SAME_STEP; put the last observation there"
             )
-        details: Mapping[str, Any] = infos.get("final_info", _NO_INFO)
+        details: Any = infos.get("final_info", _NO_INFO)
         return (
             [own_copy(infos["final_obs"][index]) for index in which],
-            [info_of(details, index) for index in which],
+            # A dict of arrays, or a dict for each sub-environment that has one.
+            [
+                info_of(details, index) if isinstance(details, Mapping) else details[index] or _NO_INFO
+                for index in which
+            ],
         )
 
     def _rows(self, obs: Any) -> Any:
@@ -182,6 +188,10 @@ class GymVectorEnvs(LockstepEnvs):
         if isinstance(obs, np.ndarray):
             return obs
         return list(iterate(self.env.observation_space, obs))
+
+    def _by_name(self, infos: Any, method: str) -> Mapping[str, Any]:
+        """Return infos as a dict of arrays."""
+        return by_name(infos, self.num_envs, f"{self._name}.{method}")
 
     def _infos_of(self, infos: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Return E info dicts, or nothing if they are all empty."""

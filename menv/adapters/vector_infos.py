@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import IntArray
+from menv.errors import ContractError
 
 
 class VectorInfos(Sequence[Mapping[str, Any]]):
@@ -75,3 +77,25 @@ def info_of(infos: Mapping[str, Any], index: int) -> Mapping[str, Any]:
         else:
             found[name] = values[index] if isinstance(values, np.ndarray | list | tuple) else values
     return found
+
+
+def by_name(infos: Any, num_envs: int, where: str) -> Mapping[str, Any]:
+    """Return infos as a dict of arrays, also those of gymnasium's `DictInfoToList`: a dict for each sub-environment.
+
+    Raises:
+        ContractError: They are neither.
+    """
+    if not infos or isinstance(infos, Mapping):
+        return infos or {}
+    if (
+        not isinstance(infos, list | tuple)
+        or [isinstance(info, Mapping) for info in infos] != [True] * num_envs
+    ):
+        size = f" of {len(infos)}" if isinstance(infos, list | tuple) else ""
+        raise ContractError(
+            f"{where}: returned infos that are a {type(infos).__name__}{size}, expected a dict of arrays, or a list of "
+            f"{num_envs} dicts; mend its return value"
+        )
+    names = dict.fromkeys(chain.from_iterable(infos))
+    values = {name: [info.get(name) for info in infos] for name in names}
+    return {**values, **{f"_{name}": [name in info for info in infos] for name in names}}

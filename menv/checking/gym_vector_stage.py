@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
@@ -12,12 +13,13 @@ import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from menv.adapters.gym_vector import DISABLED, SAME_STEP, autoreset_mode
+from menv.adapters.vector_infos import by_name
 from menv.base_env import SINGLE_AGENT
 from menv.checking.report import Broken, Report
 from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair, number_of
 from menv.checking.values import check_info, check_mask, check_mask_space, check_obs, check_reward
 from menv.env_calls import how_many
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
 
 
 class GymVectorStage(Stage):
@@ -60,7 +62,7 @@ class GymVectorStage(Stage):
             self._mode = autoreset_mode(self.env)
         seeds = {} if seed is None or not self.takes_seed else {"seed": seed}
         obs, infos = self.require_pair(self.call("reset", code="ME091", **seeds))
-        check_info(self.report, self.env_steps, "reset: ", infos, None)
+        check_info(self.report, self.env_steps, "reset: ", self._by_name(infos), None)
         return self._turn(obs, infos)
 
     def step(self, actions: dict[Key, Any]) -> Turn:
@@ -74,6 +76,7 @@ class GymVectorStage(Stage):
         self._check_rewards(rewards)
         terminated = self._flags("terminations", terminations)
         truncated = self._flags("truncations", truncations)
+        infos = self._by_name(infos)
         check_info(self.report, self.env_steps, "", infos, None)
         done = terminated | truncated
         self.episodes += int(done.sum())
@@ -98,6 +101,12 @@ class GymVectorStage(Stage):
             obs, infos = self.require_pair(self.call("reset", options=options, code="ME091"))
             return self._turn(obs, infos)
         return turn
+
+    def _by_name(self, infos: Any) -> Any:
+        """Return infos as a dict of arrays, if there is one dict for each sub-environment."""
+        with suppress(ContractError):
+            return by_name(infos, len(self._keys), "step") if infos and isinstance(infos, list) else infos
+        return infos
 
     def _turn(self, obs: Any, infos: Any, last: Any = None) -> Turn:
         """Check what each sub-environment shows and hand it on."""

@@ -7,6 +7,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import DictInfoToList
 
 from menv import RandomPolicy
 from menv.algorithms import PPO
@@ -106,6 +108,23 @@ def test_rows_of_a_gymnasium_environment_have_the_info_of_their_step() -> None:
     for _ in range(3):
         part = loop.sample()["p0"]
         assert [info["at"] for info in part["infos"]] == [seen(obs).step for obs in part["new_obs"]]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
+def test_rows_have_the_same_infos_where_each_sub_environment_has_a_dict_of_its_own(
+    mode: AutoresetMode,
+) -> None:
+    told = []
+    for listed in (False, True):
+        makers = [lambda world=world: SoloGym(SOLO, world) for world in range(3)]
+        env: Any = SyncVectorEnv(makers, autoreset_mode=mode)
+        base = to_base_env(DictInfoToList(env) if listed else env)
+        loop = sampler(base, None, 1, 9)
+        told.append([dict(info) for _ in range(2) for info in loop.sample()["p0"]["infos"]])
+    for info in told[0] + told[1]:
+        info.pop("final_obs", None)
+        info.pop("final_info", None)
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
