@@ -178,17 +178,17 @@ class AgentGroup:
         self._earned, self._told = {}, {}
 
     def _stand_in(self, place: int, obs: AgentDict) -> Any:
-        """Return what is shown for a member without an observation."""
+        """Return what is shown for a member without an observation; nobody else holds it."""
         member = self.members[place]
         if member in self._last:
-            shown = self._last[member]
+            shown = own_copy(self._last[member])
         else:
             shown = blank(self.space.spaces[place], f"group {self.group_id!r}, member {member!r}")
         if isinstance(shown, dict) and STATE_KEY in shown:
             # The state of the whole goes on, whoever has ended.
             others = [obs[other] for other in self.members if other in obs]
             states = [other[STATE_KEY] for other in others if isinstance(other, dict) and STATE_KEY in other]
-            return {**shown, STATE_KEY: states[0]} if states else shown
+            return {**shown, STATE_KEY: own_copy(states[0])} if states else shown
         return shown
 
     def _number(self, member: AgentId, reward: Any) -> float:

@@ -31,6 +31,16 @@ def test_a_group_goes_on_with_the_last_observation_of_a_member_that_died() -> No
     assert game.complaints == []
 
 
+def test_what_is_written_into_the_observation_of_a_member_that_died_is_not_shown_again() -> None:
+    env = ScriptedEnv([DEATH], agents="abc").with_agent_groups(BOTH)
+    env.reset()
+    env.step({"ab": (0, 0)})
+    for _ in range(2):
+        obs, *_ = env.step({"ab": (0, 0)})
+        assert steps_of(obs["ab"])[0] == 1
+        obs["ab"][0][:] = 9
+
+
 def test_a_group_ends_with_its_last_member_and_is_truncated_if_one_member_was() -> None:
     env = playing(*DEATH)
     env.reset()
