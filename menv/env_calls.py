@@ -12,7 +12,7 @@ from menv.fault import no_exit
 
 
 def reset_env(
-    env: Any, index: int, seed: int | None = None, options: dict[str, Any] | None = None
+    env: Any, index: int | str, seed: int | None = None, options: dict[str, Any] | None = None
 ) -> tuple[Any, Any]:
     """Reset an environment and return `(obs, info)`; it may raise anything.
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 
 from menv.base_env import ALL, AgentId, BaseEnv
+from menv.env_calls import reset_env
 from menv.env_context import EnvContext
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
@@ -51,12 +52,16 @@ class IndependentCopies(MultiAgentEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Reset all copies, each with a seed of its own; agent 0 gets `seed` itself."""
+        """Reset all copies, each with a seed of its own; agent 0 gets `seed` itself.
+
+        Raises:
+            ContractError: A copy has the old `reset`.
+        """
         obs: AgentDict = {}
         infos: AgentDict = {}
         for agent_id, env in enumerate(self.envs):
             copy_seed = None if seed is None else _seed_of_copy(seed, agent_id)
-            obs[agent_id], infos[agent_id] = env.reset(seed=copy_seed, options=options)
+            obs[agent_id], infos[agent_id] = reset_env(env, f"of agent {agent_id}", copy_seed, options)
         self._steps = {agent_id: env.step for agent_id, env in enumerate(self.envs)}
         self.agents = list(self._steps)
         return obs, infos
@@ -166,5 +171,6 @@ def _check_single_agent(env: Any) -> None:
 def _old_step(name: str, agent_id: AgentId, length: int) -> str:
     return (
         f"{name}.step: the copy of agent {agent_id!r} returned {length} values, expected 5 (obs, reward, "
-        "terminated, truncated, info); split the old `done` into terminated and truncated"
+        "terminated, truncated, info); split the old `done` into terminated and truncated, or wrap what is copied in "
+        "menv.wrappers.LegacyGym"
     )

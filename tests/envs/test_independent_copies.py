@@ -199,6 +199,17 @@ def test_an_old_step_of_four_values_is_explained() -> None:
         env.step({0: 1})
 
 
+def test_an_old_reset_is_explained() -> None:
+    class OldReset(Countdown):
+        def reset(self) -> Any:  # type: ignore[override]
+            return 0
+
+    env = make_multi_agent(OldReset)({"num_agents": 2})
+    for seed in (None, 1):
+        with pytest.raises(ContractError, match=r"env of agent 0 reset: .*menv\.wrappers\.LegacyGym"):
+            env.reset(seed=seed)
+
+
 def test_copies_of_an_env_of_many_agents_are_refused() -> None:
     with pytest.raises(ContractError, match="the creator made a TicTacToe"):
         make_multi_agent(TicTacToe)()
