@@ -72,6 +72,7 @@ class End(NamedTuple):
         info: The info dict that came with the end.
         withdrawn: Whether nobody knows what the action of the last row led to; the row does not count then, and
             the trajectory ends with what it observed.
+        ago: Env steps that its sub-environment took after the end in the same poll, because nobody waited in it.
     """
 
     slot: int
@@ -83,6 +84,7 @@ class End(NamedTuple):
     obs: Any
     info: Mapping[str, Any]
     withdrawn: bool = False
+    ago: int = 0
 
 
 class EpisodeEnd(NamedTuple):

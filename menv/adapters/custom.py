@@ -235,6 +235,7 @@ class CustomEnvs(BaseEnv):
         """Take in one env step of a sub-environment."""
         roster = self._rosters[env_id]
         self._env_steps[roster.env_index] += 1
+        self._report.step_on(env_id)
         if roster.step(step, self._report):
             self._stop_running(env_id)
             if self.try_reset(env_id) == (None, None):

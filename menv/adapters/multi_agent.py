@@ -230,6 +230,7 @@ class MultiAgentEnvs(LocalEnvs):
     def _step_once(self, index: int) -> None:
         """Take one env step in which nobody acts, and reset the copy if its episode ended."""
         self._env_steps[index] += 1
+        self._report.step_on(index)
         try:
             result = self._envs[index].step({})
         except MenvError:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from menv.base_env import AgentId, End, EpisodeEnd, Join, Unclaimed
+from menv.base_env import AgentId, End, EnvId, EpisodeEnd, Join, Unclaimed
 from menv.errors import ContractError
 from menv.fault import Fault
 
@@ -22,6 +22,12 @@ class Report:
     episodes: list[EpisodeEnd] = field(default_factory=list)
     joined: list[Join] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+
+    def step_on(self, env_id: EnvId) -> None:
+        """Note that a sub-environment takes another env step before the poll that tells of these ends."""
+        for place, end in enumerate(self.ended):
+            if end.env_id == env_id:
+                self.ended[place] = end._replace(ago=end.ago + 1)
 
 
 def all_empty(infos: Mapping[AgentId, Any]) -> bool:

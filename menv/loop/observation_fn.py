@@ -41,17 +41,17 @@ class ObservationFn:
         Where agents end and others go on, the others' observations of the same step are shown too.
         """
         over = {episode.env_id for episode in ready.episodes}
-        by_env: dict[EnvId, list[int]] = {}
+        by_step: dict[tuple[EnvId, int], list[int]] = {}
         for place, end in enumerate(ready.ended):
             if end.obs is not None:
-                by_env.setdefault(end.env_id, []).append(place)
-        if not by_env:
+                by_step.setdefault((end.env_id, end.ago), []).append(place)
+        if not by_step:
             return ready
         ended = list(ready.ended)
-        rows = self._rows_of(ready, {env_id for env_id in by_env if env_id not in over})
-        for env_id, places in by_env.items():
+        rows = self._rows_of(ready, {env_id for env_id, ago in by_step if env_id not in over and not ago})
+        for (env_id, ago), places in by_step.items():
             seen = {ended[place].agent_id: ended[place].obs for place in places}
-            others = {agent: ready.obs[row] for row, agent in rows.get(env_id, ())}
+            others = {agent: ready.obs[row] for row, agent in ([] if ago else rows.get(env_id, ()))}
             shown = self._call(env_id, {**others, **seen})
             for place in places:
                 ended[place] = ended[place]._replace(obs=shown[ended[place].agent_id])
@@ -67,7 +67,7 @@ class ObservationFn:
         over = {episode.env_id for episode in before.episodes}
         lasts: dict[EnvId, dict[AgentId, Any]] = {}
         for end in before.ended:
-            if end.obs is not None and end.env_id not in over:
+            if end.obs is not None and not end.ago and end.env_id not in over:
                 lasts.setdefault(end.env_id, {})[end.agent_id] = end.obs
         new = list(ready.obs)
         for env_id, rows in self._rows_of(ready, None).items():

@@ -14,6 +14,7 @@ from menv.base_env import ALL
 from menv.errors import ContractError, MenvError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.bad_input.broken_envs import SMALL, checked
+from tests.contract.scripted import SixDicts
 
 OWN = gym.spaces.Box(-100.0, 100.0, (1,), np.float32)
 BOTH = gym.spaces.Box(-100.0, 100.0, (2,), np.float32)
@@ -75,6 +76,44 @@ def test_rows_and_last_observations_hold_what_the_function_shows(leaves: int) ->
                 # The step in which "b" leaves shows it once more, to both.
                 there = (after <= leaves) | (agent == "b")
                 np.testing.assert_array_equal(part["new_obs"][:, 1], np.where(there, -sign * after, 50.0))
+
+
+class Relay(MultiAgentEnv):
+    """ "a" leaves at step 2, when nobody is asked; "b" is asked from step 3 on."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.observation_space, self.action_space = OWN, gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
+        self.at = 0
+        return {"a": np.array([0.0], np.float32)}, {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        self.at += 1
+        obs = {"a" if self.at < 3 else "b": np.array([self.at], np.float32)}
+        return obs, {}, {"a": self.at == 2, ALL: self.at == 5}, {ALL: False}, {}
+
+
+def own_base_env(context: Any) -> SixDicts:
+    games: Any = [Relay()]
+    env = SixDicts(games, "now")
+    env.observation_space, env.action_space = OWN, gym.spaces.Discrete(2)
+    return env
+
+
+@pytest.mark.parametrize("kind", [Relay, own_base_env])
+def test_the_function_is_shown_observations_of_one_step_at_a_time(kind: Any) -> None:
+    shown: list[dict[Any, float]] = []
+
+    def spy(agent_obs: AgentDict, **kw: Any) -> AgentDict:
+        shown.append({agent: float(obs[0]) for agent, obs in agent_obs.items()})
+        return agent_obs
+
+    with PPO(env=kind, config=config(spy, OWN)) as algo:
+        algo.sample()
+    assert shown[:6] == [{"a": 0}, {"a": 1}, {"a": 2}, {"b": 3}, {"b": 4}, {"b": 5}]
 
 
 def test_the_function_is_given_the_episode_the_environments_and_the_policies() -> None:
