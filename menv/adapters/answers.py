@@ -5,7 +5,7 @@ Every adapter asks it, and those of remote environments. It knows neither who wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,24 +55,28 @@ def by_sub_environment(
     return by_env
 
 
-def of_only_agents(answers: Any, index_of: Callable[[EnvId], int]) -> dict[int, Any]:
+def of_only_agents(answers: Any, index_of: Callable[[EnvId], int], waiting: Container[int]) -> dict[int, Any]:
     """Return the actions of a nested dict by index, for sub-environments of one agent each.
 
     Args:
-        answers: What `send_actions` was given.
+        answers: What `send_actions` was given. No actions for a sub-environment that does not wait say nothing.
         index_of: Gives the index for an env id.
+        waiting: Indices of the sub-environments that wait.
 
     Raises:
         ContractError: They are no nested dict, or name other agents.
     """
     actions: dict[int, Any] = {}
     for env_id, by_agent in nested_answers(answers).items():
+        index = index_of(env_id)
+        if not by_agent and index not in waiting:
+            continue
         if set(by_agent) != {SINGLE_AGENT}:
             raise ContractError(
                 f"send_actions: env {env_id} got actions for {sorted(map(repr, by_agent))}, expected {SINGLE_AGENT!r}; "
                 "a single-agent environment has this one agent"
             )
-        actions[index_of(env_id)] = by_agent[SINGLE_AGENT]
+        actions[index] = by_agent[SINGLE_AGENT]
     return actions
 
 

@@ -133,8 +133,9 @@ class GymEnvs(LocalEnvs):
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer copies; see `BaseEnv.send_actions`."""
         if actions is None:
-            by_index = of_only_agents(slots, self._index)
-            self._answer(list(by_index), list(by_index.values()), self._waiting | self._due)
+            waiting = self._waiting | self._due
+            by_index = of_only_agents(slots, self._index, waiting)
+            self._answer(list(by_index), list(by_index.values()), waiting)
         elif slots is self._all and self._waiting is self._everybody and len(actions) == len(slots):
             self._waiting = frozenset()
             self._answers = (self._order, actions)

@@ -148,7 +148,7 @@ class LockstepEnvs(NumberedEnvs):
             self._check_count(len(slots), len(actions))
             self._actions = actions
         elif actions is None:
-            self._answer(of_only_agents(slots, self._index))
+            self._answer(of_only_agents(slots, self._index, self._awaited()))
         else:
             self._check_count(len(slots), len(actions))
             indices = [int(slot) for slot in slots]
@@ -336,10 +336,18 @@ class LockstepEnvs(NumberedEnvs):
             self._report.ended.append(end)
             self._report.episodes.append(EpisodeEnd(index, *flags, lengths[place], index))
 
+    def _awaited(self) -> set[int]:
+        """Return the sub-environments whose rows nobody has answered."""
+        return (
+            set(self._slots.tolist()) - self._some.keys()
+            if self._started and self._actions is None
+            else set()
+        )
+
     def _answer(self, answers: Mapping[int, Any]) -> None:
         """Note the answers of some rows."""
-        waiting = set(self._slots.tolist()) if self._started and self._actions is None else set()
-        stray = [index for index in answers if index not in waiting or index in self._some]
+        awaited = self._awaited()
+        stray = [index for index in answers if index not in awaited]
         if stray:
             raise self._stray(stray)
         self._some.update(answers)

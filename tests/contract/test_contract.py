@@ -279,6 +279,15 @@ def check_view(ready: Ready, view: tuple[Any, ...]) -> None:
 
 
 @every_adapter
+def test_whoever_goes_through_the_view_of_six_dicts_answers_everybody(adapter: Adapter) -> None:
+    def as_seen(base_env: BaseEnv, ready: Ready) -> None:
+        base_env.send_actions({env_id: dict.fromkeys(by_agent, 1) for env_id, by_agent in ready[0].items()})
+
+    by_rows, by_view = adapter.build()[0], adapter.build()[0]
+    assert run(by_view, POLLS, as_seen).rows == run(by_rows, POLLS).rows
+
+
+@every_adapter
 def test_stop_closes_everything_and_may_be_called_twice(adapter: Adapter) -> None:
     base_env, games = adapter.build()
     base_env.poll()
