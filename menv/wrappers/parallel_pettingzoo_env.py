@@ -73,6 +73,7 @@ class ParallelPettingZooEnv(PettingZooBase):
         self._ended.clear()
         self.agents = list(self.env.agents)
         given, infos = result
+        self._check_infos("reset", infos)
         self._look_for_masks(infos.values())
         obs = {agent: given[agent] for agent in self.agents if agent in given}
         self._asked = dict(obs)
@@ -96,6 +97,8 @@ class ParallelPettingZooEnv(PettingZooBase):
         try:
             obs, rewards, terminations, truncations, infos = result
             died = any(terminations.values()) or any(truncations.values())
+            if None in infos.values():
+                self._check_infos("step", infos)
         except (TypeError, ValueError, AttributeError) as error:
             raise ContractError(self._why_unusable(result)) from error
         if died or obs.keys() != self._asked.keys() or len(self.env.agents) != len(self.agents):
@@ -152,6 +155,17 @@ class ParallelPettingZooEnv(PettingZooBase):
                 agent: self._masked_obs(agent, value, infos.get(agent) or {}) for agent, value in obs.items()
             }
         return obs
+
+    def _check_infos(self, method: str, infos: Any) -> None:
+        """Raise unless there is a dict for each agent that `infos` name."""
+        each = infos.values() if isinstance(infos, Mapping) else [infos]
+        odd = [info for info in each if not isinstance(info, Mapping)]
+        if odd:
+            where = "infos that hold a" if isinstance(infos, Mapping) else "infos that are a"
+            raise ContractError(
+                f"ParallelPettingZooEnv.{method}: {self._game} returned {where} {type(odd[0]).__name__}, expected "
+                "{agent: dict}; return {} where there is nothing to tell"
+            )
 
     def _check_answers(self, action_dict: AgentDict) -> None:
         """Raise unless exactly the asked agents were answered."""

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium as gym
@@ -176,6 +177,28 @@ class OldTurns(Turns):
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         super().reset(seed, options)
         del self.terminations
+
+
+class Mute(Together):
+    told: Any = MappingProxyType({})
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed, options)[0], self.told
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        return *super().step(actions)[:4], self.told
+
+
+@pytest.mark.parametrize("told", [None, {"a": None}], ids=str)
+def test_infos_that_are_no_dicts_are_named(told: Any) -> None:
+    game = Mute(PLAN)
+    env = ParallelPettingZooEnv(game)
+    env.reset()
+    game.told = told
+    for call in (lambda: env.step({"a": 0, "b": 0}), env.reset):
+        with pytest.raises(ContractError, match=r"infos.*NoneType") as error:
+            call()
+        line(error)
 
 
 def test_games_of_an_older_pettingzoo_are_named() -> None:
