@@ -156,17 +156,6 @@ class ParallelPettingZooEnv(PettingZooBase):
             }
         return obs
 
-    def _check_infos(self, method: str, infos: Any) -> None:
-        """Raise unless there is a dict for each agent that `infos` name."""
-        each = infos.values() if isinstance(infos, Mapping) else [infos]
-        odd = [info for info in each if not isinstance(info, Mapping)]
-        if odd:
-            where = "infos that hold a" if isinstance(infos, Mapping) else "infos that are a"
-            raise ContractError(
-                f"ParallelPettingZooEnv.{method}: {self._game} returned {where} {type(odd[0]).__name__}, expected "
-                "{agent: dict}; return {} where there is nothing to tell"
-            )
-
     def _check_answers(self, action_dict: AgentDict) -> None:
         """Raise unless exactly the asked agents were answered."""
         if not self._running:

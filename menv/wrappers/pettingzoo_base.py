@@ -114,6 +114,17 @@ class PettingZooBase(MultiAgentEnv):
                 ) from error
             raise
 
+    def _check_infos(self, method: str, infos: Any) -> None:
+        """Raise unless there is a dict for each agent that `infos` name."""
+        each = infos.values() if isinstance(infos, Mapping) else [infos]
+        odd = [info for info in each if not isinstance(info, Mapping)]
+        if odd:
+            where = "infos that hold a" if isinstance(infos, Mapping) else "infos that are a"
+            raise ContractError(
+                f"{type(self).__name__}.{method}: {self._game} returned {where} {type(odd[0]).__name__}, expected "
+                "{agent: dict}; return {} where there is nothing to tell"
+            )
+
     def _look_for_masks(self, infos: Iterable[Any]) -> None:
         """Decide at the first reset whether the game tells its masks in `infos`."""
         if self._masked is None:

@@ -87,7 +87,8 @@ class PettingZooEnv(PettingZooBase):
         """Start a new episode; the agent that acts first is observed.
 
         Raises:
-            ContractError: The game takes no seed or no options, or is of an older PettingZoo.
+            ContractError: The game takes no seed or no options, has infos that are no dicts, or is of an older
+                PettingZoo.
         """
         self._reset_game(seed, options)
         game = self._state or self.env
@@ -99,6 +100,7 @@ class PettingZooEnv(PettingZooBase):
         self._running, self._selected = True, None
         self._roll = list(game.agents)
         self._ended.clear()
+        self._check_infos("reset", game.infos)
         self._look_for_masks(game.infos.values())
         obs, _, terminateds, _, infos = self._go_on()
         # Whoever is dead from the start never lived; an episode that is over from the start ends in `step({})`.

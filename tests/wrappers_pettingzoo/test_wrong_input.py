@@ -201,6 +201,18 @@ def test_infos_that_are_no_dicts_are_named(told: Any) -> None:
         line(error)
 
 
+class MuteTurns(Turns):
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        super().reset(seed, options)
+        self.infos = dict.fromkeys(self.agents)  # type: ignore[assignment]
+
+
+def test_infos_of_a_game_of_turns_that_are_no_dicts_are_named() -> None:
+    with pytest.raises(ContractError, match=r"PettingZooEnv.reset: .*infos.*NoneType") as error:
+        PettingZooEnv(MuteTurns(PLAN)).reset()
+    line(error)
+
+
 def test_games_of_an_older_pettingzoo_are_named() -> None:
     with pytest.raises(ContractError) as error:
         ParallelPettingZooEnv(Old(PLAN)).reset()
