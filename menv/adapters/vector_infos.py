@@ -85,13 +85,13 @@ def by_name(infos: Any, num_envs: int, where: str) -> Mapping[str, Any]:
     Raises:
         ContractError: They are neither.
     """
-    if not infos or isinstance(infos, Mapping):
-        return infos or {}
-    if (
-        not isinstance(infos, list | tuple)
-        or [isinstance(info, Mapping) for info in infos] != [True] * num_envs
-    ):
-        size = f" of {len(infos)}" if isinstance(infos, list | tuple) else ""
+    if isinstance(infos, Mapping):
+        return infos
+    listed = isinstance(infos, list | tuple)
+    if infos is None or (listed and not infos):
+        return {}
+    if not listed or [isinstance(info, Mapping) for info in infos] != [True] * num_envs:
+        size = f" of {len(infos)}" if listed else ""
         raise ContractError(
             f"{where}: returned infos that are a {type(infos).__name__}{size}, expected a dict of arrays, or a list of "
             f"{num_envs} dicts; mend its return value"

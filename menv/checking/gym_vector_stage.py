@@ -105,7 +105,7 @@ class GymVectorStage(Stage):
     def _by_name(self, infos: Any) -> Any:
         """Return infos as a dict of arrays, if there is one dict for each sub-environment."""
         with suppress(ContractError):
-            return by_name(infos, len(self._keys), "step") if infos and isinstance(infos, list) else infos
+            return by_name(infos, len(self._keys), "step") if isinstance(infos, list) and infos else infos
         return infos
 
     def _turn(self, obs: Any, infos: Any, last: Any = None) -> Turn:
