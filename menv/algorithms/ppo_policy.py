@@ -81,6 +81,10 @@ class PPOPolicy(NetPolicy):
                 "loss on sequences; leave model.use_lstm and use_gru out, or override postprocess_trajectory alone"
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy stands on weights of its own: no learner is there to change those that this one reads.
+        return {**super().__getstate__(), "_network": None, "_learning": False}
+
     def make_modules(self) -> dict[str, nn.Module]:
         """Return torch modules of float32 parameters, without buffers, by name; called once.
 

@@ -56,3 +56,14 @@ class WithCritic(PPOPolicy):
 
     def loss(self, batch: Mapping[str, Tensor]) -> Any:
         return self.ppo_loss(batch, values=self.modules["critic"](batch["joint"]))
+
+
+class Judge(PPOPolicy):
+    """Keeps what its network says of each row."""
+
+    def postprocess_trajectory(
+        self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
+    ) -> SampleBatch:
+        with torch.no_grad():
+            batch["judged"] = self.network.values(torch.from_numpy(batch["obs"])).numpy()
+        return batch

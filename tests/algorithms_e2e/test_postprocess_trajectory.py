@@ -12,7 +12,7 @@ from gymnasium.vector import SyncVectorEnv
 from menv import DefaultCallbacks, Episode, PolicySpec, RandomPolicy, SampleBatch
 from menv.algorithms import PPO, PPOPolicy, compute_advantages
 from menv.algorithms.returns import gae
-from tests.algorithms_e2e.looking import Others, steps_of, watching
+from tests.algorithms_e2e.looking import Judge, Others, steps_of, watching
 from tests.algorithms_e2e.shifts import Shifts, mapped_to_themselves
 
 SMALL = {"sgd_minibatch_size": 8, "num_sgd_iter": 2, "seed": 1}
@@ -240,3 +240,21 @@ def test_nothing_is_kept_where_nobody_looks() -> None:
         batch = algo.sample()["default_policy"]
         assert not {"env_t", "next_env_t", "next_vf_preds", "critic_obs"} & set(batch)
         assert not algo._sampler.episodes
+
+
+def test_a_policy_that_has_learned_reads_the_weights_of_now_in_workers_that_are_given_it_again() -> None:
+    multiagent = {"policies": {"judge": PolicySpec(Judge)}}
+    config = {
+        **SMALL,
+        "num_workers": 1,
+        "engine": "process",
+        "train_batch_size": 32,
+        "multiagent": multiagent,
+    }
+    with PPO(env="CartPole-v1", config=config) as algo:
+        algo.train()
+        algo.add_policy("other", policy_mapping_fn=lambda *args, **kwargs: "judge")
+        algo.train()
+        algo.train()
+        rows = algo.sample()["judge"]
+    np.testing.assert_allclose(rows["judged"], rows["vf_preds"], atol=1e-5)
