@@ -67,8 +67,8 @@ class SharedLayers:
             if theirs != trunk:
                 mine, wanted = _difference(trunk, theirs)
                 raise ConfigError(
-                    f"{where}: its hidden layers have {mine}, expected {wanted} as those of policy {other!r}; give "
-                    "both the same model and observation size, or groups of their own"
+                    f"{where}: its hidden layers have {mine}, expected {wanted} as those of policy {other!r}; "
+                    f"{_remedy(trunk, theirs)}, or groups of their own"
                 )
             _check_pair(policy_id, other, group, policy_map)
         self._groups.setdefault(group, {})[policy_id] = trunk
@@ -139,6 +139,14 @@ def _one_is_frozen(learning: str, frozen: str, group: str) -> ConfigError:
         f"policies_to_train: {learning!r} and not {frozen!r}, which shares layers {group!r} with it, expected both or "
         f"none, for a frozen policy keeps its weights; {_ALONE}"
     )
+
+
+def _remedy(mine: Trunk, theirs: Trunk) -> str:
+    """Return what makes two trunks one."""
+    heads, others = ({name.partition(".")[0] for name, _ in trunk.shapes} for trunk in (mine, theirs))
+    if heads == others:
+        return "give both the same model and observation size"
+    return "let their heads stand on one trunk, PPO by model.vf_share_layers=True and DQN by dueling=True"
 
 
 def _difference(mine: Trunk, theirs: Trunk) -> tuple[Any, Any]:

@@ -243,7 +243,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"policies": {"a": spec(), "b": spec(vf_share_layers=True)}}, r"have no policy.0.weight, expected"
     ),
     "algorithms": (
-        {"policies": {"a": spec(), "b": PolicySpec(algorithm="DQN", config=TOGETHER)}}, r"'b'.*no policy.0.weight"
+        {"policies": {"a": spec(), "b": PolicySpec(algorithm="DQN", config=TOGETHER)}},
+        r"'b'.*no policy.0.weight.*; let their heads stand on one trunk, PPO by model.vf_share_layers=True",
     ),
     "no layers": (
         {"policies": {"a": spec(fcnet_hiddens=[]), "b": spec()}}, r"'a'.*without hidden layers, expected at least one"
