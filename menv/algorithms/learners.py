@@ -97,10 +97,10 @@ class Learners:
         for built, index, policy_id in chosen:
             own = batch[policy_id]
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
-            self._catch_up(policy_id, learner)
             told: dict[str, Any] = {}
             policy = self._policies[policy_id]
             self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
+            self._catch_up(policy_id, learner)
             with threads(self._threads_of(built, policy_id)):
                 stats[policy_id] = {**learner.learn(own, env_steps), **told}
             weights = learner.weights()

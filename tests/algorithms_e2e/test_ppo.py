@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO, PPOConfig
 from menv.algorithms.algorithm import Algorithm
 from menv.errors import CallOrderError, ConfigError
@@ -314,6 +315,17 @@ def test_learners_go_on_from_weights_that_a_policy_itself_is_given(kind: type[Al
         # Epsilon follows its schedule.
         apart = {name: np.abs(learned[name] - 0.25).max() for name in given if name != "epsilon"}
         assert max(apart.values()) < 1e-5
+
+
+def test_learners_go_on_from_weights_that_a_policy_is_given_when_it_is_about_to_learn() -> None:
+    class Gives(DefaultCallbacks):
+        def on_learn_on_batch(self, *, policy: Any, **kwargs: Any) -> None:
+            policy.set_weights({name: np.full_like(one, 0.25) for name, one in policy.get_weights().items()})
+
+    with PPO(env="CartPole-v1", config=tiny(lr=1e-9, callbacks=Gives)) as algorithm:
+        algorithm.train()
+        learned = algorithm.get_policy().get_weights()
+    assert all(np.abs(one - 0.25).max() < 1e-5 for one in learned.values())
 
 
 def test_weights_that_are_no_dict_by_name_are_refused() -> None:
