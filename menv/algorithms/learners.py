@@ -147,7 +147,12 @@ class Learners:
         """Put what a policy shares of `weights` in the place of its own, for acting and for learning."""
         built, index = self._home(policy_id)
         part = {name: weights[name] for name in self.shared.names(policy_id)}
-        built.cohort.backend.set_weights(index, {**built.cohort.backend.get_weights(index), **part})
+        if policy_id in self._policies:
+            # It may have built something from those of before.
+            policy = self._policies[policy_id]
+            policy.set_weights({**policy.get_weights(), **part})
+        else:
+            built.cohort.backend.set_weights(index, {**built.cohort.backend.get_weights(index), **part})
         if policy_id in self._learners:
             cast(SharingLearner, self._learners[policy_id]).take(part)
 

@@ -8,9 +8,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from menv import PolicySpec
-from menv.algorithms import DQN, PPO, Algorithm
+from menv.algorithms import DQN, PPO, Algorithm, PPOPolicy
 from menv.base_env import ALL
 from menv.errors import ConfigError, MenvError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
@@ -214,6 +215,21 @@ def test_all_of_a_group_may_be_frozen() -> None:
         before = shared_part(algo, "a")
         algo.train()
         assert shared_part(algo, "a") == shared_part(algo, "b") == before
+
+
+def test_a_policy_that_has_looked_at_its_network_reads_there_what_another_one_learned() -> None:
+    policies = {**BOTH, "b": PolicySpec(policy_class=PPOPolicy, config=TOGETHER)}
+    settings = config(OF_PPO, policies, env_config={"choices": 3})
+    settings["multiagent"]["policy_mapping_fn"] = lambda *args, **kwargs: "a"
+    with PPO(env=Pair, config=settings) as algo:
+        looking: Any = algo.get_policy("b")
+        obs = torch.full((1, 2), 0.5)
+        before = looking.network.values(obs)
+        algo.train()
+        after = looking.network.values(obs)
+        looking.set_weights(looking.get_weights())
+        assert before != after
+        assert after == looking.network.values(obs)
 
 
 def spec(**model: Any) -> PolicySpec:
