@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from menv.base_env import SINGLE_AGENT, AgentId
@@ -19,8 +20,12 @@ from menv.errors import ContractError
 from menv.plain_data import is_plain
 
 Returns: TypeAlias = dict[Any, list[float]]
-Solos: TypeAlias = "tuple[tuple[AgentId, str], Sequence[float], Sequence[int]]"
-"""Episodes of one agent each: who it was and who answered for it, the returns, the env steps."""
+When: TypeAlias = tuple[int, int]
+"""Env steps that an episode's sub-environment had taken when it ended, and the sub-environment's number among all."""
+Solos: TypeAlias = "tuple[tuple[AgentId, str], Sequence[float], Sequence[int], Sequence[When]]"
+"""Episodes of one agent each: who it was and who answered for it, the returns, the env steps, when they ended."""
+
+AS_THEY_COME: When = (0, 0)
 
 _MOST_NEW = 10_000
 # Environments whose agents never come again have no end of ids.
@@ -39,6 +44,7 @@ class Record(NamedTuple):
         members: See `Episode.member_rewards`.
         custom_metrics: See `Episode`.
         hist_data: See `Episode`.
+        when: Episodes of an iteration are summed up in this order, whoever sampled them; equal ones as they came.
     """
 
     total_reward: float
@@ -48,6 +54,7 @@ class Record(NamedTuple):
     members: Mapping[AgentId, Mapping[AgentId, float]]
     custom_metrics: Mapping[str, float]
     hist_data: Mapping[str, list[float]]
+    when: When = AS_THEY_COME
 
 
 class Taken(NamedTuple):
@@ -60,7 +67,7 @@ class Taken(NamedTuple):
         faulty: Episodes that a fault broke off.
         first_fault: The first of them in a line.
         unclaimed_rewards: Of these episodes.
-        media: What they left to look at.
+        media: What they left to look at, and when they ended.
     """
 
     records: Sequence[tuple[Any, ...]]
@@ -69,7 +76,7 @@ class Taken(NamedTuple):
     faulty: int
     first_fault: str | None
     unclaimed_rewards: float
-    media: Sequence[Mapping[str, Any]]
+    media: Sequence[tuple[When, Mapping[str, Any]]]
 
 
 class Metrics:
@@ -91,13 +98,13 @@ class Metrics:
         self._faulty_total = 0
         self._first_fault: str | None = None
         # What episodes of this iteration left to look at; it may be large, so it is let go of with the summary.
-        self._media: deque[Mapping[str, Any]] = deque(maxlen=_MOST_NEW)
+        self._media: deque[tuple[When, Mapping[str, Any]]] = deque(maxlen=_MOST_NEW)
         self.unclaimed_rewards = 0.0
         self.episodes_total = 0
         self.episodes_not_resumed = 0
 
-    def record(self, episode: Episode) -> None:
-        """Take in an episode that ended.
+    def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
+        """Take in an episode that ended; see `Record.when`.
 
         Raises:
             ContractError: A custom metric is no number, or an entry of `hist_data` no list of them.
@@ -118,17 +125,22 @@ class Metrics:
                 for name, values in extras.get("hist_data", _NOTHING).items()
             }
             if "media" in extras:
-                self._media.append(extras["media"])
+                self._media.append((when, extras["media"]))
         else:
             members, custom, hist = _NOTHING, {}, {}
-        self._new.append(Record(episode.total_reward, episode.length, rewards, others, members, custom, hist))
+        total, length = episode.total_reward, episode.length
+        self._new.append(Record(total, length, rewards, others, members, custom, hist, when))
         self._new_count += 1
         self.episodes_total += 1
         self.unclaimed_rewards += episode.unclaimed_rewards
 
-    def record_many(self, policy_id: str, returns: Sequence[float], lengths: Sequence[int]) -> None:
+    def record_many(
+        self, policy_id: str, returns: Sequence[float], lengths: Sequence[int], when: Sequence[When] = ()
+    ) -> None:
         """Take in episodes of one agent each that ended and of which there is no more to say."""
-        self._solo.append(((SINGLE_AGENT, policy_id), returns, lengths))
+        self._solo.append(
+            ((SINGLE_AGENT, policy_id), returns, lengths, when or [AS_THEY_COME] * len(returns))
+        )
         self._new_count += len(returns)
         self.episodes_total += len(returns)
 
@@ -166,8 +178,8 @@ class Metrics:
 
     def summary(self) -> dict[str, Any]:
         """Return the classic result keys and begin a new iteration."""
-        new, count, faulty = [*self._new, *self._solos()], self._new_count, self._new_faulty
-        media = list(self._media)
+        new, count, faulty = self._in_order(), self._new_count, self._new_faulty
+        media = [shown for _, shown in sorted(self._media, key=itemgetter(0))]
         self._forget_new()
         missing = max(0, self._window - len(new))
         episodes = [*list(self._before)[len(self._before) - min(missing, len(self._before)) :], *new]
@@ -208,7 +220,7 @@ class Metrics:
         """Return what the next summaries depend on, but for `episode_media`, as a plain tree."""
         return {
             "before": [_as_plain(record) for record in self._before],
-            "new": [_as_plain(record) for record in [*self._new, *self._solos()]],
+            "new": [_as_plain(record) for record in self._in_order()],
             "new_count": self._new_count,
             "new_faulty": self._new_faulty,
             "faulty_total": self._faulty_total,
@@ -222,7 +234,8 @@ class Metrics:
         """Take over what `state` returned."""
         for window, records in ((self._before, state["before"]), (self._new, state["new"])):
             window.clear()
-            window.extend(Record(*record) for record in records)
+            # Older checkpoints do not know when.
+            window.extend(Record(*record[:7], *map(tuple, record[7:])) for record in records)
         self._solo.clear()
         self._media.clear()
         self._new_count, self._new_faulty = state["new_count"], state["new_faulty"]
@@ -238,13 +251,14 @@ class Metrics:
         self._solo.clear()
         self._new_count = self._new_faulty = 0
 
-    def _solos(self) -> list[Record]:
-        """Return what is kept of the episodes of one agent each."""
-        return [
-            Record(reward, length, {key: reward}, (), _NOTHING, _NOTHING, _NOTHING)
-            for key, returns, lengths in self._solo
-            for reward, length in zip(returns, lengths, strict=True)
+    def _in_order(self) -> list[Record]:
+        """Return the episodes of this iteration in the order in which they ended."""
+        solos = [
+            Record(reward, length, {key: reward}, (), _NOTHING, _NOTHING, _NOTHING, when)
+            for key, *columns in self._solo
+            for reward, length, when in zip(*columns, strict=True)
         ]
+        return sorted([*self._new, *solos], key=attrgetter("when"))
 
 
 def _as_plain(record: Record) -> list[Any]:
@@ -257,7 +271,9 @@ def _as_plain(record: Record) -> list[Any]:
     custom = {name: float(value) for name, value in record.custom_metrics.items()}
     hist = {name: [float(value) for value in values] for name, values in record.hist_data.items()}
     members = members if is_plain(members) else {}
-    return [float(record.total_reward), int(record.length), rewards, others, members, custom, hist]
+    return [
+        float(record.total_reward), int(record.length), rewards, others, members, custom, hist, list(record.when),
+    ]  # fmt: skip
 
 
 def _cut_short(episode: Episode) -> tuple[dict[tuple[AgentId, str], float], list[tuple[str, float]]]:

@@ -69,7 +69,7 @@ def stack(values: Sequence[Any] | Array, space: gym.Space[Any], path: str = "") 
 def _other_shapes(values: Sequence[Any] | Array, shape: tuple[int, ...]) -> list[Any]:
     """Return the elements of another shape, or at least some of them."""
     if len(shape) == 1:
-        return [] if set(map(len, values)) <= {shape[0]} else [values[0]]
+        return [] if [*map(len, values)].count(shape[0]) == len(values) else [values[0]]
     return [value for value in values if value.shape != shape]
 
 

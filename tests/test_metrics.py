@@ -92,6 +92,28 @@ def test_episodes_of_one_agent_each_are_those_of_that_agent() -> None:
     assert (summary["agent_reward_mean"], summary["policy_reward_mean"]) == ({SINGLE_AGENT: 1.5}, {"p": 1.5})
 
 
+def test_episodes_are_summed_up_in_the_order_in_which_they_ended_whoever_told_of_them_first() -> None:
+    metrics, worker = Metrics(window=2), Metrics(0)
+    one = episode({(SINGLE_AGENT, "p"): 4.0}, 4)
+    one.media["video"] = "fourth"
+    worker.record(one, (9, 1))
+    worker.record_many("p", [2.0, 5.0], [2, 5], [(5, 1), (12, 1)])
+    first = episode({(SINGLE_AGENT, "p"): 1.0}, 1)
+    first.media["video"] = "first"
+    metrics.absorb(worker.take())
+    metrics.record_many("p", [3.0], [3], [(9, 0)])
+    metrics.record(first, (5, 0))
+    kept = Metrics(window=2)
+    kept.set_state(metrics.state())
+    for own in (metrics, kept):
+        summary = own.summary()
+        assert summary["hist_stats"]["episode_reward"] == [1.0, 2.0, 3.0, 4.0, 5.0]
+        assert summary["hist_stats"]["episode_lengths"] == [1, 2, 3, 4, 5]
+        assert summary["episode_media"] == ({"video": ["first", "fourth"]} if own is metrics else {})
+        own.record_many("p", [6.0], [6])
+        assert own.summary()["hist_stats"]["episode_reward"] == [5.0, 6.0]
+
+
 def test_of_endlessly_many_agents_those_are_shown_that_come_again() -> None:
     metrics = Metrics()
     for number in range(30):

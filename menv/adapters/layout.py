@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,13 @@ _NO_INFO: Mapping[str, Any] = {}
 class Layout:
     """The agents that wait together, in the environment's order, and their slots."""
 
-    __slots__ = ("agents", "checked_at", "no_infos", "no_rewards", "slot_list", "slots")
+    __slots__ = ("agents", "checked_at", "no_infos", "no_rewards", "slot_bytes", "slot_list", "slots")
 
     def __init__(self, agents: list[AgentId], slots: IntArray) -> None:
         self.agents = agents
         self.slots = slots
         self.slot_list: list[int] = slots.tolist()
+        self.slot_bytes = slots.tobytes()
         self.no_rewards = [0.0] * len(agents)
         self.no_infos: list[Mapping[str, Any]] = [_NO_INFO] * len(agents)
         self.checked_at = -1
@@ -32,9 +32,5 @@ class Layout:
 
 def join_slots(layouts: list[Layout]) -> IntArray:
     """Return the slots of all layouts, one after the other."""
-    if not layouts:
-        return np.zeros(0, np.int64)
-    # A concatenation costs as much per array as a handful of integers.
-    if sum([len(layout.agents) for layout in layouts]) > 4 * len(layouts):
-        return np.concatenate([layout.slots for layout in layouts])
-    return np.array(list(chain.from_iterable([layout.slot_list for layout in layouts])), np.int64)
+    # A third of what it takes to join lists, or a concatenation of arrays.
+    return np.frombuffer(b"".join([layout.slot_bytes for layout in layouts]), np.int64)

@@ -60,13 +60,14 @@ class MultiAgentEnvs(LocalEnvs):
         self._waiting.update(fresh)
         slots = self._slots_of(fresh, [roster.waiting for roster in rosters])
         report, self._report = self._report, Report()
+        informed = [roster for roster in rosters if roster.infos is not roster.waiting.no_infos]
         return Ready(
             slots,
             list(chain.from_iterable([roster.obs for roster in rosters])),
             as_rewards([*chain.from_iterable([roster.rewards for roster in rosters])], lambda: of_rosters(rosters)),
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
-            list(chain.from_iterable([roster.infos for roster in rosters])),
+            list(chain.from_iterable([roster.infos for roster in rosters])) if informed else None,
             {}, self._pool.seats, (), report.faults,
         )  # fmt: skip
 
@@ -91,13 +92,17 @@ class MultiAgentEnvs(LocalEnvs):
         layouts, indices, slots = self._delivered
         if len(actions) != len(slots):
             raise wrong_count(len(actions), len(slots))
-        # Each takes its own off the front: a third of the time that slices take.
-        rest, answers = iter(actions), self._answers
-        for index, layout in zip(indices, layouts, strict=True):
-            agents = layout.agents
-            answers[index] = (
-                {agents[0]: next(rest)} if len(agents) == 1 else dict(zip(agents, rest, strict=False))
-            )
+        # Each takes its own off the front: a third of the time that slices take. To say `strict` costs a fifth more.
+        rest = iter(actions)
+        answers = [
+            {layout.agents[0]: next(rest)} if len(layout.agents) == 1 else dict(zip(layout.agents, rest))  # noqa: B905
+            for layout in layouts
+        ]
+        if len(answers) == len(self._envs):
+            self._answers[:] = answers
+        else:
+            for index, by_agent in zip(indices, answers, strict=True):
+                self._answers[index] = by_agent
         self._waiting.clear()
 
     def get_agent_ids(self) -> set[AgentId]:

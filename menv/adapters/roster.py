@@ -120,7 +120,7 @@ class Roster:
         elif not self._held and [*obs] == layout.agents == [*rewards] and layout.checked_at == self._lives:
             # The same agents as last time, each paid for its own action: nothing to look up.
             self.obs, self.rewards = [*obs.values()], [*rewards.values()]
-            self.infos = self._infos_of(infos, layout)
+            self.infos = layout.no_infos if all_empty(infos) else self._infos_of(infos, layout)
             return False
         elif self._held or (rewards and self._some_paid(rewards)):
             self._pay(rewards, obs, _NO_FLAGS, _NO_FLAGS, report)

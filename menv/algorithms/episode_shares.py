@@ -15,7 +15,7 @@ import numpy.typing as npt
 from menv.base_env import EpisodeEnd
 from menv.episode import Episode
 from menv.loop.quota import ExternalQuota, Flags, Quota
-from menv.metrics import Metrics
+from menv.metrics import AS_THEY_COME, Metrics, When
 from menv.segments import Column
 
 Shares = npt.NDArray[np.int64]
@@ -100,9 +100,9 @@ class FirstEpisodes(Metrics):
         self.shares: Shares = np.zeros(0, np.int64)
         self._in_episodes = in_episodes
 
-    def record(self, episode: Episode) -> None:
+    def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
         """Take in an episode that ended, if it is within its sub-environment's share."""
         index = cast("int", episode.env_id)
         if self.shares[index] > 0:
             self.shares[index] -= 1 if self._in_episodes else episode.length
-            super().record(episode)
+            super().record(episode, when)

@@ -19,7 +19,7 @@ from menv.loop.episode_book import EpisodeBook
 from menv.loop.framed import Framed
 from menv.loop.net_cohort import NetCohort
 from menv.loop.slot_table import SlotTable
-from menv.metrics import Metrics
+from menv.metrics import Metrics, When
 
 
 class CopiesLoop(Framed):
@@ -48,6 +48,7 @@ class CopiesLoop(Framed):
         self._starts = [env.episode_start(index) for index in range(env.num_envs)]
         self._returns: list[float] = []
         self._lengths: list[int] = []
+        self._when: list[When] = []
 
     @property
     def fits(self) -> bool:
@@ -78,8 +79,8 @@ class CopiesLoop(Framed):
         """Record the episodes that ended since the last time."""
         if self._returns:
             policy_id = self._cohort.policy_ids[self._policy]
-            metrics.record_many(policy_id, self._returns, self._lengths)
-            self._returns, self._lengths = [], []
+            metrics.record_many(policy_id, self._returns, self._lengths, self._when)
+            self._returns, self._lengths, self._when = [], [], []
 
     def closed(self, metrics: Metrics) -> None:
         """Record, for the fragment has been closed, and the rows that wait have moved."""
@@ -108,6 +109,7 @@ class CopiesLoop(Framed):
             until = self.env_steps.item(index)
             self._lengths.append(until - self._starts[index])
             self._starts[index] = until
+            self._when.append(self._book.when(index, until))
 
 
 def copies_loop(

@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import draws
+from menv.adapters.created_envs import CreatedEnvs
 from menv.base_env import SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, Join, Ready, Unclaimed
 from menv.episode import MEMBER_REWARDS, Episode
 from menv.loop.cohort import Cohort
 from menv.loop.hooks import Hooks
 from menv.loop.slot_table import SlotTable
+from menv.metrics import AS_THEY_COME, When
 from menv.policy_map import PolicyMap
 from menv.segments import Column
 
@@ -60,6 +62,7 @@ class EpisodeBook:
         self._seed = seed
         self._first_index = first_index
         self._worker = worker
+        self._numbered = isinstance(worker.base_env, CreatedEnvs)
         self._where: dict[str, tuple[int, int]] = {}
         self.find_policies()
         self._agent_keys: dict[tuple[int, AgentId], int] = {}
@@ -156,7 +159,10 @@ class EpisodeBook:
             if finished.unclaimed > booked:
                 self._book(ready.unclaimed[booked : finished.unclaimed])
                 booked = finished.unclaimed
-            self.finish(finished)
+            index = finished.env_index
+            # Only where sub-environments are numbered do their numbers make an order.
+            when = self.when(index, ready.env_steps.item(index)) if self._numbered else AS_THEY_COME
+            self.finish(finished, when)
         if len(ready.unclaimed) > booked:
             self._book(ready.unclaimed[booked:])
 
@@ -178,14 +184,17 @@ class EpisodeBook:
         if self._hooks.keeps:
             cohort.ledger.date_end(int(env_steps[seat.env_index]))
 
-    def finish(self, finished: EpisodeEnd) -> None:
-        """Book the end of an episode; one in which nobody acted is begun here, to be recorded too."""
+    def finish(self, finished: EpisodeEnd, when: When = AS_THEY_COME) -> None:
+        """Book the end of an episode; one in which nobody acted is begun here, to be recorded too.
+
+        Of `when` see `menv.metrics.Record`.
+        """
         episode = self.running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
         del self.running[finished.env_id], self._maps[finished.env_id]
         episode.length = finished.env_steps
         for cohort in self._cohorts:
             cohort.end_episode(finished.env_id)
-        self._hooks.end(episode, finished.env_index, finished.faulty)
+        self._hooks.end(episode, finished.env_index, finished.faulty, when)
 
     def _book(self, unclaimed: Sequence[Unclaimed]) -> None:
         """Book rewards that no action can own to the running episodes."""
@@ -221,6 +230,10 @@ class EpisodeBook:
         self._maps[env_id] = self._worker.policy_map
         self._hooks.begin(episode, env_index)
         return episode
+
+    def when(self, env_index: int, env_steps: int) -> When:
+        """Return when something happened in a numbered sub-environment, to put it in order; see `menv.metrics`."""
+        return env_steps, self._first_index + env_index
 
     def lives(self, num_envs: int) -> Column:
         """Return the keys [E] of the lives that agents live in sub-environments of one agent each."""

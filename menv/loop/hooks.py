@@ -18,7 +18,7 @@ from menv.episode import Episode
 from menv.errors import EnvFaultWarning
 from menv.fault import Fault
 from menv.loop.pieces import Piece, pieces_of
-from menv.metrics import Metrics
+from menv.metrics import Metrics, When
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
@@ -48,7 +48,7 @@ class Hooks:
         self._begun: list[tuple[Episode, int]] = []
         # By id: the episodes of this fragment. And those that are over, to be told when it closes.
         self._by_id: dict[int, Episode] = {}
-        self._over: list[tuple[Episode, int, bool]] = []
+        self._over: list[tuple[Episode, int, bool, When]] = []
         # Causes of faults that have been noted, and those of them that nobody has been warned of yet.
         self._causes: set[tuple[str, str, int]] = set()
         self._untold: list[str] = []
@@ -77,10 +77,10 @@ class Hooks:
         if self.keeps:
             self._by_id[episode.episode_id] = episode
 
-    def end(self, episode: Episode, env_index: int, faulty: bool = False) -> None:
+    def end(self, episode: Episode, env_index: int, faulty: bool, when: When) -> None:
         """Record an episode that is over and tell so, now or when its pieces have been told.
 
-        One that a fault of its environment broke off is neither told nor recorded.
+        One that a fault of its environment broke off is neither told nor recorded; of `when` see `Record`.
         """
         for begun in [one for one in self._begun if one[0] is episode] if self._begun else ():
             # It began in the same poll.
@@ -90,18 +90,18 @@ class Hooks:
         if self._steps and not faulty:
             self._tell("on_episode_step", episode, env_index)
         if self.keeps:
-            self._over.append((episode, env_index, faulty))
+            self._over.append((episode, env_index, faulty, when))
         else:
-            self._close_episode(episode, env_index, faulty)
+            self._close_episode(episode, env_index, faulty, when)
 
-    def _close_episode(self, episode: Episode, env_index: int, faulty: bool) -> None:
+    def _close_episode(self, episode: Episode, env_index: int, faulty: bool, when: When) -> None:
         """Tell and record the end of an episode whose pieces have been told."""
         if faulty:
             self._metrics.unclaimed_rewards += episode.unclaimed_rewards
             return
         if self.active:
             self._tell("on_episode_end", episode, env_index)
-        self._metrics.record(episode)
+        self._metrics.record(episode, when)
 
     def note_faults(self, faults: Sequence[Fault]) -> None:
         """Count faults of sub-environments, and note those whose cause is new."""
@@ -173,8 +173,8 @@ class Hooks:
                     [piece.batch for piece in pieces]
                 )
         over, self._over = self._over, []
-        for episode, env_index, faulty in over:
-            self._close_episode(episode, env_index, faulty)
+        for episode, env_index, faulty, when in over:
+            self._close_episode(episode, env_index, faulty, when)
             self._by_id.pop(episode.episode_id, None)
 
     def _tell_piece(self, piece: Piece, policies: Any, before: Mapping[Any, Any]) -> None:

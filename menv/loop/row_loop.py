@@ -169,6 +169,8 @@ class RowLoop:
             self._take(ready)
             if patience.ends(ready, answered):
                 return False
+            # Its observations are let go before the environments make the next ones: these find room in the caches.
+            del ready
 
     def poll(self) -> None:
         """Take in what there is to tell."""

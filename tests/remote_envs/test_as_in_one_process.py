@@ -51,9 +51,10 @@ def paid_before(ready: Ready, episode: EpisodeEnd) -> int:
 
 def told(ready: Ready) -> dict[str, Any]:
     """Return all that a poll says, without slots, which may be numbered in another way."""
-    assert ready.infos is not None
+    # Where nobody is told anything there are none.
+    infos = ready.infos or [{}] * len(ready.slots)
     rows = [
-        (*ready.seats[slot], plain(ready.obs[row]), float(ready.rewards[row]), dict(ready.infos[row]))
+        (*ready.seats[slot], plain(ready.obs[row]), float(ready.rewards[row]), dict(infos[row]))
         for row, slot in enumerate(ready.slots.tolist())
     ]
     return {

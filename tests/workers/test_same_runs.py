@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO
 from menv.algorithms.worker_rollouts import WorkerRollouts
 from tests.workers.crews import PLAYERS, ROADS, running, same, weights_of
@@ -27,11 +28,29 @@ GAMES: dict[str, dict[str, Any]] = {
 }
 
 
+# What is no part of the run itself.
+BY_THE_CLOCK = {"time_this_iter_s", "time_total_s", "sampler_perf", "num_worker_restarts"}
+
+
+class Looks(DefaultCallbacks):
+    """Wants to be told of each episode, so that they are recorded one by one."""
+
+    def on_episode_start(self, **kwargs: Any) -> None:
+        """Hear of it."""
+
+
 def trained(num_workers: int, each: int, iterations: int = 3, **settings: Any) -> tuple[str, Any, Any]:
-    """Return the digest of a run, its weights and its last result."""
-    with running(num_workers, num_envs_per_worker=each, **settings) as algo:
-        results = [algo.train() for _ in range(iterations)]
-        return results[-1]["digest"], weights_of(algo), results[-1]
+    """Return the digest of a run, its weights and its results; means reach back over a part of an iteration."""
+    window = {"metrics_num_episodes_for_smoothing": 7}
+    with running(num_workers, num_envs_per_worker=each, **window, **settings) as algo:
+        results = [without_clocks(algo.train()) for _ in range(iterations)]
+        return results[-1]["digest"], weights_of(algo), results
+
+
+def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what a result says about the run."""
+    kept = {key: value for key, value in result.items() if key not in BY_THE_CLOCK}
+    return {**kept, "sampler_results": {**kept["sampler_results"], "sampler_perf": None}}
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -40,19 +59,25 @@ def test_two_workers_train_as_one_process_does_to_the_last_bit(game: str) -> Non
     there = trained(2, 2, **GAMES[game])
     assert here[0] == there[0]
     assert same(here[1], there[1])
-    for key in (
-        "num_env_steps_sampled",
-        "num_agent_steps_sampled",
-        "num_agent_steps_trained",
-        "episodes_total",
-    ):
-        assert here[2][key] == there[2][key]
+    assert here[2] == there[2]
+
+
+@pytest.mark.parametrize("game", ["one agent", "agents that leave"])
+def test_remote_environments_have_the_results_of_one_process(game: str) -> None:
+    here, there = (trained(0, 4, 4, remote_worker_envs=remote, **GAMES[game]) for remote in (False, True))
+    assert same(here[1], there[1])
+    assert here[2] == there[2]
+
+
+def test_results_are_those_of_whole_frames_where_callbacks_look_at_episodes() -> None:
+    assert trained(0, 4, 4)[2] == trained(0, 4, 4, callbacks=Looks)[2]
 
 
 def test_one_worker_or_four_train_alike_and_other_seeds_do_not() -> None:
     one, four = trained(1, 4), trained(4, 1)
     assert one[0] == four[0]
     assert same(one[1], four[1])
+    assert one[2] == four[2]
     assert trained(1, 4, seed=4)[0] != one[0]
 
 
