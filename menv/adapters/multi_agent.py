@@ -67,7 +67,7 @@ class MultiAgentEnvs(LocalEnvs):
             as_rewards([*chain.from_iterable([roster.rewards for roster in rosters])], lambda: of_rosters(rosters)),
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
-            list(chain.from_iterable([roster.infos for roster in rosters])) if informed else None,
+            list(chain.from_iterable([roster.infos for roster in rosters])) if informed else [{}] * len(slots),
             {}, self._pool.seats, (), report.faults,
         )  # fmt: skip
 

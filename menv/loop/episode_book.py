@@ -182,7 +182,7 @@ class EpisodeBook:
             episode.credit_members(end.agent_id, end.info[MEMBER_REWARDS])
         cohort.end(end, seat.policy)
         if self._hooks.keeps:
-            cohort.ledger.date_end(int(env_steps[seat.env_index]))
+            cohort.ledger.date_end(int(env_steps[seat.env_index]) - end.ago)
 
     def finish(self, finished: EpisodeEnd, when: When = AS_THEY_COME) -> None:
         """Book the end of an episode; one in which nobody acted is begun here, to be recorded too.

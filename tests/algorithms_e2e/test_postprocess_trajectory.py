@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from menv import DefaultCallbacks, Episode, PolicySpec, RandomPolicy, SampleBatch
+from menv import DefaultCallbacks, Episode, MultiAgentEnv, PolicySpec, RandomPolicy, SampleBatch
 from menv.algorithms import PPO, PPOPolicy, compute_advantages
 from menv.algorithms.returns import gae
 from tests.algorithms_e2e.looking import Judge, Others, steps_of, watching
@@ -71,6 +71,45 @@ def test_agents_of_one_policy_see_each_other_and_rows_are_lined_up_by_their_env_
         # What came after the last row; "b" pauses for a step.
         paused = agent == "b" and steps_of(own)[-1] == 1
         assert last[1] - last[0] == (2 if paused else 1)
+
+
+class Silence(MultiAgentEnv):
+    """One agent, which is done after its first step; nobody waits for two steps then, and it comes back."""
+
+    possible_agents = ["a"]  # noqa: RUF012
+    observation_space = action_space = gym.spaces.Discrete(9)
+    step_count = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.step_count = 0
+        return {"a": 0}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.step_count += 1
+        gone = self.step_count == 1
+        obs = {"a": self.step_count} if gone or self.step_count > 3 else {}
+        return (
+            obs,
+            {"a": 1.0} if obs else {},
+            {"a": gone, "__all__": False},
+            {"__all__": self.step_count == 6},
+            {},
+        )
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_what_came_after_an_end_is_dated_when_the_agent_ended_also_where_nobody_waits_then(
+    remote: bool,
+) -> None:
+    watch, seen = watching()
+    config = {**SMALL, "rollout_fragment_length": 6, "remote_worker_envs": remote, "engine": "process"}
+    multiagent = {"policies": {"a": PolicySpec(watch)}, **EACH}
+    with PPO(env=Silence, config={**config, "multiagent": multiagent}) as algo:
+        algo.sample()
+    assert [(own["env_t"].tolist(), own["next_env_t"].tolist()) for own, _, _ in seen] == [
+        ([0], [1]),
+        ([4, 5], [5, 6]),
+    ]
 
 
 @pytest.mark.parametrize("vector", [False, True])

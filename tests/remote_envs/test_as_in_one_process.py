@@ -51,10 +51,9 @@ def paid_before(ready: Ready, episode: EpisodeEnd) -> int:
 
 def told(ready: Ready) -> dict[str, Any]:
     """Return all that a poll says, without slots, which may be numbered in another way."""
-    # Where nobody is told anything there are none.
-    infos = ready.infos or [{}] * len(ready.slots)
+    assert ready.infos is not None
     rows = [
-        (*ready.seats[slot], plain(ready.obs[row]), float(ready.rewards[row]), dict(infos[row]))
+        (*ready.seats[slot], plain(ready.obs[row]), float(ready.rewards[row]), dict(ready.infos[row]))
         for row, slot in enumerate(ready.slots.tolist())
     ]
     return {
