@@ -75,8 +75,7 @@ def resolve_specs(
         # The object that steps them all has the spaces of a batch; the table has those of one agent.
         env = base_env
     worker = Worker(0, num_workers, base_env, policy_map)
-    agents = _agents(env, base_env)
-    users = _users(policy_map, agents, worker)
+    users = _users(policy_map, _agents(env, base_env) or _named_agents(env), worker)
     observations = AgentSpaces(env, "observation", given.observation, reshaped=given.reshaped)
     actions = AgentSpaces(env, "action", given.action)
     return {
@@ -112,6 +111,14 @@ def _agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
         return [SINGLE_AGENT]
     listed: Iterable[AgentId] = getattr(env, "possible_agents", None) or base_env.get_agent_ids()
     return list(listed)
+
+
+def _named_agents(env: Any) -> list[AgentId]:
+    """Return the agents that a classic environment names without `possible_agents`, always in the same order.
+
+    There may be more of them; but those that it names have spaces by which their policies are built.
+    """
+    return sorted(env.get_agent_ids(), key=repr) if isinstance(env, MultiAgentEnv) else []
 
 
 def _users(policy_map: PolicyMap, agents: list[AgentId], worker: Worker) -> dict[str, list[AgentId]]:

@@ -278,3 +278,23 @@ def test_an_environment_may_answer_for_its_agents_spaces_by_a_method_alone() -> 
         get_action_space = get_observation_space
 
     assert PPO(env=Answers, config={"train_batch_size": 8}).train()["num_env_steps_sampled"] == 8
+
+
+class NamedOnly(Together):
+    """Names its agents as classic environments do, and gives each a space of its own."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__()
+        self._agent_ids, self.possible_agents = {0, 1}, []
+        spaces: dict[Any, Any] = {0: gym.spaces.Discrete(2), 1: gym.spaces.Box(0, 1, (1,))}
+        self.observation_space = gym.spaces.Dict(spaces)
+        self.action_space = gym.spaces.Dict(dict.fromkeys(spaces, gym.spaces.Discrete(2)))
+
+
+@pytest.mark.parametrize("policies", [("p0", "p1"), {"p0": PolicySpec(), "p1": PolicySpec()}])
+def test_agents_that_an_environment_names_in_the_classic_way_give_their_policies_their_spaces(
+    policies: Any,
+) -> None:
+    with build(NamedOnly, lambda agent_id: f"p{agent_id}", policies) as algo:
+        seen = [algo.get_policy(name).observation_space for name in ("p0", "p1")]
+    assert seen == [gym.spaces.Discrete(2), gym.spaces.Box(0, 1, (1,))]
