@@ -45,6 +45,11 @@ class RowDraws:
         return draws.normals(self.keys, self.steps, width)
 
 
+def weights_of(policy: Policy) -> Mapping[str, Any]:
+    """Return a policy's weights by name; none where a `get_weights` of the classic kind returns None."""
+    return policy.get_weights() or {}
+
+
 class Policy(Told, told=OF_POLICIES):
     """A policy that answers whole batches of observations.
 

@@ -36,7 +36,7 @@ from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
-from menv.policy import Policy
+from menv.policy import Policy, weights_of
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 
 _COPY = "call set_weights({policy_id: weights}) once it is there"
@@ -257,7 +257,7 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return copies of the weights of some policies, or of all."""
         ids = self._population.read_ids(policy_ids)
-        return {policy_id: self.get_policy(policy_id).get_weights() for policy_id in ids}
+        return {policy_id: dict(weights_of(self.get_policy(policy_id))) for policy_id in ids}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
         """Copy weights in, by policy id; learners go on from them.

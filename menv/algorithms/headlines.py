@@ -16,6 +16,7 @@ from menv.algorithms.rollout_worker import synced
 from menv.algorithms.rollouts import Crew
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.loop.net_policy import NetPolicy
+from menv.policy import weights_of
 
 Weights = Mapping[str, Any]
 
@@ -48,7 +49,7 @@ class Headlines:
         """Note that workers have got the policies as they are now."""
         changed = self._changed()
         self.version += bool(changed and self._weights)
-        self._weights = {name: policy.get_weights() for name, policy in self._crew.policies.items()}
+        self._weights = {name: weights_of(policy) for name, policy in self._crew.policies.items()}
         # Edited pipelines of policies that were there before are news still, and so are their statistics.
         self._versions = {
             name: self._versions.get(name, own.version) for name, own in self._pipelines().items()
@@ -83,7 +84,7 @@ class Headlines:
         """Return the weights that are not those that were told."""
         found: dict[str, Weights] = {}
         for name, policy in self._crew.policies.items():
-            before, now = self._weights.get(name), policy.get_weights()
+            before, now = self._weights.get(name), weights_of(policy)
             if before is None or not all(np.array_equal(before[key], now[key]) for key in now):
                 found[name] = now
         return found

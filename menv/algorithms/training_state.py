@@ -21,6 +21,7 @@ from menv.algorithms.rollouts import LocalRollouts, Rollouts
 from menv.errors import ConfigError
 from menv.metrics import Metrics
 from menv.plain_data import Arrays, from_plain, to_plain
+from menv.policy import weights_of
 
 Files = dict[str, Any]
 
@@ -96,7 +97,7 @@ class TrainingState:
         return {
             STATE: plain,
             ARRAYS: arrays,
-            WEIGHTS: _flat({name: one.get_weights() for name, one in population.policies.items()}),
+            WEIGHTS: _flat({name: weights_of(one) for name, one in population.policies.items()}),
             LEARNERS: _flat({name: own for name, (_, own) in learners.items()}),
         }
 
@@ -116,7 +117,7 @@ class TrainingState:
         population, progress = self.population, self.progress
         seed = progress.seed if keep_seed else int(tree["seed"])
         for policy_id, policy in population.policies.items():
-            _check_weights(policy_id, weights.get(policy_id, {}), policy.get_weights())
+            _check_weights(policy_id, weights.get(policy_id, {}), weights_of(policy))
         chosen = {
             name: (own, learners.get(name, {}))
             for name, own in tree["learners"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from menv import ConfigError, DefaultCallbacks
-from menv.algorithms import DQN, Algorithm
+from menv import ConfigError, DefaultCallbacks, PolicySpec, RandomPolicy
+from menv.algorithms import DQN, PPO, Algorithm
 from tests.checkpoints.runs import REPLAYED, weights_of
 
 told: list[int] = []
@@ -41,3 +41,22 @@ def test_an_algorithm_of_somebody_else_is_loaded_by_its_class(tmp_path: Path) ->
         folder = first.save(tmp_path)
     with pytest.raises(ConfigError, match="'Mine', expected one of DQN, PPO, QMIX"):
         Algorithm.from_checkpoint(folder)
+
+
+class Heuristic(RandomPolicy):
+    """Without weights, in the words of classic heuristics."""
+
+    def get_weights(self) -> Any:
+        return None
+
+    def set_weights(self, weights: Any) -> None:
+        return None
+
+
+def test_a_policy_whose_get_weights_returns_none_has_none(tmp_path: Path) -> None:
+    multiagent = {"policies": {"default_policy": PolicySpec(policy_class=Heuristic)}}
+    with PPO(env="CartPole-v1", config={"train_batch_size": 8, "multiagent": multiagent}) as algo:
+        algo.train()
+        algo.restore(algo.save(tmp_path))
+        assert algo.get_weights() == {"default_policy": {}}
+        algo.set_weights(algo.get_weights())
