@@ -51,12 +51,13 @@ class SampleBatch(Mapping[str, Column]):
         segments: Where the pieces of trajectories lie.
     """
 
-    OBS = "obs"
+    OBS = CUR_OBS = "obs"
     NEXT_OBS = "new_obs"
     ACTIONS = "actions"
     REWARDS = "rewards"
     TERMINATEDS = "terminateds"
     TRUNCATEDS = "truncateds"
+    DONES = "dones"  # No column: who reads it is told what took its place.
     INFOS = "infos"
     EPS_ID = "eps_id"
     AGENT_INDEX = "agent_index"

@@ -49,7 +49,8 @@ def test_columns_can_be_added_if_they_have_a_value_for_each_row() -> None:
 
 def test_the_old_dones_and_unknown_columns_are_explained() -> None:
     with pytest.raises(KeyError, match="'dones' is split into 'terminateds' and 'truncateds'"):
-        batch([1])["dones"]
+        batch([1])[SampleBatch.DONES]
+    assert SampleBatch.CUR_OBS == SampleBatch.OBS
     with pytest.raises(
         KeyError, match=r"holds batches and not tuples: write other_agent_batches\[agent_id\]"
     ):
