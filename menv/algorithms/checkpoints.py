@@ -33,7 +33,7 @@ class Checkpoints:
     @classic_keywords(checkpoint_dir="=path")
     def save(
         self,
-        path: str | Path,
+        path: str | Path | None = None,
         *,
         keep_last: int | None = None,
         keep_best: tuple[str, int] | None = None,
@@ -49,7 +49,7 @@ class Checkpoints:
         of your own and of clients cannot be, and begin anew: `num_episodes_not_resumed` counts them.
 
         Args:
-            path: A folder; made if it is not there.
+            path: A folder, to be given; made if it is not there.
             keep_last: Delete all but so many of the latest checkpoints in it; None deletes none.
             keep_best: `(metric, n)` keeps those n too that had the highest value of a key of the result, such as
                 `"episode_reward_mean"` or `"evaluation/episode_reward_mean"`; without `keep_last` all others but the
@@ -67,6 +67,11 @@ class Checkpoints:
 
         algo = cast("Algorithm", self)
         _refuse_stopped(algo, "save")
+        if path is None:
+            raise ConfigError(
+                "save: no folder is given, expected one, because none is chosen for you; call save(folder), which "
+                "returns the numbered folder that restore takes"
+            )
         _check_keeping(keep_last, keep_best)
         metric = keep_best and keep_best[0]
         manifest = {

@@ -46,3 +46,11 @@ def test_experience_that_does_not_fit_is_refused_before_anything_changes(
         assert ends[0]["digest"] == ends[1]["digest"]
         assert ends[0]["training_iteration"] == ends[1]["training_iteration"]
         assert weights_of(algo) == weights_of(alone)
+
+
+def test_who_saves_without_a_folder_is_told_to_give_one() -> None:
+    with (
+        DQN(env="CartPole-v1", config=REPLAYED) as algo,
+        pytest.raises(ConfigError, match=r"^save: no folder is given, .*call save\(folder\)"),
+    ):
+        algo.save()
