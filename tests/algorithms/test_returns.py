@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from menv.algorithms.advantages import compute_advantages
 from menv.algorithms.returns import gae
 from menv.errors import ConfigError
+from tests.written_batches import batch
 
 Numbers = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -128,3 +131,17 @@ def test_advantages_need_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"
+
+
+def test_compute_advantages_takes_the_classic_arguments() -> None:
+    rows = batch([3])
+    rows["vf_preds"] = np.arange(3, dtype=np.float32)
+    here = compute_advantages(rows.copy(), 0.5, gamma=0.9, lambda_=0.8)
+    classic: Any = compute_advantages
+    for there in (
+        classic(rows.copy(), 0.5, 0.9, 0.8),
+        classic(rollout=rows.copy(), last_r=0.5, gamma=0.9, lambda_=0.8),
+    ):
+        assert there["advantages"].tolist() == here["advantages"].tolist()
+    with pytest.raises(ConfigError, match=r"^compute_advantages: use_gae is given.*leave it out"):
+        classic(rows, 0.5, 0.9, 0.8, use_gae=True)
