@@ -66,7 +66,8 @@ def make_experience(config: AlgorithmConfig, place: Place = _DRIVER) -> tuple[An
     if not callable(config.input):
         raise ConfigError(
             f"input: {type(config.input).__name__}, expected a function of an InputContext; write lambda ioctx: "
-            "PolicyServerInput(ioctx, address, port), or leave it out to step the env"
+            "PolicyServerInput(ioctx, address, port), or leave it out to step the env; examples/offline_logs.py "
+            "learns from episodes that were logged"
         )
     stub = None if config.env is None else _make_env(config, place, 0)
     source = config.input(_input_context(config, stub))

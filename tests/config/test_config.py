@@ -144,12 +144,26 @@ def test_an_unknown_key_names_the_nearest_one(key: str, near: str) -> None:
         ("use_lstm", 'it belongs into model: write model={"use_lstm": ...}'),
         ("horizon", "end episodes in the environment, with gymnasium.wrappers.TimeLimit"),
         ("exploration_config", "PPO draws from its policy; leave it out"),
+        ("custom_evaluation_function", "call algo.evaluate() yourself"),
+        ("output_max_file_size", "write down what on_sample_end(worker, samples) is given"),
+        ("replay_buffer_config", "only DQN and QMIX replay; leave it out"),
     ],
 )
 def test_a_classic_key_that_is_not_here_says_what_stands_in_its_place(key: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"^config: unknown key '{key}', expected a known one; ") as caught:
         read_config(PPOConfig, {key: 1})
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("key", list(classic_hints.HOLDS_ANYHOW))
+def test_a_classic_key_with_the_value_that_holds_anyhow_is_taken_and_no_other_one(key: str) -> None:
+    assert read_config(PPOConfig, {key: classic_hints.HOLDS_ANYHOW[key]}) == PPOConfig()
+    with pytest.raises(ConfigError, match=f"'{key}'"):
+        read_config(PPOConfig, {key: "another"})
+
+
+def test_classic_words_for_no_input_and_no_evaluation_are_taken() -> None:
+    assert read_config(PPOConfig, {"input": "sampler", "evaluation_interval": 0}) == PPOConfig()
 
 
 @pytest.mark.parametrize("key", list(classic_hints._NAMES))

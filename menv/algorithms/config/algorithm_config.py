@@ -119,6 +119,10 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
 
     def __post_init__(self) -> None:
         """Read sections given as dicts and refuse values that cannot work."""
+        for name, off in (("input", "sampler"), ("evaluation_interval", 0)):
+            # Classic ways of saying that there is none.
+            if type(getattr(self, name)) is type(off) and getattr(self, name) == off:
+                object.__setattr__(self, name, None)
         object.__setattr__(self, "model", section(ModelConfig, self.model, "model"))
         object.__setattr__(self, "multiagent", section(MultiAgentConfig, self.multiagent, "multiagent"))
         for name in _FLAGS:

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Any
 
 from menv.algorithms.config.section_keys import SECTION_KEYS
 
 _NAMES = {
     "evaluation_num_episodes": "evaluation_duration",
+    "grad_norm_clipping": "grad_clip",
     "learning_starts": "num_steps_sampled_before_learning_starts",
     "metrics_smoothing_episodes": "metrics_num_episodes_for_smoothing",
     "minibatch_size": "sgd_minibatch_size",
@@ -19,6 +21,7 @@ _NAMES = {
     "num_envs_per_env_runner": "num_envs_per_worker",
     "num_epochs": "num_sgd_iter",
     "num_rollout_workers": "num_workers",
+    "optim_eps": "adam_epsilon",
     "sample_batch_size": "rollout_fragment_length",
     "timesteps_per_iteration": "min_sample_timesteps_per_iteration",
     "train_batch_size_per_learner": "train_batch_size",
@@ -28,14 +31,33 @@ _PICTURE = "render in a callback and put what you want to see into episode.media
 _OWN_MODEL = "write a custom_model"
 _TELL = "let the environment show previous actions and rewards in its observations"
 _NONE = "it is not there; leave it out"
+_BETA = "prioritized_replay_beta stays as it is; leave it out"
+_EPSILON = 'write exploration_config={"final_epsilon": ..., "epsilon_timesteps": ...}'
+_HERE = "evaluations play in this process, between two iterations; leave it out"
+_LOGS = "input is a function; examples/offline_logs.py learns from episodes that were logged"
+_OWN_EVALUATION = "call algo.evaluate() yourself, or change its result in on_evaluate_end"
+_OS = "set os.environ in the function that creates the environment"
+_SIZE = "train_batch_size is what an iteration samples and learns from; set that"
+_WRITE_DOWN = "write down what on_sample_end(worker, samples) is given"
 _ADVICE = {
+    "actions_in_input_normalized": _LOGS,
+    "before_learn_on_batch": "write on_learn_on_batch in callbacks",
     "buffer_size": 'write replay_buffer_config={"capacity": ...}',
+    "categorical_distribution_temperature": _NONE,
     "custom_action_dist": _OWN_MODEL,
-    "custom_eval_function": "call algo.evaluate() yourself, or change its result in on_evaluate_end",
+    "custom_eval_function": _OWN_EVALUATION,
+    "custom_evaluation_function": _OWN_EVALUATION,
     "custom_preprocessor": "write agent_connectors, or wrap the environment",
     "dim": "resize images in the environment, with gymnasium.wrappers.ResizeObservation for instance",
     "env_task_fn": 'call base_env.call(env_index, "set_task", ...) in a callback',
+    "evaluation_num_workers": _HERE,
+    "evaluation_parallel_to_training": _HERE,
     "exploration_config": "PPO draws from its policy; leave it out, or set explore",
+    "exploration_final_eps": _EPSILON,
+    "exploration_fraction": _EPSILON,
+    "extra_python_environs_for_driver": _OS,
+    "extra_python_environs_for_worker": _OS,
+    "final_prioritized_replay_beta": _BETA,
     "framestack": 'write agent_connectors=[("FrameStackAgentConnector", {"num_frames": 4})]',
     "free_log_std": _OWN_MODEL,
     "grayscale": "wrap the environment in gymnasium.wrappers.GrayscaleObservation",
@@ -44,32 +66,73 @@ _ADVICE = {
     "in_evaluation": "settings of evaluations go into evaluation_config",
     "input_config": "put it into env_config, which the function of input is told",
     "input_evaluation": _NONE,
+    "is_atari": "wrap the environment in gymnasium.wrappers.AtariPreprocessing",
     "keep_per_episode_custom_metrics": "put lists into episode.hist_data",
     "learner_class": _NONE,
+    "learning_starts": "num_steps_sampled_before_learning_starts is a setting of the main config",
     "logger_config": "set callbacks=TensorBoardCallbacks",
     "logger_creator": "set callbacks=TensorBoardCallbacks",
+    "lr_schedule": "PPO alone has one; set lr",
     "lstm_use_prev_action": _TELL,
     "lstm_use_prev_action_reward": _TELL,
     "lstm_use_prev_reward": _TELL,
     "min_iter_time_s": "call train() until the time is over",
+    "min_sample_timesteps_per_iteration": _SIZE,
     "min_time_s_per_iteration": "call train() until the time is over",
+    "min_train_timesteps_per_iteration": _SIZE,
     "monitor": _PICTURE,
     "no_done_at_end": "set truncateds rather than terminateds in the environment",
     "no_final_linear": _OWN_MODEL,
     "noisy": _NONE,
     "num_atoms": _NONE,
     "off_policy_estimation_methods": _NONE,
+    "optim_alpha": "Adam is what learns; leave it out",
     "optimizer": "set lr and grad_clip; Adam is what learns",
-    "output": "write down what on_sample_end(worker, samples) is given",
+    "output": _WRITE_DOWN,
+    "parameter_noise": _NONE,
     "post_fcnet_hiddens": _OWN_MODEL,
+    "postprocess_inputs": _LOGS,
+    "prioritized_replay_beta_annealing_timesteps": _BETA,
     "record_env": _PICTURE,
+    "replay_buffer_config": "only DQN and QMIX replay; leave it out",
+    "replay_burn_in": _NONE,
+    "replay_sequence_length": 'write model={"max_seq_len": ...}',
+    "rl_module_spec": _OWN_MODEL,
     "sample_async": "set overlap=True and num_workers to 1 or more",
     "sample_collector": _NONE,
+    "schedule_max_timesteps": _EPSILON,
+    "shuffle_buffer_size": _LOGS,
+    "sigma0": _NONE,
     "soft_horizon": _CUT,
+    "storage_unit": "rows are what is kept; leave it out",
+    "tau": _NONE,
+    "td_error_loss_fn": _NONE,
+    "torch_deterministic": "set seed, which makes runs repeatable",
     "use_attention": "set use_lstm or use_gru, or write a custom_model",
+    "use_kl_loss": "kl_coeff=0 switches the KL term off",
+    "v_max": _NONE,
+    "v_min": _NONE,
     "worker_cls": _NONE,
+    "worker_side_prioritization": _NONE,
     "zero_mean": 'set observation_filter="MeanStdFilter"',
 }
+_OF_FAMILIES = {"attention_": _ADVICE["use_attention"], "output_": _WRITE_DOWN}
+"""What to do in the place of all keys that begin so."""
+
+HOLDS_ANYHOW: dict[str, Any] = {
+    "custom_action_dist": None, "custom_eval_function": None, "custom_evaluation_function": None,
+    "custom_preprocessor": None, "env_task_fn": None, "evaluation_num_workers": 0,
+    "evaluation_parallel_to_training": False, "exploration_config": {"type": "StochasticSampling"},
+    "framestack": False, "free_log_std": False, "grayscale": False, "horizon": None, "in_evaluation": False,
+    "is_atari": False,
+    "keep_per_episode_custom_metrics": False, "lstm_use_prev_action": False, "lstm_use_prev_action_reward": False,
+    "lstm_use_prev_reward": False, "monitor": False, "no_done_at_end": False, "no_final_linear": False, "noisy": False,
+    "num_atoms": 1, "off_policy_estimation_methods": {}, "output": None, "parameter_noise": False,
+    "post_fcnet_hiddens": [], "record_env": False, "replay_burn_in": 0, "replay_sequence_length": 1,
+    "sample_async": False, "sample_collector": None, "soft_horizon": False, "storage_unit": "timesteps",
+    "use_attention": False, "worker_side_prioritization": False,
+}  # fmt: skip
+"""Classic keys that menv does not have, with the value that says how it is here; that value is taken."""
 
 
 def classic_hint(key: str, known: Container[str]) -> str | None:
@@ -79,4 +142,5 @@ def classic_hint(key: str, known: Container[str]) -> str | None:
     for name, keys in SECTION_KEYS.items():
         if name in known and key in keys:
             return f'it belongs into {name}: write {name}={{"{key}": ...}}'
-    return _ADVICE.get(key)
+    family = next((advice for begin, advice in _OF_FAMILIES.items() if key.startswith(begin)), None)
+    return _ADVICE.get(key, family)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from menv.algorithms.config.classic_hints import classic_hint
+from menv.algorithms.config.classic_hints import HOLDS_ANYHOW, classic_hint
 from menv.errors import ConfigError
 
 S = TypeVar("S")
@@ -27,25 +27,39 @@ _WITHOUT_MEANING = frozenset(
         "_disable_preprocessor_api",
         "_enable_learner_api",
         "_enable_new_api_stack",
+        "_enable_replay_buffer_api",
         "_enable_rl_module_api",
+        "_fake_gpus",
         "_tf_policy_handles_more_than_one_loss",
+        "_use_default_native_models",
         "auto_wrap_old_gym_envs",
+        "checkpoint_trainable_policies_only",
         "compress_observations",
         "create_env_on_driver",
         "create_env_on_local_worker",
         "custom_resources_per_worker",
+        "delay_between_worker_restarts_s",
         "disable_env_checking",
         "eager_max_retraces",
         "eager_tracing",
+        "enable_async_evaluation",
         "enable_connectors",
+        "evaluation_sample_timeout_s",
+        "export_native_model_files",
         "framework",
         "framework_str",
         "ignore_worker_failures",
         "local_tf_session_args",
+        "max_num_worker_restarts",
+        "metrics_episode_collection_timeout_s",
+        "num_consecutive_worker_failures_tolerance",
         "num_cpus_for_driver",
         "num_cpus_for_local_worker",
+        "num_cpus_per_learner_worker",
         "num_cpus_per_worker",
+        "num_gpus_per_learner_worker",
         "num_gpus_per_worker",
+        "num_learner_workers",
         "placement_strategy",
         "policy_map_cache",
         "policy_map_capacity",
@@ -53,18 +67,23 @@ _WITHOUT_MEANING = frozenset(
         "preprocessor_pref",
         "recreate_failed_workers",
         "render_env",
+        "sampler_perf_stats_ema_coef",
         "shuffle_sequences",
         "simple_optimizer",
+        "store_buffer_in_checkpoints",
+        "sync_filters_on_rollout_workers_timeout_s",
         "synchronize_filters",
         "tf_session_args",
         "torch_compile_learner",
         "torch_compile_worker",
+        "update_worker_filter_stats",
+        "use_worker_filter_stats",
+        "validate_workers_after_construction",
+        "worker_health_probe_timeout_s",
+        "worker_restore_timeout_s",
     }
 )
 _NOT_YET: dict[str, Any] = {
-    "custom_evaluation_function": None,
-    "evaluation_num_workers": 0,
-    "evaluation_parallel_to_training": False,
     "replay_mode": "independent",
     "use_critic": True,
     "use_gae": True,
@@ -114,6 +133,8 @@ def refuse_or_warn(key: str, value: Any, known: set[str], where: str, *, python_
             raise ConfigError(
                 f"{where}{key} is {value!r}, expected {_NOT_YET[key]!r} in this version; leave it out"
             )
+        return
+    if key in HOLDS_ANYHOW and type(value) is type(HOLDS_ANYHOW[key]) and value == HOLDS_ANYHOW[key]:
         return
     if key in _WITHOUT_MEANING:
         if key not in _warned:
