@@ -177,6 +177,8 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
         began = time.perf_counter()
         rollouts = self._rollouts
         env_steps, agent_steps = rollouts.env_steps, rollouts.agent_steps
+        learners = self._population.learners
+        env_trained, agent_trained = learners.env_steps_trained, learners.agent_steps_trained
         times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
         stats: dict[str, list[dict[str, Any]]] = {}
         taken = 0
@@ -187,7 +189,7 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
             if batch is None:
                 times["sample_time_s"] += sampled - before
                 break
-            for policy_id, own in self._population.learners.learn(batch, rollouts.env_steps).items():
+            for policy_id, own in learners.learn(batch, rollouts.env_steps).items():
                 stats.setdefault(policy_id, []).append(own)
             self._outside.publish()
             times["sample_time_s"] += sampled - before
@@ -205,9 +207,12 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
             "num_agent_steps_sampled": rollouts.agent_steps,
             "num_env_steps_sampled_this_iter": rollouts.env_steps - env_steps,
             "num_agent_steps_sampled_this_iter": rollouts.agent_steps - agent_steps,
-            "num_env_steps_trained": self._population.learners.env_steps_trained,
-            "num_agent_steps_trained": self._population.learners.agent_steps_trained,
+            "num_env_steps_trained": learners.env_steps_trained,
+            "num_agent_steps_trained": learners.agent_steps_trained,
+            "num_env_steps_trained_this_iter": learners.env_steps_trained - env_trained,
+            "num_agent_steps_trained_this_iter": learners.agent_steps_trained - agent_trained,
             "timesteps_total": rollouts.env_steps,
+            "agent_timesteps_total": rollouts.agent_steps,
             "digest": rollouts.digest.hex(),
             "inference": self.inference,
             **self._of_workers(),

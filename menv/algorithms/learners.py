@@ -102,7 +102,7 @@ class Learners:
             self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
             self._catch_up(policy_id, learner)
             with threads(self._threads_of(built, policy_id)):
-                stats[policy_id] = {**learner.learn(own, env_steps), **told}
+                stats[policy_id] = {**learner.learn(own, env_steps), **_plain(told)}
             weights = learner.weights()
             policy.set_weights(weights)
             self._hand_on(policy_id, weights)
@@ -278,6 +278,11 @@ def merged(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
         else:
             out[name] = sum(value * updates for value, updates in told) / weight
     return out
+
+
+def _plain(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a hook has put into statistics, numbers as Python's own, so that results can be written as JSON."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in told.items()}
 
 
 def learner_info(stats: Mapping[str, dict[str, float]]) -> dict[str, Any]:

@@ -182,6 +182,7 @@ def test_statistics_and_results_may_be_added_to() -> None:
     class Add(DefaultCallbacks):
         def on_learn_on_batch(self, *, result: dict[str, Any], train_batch: Any, **kwargs: Any) -> None:
             result["rows"] = train_batch.count
+            result["actions"] = train_batch["actions"].sum()
 
         def on_train_result(self, *, result: dict[str, Any], **kwargs: Any) -> None:
             result["mine"] = 1
@@ -190,6 +191,9 @@ def test_statistics_and_results_may_be_added_to() -> None:
         result = algo.train()
     assert result["mine"] == 1
     assert result["info"]["default_policy"]["rows"] == 2 * 10
+    assert type(result["info"]["default_policy"]["actions"]) is int, "results can be written as JSON"
+    assert result["num_agent_steps_trained_this_iter"] == result["num_agent_steps_trained"] == 2 * 10
+    assert result["num_env_steps_trained_this_iter"] == result["num_env_steps_trained"] == 10
 
 
 def test_several_callbacks_are_called_in_order() -> None:
