@@ -17,6 +17,7 @@ from menv.algorithms import PPO, PPOConfig
 from menv.base_env import SINGLE_AGENT
 from menv.classic_names import OF_ALGORITHMS, OF_BASE_ENVS, OF_CONFIGS, OF_POLICIES, OF_WORKERS
 from menv.loop.sampler import Sampler
+from menv.scale.remote_envs import RemoteEnv
 
 
 class Noting(DefaultCallbacks):
@@ -123,3 +124,17 @@ def test_callbacks_hand_on_what_classic_ones_were_made_with() -> None:
     assert DefaultCallbacks(None) is not None
     with pytest.raises(ConfigError, match="legacy_callbacks_dict is given"):
         DefaultCallbacks({"on_episode_end": print})
+
+
+def test_a_remote_environment_says_how_its_methods_are_called() -> None:
+    class Far:
+        def call(self, index: int, method: str, *args: Any) -> Any:
+            return index, method, args
+
+    remote: Any = RemoteEnv(Far(), 2)  # type: ignore[arg-type]
+    assert remote.call("set_task", 3) == (2, "set_task", (3,))
+    with pytest.raises(
+        AttributeError, match=r"^RemoteEnv: no attribute 'set_task'.*write call\('set_task', \.\.\.\)"
+    ):
+        remote.set_task(3)
+    assert not hasattr(copy.copy(remote), "level")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -317,3 +317,18 @@ class RemoteEnv:
 
     def __repr__(self) -> str:
         return f"RemoteEnv({self.index})"
+
+    if not TYPE_CHECKING:  # who checks types shall be told of an attribute that there is not
+
+        def __getattr__(self, name: str) -> Any:
+            """Say how the methods of the environment are called.
+
+            Raises:
+                AttributeError: Always; what this object has does not come here.
+            """
+            raise AttributeError(
+                f"RemoteEnv: no attribute {name!r}, expected call or index, because the environment lives elsewhere; "
+                f"write call({name!r}, ...) for a method of it, and let a method return what else you read",
+                name=name,
+                obj=self,
+            )
