@@ -20,39 +20,55 @@ _REPLACE = "call dataclasses.replace(config, name=value), which returns a change
 _WEIGHTS = "get_weights() and set_weights() are its weights, export_checkpoint(folder) writes all of it"
 
 _CHANGED = "change a copy(), and build from that"
+_KEPT = "keep what you need of algorithm.config in on_algorithm_init"
+_LAST = "read last_result"
 _LOSS = "algo.train() learns; a loss of your own is one of a subclass of menv.algorithms.PPOPolicy"
 _NO_TRIALS = "menv.algorithms knows no trials; name your runs yourself"
 _RUN = "save(folder) writes all of a run, restore(folder) takes it up; get_weights() and set_weights() are the weights"
+_STATS = "read info[policy_id] of algorithm.last_result"
 _WHO_LEARNS = "read multiagent.policies_to_train of algorithm.config"
 
 OF_ALGORITHMS = {
+    "_counters": _LAST,
+    "_episodes_total": _LAST,
+    "_iteration": "it is called iteration",
+    "_timesteps_total": _LAST,
+    "action_space": "get_policy(policy_id) has it",
     "add_module": "call add_policy(policy_id)",
     "callbacks": "keep the object that you give as callbacks",
     "cleanup": "call stop()",
     "compute_action": "call compute_single_action(obs)",
     "compute_actions": "call get_policy(policy_id).compute_actions([obs, ...])",
+    "default_resource_request": _NO_TRIALS,
     "env_creator": "menv.registry.make_env(config.env, config.env_config) makes an environment",
     "env_runner": f"{_CALL_ENVS}, get_policy(policy_id) for a policy",
     "env_runner_group": f"{_CALL_ENVS}, get_policy(policy_id) for a policy",
     "eval_env_runner_group": "call evaluate(); evaluations play in this process",
+    "evaluation_metrics": 'read last_result["evaluation"]',
     "evaluation_workers": "call evaluate(); evaluations play in this process",
+    "export_model": "call export_policy_checkpoint(folder, policy_id), or menv.export_onnx(policy, path)",
     "export_policy_model": "call export_policy_checkpoint(folder, policy_id), or menv.export_onnx(policy, path)",
     "get_config": "read config",
+    "get_default_policy_class": "leave the class out; PolicySpec() is a policy of this algorithm",
     "get_module": "call get_policy(policy_id)",
     "get_state": _RUN,
+    "import_model": "call set_weights({policy_id: weights})",
     "learner_group": "call get_weights() and set_weights(weights), which learners go on from",
     "load_checkpoint": "call restore(folder), or from_checkpoint(folder) of the class",
     "local_replay_buffer": "learners keep it to themselves; capacity and kind are replay_buffer_config",
     "logdir": "no folder is written; set callbacks=TensorBoardCallbacks, or write down what train() returns",
+    "merge_trainer_configs": "write {**first, **second}",
+    "observation_space": "get_policy(policy_id) has it",
     "optimizer": "learners keep it to themselves; save(folder) writes it too",
     "remove_module": "call remove_policy(policy_id)",
     "reset_config": "build a new algorithm, or call from_checkpoint(folder, config={...}) of the class",
     "restore_from_path": "call restore(folder)",
+    "restore_workers": "leave it out; lost workers are replaced",
     "save_checkpoint": "call save(folder)",
     "save_to_path": "call save(folder)",
     "set_state": _RUN,
     "step": "call train()",
-    "timesteps_total": "read last_result",
+    "timesteps_total": _LAST,
     "train_buffered": "call train()",
     "training_iteration": "it is called iteration",
     "training_step": "call train()",
@@ -62,10 +78,12 @@ OF_ALGORITHMS = {
 }
 OF_WORKERS = {
     "async_env": "it is called base_env",
+    "batch_mode": _KEPT,
     "callbacks": "keep the object that you give as callbacks",
     "config": "keep what you need of algorithm.config in on_algorithm_init, or put it into env_config",
     "env": "take base_env.get_sub_environments()",
     "env_context": "on_sub_environment_created is given it",
+    "env_creator": "base_env.get_sub_environments() has what it made",
     "filters": "they are among policies[policy_id].agent_connectors",
     "foreach_env": "loop over base_env.get_sub_environments(), or call base_env.call(index, method, ...)",
     "foreach_policy": "loop over policies.items()",
@@ -75,14 +93,17 @@ OF_WORKERS = {
     "get_policy": "take policies[policy_id]",
     "get_weights": "call policies[policy_id].get_weights()",
     "global_vars": 'env_steps counts the steps of each environment; result["timesteps_total"] all of them',
+    "io_context": _KEPT,
     "is_policy_to_train": _WHO_LEARNS,
     "learn_on_batch": "algo.train() learns",
     "policies_to_train": _WHO_LEARNS,
-    "policy_config": "keep what you need of algorithm.config in on_algorithm_init",
+    "policy_config": _KEPT,
     "policy_dict": "policies has the policies by id",
     "policy_mapping_fn": "call episode.policy_for(agent_id)",
+    "rollout_fragment_length": _KEPT,
     "set_policy_mapping_fn": "call algorithm.add_policy(..., policy_mapping_fn=...)",
     "set_weights": "call algorithm.set_weights({policy_id: weights})",
+    "spaces": "policies[policy_id] has its spaces",
 }
 OF_POLICIES = {
     "action_dist_class": 'write model={"custom_model": ...}',
@@ -92,14 +113,19 @@ OF_POLICIES = {
     "compute_gradients": _LOSS,
     "compute_log_likelihoods": "compute_actions returns the action_logp of what it chose, and batches have it",
     "compute_single_action": "call act(obs)",
+    "cur_lr": _STATS,
     "device": "num_gpus in the config says where networks learn",
     "dist_class": 'write model={"custom_model": ...}',
+    "entropy_coeff": _STATS,
     "exploration": "call act(obs, explore=...) or compute_actions(..., explore=...)",
     "export_model": "call export_checkpoint(folder), or menv.export_onnx(policy, path)",
+    "framework": "networks learn with torch",
+    "get_exploration_state": _STATS,
     "get_session": "there is no TensorFlow here; call act(obs) or compute_actions([obs, ...])",
     "get_state": _WEIGHTS,
     "global_timestep": 'algo.last_result["timesteps_total"] counts env steps',
     "is_recurrent": "get_initial_state() is empty for a policy without a memory",
+    "kl_coeff": _STATS,
     "learn_on_batch": _LOSS,
     "loss": _LOSS,
     "model": f"call act(obs) or compute_actions([obs, ...]); {_WEIGHTS}; "
@@ -107,6 +133,7 @@ OF_POLICIES = {
     "num_state_tensors": "call len(get_initial_state())",
     "reset_connectors": "call agent_connectors.reset(env_id)",
     "set_state": _WEIGHTS,
+    "update_kl": "kl_coeff and kl_target in the config do so",
     "view_requirements": "batches have previous actions, rewards and observations as columns",
 }
 OF_BASE_ENVS = {

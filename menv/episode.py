@@ -22,7 +22,12 @@ _NOTHING: Mapping[str, Any] = {}
 _IN_BATCHES = "read the columns of the batch in on_postprocess_trajectory"
 _RETURNS = "read agent_rewards"
 _CLASSIC = {
+    "_agent_collectors": _IN_BATCHES,
     "_agent_reward_history": _RETURNS,
+    "_agent_to_policy": "call policy_for(agent_id)",
+    "_last_infos": "call last_info_for(agent_id)",
+    "active_agent_steps": _IN_BATCHES,
+    "active_env_steps": "it is called length",
     "agent_index": "call get_agents()",
     "batch_builder": _IN_BATCHES,
     "get_infos": "call last_info_for(agent_id)",
@@ -43,6 +48,9 @@ _CLASSIC = {
     "prev_reward_for": _IN_BATCHES,
     "rnn_state_for": _IN_BATCHES,
     "soft_reset": "end the episode in the environment",
+    "started": "on_episode_start is called when it has begun",
+    "total_agent_steps": _IN_BATCHES,
+    "total_env_steps": "it is called length",
     "worker": "callbacks and mapping functions get the worker themselves",
 }
 """What does the work of attributes that classic episodes had."""
