@@ -316,7 +316,12 @@ class NetPolicy(Policy):
                 f"policy {self.policy_id!r}: the weights are a {type(weights).__name__}, expected a dict of arrays by "
                 "name; give what get_weights returned"
             )
-        self.networks.backend.set_weights(self.index, weights)
+        try:
+            self.networks.backend.set_weights(self.index, weights)
+        except ConfigError as error:
+            raise ConfigError(
+                f"policy {self.policy_id!r}: {error}; if another algorithm trains it, say so: PolicySpec(algorithm=...)"
+            ) from error
 
     def _rows(self, obs_batch: Sequence[Any]) -> tuple[Any, Any]:
         """Return the network's rows and masks for R observations."""

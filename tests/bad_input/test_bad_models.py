@@ -142,7 +142,7 @@ def test_shared_layers_need_equal_convolutions(differ: dict[str, Any]) -> None:
     ({"default_policy": None}, "set_weights: NoneType where weights by name belong"),
     ({"default_policy": [1.0]}, "set_weights: list where weights by name belong"),
     ({"stranger": {}}, "policy 'stranger' does not exist"),
-    ({"default_policy": {}}, "do not fit the architecture"),
+    ({"default_policy": {}}, "^policy 'default_policy': .* do not fit the architecture.*PolicySpec\\(algorithm="),
     ({"default_policy": {"policy.0.weight": "x"}}, "do not fit the architecture"),
 ], ids=str)  # fmt: skip
 def test_weights_that_are_none_are_refused_and_change_nothing(weights: Any, message: str) -> None:
