@@ -27,6 +27,8 @@ from menv.segments import Column
 Weights = Mapping[str, npt.NDArray[np.float32]]
 
 _REPLAY, _TARGET = "replay.", "target."
+# Sums of fractions such as 0.1 may end just below the whole number that they make.
+_LOST = 1e-9
 _STATISTICS = ("loss", "mean_q", "mean_td_error", "grad_gnorm")
 
 
@@ -200,7 +202,7 @@ class DQNLearner:
 
     def _steps_due(self, rows: int) -> int:
         self._owed += rows * self._settings.training_intensity / self._settings.train_batch_size
-        steps = int(self._owed)
+        steps = int(self._owed + _LOST)
         self._owed -= steps
         return steps
 
@@ -233,8 +235,10 @@ class DQNLearner:
     def _count_towards_copy(self) -> None:
         # Counted in the rows that a step stands for, so that a long fragment is not learned with one old target.
         self._since_copy += self._settings.train_batch_size / self._settings.training_intensity
-        if self._since_copy >= self._settings.target_network_update_freq:
-            self._since_copy %= self._settings.target_network_update_freq
+        frequency = self._settings.target_network_update_freq
+        copies = int(self._since_copy / frequency + _LOST)
+        if copies:
+            self._since_copy -= copies * frequency
             self._copy_to_target()
 
     @torch.no_grad()

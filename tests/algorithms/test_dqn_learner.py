@@ -144,6 +144,21 @@ def test_fractions_of_gradient_steps_carry_over() -> None:
     assert [one.learn(bandit(3), 0)["updates"] for _ in range(8)] == [0, 1, 1, 1, 0, 1, 1, 1]
 
 
+def test_gradient_steps_and_copies_are_due_at_their_rows_whatever_sums_of_fractions_lose() -> None:
+    one = learner(train_batch_size=10, training_intensity=1.0)
+    counts = [one.learn(bandit(1), rows)["updates"] for rows in range(1, 51)]
+    assert [row for row, count in enumerate(counts, 1) if count] == [10, 20, 30, 40, 50]
+    # Each step stands for 20 / 3 rows.
+    two = learner(train_batch_size=20, training_intensity=3.0, target_network_update_freq=50, lr=1e-2)
+    two.learn(bandit(1), 1)
+    two.gradient_steps(29)
+    before = two.state()["target.policy.out.weight"]
+    two.gradient_steps(1)
+    state, weights = two.state(), two.weights()
+    np.testing.assert_array_equal(state["target.policy.out.weight"], weights["policy.out.weight"])
+    assert not np.array_equal(before, state["target.policy.out.weight"])
+
+
 def test_nothing_is_learned_before_the_run_has_enough_steps_and_nothing_is_made_up_for() -> None:
     one = learner(num_steps_sampled_before_learning_starts=100)
     before = one.weights()
