@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from menv.algorithms.config.classic_keys import read_config
+from menv.algorithms.config.classic_keys import adopt, read_config
 from menv.algorithms.config.dqn_config import DQNConfig
+from menv.algorithms.config.ppo_config import PPOConfig
 from menv.algorithms.dqn_settings import DQNSettings
 from menv.errors import ConfigError
 
@@ -96,3 +97,10 @@ def test_settings_that_cannot_work_are_refused_in_one_line(config: dict[str, Any
     with pytest.raises(ConfigError, match=message) as caught:
         read_config(DQNConfig, config)
     assert "\n" not in str(caught.value)
+
+
+def test_a_policy_of_another_algorithm_has_the_common_settings_and_defaults_for_the_rest() -> None:
+    main = PPOConfig(gamma=0.8, lr=1e-4, train_batch_size=200, clip_rewards=1.0)
+    own = adopt(DQNConfig, main, {"n_step": 2}, "p")
+    assert (own.gamma, own.lr, own.train_batch_size, own.n_step) == (0.99, 2e-3, 256, 2)
+    assert own.clip_rewards == 1.0
