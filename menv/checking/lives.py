@@ -212,7 +212,7 @@ class Lives:
             raise Broken("ME013", f"{self._where}{ALL!r} is among {name}, expected agent ids only", step)
 
 
-def require_five_dicts(result: Any, step: int, method: str = "step") -> Any:
+def require_five_dicts(result: Any, step: int) -> Any:
     """Return the five parts of a step.
 
     Raises:
@@ -222,7 +222,7 @@ def require_five_dicts(result: Any, step: int, method: str = "step") -> Any:
         return result
     raise Broken(
         "ME020",
-        f"{method} returned {how_many(result)}, expected (obs, rewards, terminateds, truncateds, infos)",
+        f"step returned {how_many(result)}, expected (obs, rewards, terminateds, truncateds, infos)",
         step,
         "return five dicts; split the old `dones` into terminateds and truncateds",
     )

@@ -151,10 +151,6 @@ class FarHost:
         """Return slots as the host numbers them."""
         return np.array([self._own[slot] for slot in slots], np.int64)
 
-    def living(self, index: int) -> list[Join]:
-        """Return how the trajectories began that live in a sub-environment."""
-        return [join for join in self._alive.values() if join.env_index == index]
-
     def take(self, news: News) -> None:
         """Take in what the host told."""
         self.news, self.failed, before = True, 0, self._env_steps

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from menv.errors import MenvError
 from menv.serving.carriers.transport import Reply
-from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.dialect import Dialect
-from menv.serving.wire.messages import Answer, Error, Ok, encoder, error_reply
+from menv.serving.wire.messages import Answer, Ok, encoder, error_reply
 
 
 class Answerer:
@@ -49,10 +48,6 @@ class Answerer:
     def refuse(self, error: BadMessageError, seq: int | None = None) -> None:
         """Answer that the request cannot be taken."""
         self.send(error_reply(error, seq))
-
-    def fail(self, error: MenvError, code: Code = Code.NOT_ALLOWED) -> None:
-        """Answer that something cannot be had; the sentence of `error` says why."""
-        self.send(Error(code=code, message=str(error)))
 
     def nothing(self) -> None:
         """Answer a request that has no answer, where the transport needs one all the same."""

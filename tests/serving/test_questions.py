@@ -15,7 +15,6 @@ from menv.serving.turn_values import TurnValues
 from menv.serving.wire import messages
 from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.dialect import Dialect
-from menv.serving.wire.framing import Frames
 from menv.serving.wire.question_column import read_questions
 from tests.serving.doors import TCP, WEBSOCKET, Door
 from tests.serving.served import Served, obs_of, served
@@ -373,24 +372,3 @@ def test_a_question_that_was_read_with_others_waits_for_the_work_before_it(
         first, second = voice.client.receive(), voice.client.receive()
     assert msgspec.msgpack.decode(first)["code"] == "wrong_length"
     assert json.loads(second)["code"] == "unknown_episode"
-
-
-def test_only_a_frame_that_is_whole_and_alone_is_taken_at_once() -> None:
-    frames = Frames(100)
-    assert frames.only(b"00000003abc") == b"abc"
-    assert frames.only(b"00000000") == b""
-    for other in (
-        b"",
-        b"0000000",
-        b"00000004abc",
-        b"00000003abcd",
-        b"0000003 abc",
-        b"+0000003abc",
-        b"no digits",
-    ):
-        assert frames.only(other) is None
-    assert frames.only(b"%08d" % 101 + bytes(101)) is None
-    assert frames.feed(b"0000") == []
-    # In the middle of a frame, what looks like one is a part of it.
-    assert frames.only(b"00000003abc") is None
-    assert frames.feed(b"0011" + b"00000003abc") == [b"00000003abc"]

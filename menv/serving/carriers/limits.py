@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 
 from menv.errors import ConfigError
 
-_SECONDS = ("handshake_s", "idle_s")
 _FRAMES_END = 99_999_999
 
 

@@ -81,11 +81,6 @@ class ClientLink:
         """What another link shows to go on with this session."""
         return self._session
 
-    @property
-    def address(self) -> str:
-        """Of the server, for messages."""
-        return str(self._address)
-
     def ask(self, request: Request, *, anew: bool = False) -> Any:
         """Return the answer to a request; waits for it.
 

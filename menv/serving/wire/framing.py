@@ -55,14 +55,6 @@ class Frames:
         """Bytes that are here of a frame that is not complete, its header included."""
         return len(self._rest)
 
-    def only(self, data: bytes) -> bytes | None:
-        """Take in bytes that are exactly one frame, as nearly all are, and return its body; None if they are not."""
-        size = len(data) - HEADER_BYTES
-        if self._rest or self._broken is not None or not 0 <= size <= self._max_body:
-            return None
-        header = HEADERS[size] if size < FEW else b"%08d" % size
-        return data[HEADER_BYTES:] if data.startswith(header) else None
-
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Take in the next bytes of the stream and return the bodies that are complete now.
 
