@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from menv.algorithms.cohorts import build_cohorts
@@ -38,6 +39,13 @@ _FATES = st.tuples(*[st.sampled_from(["waits", "waits", "absent", "ends", "cut"]
 _SOME = st.sets(st.sampled_from("abc"))
 _PAYS = st.dictionaries(st.sampled_from("abc"), st.integers(-1, 2))
 _WAYS = st.sampled_from(["terminated", "truncated"])
+# A schedule is short enough to be read as it was found; making it shorter takes minutes.
+as_found = settings(
+    deadline=None,
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 @st.composite

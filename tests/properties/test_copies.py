@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.adapters.gym import GymEnvs
@@ -22,7 +22,7 @@ from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy_map import PolicyMap
 from tests.contract.crashing import World, together
 from tests.contract.scripted import SOLO, Script
-from tests.properties.schedules import cohort
+from tests.properties.schedules import as_found, cohort
 from tests.properties.test_crashes import Due, dues
 from tests.properties.test_vectorised import solo_scripts
 
@@ -40,13 +40,7 @@ COLUMNS = (
     "env_id",
     "unroll_id",
 )
-quick = settings(
-    max_examples=30,
-    deadline=None,
-    derandomize=True,
-    phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=[HealthCheck.too_slow],
-)
+quick = settings(as_found, max_examples=30)
 
 
 pytestmark = pytest.mark.usefixtures("no_pauses")

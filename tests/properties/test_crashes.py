@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.loop.quota import Quota
@@ -19,6 +19,7 @@ from tests.properties.schedules import (
     UNITS,
     Row,
     Tap,
+    as_found,
     by_agent,
     check_memory,
     paid_in,
@@ -30,13 +31,7 @@ from tests.properties.schedules import (
 from tests.properties.test_schedules import check_life
 
 STEPS = 30
-quick = settings(
-    max_examples=20,
-    deadline=None,
-    derandomize=True,
-    phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=[HealthCheck.too_slow],
-)
+quick = settings(as_found, max_examples=20)
 # Every fragment length among them, each with other schedules.
 many = settings(quick, max_examples=32)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv import ExternalMultiAgentEnv
@@ -16,16 +16,19 @@ from menv.base_env import ALL
 from menv.loop.convert import to_base_env
 from menv.loop.quota import ExternalQuota
 from tests.contract.scripted import ACTIONS, OBS, Moment, Script, ScriptedEnv, Seen, seen
-from tests.properties.schedules import UNITS, by_agent, check_memory, paid_in, sampler, scripts, trajectories
+from tests.properties.schedules import (
+    UNITS,
+    as_found,
+    by_agent,
+    check_memory,
+    paid_in,
+    sampler,
+    scripts,
+    trajectories,
+)
 from tests.properties.test_schedules import check_life
 
-quick = settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=[HealthCheck.too_slow],
-)
+quick = settings(as_found, max_examples=15)
 # For each episode in turn: at which step it is lost, beyond its end for never; and which steps are logged.
 habits = st.lists(st.tuples(st.integers(1, 14), st.sets(st.integers(0, 9))), min_size=1, max_size=4)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.algorithms import PPO
 from menv.loop.convert import to_base_env
 from menv.loop.quota import Quota
 from tests.contract.scripted import IRREGULAR, SOLO, TOGETHER, TURNS, Moment, Script, ScriptedEnv, SoloGym
-from tests.properties.schedules import Row, same, sampler, scripts, trajectories
+from tests.properties.schedules import Row, as_found, same, sampler, scripts, trajectories
 
 STEPS = 60
 GOING: Script = [
@@ -73,13 +73,7 @@ def test_steps_without_a_waiting_agent_change_nothing_either(kind: str) -> None:
 
 
 @given(script=scripts, length=st.sampled_from([1, 2, 3, 5, 10]), num_envs=st.integers(2, 4))
-@settings(
-    max_examples=30,
-    deadline=None,
-    derandomize=True,
-    phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(as_found, max_examples=30)
 def test_random_schedules_are_lived_the_same_too(script: Script, length: int, num_envs: int) -> None:
     together = live("networks", script, list(range(num_envs)), length)
     alone = live("networks", script, [num_envs - 1], 15)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.loop.convert import to_base_env
@@ -18,6 +18,7 @@ from tests.properties.schedules import (
     UNITS,
     Row,
     Tap,
+    as_found,
     by_agent,
     check_memory,
     paid_in,
@@ -27,14 +28,7 @@ from tests.properties.schedules import (
 )
 
 FRAGMENTS = list(range(1, 11))
-# A schedule is short enough to be read as it was found; making it shorter takes minutes.
-quick = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=[HealthCheck.too_slow],
-)
+quick = settings(as_found, max_examples=25)
 # Every fragment length among them, each with other schedules.
 many = settings(quick, max_examples=45)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.loop.convert import to_base_env
@@ -21,18 +21,12 @@ from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy_map import PolicyMap
 from menv.vector_env import VectorEnv
 from tests.contract.scripted import SOLO, Moment, Script, SoloGym
-from tests.properties.schedules import Row, cohort, trajectories
+from tests.properties.schedules import Row, as_found, cohort, trajectories
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 KINDS = ["gym", "vector", *MODES]
 SEED = 5
-quick = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=[HealthCheck.too_slow],
-)
+quick = settings(as_found, max_examples=25)
 
 
 @st.composite
