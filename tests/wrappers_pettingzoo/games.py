@@ -6,6 +6,16 @@ import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
+AS_THEY_WARN = [
+    # PettingZoo 1.27 asks for its new `make`, which older versions do not have; the modules are what people use.
+    pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning"),
+    # Box2D's bindings, of multiwalker, warn while they are imported, and crash where the warning is an error.
+    pytest.mark.filterwarnings("ignore:builtin type swig:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:builtin type Swig:DeprecationWarning"),
+]
+
 
 @dataclass(frozen=True)
 class Game:

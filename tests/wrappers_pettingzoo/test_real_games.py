@@ -11,18 +11,12 @@ from typing import Any
 import pytest
 
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
-from tests.wrappers_pettingzoo.games import ALL_GAMES, PARALLEL, Game
+from tests.wrappers_pettingzoo.games import ALL_GAMES, AS_THEY_WARN, PARALLEL, Game
 from tests.wrappers_pettingzoo.replay import Life, Story, assert_same, build, play, replay
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
-pytestmark = [
-    # PettingZoo 1.27 asks for its new `make`, which older versions do not have; the modules are what people use.
-    pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning"),
-    # Box2D's bindings, of multiwalker, warn while they are imported, and crash where the warning is an error.
-    pytest.mark.filterwarnings("ignore:builtin type swig:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:builtin type Swig:DeprecationWarning"),
-]
+pytestmark = AS_THEY_WARN
 every_game = pytest.mark.parametrize("game", ALL_GAMES, ids=lambda game: game.name)
 
 

@@ -13,17 +13,11 @@ from menv.algorithms import PPO
 from menv.random_policy import RandomPolicy
 from menv.registry import register_env
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
-from tests.wrappers_pettingzoo.games import PARALLEL, Game
+from tests.wrappers_pettingzoo.games import AS_THEY_WARN, PARALLEL, Game
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
-pytestmark = [
-    # PettingZoo 1.27 asks for its new `make`, which older versions do not have; the modules are what people use.
-    pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning"),
-    # Box2D's bindings, of multiwalker, warn while they are imported, and crash where the warning is an error.
-    pytest.mark.filterwarnings("ignore:builtin type swig:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:builtin type Swig:DeprecationWarning"),
-]
+pytestmark = AS_THEY_WARN
 
 FAMILIES = {
     "leduc": Game("pettingzoo.classic.leduc_holdem_v4"),
