@@ -145,6 +145,27 @@ class AgentRows:
             self.mask = np.array([columns[MASK] for columns in data], np.bool_)
 
 
+def as_taken(rows: Column, dtype: np.dtype[Any]) -> Column:
+    """Return [R, F] rows in the type that a network takes.
+
+    Raises:
+        OutsideSpaceError: It takes bytes, of images, and some numbers are none.
+    """
+    if rows.dtype == dtype:
+        return rows
+    with np.errstate(invalid="ignore"):
+        taken: Column = rows.astype(dtype)
+    if dtype == np.uint8 and not np.array_equal(taken, rows):
+        row, column = np.argwhere(taken != rows)[0]
+        raise OutsideSpaceError(
+            int(row),
+            f"obs: {rows[row, column]} after the agent connectors, expected whole numbers from 0 to 255, because "
+            "images of bytes stay bytes, divided by 255 in the network; leave scaling out, or define your connector's "
+            "space",
+        )
+    return taken
+
+
 def single(obs: Any) -> Any:
     """Return an array of float64 as float32: arithmetic on observations makes such arrays, and networks take none."""
     return obs.astype(np.float32) if isinstance(obs, np.ndarray) and obs.dtype == np.float64 else obs

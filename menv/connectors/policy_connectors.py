@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+import gymnasium as gym
+import numpy as np
 
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.default_pipelines import action_pipeline, agent_pipeline
+from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
 from menv.errors import ContractError
+
+
+class RowKind(NamedTuple):
+    """What rows a network is shown.
+
+    Attributes:
+        row_width: F.
+        row_dtype: float32, or uint8 for images of bytes.
+    """
+
+    row_width: int
+    row_dtype: np.dtype[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +44,11 @@ class PolicyConnectors:
     def plain(cls, ctx: ConnectorContext) -> Self:
         """Return those of a policy whose settings are all defaults."""
         return cls(agent_pipeline(ctx), action_pipeline(ctx, normalize=True, clip=False))
+
+    def rows_of(self, space: gym.Space[Any]) -> RowKind:
+        """Return what rows a network is shown of observations of a space."""
+        behind, width = self.agent.space(space, 0)
+        return RowKind(width, ObsPreprocessor(behind).dtype)
 
     @property
     def version(self) -> int:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from menv.acting.backend import Decision
 from menv.connectors.action_data import ActionConnectorDataType, PolicyOutput
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.agent_rows import MASK, AgentConnectorDataType, AgentConnectorsOutput
+from menv.connectors.agent_rows import MASK, AgentConnectorDataType, AgentConnectorsOutput, as_taken
 from menv.connectors.default_pipelines import action_plan, leaf_connectors
 from menv.connectors.pipeline import AgentConnectorPipeline
 from menv.connectors.policy_connectors import PolicyConnectors
@@ -23,14 +23,27 @@ from menv.sample_batch import SampleBatch
 from menv.segments import Column
 
 
+class Takes(Protocol):
+    """What networks take: rows of a width and a type, and recurrent states of some parts."""
+
+    state_sizes: tuple[int, ...]
+
+    @property
+    def row_width(self) -> int:
+        """F."""
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """Of rows."""
+
+
 class Shown:
     """What a network is shown of some agents.
 
     Args:
         agents: N of them, as a pipeline returned them.
-        width: F.
+        networks: Of the policy: they say what they take.
         mask_width: M, 0 without masks.
-        state_sizes: Numbers in each part of the recurrent state.
 
     Attributes:
         obs: [N, F].
@@ -40,22 +53,23 @@ class Shown:
 
     Raises:
         ContractError: A column is missing or of another size.
+        OutsideSpaceError: The network takes bytes, and an observation has become something else.
     """
 
     def __init__(
         self,
         agents: Sequence[AgentConnectorDataType],
-        width: int,
+        networks: Takes,
         mask_width: int,
-        state_sizes: Sequence[int],
     ) -> None:
         found = [agent.data for agent in agents]
         views: list[Any] = [
             data.sample_batch if isinstance(data, AgentConnectorsOutput) else _one_row(data) for data in found
         ]
         self.inputs = [data.raw_dict if isinstance(data, AgentConnectorsOutput) else data for data in found]
-        self.obs = _stacked(views, SampleBatch.OBS, width)
-        self.mask = _stacked(views, MASK, mask_width) if mask_width else None
+        self.obs = as_taken(_stacked(views, SampleBatch.OBS, networks.row_width), networks.row_dtype)
+        self.mask = _stacked(views, MASK, mask_width).astype(np.bool_) if mask_width else None
+        state_sizes = networks.state_sizes
         names = [SampleBatch.STATE_IN.format(number) for number in range(len(state_sizes))]
         parts = [_stacked(views, name, size) for name, size in zip(names, state_sizes, strict=True)]
         self.state = np.concatenate(parts, 1).astype(np.float32) if parts else None

@@ -83,6 +83,11 @@ class StoredNetworks:
         """F, the numbers in a row that the networks take."""
         return self.backend.obs_size
 
+    @functools.cached_property
+    def row_dtype(self) -> np.dtype[Any]:
+        """Their type."""
+        return self.connectors[0].rows_of(self.observation_space).row_dtype
+
     def graphs(self) -> ActingGraphs:
         """Return the graphs as they lay in the folder."""
         return self.stored

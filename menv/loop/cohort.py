@@ -59,6 +59,7 @@ class Cohort(ABC):
         inputs_width: int = 0,
         state_sizes: tuple[int, ...] = (),
         row_width: int | None = None,
+        row_dtype: np.dtype[Any] | None = None,
     ) -> None:
         """Prepare the ledger for rows of these spaces.
 
@@ -70,12 +71,14 @@ class Cohort(ABC):
             inputs_width: D, the distribution inputs that answers come with; 0 for none.
             state_sizes: Numbers in each part of their recurrent state, () without one.
             row_width: F where connectors widen rows; None for what the preprocessor makes.
+            row_dtype: Of rows, likewise.
         """
         self.policy_ids = list(policy_ids)
         self.observation_space = observation_space
         self.preprocess = self._preprocessor(observation_space)
         size, width = (self.preprocess.size, self.preprocess.mask_width) if self.preprocess else (0, 0)
         obs_dtype = self.preprocess.dtype if self.preprocess else np.dtype(np.float32)
+        obs_dtype = obs_dtype if row_dtype is None else row_dtype
         size = size if row_width is None else row_width
         self._columns = (size, width, action_shape, np.dtype(action_dtype), inputs_width, obs_dtype)
         self.state_sizes = state_sizes

@@ -17,7 +17,7 @@ from menv.base_env import End
 from menv.connectors.action_data import ActionConnectorDataType
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.agent_connector import AgentConnector
-from menv.connectors.agent_rows import AgentRows
+from menv.connectors.agent_rows import AgentRows, as_taken
 from menv.connectors.clip_reward import ClipRewardAgentConnector
 from menv.connectors.default_pipelines import ActionPlan, action_plan, is_plain, leaf_connectors
 from menv.connectors.kept_lives import can_move, kept_lives, put_lives
@@ -68,6 +68,7 @@ class ConnectorPath:
         connectors: By policy index.
         action_space: Of the policies.
         width: F, the numbers that the network takes.
+        dtype: Their type.
         learning: Whether statistics may grow.
 
     Attributes:
@@ -82,13 +83,14 @@ class ConnectorPath:
         connectors: Sequence[PolicyConnectors],
         action_space: gym.Space[Any],
         width: int,
+        dtype: np.dtype[Any],
         *,
         learning: bool,
     ) -> None:
         self._agent = [own.agent for own in connectors]
         self._plans = [action_plan(own.action) for own in connectors]
         self._outputs = [ActionOutput(action_space, normalize=plan[0], clip=plan[1]) for plan in self._plans]
-        self._width = width
+        self._width, self._dtype = width, dtype
         self._learning = learning
         leaves = [list(leaf_connectors(pipeline)) for pipeline in self._agent]
         self.keeps_lives = any(leaf.keeps_lives for own in leaves for leaf in own)
@@ -306,7 +308,7 @@ class ConnectorPath:
                 0,
                 f"obs: expected {self._width} numbers for the network after the agent connectors, got {obs.shape[1]}",
             )
-        return Connected(obs, rows.mask, rows.rewards)
+        return Connected(as_taken(obs, self._dtype), rows.mask, rows.rewards)
 
 
 def looks(connector: AgentConnector) -> bool:

@@ -74,11 +74,12 @@ class NetCohort(Cohort):
         if connectors is None:
             ctx = ConnectorContext(observation_space=observation_space, action_space=action_space)
             connectors = [PolicyConnectors.plain(ctx) for _ in policy_ids]
-        width = original.row_width if original else connectors[0].agent.space(observation_space, 0)[1]
+        rows = original or connectors[0].rows_of(observation_space)
         self.action_space = action_space
         super().__init__(
-            policy_ids, observation_space, head.action_shape, head.action_dtype, told, state_sizes, width
-        )
+            policy_ids, observation_space, head.action_shape, head.action_dtype, told, state_sizes,
+            rows.row_width, rows.row_dtype,
+        )  # fmt: skip
         self.backend = backend
         self.output = output
         self.graphs: Callable[[], ActingGraphs | None] = lambda: None
@@ -114,6 +115,11 @@ class NetCohort(Cohort):
         """F, the numbers in a row that the networks take."""
         return self._columns[0]
 
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """Their type."""
+        return self._columns[5]
+
     def write(self, block: Block, obs: Any, rewards: Column, ready: Ready) -> Rows:
         """Write down that agents wait, after the connectors; see `Cohort.write`."""
         path = self.path
@@ -148,7 +154,8 @@ class NetCohort(Cohort):
         if self.path is None and all(plain(own, self.built) for own in self.connectors):
             return
         mine = [own.for_evaluation() for own in self.connectors] if self._evaluates else self.connectors
-        self.path = ConnectorPath(mine, self.action_space, self.row_width, learning=not self._evaluates)
+        taken = self.row_width, self.row_dtype
+        self.path = ConnectorPath(mine, self.action_space, *taken, learning=not self._evaluates)
 
     def take_frames(
         self, policy: int, lives: Column, new_ids: NewIds, *, going_on: bool = False

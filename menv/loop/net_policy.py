@@ -69,6 +69,10 @@ class Networks(Protocol):
     def row_width(self) -> int:
         """F, the numbers in a row that the networks take."""
 
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """Their type."""
+
     def graphs(self) -> ActingGraphs | None:
         """Return what builds their acting graphs, None if only torch runs them."""
 
@@ -253,19 +257,19 @@ class NetPolicy(Policy):
             ContractError: A connector or the network cannot take what it is shown.
         """
         cohort, own = self.networks, self._own
+        assert cohort.preprocess is not None
         for row, agent in enumerate(agents):
             if isinstance(agent.data, Mapping) and agent.data.get(SampleBatch.NEXT_OBS, 0) is None:
                 raise self._outside(row, len(agents), "obs: expected an observation, got None")
         try:
             with as_it_is(own.agent):
                 connected = own.agent(list(agents))
+            shown = Shown(connected, cohort, cohort.preprocess.mask_width)
         except OutsideSpaceError as error:
             # Connectors are shown agent by agent, so that its row is of no use.
             raise ContractError(
                 f"policy {self.policy_id!r}: {error.why}; pass observations of policy.observation_space"
             ) from error
-        assert cohort.preprocess is not None
-        shown = Shown(connected, cohort.row_width, cohort.preprocess.mask_width, cohort.state_sizes)
         noise = None if explore is False else self._noise(len(connected))
         decision = cohort.backend.decide(shown.obs, shown.mask, noise, self.index, shown.state)
         logp = cohort.backend.evaluate(self.index, shown.obs, shown.mask, decision.actions, shown.state).logp
@@ -351,11 +355,12 @@ class NetPolicy(Policy):
         if own.version != self._version:
             path = None
             if not plain(own, self.networks.built):
-                space, width = self.networks.action_space, self.networks.row_width
+                networks = self.networks
                 # Lives that are handed in must not get in the way of those that a sampler has.
                 keep = any(leaf.keeps_lives for leaf in keepers(own.agent))
                 mine = own.for_evaluation() if keep else own
-                path = ConnectorPath([mine], space, width, learning=False)
+                taken = networks.row_width, networks.row_dtype
+                path = ConnectorPath([mine], networks.action_space, *taken, learning=False)
             # The version last: other threads may look.
             self._path, self._version = path, own.version
         return self._path
