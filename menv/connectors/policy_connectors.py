@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Self
 import gymnasium as gym
 import numpy as np
 
+from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector_context import ConnectorContext
-from menv.connectors.default_pipelines import action_pipeline, agent_pipeline
+from menv.connectors.default_pipelines import action_pipeline, action_plan, agent_pipeline
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
 from menv.errors import ContractError
@@ -49,6 +50,11 @@ class PolicyConnectors:
         """Return what rows a network is shown of observations of a space."""
         behind, width = self.agent.space(space, 0)
         return RowKind(width, ObsPreprocessor(behind).dtype)
+
+    def output(self, action_space: gym.Space[Any]) -> ActionOutput:
+        """Return what the action connectors do to whole batches."""
+        plan = action_plan(self.action)
+        return ActionOutput(action_space, normalize=plan.normalize, clip=plan.clip)
 
     @property
     def version(self) -> int:

@@ -13,7 +13,6 @@ import numpy as np
 
 from menv.acting.backend import Decision
 from menv.connectors.action_data import ActionConnectorDataType, PolicyOutput
-from menv.connectors.action_output import ActionOutput
 from menv.connectors.agent_rows import MASK, AgentConnectorDataType, AgentConnectorsOutput, as_taken
 from menv.connectors.default_pipelines import action_plan, leaf_connectors
 from menv.connectors.pipeline import AgentConnectorPipeline
@@ -109,7 +108,7 @@ def answered(
         action_space: Likewise.
     """
     plan = action_plan(connectors.action)
-    ready = ActionOutput(action_space, normalize=plan.normalize, clip=plan.clip)(decision.actions)
+    ready = connectors.output(action_space)(decision.actions)
     outputs = []
     for row, agent in enumerate(agents):
         whose = (agent.env_id, agent.agent_id, shown.inputs[row])

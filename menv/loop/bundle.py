@@ -143,8 +143,9 @@ def policy_files(
         )
     weights = networks.backend.get_weights(policy.index)
     models, acting = (rehearsals or Rehearsals()).of(networks, graphs, weights)
-    golden = make_golden(networks, acting, weights)
-    wrong = difference(golden, answer(networks, _One(networks.backend, policy.index), golden))
+    output = networks.connectors[policy.index].output(networks.action_space)
+    golden = make_golden(networks, acting, weights, output=output)
+    wrong = difference(golden, answer(networks, _One(networks.backend, policy.index), golden, output))
     if wrong:
         raise ConfigError(
             f"{where}: its ONNX graphs disagree with what runs it now ({wrong}), expected equal answers; train it with "

@@ -152,12 +152,17 @@ class Cohort(ABC):
             self.ledger = Ledger(*self._columns)
 
     @abstractmethod
-    def env_actions(self, actions: Column) -> Answers:
-        """Return env-ready actions for [N, ...] those of a batch."""
+    def env_actions(self, actions: Column, which: int) -> Answers:
+        """Return env-ready actions for [N, ...] those of a batch of policy number `which`."""
 
     @abstractmethod
-    def network_form(self, actions: Any) -> Column:
-        """Return [R, ...] actions as the columns hold them, for R elements of the action space."""
+    def network_form(self, actions: Any, which: Column | int) -> Column:
+        """Return [R, ...] actions as the columns hold them, for R elements of the action space.
+
+        Args:
+            actions: The elements.
+            which: [R] policy index, or one for all.
+        """
 
     def took(self, block: Block, actions: Sequence[Any]) -> None:
         """Write down actions that somebody else took in the rows of a block.
@@ -166,7 +171,7 @@ class Cohort(ABC):
             block: Whose.
             actions: R elements of the action space; how probable they were, nobody knows.
         """
-        self.ledger.answer(block.rows, self.network_form(actions))
+        self.ledger.answer(block.rows, self.network_form(actions, block.which))
         self.ledger.mark(SampleBatch.OFF_POLICY, block.rows, np.True_)
 
     def played(self, rows: Column, slot: int, which: int, moves: Moves) -> None:
@@ -178,7 +183,7 @@ class Cohort(ABC):
             which: Index of the policy.
             moves: With n actions, and what is known about them.
         """
-        self.ledger.answer(rows, self.network_form(moves.actions))
+        self.ledger.answer(rows, self.network_form(moves.actions, which))
 
     def living_state(self) -> dict[str, Any]:
         """Return the trajectories that live on after `close`, and the columns of the row that each has left.

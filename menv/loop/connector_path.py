@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from menv.base_env import End
 from menv.connectors.action_data import ActionConnectorDataType
-from menv.connectors.action_output import ActionOutput
 from menv.connectors.agent_connector import AgentConnector
 from menv.connectors.agent_rows import AgentRows, as_taken
 from menv.connectors.clip_reward import ClipRewardAgentConnector
@@ -76,6 +75,7 @@ class ConnectorPath:
         goes_on: Whether all that connectors remember of a life can be taken out, and goes on in another process.
         at_ends: By policy index, whether connectors must be shown last observations when they come.
         acts: Whether answers are changed agent by agent, or looked at.
+        outputs: By policy index, what action connectors do to whole batches.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ConnectorPath:
     ) -> None:
         self._agent = [own.agent for own in connectors]
         self._plans = [action_plan(own.action) for own in connectors]
-        self._outputs = [ActionOutput(action_space, normalize=plan[0], clip=plan[1]) for plan in self._plans]
+        self.outputs = [own.output(action_space) for own in connectors]
         self._width, self._dtype = width, dtype
         self._learning = learning
         leaves = [list(leaf_connectors(pipeline)) for pipeline in self._agent]
@@ -249,11 +249,35 @@ class ConnectorPath:
                 out[place] = action
         return out
 
+    def network_form(self, which: Column | int, actions: Any) -> Column:
+        """Return [R, ...] actions of networks that come out as R elements of the action space.
+
+        Args:
+            which: [R] policy index, or one for all.
+            actions: R elements.
+
+        Raises:
+            OutsideSpaceError: One is no element of the space, bounds of a Box left aside.
+        """
+        groups = self._split(which)
+        if len(groups) == 1:
+            return self.outputs[groups[0][0]].inverse(actions)
+        found: Any = None
+        for index, places in groups:
+            assert places is not None
+            try:
+                part = self.outputs[index].inverse(_some(actions, places))
+            except OutsideSpaceError as error:
+                raise OutsideSpaceError(int(places[error.row]), error.why) from error
+            found = _room(len(actions), part) if found is None else found
+            found[places] = part
+        return np.asarray(found)
+
     def _answers(
         self, index: int, actions: Column, obs: Column, mask: Column | None, seats: Seats | None
     ) -> Any:
         """Return the env-ready actions of one policy's rows."""
-        output, rest, lookers = self._outputs[index], self._plans[index].rest, self._lookers[index]
+        output, rest, lookers = self.outputs[index], self._plans[index].rest, self._lookers[index]
         ready = output(actions)
         if not rest and not lookers:
             return ready

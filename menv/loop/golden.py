@@ -16,6 +16,7 @@ import numpy.typing as npt
 from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.backend import Floats
 from menv.acting.onnx_acting import OnnxActing
+from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.loop.net_policy import Networks
 from menv.nested import builder_of, columns_of, leaves, paths
@@ -48,7 +49,11 @@ def rehearsal(networks: Networks, graphs: ActingGraphs, weights: Mapping[str, Fl
 
 
 def make_golden(
-    networks: Networks, acting: OnnxActing, weights: Mapping[str, Floats], widen: Widen | None = None
+    networks: Networks,
+    acting: OnnxActing,
+    weights: Mapping[str, Floats],
+    widen: Widen | None = None,
+    output: ActionOutput | None = None,
 ) -> Golden:
     """Return golden rows of a policy.
 
@@ -57,6 +62,7 @@ def make_golden(
         acting: A `rehearsal` of these; which weights its policy 0 has afterwards is not said.
         weights: Of the policy.
         widen: Makes rows [R, row width] of preprocessed ones [R, F], as connectors do; None for any of that width.
+        output: See `answer`.
 
     Returns:
         Inputs `obs.<leaf>`, `noise`, `state`, and `rows`, what the network is shown where connectors widen rows;
@@ -80,7 +86,7 @@ def make_golden(
     if networks.state_sizes:
         golden["state"] = rng.uniform(-1, 1, (rows, sum(networks.state_sizes))).astype(np.float32)
     acting.set_weights(0, weights)
-    answers = answer(networks, acting, golden)
+    answers = answer(networks, acting, golden, output)
     steady = np.ones(rows, np.bool_)
     for sign in (1, -1):
         near = {
@@ -89,19 +95,22 @@ def make_golden(
         }
         acting.set_weights(0, near)
         moved = {**golden, "noise": np.clip(golden["noise"] + np.float32(sign * _STEADY), 0, 1 - 2**-23)}
-        other = answer(networks, acting, moved if uniform else golden)
+        other = answer(networks, acting, moved if uniform else golden, output)
         for name in _choices(answers):
             steady &= (answers[name] == other[name]).reshape(rows, -1).all(1)
     return {**golden, **answers, "steady": steady}
 
 
-def answer(networks: Networks, acting: Any, golden: Mapping[str, Array]) -> Golden:
+def answer(
+    networks: Networks, acting: Any, golden: Mapping[str, Array], output: ActionOutput | None = None
+) -> Golden:
     """Return what a policy answers to golden inputs.
 
     Args:
         networks: What is around its graphs.
         acting: A back-end whose policy 0 it is.
         golden: Inputs, as `make_golden` names them.
+        output: What the policy's action connectors do; None for what they did at first.
     """
     obs, mask = preprocessed(networks, golden)
     obs = golden.get("rows", obs)
@@ -113,7 +122,7 @@ def answer(networks: Networks, acting: Any, golden: Mapping[str, Array]) -> Gold
     if drawn.state is not None:
         found["state_after"] = drawn.state
     for name, decision in (("action", drawn), ("greedy", best)):
-        out = columns(networks.action_space, networks.output(decision.actions))
+        out = columns(networks.action_space, (output or networks.output)(decision.actions))
         found.update({f"{name}.{index}": column for index, column in enumerate(out)})
     return found
 

@@ -179,9 +179,10 @@ class NetCohort(Cohort):
         self.take_rows()
         frames.hand_over(self.ledger, answered=answered)
 
-    def env_actions(self, actions: Column) -> Answers:
+    def env_actions(self, actions: Column, which: int) -> Answers:
         """Return env-ready actions; see `Cohort.env_actions`."""
-        return self.output(actions)
+        # Connectors that a checkpoint brought are here before a fragment begins.
+        return self.connectors[which].output(self.action_space)(actions)
 
     @property
     def replays(self) -> bool:
@@ -245,9 +246,9 @@ class NetCohort(Cohort):
         answers: Answers = self.path.answers(block.which, actions, obs, mask, seats)
         return answers
 
-    def network_form(self, actions: Any) -> Column:
+    def network_form(self, actions: Any, which: Column | int) -> Column:
         """Return [R, ...] actions of the network that come out as these; see `Cohort.network_form`."""
-        return self.output.inverse(actions)
+        return self.output.inverse(actions) if self.path is None else self.path.network_form(which, actions)
 
     def took(self, block: Block, actions: Sequence[Any]) -> None:
         """Write down actions that somebody else took; see `Cohort.took`."""
@@ -268,9 +269,10 @@ class NetCohort(Cohort):
             # Of another policy than the one that the agent turned out to have.
             inputs = None
         if not moves.network_form:
-            actions = self.network_form(actions)
-            inputs = None if inputs is None else self.output.inverse_inputs(inputs)
-            logp = None if logp is None else logp + float(self.output.log_scale.sum())
+            output = self.output if self.path is None else self.path.outputs[which]
+            actions = output.inverse(actions)
+            inputs = None if inputs is None else output.inverse_inputs(inputs)
+            logp = None if logp is None else logp + float(output.log_scale.sum())
         if isinstance(ledger, RecurrentLedger):
             self._remember(ledger, rows, slot, which, moves)
         ledger.answer(rows, actions)

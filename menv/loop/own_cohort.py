@@ -67,11 +67,11 @@ class OwnCohort(Cohort):
             self.ledger.take_up_lives(state["slot"].tolist(), state["lives"])
         return first
 
-    def env_actions(self, actions: Column) -> Answers:
+    def env_actions(self, actions: Column, which: int) -> Answers:
         """Return env-ready actions, which the columns hold; see `Cohort.env_actions`."""
         return list(actions)
 
-    def network_form(self, actions: Any) -> Column:
+    def network_form(self, actions: Any, which: Column | int) -> Column:
         """Return actions as the columns hold them; see `Cohort.network_form`."""
         if isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
             return stack(list(actions), self.action_space, "action")
@@ -158,7 +158,7 @@ class OwnCohort(Cohort):
             ContractError: An action is outside the space, bounds of a Box left aside.
         """
         try:
-            return self.network_form(answers)
+            return self.network_form(answers, block.which)
         except OutsideSpaceError as error:
             index = block.which if isinstance(block.which, int) else int(block.which[error.row])
             raise ContractError(

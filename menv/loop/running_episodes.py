@@ -143,9 +143,10 @@ class RunningEpisodes:
         """Return an episode with actions that its environment takes."""
         actions: dict[AgentId, Iterator[Any]] = {}
         for agent, (policy, number) in episode["episode"]["policies"].items():
-            cohort = self.cohorts[self.book.home(policy)[0]]
+            home, which = self.book.home(policy)[:2]
             parts = [part[number] for part in (episode["actions"], episode["last"]) if number in part]
-            actions[agent] = iter(cohort.env_actions(np.concatenate(parts)) if parts else ())
+            cohort = self.cohorts[home]
+            actions[agent] = iter(cohort.env_actions(np.concatenate(parts), which) if parts else ())
         fields = {name: episode[name] for name in ("start", "stop", "seed", "slots", "shown")}
         return Recorded(actions=actions, **fields)
 
