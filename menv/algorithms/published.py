@@ -34,6 +34,7 @@ class Published:
     Attributes:
         env_steps_per_sample: Env steps of one fragment.
         force_on_policy: As `on_policy`.
+        explore: Whether actions are drawn.
         weights_seq_no: The number of the weights that act now, from 1.
         observation_fn: Whether the algorithm has one.
     """
@@ -49,6 +50,7 @@ class Published:
     ) -> None:
         self.env_steps_per_sample = config.fragment_length(1)
         self.force_on_policy = on_policy
+        self.explore = config.explore
         self.weights_seq_no = 0
         self.observation_fn = config.multiagent.observation_fn is not None
         self._base_env = base_env

@@ -110,6 +110,7 @@ class ServedEnvs(RoundEnvs):
             "env_steps_per_sample": trainer.env_steps_per_sample if steps is None else steps,
             "force_on_policy": trainer.force_on_policy if forced is None else forced,
             "policies": _described(trainer),
+            "explore": trainer.explore,
         }
         self._reception.chunks.widths = _widths(trainer)
         self._reception.chunks.refused = trainer.observation_fn

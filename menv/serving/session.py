@@ -162,6 +162,7 @@ class Session:
             "session": self.state.token,
             "multi_agent": reception.ioctx.multi_agent,
             "policies": facts.get("policies", {}),
+            "explore": facts.get("explore"),
             "resume": self.state.standing(),
         }
         answerer.send(SetConfig(**plain, **more, **reception.spaces()))

@@ -18,12 +18,14 @@ class Trainer(Protocol):
     Attributes:
         env_steps_per_sample: Env steps of one fragment.
         force_on_policy: Whether clients that act by themselves shall wait for the next weights.
+        explore: Whether clients that act by themselves shall draw actions, or take the most likely ones.
         weights_seq_no: The number of the weights that act now; it grows with every update.
         observation_fn: Whether policies see what an `observation_fn` makes of observations, which clients do not have.
     """
 
     env_steps_per_sample: int
     force_on_policy: bool
+    explore: bool
     weights_seq_no: int
     observation_fn: bool
 

@@ -50,6 +50,15 @@ def test_the_batch_holds_what_the_application_saw_and_did(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_client_takes_the_most_likely_actions_where_the_server_does(mode: str) -> None:
+    course = Course({"explore": False})
+    wanted = course.algo.compute_single_action(observation(0), explore=False)
+    with course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
+        name = client.start_episode()
+        assert {int(client.get_action(name, observation(0))) for _ in range(40)} == {int(wanted)}
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_episodes_may_be_interleaved_and_end_in_any_order(mode: str) -> None:
     with Course() as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
         names = [client.start_episode(f"game {number}") for number in range(4)]

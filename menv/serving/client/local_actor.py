@@ -12,9 +12,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from menv.errors import MenvError, ServerGoneError
+from menv.segments import Column
 from menv.serving.client.client_link import ClientLink, SessionLostError
-from menv.serving.client.local_policy import LocalPolicy
+from menv.serving.client.local_policy import Dice, LocalPolicy
 from menv.serving.wire.messages import Episodes, EpisodesAndGetState, GetPolicies, GetState, SetState
 
 if TYPE_CHECKING:
@@ -51,6 +54,12 @@ class LocalActor:
         self._open: dict[str, LocalEpisode] = {}
         self._outbox: list[tuple[LocalEpisode, Raw, int]] = []
         self._steps = self._bytes = 0
+
+    def noise(self, *dice: Dice) -> Column | None:
+        """Return [R, width] draws, one of each; None where the server's policies take the most likely actions."""
+        if self._link.config.explore is False:
+            return None
+        return dice[0].throw() if len(dice) == 1 else np.concatenate([one.throw() for one in dice])
 
     def opened(self, episode: LocalEpisode) -> None:
         """Note that an episode has begun."""

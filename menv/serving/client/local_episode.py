@@ -90,7 +90,9 @@ class LocalEpisode:
                 observation = seat.policy.as_element(observation)
             if self.trained and seat.observe(observation):
                 actor.stepped(seat.policy.step_bytes)
-            decided = seat.policy.act([observation], seat.dice.throw(), seat.state, [seat.life], self._where)
+            decided = seat.policy.act(
+                [observation], actor.noise(seat.dice), seat.state, [seat.life], self._where
+            )
             self._note(seat, decided, 0)
         return decided.answers[0]
 
@@ -227,7 +229,7 @@ class LocalEpisode:
     ) -> dict[str, Any]:
         """Return the actions of the agents that one policy answers for."""
         seats = [self._seats[agent] for agent in agents]
-        noise = np.concatenate([seat.dice.throw() for seat in seats])
+        noise = self._actor.noise(*(seat.dice for seat in seats))
         states = np.concatenate([seat.state for seat in seats]) if policy.state_size else None
         lives = [seat.life for seat in seats]
         decided = policy.act([observations[agent] for agent in agents], noise, states, lives, self._where)

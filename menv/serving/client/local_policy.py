@@ -115,13 +115,18 @@ class LocalPolicy:
         return np.zeros((1, self.state_size), np.float32) if self.state_size else None
 
     def act(
-        self, obs: Sequence[Any], noise: Column, states: Column | None, lives: Sequence[Any], where: str
+        self,
+        obs: Sequence[Any],
+        noise: Column | None,
+        states: Column | None,
+        lives: Sequence[Any],
+        where: str,
     ) -> Decided:
         """Return what the policy does about R observations.
 
         Args:
             obs: R observations.
-            noise: [R, width].
+            noise: [R, width]; None takes the most likely actions.
             states: [R, S] or None.
             lives: Of each row what connectors remembered of its life the last time, None of a new one.
             where: Begins the message of an error.
