@@ -43,7 +43,7 @@ class ClipRewardAgentConnector(AgentConnector):
         limit: Clips to plus and minus it. One of the two may be given.
 
     Attributes:
-        later: Whether rewards of batches are clipped when they are learned from, and not here.
+        later: Whether rewards are clipped when they are learned from, and not here.
 
     Raises:
         ConfigError: Both are given, or the limit is negative.
@@ -65,9 +65,9 @@ class ClipRewardAgentConnector(AgentConnector):
         self.later = False
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-        """Return the agent with its reward clipped."""
+        """Return the agent with its reward clipped; as it is, where that is done later."""
         columns = columns_of(self, ac_data)
-        if columns.get(SampleBatch.REWARDS) is None:
+        if self.later or columns.get(SampleBatch.REWARDS) is None:
             return ac_data
         rewards = self._clipped(np.asarray(columns[SampleBatch.REWARDS], np.float64))
         data = {**columns, SampleBatch.REWARDS: rewards[()]}
