@@ -94,6 +94,9 @@ class AgentConnector(Connector):
     def reset(self, env_id: Any) -> None:
         """Forget an environment's agents; its episode ended."""
 
+    def forget(self, env_id: Any, agent_id: Any) -> None:
+        """Forget one agent; its life ended without a last observation that could be shown."""
+
     def on_policy_output(self, output: ActionConnectorDataType) -> None:
         """Look at what the policy answered to an agent, before action connectors change it."""
 

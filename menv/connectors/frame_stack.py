@@ -135,6 +135,10 @@ class FrameStackAgentConnector(AgentConnector):
         """Forget an environment's agents."""
         self._by_agent.pop(env_id, None)
 
+    def forget(self, env_id: Any, agent_id: Any) -> None:
+        """Forget one agent."""
+        self._by_agent.get(env_id, {}).pop(agent_id, None)
+
     def _parts(self, rows: Rows) -> Rows:
         """Return [R, P, C] with the numbers that stay side by side at the end."""
         if self._channels is None:

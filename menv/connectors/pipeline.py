@@ -238,6 +238,11 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
         for connector in self.connectors:
             connector.reset(env_id)
 
+    def forget(self, env_id: Any, agent_id: Any) -> None:
+        """Forget one agent, all of them."""
+        for connector in self.connectors:
+            connector.forget(env_id, agent_id)
+
     def on_policy_output(self, output: ActionConnectorDataType) -> None:
         """Show all of them what the policy answered."""
         for connector in self.connectors:

@@ -67,6 +67,11 @@ class StateBufferConnector(Stateless, AgentConnector):
         for key in [key for key in self.memory if key[0] == env_id]:
             self.memory.pop(key, None)
 
+    def forget(self, env_id: Any, agent_id: Any) -> None:
+        """Forget one agent."""
+        self._last.get(env_id, {}).pop(agent_id, None)
+        self.memory.pop((env_id, agent_id), None)
+
     def _first(self) -> PolicyOutput:
         """Return what stands for the last answer in a new life."""
         space = flat_action_space(self.known("action_space"))

@@ -87,6 +87,10 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
         """Forget an environment's agents."""
         self._before.pop(env_id, None)
 
+    def forget(self, env_id: Any, agent_id: Any) -> None:
+        """Forget one agent."""
+        self._before.get(env_id, {}).pop(agent_id, None)
+
     def _wanted(self, data: Mapping[str, Any]) -> dict[str, ViewRequirement]:
         """Return what acting needs, by name."""
         required = {} if self.ctx is None else self.ctx.view_requirements

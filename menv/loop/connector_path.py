@@ -96,7 +96,8 @@ class ConnectorPath:
         self.keeps_lives = any(leaf.keeps_lives for own in leaves for leaf in own)
         self.goes_on = all(can_move(pipeline) for pipeline in self._agent)
         self.at_ends = [any(leaf.at_ends for leaf in own) for own in leaves]
-        self._by_agent = [any(not leaf.takes_rows for leaf in own) for own in leaves]
+        # Those that are called agent by agent.
+        self._asked = [[leaf for leaf in own if not leaf.takes_rows] for own in leaves]
         self._clips = [[leaf for leaf in own if type(leaf) is ClipRewardAgentConnector] for own in leaves]
         self._lookers = [[leaf for leaf in own if looks(leaf)] for own in leaves]
         self.acts = any(bool(plan.rest) for plan in self._plans) or any(self._lookers)
@@ -105,7 +106,7 @@ class ConnectorPath:
     @property
     def whole(self) -> bool:
         """Whether rows of nobody in particular may go through it: no connector cares for agents or for ends."""
-        return not (self.keeps_lives or self.acts or any(self.at_ends) or any(self._by_agent))
+        return not (self.keeps_lives or self.acts or any(self.at_ends) or any(self._asked))
 
     def rows(
         self,
@@ -173,6 +174,9 @@ class ConnectorPath:
 
     def final(self, index: int, end: End) -> End:
         """Return the end of a trajectory with its last observation and reward connected."""
+        if end.obs is None:
+            for leaf in self._asked[index]:
+                leaf.forget(end.env_id, end.agent_id)
         if not self.at_ends[index]:
             return end
         if end.obs is None:
@@ -320,7 +324,7 @@ class ConnectorPath:
         rows = AgentRows(
             obs, rewards, slots=slots, infos=infos, truncated=final, learning=self._learning, over=over
         )
-        if self._by_agent[index] and seats is not None and slots is not None:
+        if self._asked[index] and seats is not None and slots is not None:
             rows.seats = [seats[slot] for slot in slots.tolist()]
         return self._run(index, rows)
 

@@ -43,7 +43,7 @@ def local_policy_inference(
     A policy with a memory is shown its own state again, agent by agent and environment by environment, and frames are
     stacked likewise. An agent's memory begins anew after a call with `terminated` or `truncated`; the answer of that
     call, to the last observation of the episode, is of no use to the environment. All agents of an environment are
-    forgotten by `policy.agent_connectors.reset(env_id)`.
+    forgotten by `policy.agent_connectors.reset(env_id)`, one by `forget(env_id, agent_id)`.
 
     Args:
         policy: Of an algorithm, from `Policy.from_checkpoint`, or one of your own.
