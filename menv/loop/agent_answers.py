@@ -48,7 +48,7 @@ class Shown:
         obs: [N, F].
         mask: [N, M] or None.
         state: [N, S] or None.
-        inputs: What action connectors see of each.
+        inputs: What action connectors see of each, beside its row and mask.
 
     Raises:
         ContractError: A column is missing or of another size.
@@ -111,7 +111,8 @@ def answered(
     ready = connectors.output(action_space)(decision.actions)
     outputs = []
     for row, agent in enumerate(agents):
-        whose = (agent.env_id, agent.agent_id, shown.inputs[row])
+        rows = {SampleBatch.OBS: shown.obs[row], **({} if shown.mask is None else {MASK: shown.mask[row]})}
+        whose = (agent.env_id, agent.agent_id, {**shown.inputs[row], **rows})
         own, fetches = [part[row] for part in states], {"action_logp": logp[row]}
         seen = shown.inputs[row]
         if not (seen.get(SampleBatch.TERMINATEDS) or seen.get(SampleBatch.TRUNCATEDS)):

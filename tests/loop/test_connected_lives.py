@@ -9,7 +9,13 @@ import numpy as np
 
 from menv import MultiAgentEnv, local_policy_inference
 from menv.algorithms import PPO
-from menv.connectors import AgentConnectorDataType, FrameStackAgentConnector, register_connector
+from menv.connectors import (
+    ActionConnectorDataType,
+    AgentConnector,
+    AgentConnectorDataType,
+    FrameStackAgentConnector,
+    register_connector,
+)
 
 
 class OwnFrames(FrameStackAgentConnector):
@@ -73,3 +79,25 @@ def test_one_agent_is_forgotten_by_hand() -> None:
         assert first == of_other != ask("one", 1.0)
         policy.agent_connectors.forget(0, "one")
         assert ask("one", 1.0) == first != ask("other", 1.0)
+
+
+def test_who_looks_at_answers_is_shown_the_networks_row_by_hand_as_in_training() -> None:
+    seen: list[Any] = []
+
+    class Looks(AgentConnector):
+        def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+            return ac_data
+
+        def on_policy_output(self, output: ActionConnectorDataType) -> None:
+            seen.append(output.input_dict["obs"].tolist())
+
+    with PPO(
+        env=Returns, config={"seed": 0, "train_batch_size": 1, "observation_filter": "NoFilter"}
+    ) as algo:
+        policy: Any = algo.get_policy()
+        policy.agent_connectors.prepend(Looks())
+        algo.sample()
+        sampled = len(seen)
+        local_policy_inference(policy, 0, "one", np.array([0.0], np.float32), explore=False)
+    assert sampled
+    assert seen[sampled:] == [[0.0]] == seen[:1]
