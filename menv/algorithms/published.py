@@ -56,6 +56,7 @@ class Published:
         self._base_env = base_env
         self._policies = policies
         self._history = WeightsHistory()
+        self._noted: dict[str, NetPolicy] = {}
         self._made: dict[tuple[str, str], Any] = {}
         self._graphs: dict[str, Any] = {}
         self.follow(sampler)
@@ -73,14 +74,23 @@ class Published:
         """Give the weights that act now the next number, one above `after` at least, and let clients have them."""
         self.weights_seq_no = max(self.weights_seq_no, after) + 1
         number = self.weights_seq_no
-        for policy_id, policy in self._policies().items():
-            if isinstance(policy, NetPolicy):
-                self._history.note(number, policy_id, policy.get_weights())
+        self._forget_others()
+        for policy_id, policy in self._noted.items():
+            self._history.note(number, policy_id, policy.get_weights())
         self._made.clear()
         self._base_env.switchboard.weights_seq_no = number
         self._sampler.played.weights_seq_no = number
         if number > 1:
             self._base_env.published()
+
+    def _forget_others(self) -> None:
+        """Forget what is known of policies that are gone, or whose ids are those of others now."""
+        policies = self._policies()
+        for policy_id, policy in self._noted.items():
+            if policies.get(policy_id) is not policy:
+                self._history.forget(policy_id)
+                self._graphs.pop(policy_id, None)
+        self._noted = {name: policy for name, policy in policies.items() if isinstance(policy, NetPolicy)}
 
     def policies(self) -> Mapping[str, Policy]:
         """Return the policies by id; see `Trainer.policies`."""

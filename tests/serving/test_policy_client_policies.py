@@ -307,6 +307,28 @@ def test_a_policy_that_is_removed_costs_local_clients_nothing_but_itself() -> No
         assert sorted(one.column("rewards", "red").tolist()) == [1.0] * 43 + [2.0] * 40
 
 
+def test_weights_of_a_policy_that_is_removed_are_forgotten_also_where_another_one_has_its_id() -> None:
+    everybody: Any = {"policy_mapping_fn": lambda agent_id, **kwargs: "red"}
+    with served(kind=PolicyServerInput, **TEAMS) as one:
+        published = one.algo._outside.published
+        assert published is not None
+        known, first = published._history.known, published.weights_seq_no
+        assert known("red", first)
+        assert known("blue", first)
+        one.algo.remove_policy("blue", **everybody)
+        published.publish()
+        assert known("red", first)
+        assert not known("blue", published.weights_seq_no)
+        one.algo.add_policy("blue", **everybody)
+        published.publish()
+        second = published.weights_seq_no
+        one.algo.remove_policy("blue", **everybody)
+        one.algo.add_policy("blue", **everybody)
+        published.publish()
+        assert known("blue", published.weights_seq_no)
+        assert not known("blue", second)
+
+
 def test_who_plays_episodes_that_nobody_learns_from_may_play_any_number_of_them() -> None:
     seen = {"red_0": np.zeros(10, np.float32), "blue_0": np.zeros(10, np.float32)}
     with Course(TEAMS, limits=Limits(max_episodes=2)) as course, PolicyClient(course.address) as client:
