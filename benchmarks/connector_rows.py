@@ -54,7 +54,7 @@ def filtered(effort: Effort) -> Finding:
         agent_pipeline(ctx, observation_filter="MeanStdFilter"),
         action_pipeline(ctx, normalize=True, clip=False),
     )
-    path = ConnectorPath([own], _ACTIONS, 4, learning=True)
+    path = ConnectorPath([own], _ACTIONS, *own.rows_of(space), learning=True)
     rows = np.random.default_rng(0).uniform(-0.2, 0.2, (_ROWS, 4)).astype(np.float32)
     obs, actions, rewards = list(rows), np.zeros(_ROWS, np.int64), np.zeros(_ROWS)
     slots, seats = np.arange(_ROWS), [(index, "agent0") for index in range(_ROWS)]
