@@ -44,7 +44,8 @@ from menv.loop import bundle_files
 from menv.loop.bundle_files import ACTING, EVALUATE, GOLDEN, GREEDY, MANIFEST, WEIGHTS
 from menv.loop.connector_path import plain
 from menv.loop.golden import answer, difference, make_golden, rehearsal
-from menv.loop.net_policy import NetPolicy, Networks
+from menv.loop.net_policy import NetPolicy
+from menv.loop.networks import Networks
 from menv.loop.noise import Noise
 from menv.policy_spec import check_policy_id
 from menv.spaces_json import space_from_json, space_to_json

@@ -18,7 +18,7 @@ from menv.acting.backend import Floats
 from menv.acting.onnx_acting import OnnxActing
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
-from menv.loop.net_policy import Networks
+from menv.loop.networks import Networks
 from menv.nested import builder_of, columns_of, leaves, paths
 
 Array = npt.NDArray[Any]

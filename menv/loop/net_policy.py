@@ -10,71 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 
 from menv import draws
-from menv.acting.acting_graphs import ActingGraphs
-from menv.acting.backend import ActingBackend
 from menv.connectors.action_data import PolicyOutput
-from menv.connectors.action_output import ActionOutput
 from menv.connectors.agent_rows import AgentConnectorDataType
-from menv.connectors.default_pipelines import ActionPlan
 from menv.connectors.kept_lives import keepers
-from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ConfigError, ContractError
 from menv.loop.agent_answers import Shown, answered, as_it_is
 from menv.loop.connector_path import ConnectorPath, plain, refuse_unknown_lives
-from menv.loop.noise import Noise
+from menv.loop.networks import Networks
 from menv.loop.turns import Turn, in_turn
 from menv.policy import Policy
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
-
-
-class Networks(Protocol):
-    """The policies that share an architecture and everything around it: a `NetCohort`, or what a bundle holds.
-
-    Attributes:
-        policy_ids: Their ids, by index.
-        observation_space: Of each of them.
-        action_space: Likewise.
-        preprocess: Observations to rows.
-        backend: Rows to actions of the network.
-        output: These to actions of the space.
-        noise: Draws for rows.
-        state_sizes: Numbers in each part of their recurrent state.
-        built: What `output` does of the action connectors.
-    """
-
-    policy_ids: list[str]
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any]
-    preprocess: ObsPreprocessor | None
-    backend: ActingBackend
-    output: ActionOutput
-    noise: Noise
-    state_sizes: tuple[int, ...]
-    built: ActionPlan
-
-    @property
-    def connectors(self) -> Sequence[PolicyConnectors]:
-        """The pipelines of each."""
-
-    @property
-    def row_width(self) -> int:
-        """F, the numbers in a row that the networks take."""
-
-    @property
-    def row_dtype(self) -> np.dtype[Any]:
-        """Their type."""
-
-    def graphs(self) -> ActingGraphs | None:
-        """Return what builds their acting graphs, None if only torch runs them."""
 
 
 class Decided(NamedTuple):

@@ -1,0 +1,61 @@
+"""Networks: the policies that share an architecture, and all that stands around it.
+
+`NetPolicy` looks at one of them. A `NetCohort` has those that a sampler asks, a bundle those that lay in a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+
+from menv.acting.acting_graphs import ActingGraphs
+from menv.acting.backend import ActingBackend
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.default_pipelines import ActionPlan
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.connectors.policy_connectors import PolicyConnectors
+from menv.loop.noise import Noise
+
+
+class Networks(Protocol):
+    """The policies that share an architecture and everything around it: a `NetCohort`, or what a bundle holds.
+
+    Attributes:
+        policy_ids: Their ids, by index.
+        observation_space: Of each of them.
+        action_space: Likewise.
+        preprocess: Observations to rows.
+        backend: Rows to actions of the network.
+        output: These to actions of the space.
+        noise: Draws for rows.
+        state_sizes: Numbers in each part of their recurrent state.
+        built: What `output` does of the action connectors.
+    """
+
+    policy_ids: list[str]
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    preprocess: ObsPreprocessor | None
+    backend: ActingBackend
+    output: ActionOutput
+    noise: Noise
+    state_sizes: tuple[int, ...]
+    built: ActionPlan
+
+    @property
+    def connectors(self) -> Sequence[PolicyConnectors]:
+        """The pipelines of each."""
+
+    @property
+    def row_width(self) -> int:
+        """F, the numbers in a row that the networks take."""
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """Their type."""
+
+    def graphs(self) -> ActingGraphs | None:
+        """Return what builds their acting graphs, None if only torch runs them."""
