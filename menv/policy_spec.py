@@ -23,7 +23,7 @@ class PolicySpec:
         action_space: None means that of the agents that map to the policy.
         config: Settings that override the main ones for this policy, such as `{"gamma": 0.85}`.
         algorithm: Name of the algorithm that trains it; None means the one that is built. Settings of another one, such
-            as its `gamma` and `lr`, are its defaults and not the main ones, unless `config` says otherwise.
+            as its `lr`, are its defaults and not the main ones, unless `config` says otherwise; `gamma` is the main.
     """
 
     policy_class: type[Any] | None = None

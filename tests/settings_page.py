@@ -34,7 +34,7 @@ with the nearest one that does, and classic keys that mean nothing here warn onc
 
 A star: a policy may have its own, `PolicySpec(config={"gamma": 0.85})`, in the place of the main one.
 A policy that names another algorithm than the run's, `PolicySpec(algorithm="DQN")`, has what stands under
-"Every algorithm" from the main settings, but no `train_batch_size`; the rest, `gamma` and `lr` too, are its
+"Every algorithm" and `gamma` from the main settings, but no `train_batch_size`; the rest, `lr` too, are its
 algorithm's defaults, unless its own config says otherwise.
 """
 _CLASSIC = {field: key for key, field in RENAMED.items()}

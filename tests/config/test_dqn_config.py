@@ -99,8 +99,10 @@ def test_settings_that_cannot_work_are_refused_in_one_line(config: dict[str, Any
     assert "\n" not in str(caught.value)
 
 
-def test_a_policy_of_another_algorithm_has_the_common_settings_and_defaults_for_the_rest() -> None:
+def test_a_policy_of_another_algorithm_has_the_common_settings_gamma_and_defaults_for_the_rest() -> None:
     main = PPOConfig(gamma=0.8, lr=1e-4, train_batch_size=200, clip_rewards=1.0)
     own = adopt(DQNConfig, main, {"n_step": 2}, "p")
-    assert (own.gamma, own.lr, own.train_batch_size, own.n_step) == (0.99, 2e-3, 256, 2)
+    assert (own.gamma, own.lr, own.train_batch_size, own.n_step) == (0.8, 2e-3, 256, 2)
     assert own.clip_rewards == 1.0
+    assert adopt(PPOConfig, DQNConfig(gamma=0.7), {}, "p").gamma == 0.7
+    assert adopt(DQNConfig, main, {"gamma": 0.5}, "p").gamma == 0.5

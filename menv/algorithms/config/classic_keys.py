@@ -86,13 +86,14 @@ def adopt(
 ) -> C:
     """Return the settings of a policy that another algorithm trains than the main one.
 
-    What holds for all policies, and the model, comes from `main`; the rest are the algorithm's own defaults.
+    What holds for all policies, the model, and `gamma`, which belongs to the task, come from `main`; the rest are the
+    algorithm's own defaults.
 
     Raises:
         ConfigError: An unknown key, or a setting that holds for all policies.
     """
     own = config_class.own_meaning | type(main).own_meaning
-    names = {field.name for field in fields(AlgorithmConfig)} - own
+    names = {"gamma", *(field.name for field in fields(AlgorithmConfig))} - own
     shared = config_class(**{name: getattr(main, name) for name in names})
     return override(shared, changes, policy_id, own)
 
