@@ -112,7 +112,7 @@ def test_policies_that_were_added_play_too() -> None:
     ("settings", "message"),
     [
         ({"evaluation_duration": 0}, "evaluation_duration: 0, expected an integer of at least 1"),
-        ({"evaluation_interval": 0}, "evaluation_interval: 0, expected an integer of at least 1"),
+        ({"evaluation_interval": -1}, "evaluation_interval: -1, expected an integer of at least 1"),
         ({"evaluation_duration_unit": "hours"}, "evaluation_duration_unit: 'hours', expected one of"),
         ({"evaluation_config": 3}, "evaluation_config: int, expected a dict"),
         (
