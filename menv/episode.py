@@ -232,8 +232,10 @@ class Episode(Told, told=_CLASSIC):
         if self._open and agent_id in self._open:
             # As if it had never been counted: neither sums nor the order of agents depend on who looks on.
             before = self._open.pop(agent_id)
-            del self.agent_rewards[key]
-            if before is not None:
+            if before is None:
+                del self.agent_rewards[key]
+            else:
+                # Of an earlier life: the agent keeps its place.
                 self.agent_rewards[key] = before
         self.agent_rewards[key] = self.agent_rewards.get(key, 0.0) + reward
 

@@ -13,6 +13,7 @@ from menv.algorithms import PPO
 from menv.callbacks import HOOKS
 from menv.envs import RockPaperScissors
 from menv.errors import CallOrderError, ConfigError
+from tests.algorithms_e2e.comings import Comings
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
 
 SMALL = {
@@ -90,6 +91,21 @@ def test_an_episode_tells_what_its_agents_have_earned_so_far_and_results_stay_th
     assert len({by_agent["player1", "default_policy"] for _, _, by_agent in seen}) > 2
     names = ("hist_stats", "policy_reward_mean", "agent_reward_mean", "digest")
     assert [looked_at[name] for name in names] == [alone[name] for name in names]
+
+
+def test_agents_that_come_back_keep_their_place_in_results_whoever_looks_on() -> None:
+    class Look(DefaultCallbacks):
+        def on_episode_step(self, **kwargs: Any) -> None:
+            pass
+
+    def told(callbacks: Any) -> list[Any]:
+        with PPO(
+            env=Comings, config={**SMALL, "train_batch_size": 60, "seed": 1, "callbacks": callbacks}
+        ) as algo:
+            result = algo.train()
+        return [result["hist_stats"], list(result["agent_reward_mean"]), result["episode_reward_mean"]]
+
+    assert told(Look) == told(None)
 
 
 def test_what_an_episode_gathers_is_in_the_results() -> None:
