@@ -10,6 +10,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -66,7 +67,7 @@ class Taken(NamedTuple):
         episodes: How many they all are; the oldest of very many are not among them.
         faulty: Episodes that a fault broke off.
         first_fault: The first of them in a line.
-        unclaimed_rewards: Of these episodes.
+        unclaimed: The sum of rewards that no action could own, of these episodes.
         media: What they left to look at, and when they ended.
     """
 
@@ -75,7 +76,7 @@ class Taken(NamedTuple):
     episodes: int
     faulty: int
     first_fault: str | None
-    unclaimed_rewards: float
+    unclaimed: Fraction
     media: Sequence[tuple[When, Mapping[str, Any]]]
 
 
@@ -99,7 +100,8 @@ class Metrics:
         self._first_fault: str | None = None
         # What episodes of this iteration left to look at; it may be large, so it is let go of with the summary.
         self._media: deque[tuple[When, Mapping[str, Any]]] = deque(maxlen=_MOST_NEW)
-        self.unclaimed_rewards = 0.0
+        # Exact, so that it is the same in whatever order episodes come from workers.
+        self._unclaimed = Fraction()
         self.episodes_total = 0
         self.episodes_not_resumed = 0
 
@@ -132,7 +134,17 @@ class Metrics:
         self._new.append(Record(total, length, rewards, others, members, custom, hist, when))
         self._new_count += 1
         self.episodes_total += 1
-        self.unclaimed_rewards += episode.unclaimed_rewards
+        self.add_unclaimed(episode.unclaimed_rewards)
+
+    @property
+    def unclaimed_rewards(self) -> float:
+        """Sum of rewards that no action could own."""
+        return float(self._unclaimed)
+
+    def add_unclaimed(self, reward: float) -> None:
+        """Count what an episode was paid that no action could own."""
+        if reward:
+            self._unclaimed += Fraction(float(reward))
 
     def record_many(
         self, policy_id: str, returns: Sequence[float], lengths: Sequence[int], when: Sequence[When] = ()
@@ -158,10 +170,10 @@ class Metrics:
         """Return what was recorded since the last time, and forget it."""
         taken = Taken(
             [tuple(record) for record in self._new], list(self._solo), self._new_count, self._new_faulty,
-            self._first_fault, self.unclaimed_rewards, list(self._media),
+            self._first_fault, self._unclaimed, list(self._media),
         )  # fmt: skip
         self._forget_new()
-        self._first_fault, self.unclaimed_rewards = None, 0.0
+        self._first_fault, self._unclaimed = None, Fraction()
         return taken
 
     def absorb(self, taken: Taken) -> None:
@@ -174,7 +186,7 @@ class Metrics:
         self._new_faulty += taken.faulty
         self._faulty_total += taken.faulty
         self._first_fault = self._first_fault or taken.first_fault
-        self.unclaimed_rewards += taken.unclaimed_rewards
+        self._unclaimed += taken.unclaimed
 
     def summary(self) -> dict[str, Any]:
         """Return the classic result keys and begin a new iteration."""
@@ -225,7 +237,7 @@ class Metrics:
             "new_faulty": self._new_faulty,
             "faulty_total": self._faulty_total,
             "first_fault": self._first_fault,
-            "unclaimed_rewards": float(self.unclaimed_rewards),
+            "unclaimed_rewards": str(self._unclaimed),
             "episodes_total": self.episodes_total,
             "episodes_not_resumed": self.episodes_not_resumed,
         }
@@ -241,7 +253,8 @@ class Metrics:
         self._new_count, self._new_faulty = state["new_count"], state["new_faulty"]
         # Older checkpoints know of none.
         self._faulty_total, self._first_fault = state.get("faulty_total", 0), state.get("first_fault")
-        self.unclaimed_rewards, self.episodes_total = state["unclaimed_rewards"], state["episodes_total"]
+        # Older checkpoints have a float.
+        self._unclaimed, self.episodes_total = Fraction(state["unclaimed_rewards"]), state["episodes_total"]
         self.episodes_not_resumed = state["episodes_not_resumed"]
 
     def _forget_new(self) -> None:

@@ -114,6 +114,22 @@ def test_episodes_are_summed_up_in_the_order_in_which_they_ended_whoever_told_of
         assert own.summary()["hist_stats"]["episode_reward"] == [5.0, 6.0]
 
 
+def test_unclaimed_rewards_are_the_same_sum_however_episodes_are_spread_over_workers() -> None:
+    shares = [[[0.3, 0.3, 0.6, 0.1]], [[0.3, 0.6], [0.3, 0.1]], [[0.1], [0.6, 0.3], [0.3]]]
+    sums = set()
+    for share in shares:
+        metrics = Metrics()
+        for part in share:
+            worker = Metrics(0)
+            for unclaimed in part:
+                worker.record(episode({}, unclaimed=unclaimed))
+            metrics.absorb(worker.take())
+        again = Metrics()
+        again.set_state(metrics.state())
+        sums |= {metrics.summary()["unclaimed_rewards"], again.summary()["unclaimed_rewards"]}
+    assert sums == {1.3}
+
+
 def test_of_endlessly_many_agents_those_are_shown_that_come_again() -> None:
     metrics = Metrics()
     for number in range(30):

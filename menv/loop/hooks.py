@@ -97,7 +97,7 @@ class Hooks:
     def _close_episode(self, episode: Episode, env_index: int, faulty: bool, when: When) -> None:
         """Tell and record the end of an episode whose pieces have been told."""
         if faulty:
-            self._metrics.unclaimed_rewards += episode.unclaimed_rewards
+            self._metrics.add_unclaimed(episode.unclaimed_rewards)
             return
         if self.active:
             self._tell("on_episode_end", episode, env_index)
