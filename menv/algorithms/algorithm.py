@@ -146,6 +146,7 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
         """
         if self._stopped:
             raise CallOrderError("sample: this algorithm was stopped; build a new one")
+        self._outside.follow_connectors()
         return self._rollouts.sample()
 
     def train(self) -> dict[str, Any]:

@@ -58,6 +58,11 @@ class Outside:
         if self.published is not None:
             self.published.publish()
 
+    def follow_connectors(self) -> None:
+        """Let those who call have connectors that were changed; called before each fragment."""
+        if self.published is not None:
+            self.published.follow_connectors()
+
     def report(self) -> dict[str, Any]:
         """Return what a result tells of those who call, and of what they did."""
         if not self._base_env.external:

@@ -59,6 +59,9 @@ class Published:
         self._noted: dict[str, NetPolicy] = {}
         self._made: dict[tuple[str, str], Any] = {}
         self._graphs: dict[str, Any] = {}
+        # By policy id, the version of the connectors that were published, and the number with which they came.
+        self._versions: dict[str, int] = {}
+        self._since: dict[str, int] = {}
         self.follow(sampler)
         self.publish()
         base_env.connect(self)
@@ -69,6 +72,7 @@ class Published:
         sampler.played.old_weights = self._judge
         sampler.played.max_staleness = getattr(self._base_env, "max_staleness", None)
         sampler.played.weights_seq_no = self.weights_seq_no
+        sampler.played.connectors_since = self._since
 
     def publish(self, after: int = 0) -> None:
         """Give the weights that act now the next number, one above `after` at least, and let clients have them."""
@@ -76,12 +80,21 @@ class Published:
         number = self.weights_seq_no
         self._forget_others()
         for policy_id, policy in self._noted.items():
+            if self._versions.get(policy_id) != (version := _version(policy)):
+                self._versions[policy_id] = version
+                self._since[policy_id] = number
             self._history.note(number, policy_id, policy.get_weights())
         self._made.clear()
         self._base_env.switchboard.weights_seq_no = number
         self._sampler.played.weights_seq_no = number
         if number > 1:
             self._base_env.published()
+
+    def follow_connectors(self) -> None:
+        """Publish anew if connectors have changed: clients that act by themselves have those of before."""
+        noted = self._noted.items()
+        if any(self._versions[policy_id] != _version(policy) for policy_id, policy in noted):
+            self.publish()
 
     def _forget_others(self) -> None:
         """Forget what is known of policies that are gone, or whose ids are those of others now."""
@@ -90,6 +103,7 @@ class Published:
             if policies.get(policy_id) is not policy:
                 self._history.forget(policy_id)
                 self._graphs.pop(policy_id, None)
+                self._versions.pop(policy_id, None)
         self._noted = {name: policy for name, policy in policies.items() if isinstance(policy, NetPolicy)}
 
     def policies(self) -> Mapping[str, Policy]:
@@ -107,6 +121,10 @@ class Published:
     def weights(self, policy_id: str) -> bytes:
         """Return a policy's packed weights; see `Trainer.weights`."""
         return bytes(self._once("weights", policy_id, pack_weights))
+
+    def connectors_since(self, policy_id: str) -> int:
+        """Return with which number connectors changed last; see `Trainer.connectors_since`."""
+        return self._since.get(policy_id, 0)
 
     def policy_for(self, episode_id: str, agent_id: str) -> str:
         """Return who answers for an agent of an episode; see `Trainer.policy_for`."""
@@ -143,3 +161,8 @@ class Published:
         if not isinstance(policy, NetPolicy):
             return None
         return self._history.evaluate(policy, number, obs, mask, actions, state)
+
+
+def _version(policy: NetPolicy) -> int:
+    """Return the version of a policy's connectors."""
+    return policy.networks.connectors[policy.index].version

@@ -6,7 +6,7 @@ does not send are computed from the weights that it says it acted with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -56,6 +56,8 @@ class PlayedRows:
         max_staleness: How many numbers older weights may be; None for any.
         counts: What cannot be learned from by everybody.
         dated: Whether rows are dated.
+        connectors_since: By policy id, the number of the first weights that came with its present connectors; who acted
+            with older ones was shown other rows.
     """
 
     def __init__(self, book: EpisodeBook, table: SlotTable, cohorts: Sequence[Cohort]) -> None:
@@ -64,6 +66,7 @@ class PlayedRows:
         self.max_staleness: int | None = None
         self.counts = Counts()
         self.dated = False
+        self.connectors_since: Mapping[str, int] = {}
         self._book = book
         self._table = table
         self._cohorts = cohorts
@@ -185,6 +188,8 @@ class PlayedRows:
         number, stale = piece.weights_seq_no, False
         if number is not None and self.max_staleness is not None:
             stale = self.weights_seq_no - number > self.max_staleness
+        if number is not None:
+            stale = stale or number < self.connectors_since.get(cohort.policy_ids[which], 0)
         known = moves.logp is not None or moves.dist_inputs is not None
         if not stale and not known and isinstance(cohort, NetCohort):
             stale = not self._compute(cohort, which, rows, number)

@@ -234,8 +234,13 @@ class Session:
                     weights_seq_no=number, bundles={name: trainer.bundle(name) for name in chosen}
                 )
             if request.form == "weights":
+                # Weights alone bring no connectors; without `have` nobody says that there is a policy to put them into.
+                have = number if request.have is None else request.have
+                whole = [name for name in chosen if have < trainer.connectors_since(name)]
                 return SetState(
-                    weights_seq_no=number, weights={name: trainer.weights(name) for name in chosen}
+                    weights_seq_no=number,
+                    weights={name: trainer.weights(name) for name in chosen if name not in whole},
+                    bundles={name: trainer.bundle(name) for name in whole} or None,
                 )
             if len(chosen) != 1:
                 raise BadMessageError(

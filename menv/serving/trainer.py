@@ -53,5 +53,8 @@ class Trainer(Protocol):
             ConfigError: It has none.
         """
 
+    def connectors_since(self, policy_id: str) -> int:
+        """Return the number with which a policy's connectors changed last; weights alone do not bring them."""
+
     def policy_for(self, episode_id: str, agent_id: str) -> str:
         """Return who answers for an agent of an episode that is played elsewhere."""

@@ -123,3 +123,48 @@ def test_a_policy_whose_connectors_do_not_tell_what_they_remember_acts_at_the_se
             client.get_action(client.start_episode(), observation(0))
         with PolicyClient(course.address, "remote") as client:
             assert len(play(client, [1.0, 2.0])) == 2
+
+
+class Negative(AgentConnector):
+    """Changes signs."""
+
+    def transform(self, ac_data: Any) -> Any:
+        ac_data.data["new_obs"] = -ac_data.data["new_obs"]
+        return ac_data
+
+    def to_state(self) -> Any:
+        return "NegativeOfClients", None
+
+    @classmethod
+    def from_state(cls, ctx: Any, params: Any) -> Any:
+        return cls(ctx)
+
+
+register_connector("NegativeOfClients", Negative)
+
+
+def test_connectors_that_come_later_reach_clients_that_act_by_themselves() -> None:
+    """Such a client asked for weights alone as long as its own connectors were plain."""
+    with Course() as course, PolicyClient(course.address, update_interval=None) as client:
+        play(client, [float(number) for number in range(8)])
+        client.update_policy_weights()
+        assert course.has_rewards([float(number) for number in range(8)])
+        policy = course.algo.get_policy()
+        policy.agent_connectors.append(Negative(policy.agent_connectors.ctx))
+        play(client, [float(number) for number in range(8, 16)])
+        client.update_policy_weights()
+        # A fragment that has begun runs to its end with the connectors that it began with.
+        assert eventually(lambda: course.algo._outside.published.weights_seq_no > 1)
+        client.update_policy_weights()
+        play(client, [float(number) for number in range(16, 24)])
+        client.close()
+        assert course.has_rewards([float(number) for number in range(24)])
+        rewards = course.column("rewards")
+        late = rewards >= 16
+        assert np.allclose(
+            course.column("obs")[late], [-np.array(observation(int(number))) for number in rewards[late] - 16]
+        )
+        told, found = told_and_found(course)
+        assert np.allclose(told[late], found[late], atol=1e-5)
+        last = course.batches[-1]["default_policy"]
+        assert not np.any(last.get("off_policy", False))
