@@ -11,51 +11,20 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from menv.base_env import SINGLE_AGENT, AgentId
 from menv.episode import Episode
+from menv.episode_record import AS_THEY_COME, MOST_AGENTS, Record, When, as_plain, cut_short
 from menv.errors import ContractError
-from menv.plain_data import is_plain
 
 Returns: TypeAlias = dict[Any, list[float]]
-When: TypeAlias = tuple[int, int]
-"""Env steps that an episode's sub-environment had taken when it ended, and the sub-environment's number among all."""
 Solos: TypeAlias = "tuple[tuple[AgentId, str], Sequence[float], Sequence[int], Sequence[When]]"
 """Episodes of one agent each: who it was and who answered for it, the returns, the env steps, when they ended."""
 
-AS_THEY_COME: When = (0, 0)
-
 _MOST_NEW = 10_000
-# Environments whose agents never come again have no end of ids.
-_MOST_AGENTS = 1_000
 _NOTHING: Mapping[Any, Any] = {}
-
-
-class Record(NamedTuple):
-    """What is kept of an episode.
-
-    Attributes:
-        total_reward: Of all agents, unclaimed rewards included.
-        length: Env steps.
-        rewards: The return of each agent and the policy that answered for it.
-        others: Policies and returns of agents beyond `_MOST_AGENTS`.
-        members: See `Episode.member_rewards`.
-        custom_metrics: See `Episode`.
-        hist_data: See `Episode`.
-        when: Episodes of an iteration are summed up in this order, whoever sampled them; equal ones as they came.
-    """
-
-    total_reward: float
-    length: int
-    rewards: Mapping[tuple[AgentId, str], float]
-    others: Sequence[tuple[str, float]]
-    members: Mapping[AgentId, Mapping[AgentId, float]]
-    custom_metrics: Mapping[str, float]
-    hist_data: Mapping[str, list[float]]
-    when: When = AS_THEY_COME
 
 
 class Taken(NamedTuple):
@@ -113,8 +82,8 @@ class Metrics:
         """
         rewards: Mapping[tuple[AgentId, str], float] = episode.agent_rewards
         others: Sequence[tuple[str, float]] = ()
-        if len(rewards) > _MOST_AGENTS:
-            rewards, others = _cut_short(episode)
+        if len(rewards) > MOST_AGENTS:
+            rewards, others = cut_short(episode)
         extras = episode.extras
         if extras:
             members = extras.get("member_rewards", _NOTHING)
@@ -231,8 +200,8 @@ class Metrics:
     def state(self) -> dict[str, Any]:
         """Return what the next summaries depend on, but for `episode_media`, as a plain tree."""
         return {
-            "before": [_as_plain(record) for record in self._before],
-            "new": [_as_plain(record) for record in self._in_order()],
+            "before": [as_plain(record) for record in self._before],
+            "new": [as_plain(record) for record in self._in_order()],
             "new_count": self._new_count,
             "new_faulty": self._new_faulty,
             "faulty_total": self._faulty_total,
@@ -253,8 +222,7 @@ class Metrics:
         self._new_count, self._new_faulty = state["new_count"], state["new_faulty"]
         # Older checkpoints know of none.
         self._faulty_total, self._first_fault = state.get("faulty_total", 0), state.get("first_fault")
-        # Older checkpoints have a float.
-        self._unclaimed, self.episodes_total = Fraction(state["unclaimed_rewards"]), state["episodes_total"]
+        self._unclaimed, self.episodes_total = _exact(state["unclaimed_rewards"]), state["episodes_total"]
         self.episodes_not_resumed = state["episodes_not_resumed"]
 
     def _forget_new(self) -> None:
@@ -274,29 +242,10 @@ class Metrics:
         return sorted([*self._new, *solos], key=attrgetter("when"))
 
 
-def _as_plain(record: Record) -> list[Any]:
-    """Return a record's fields as plain values; returns of agents whose ids are none go without them."""
-    rewards, others = dict(record.rewards), list(record.others)
-    if not is_plain(rewards):
-        others += [(policy, reward) for (_, policy), reward in rewards.items()]
-        rewards = {}
-    members = {group: dict(by_member) for group, by_member in record.members.items()}
-    custom = {name: float(value) for name, value in record.custom_metrics.items()}
-    hist = {name: [float(value) for value in values] for name, values in record.hist_data.items()}
-    members = members if is_plain(members) else {}
-    return [
-        float(record.total_reward), int(record.length), rewards, others, members, custom, hist, list(record.when),
-    ]  # fmt: skip
-
-
-def _cut_short(episode: Episode) -> tuple[dict[tuple[AgentId, str], float], list[tuple[str, float]]]:
-    """Return the returns of the agents that appeared first in a crowd, and those of the others without their ids."""
-    first = set(islice(episode.get_agents(), _MOST_AGENTS))
-    rewards = {key: reward for key, reward in episode.agent_rewards.items() if key[0] in first}
-    others = [
-        (policy, reward) for (agent, policy), reward in episode.agent_rewards.items() if agent not in first
-    ]
-    return rewards, others
+def _exact(told: float | str) -> Fraction:
+    """Return a sum as `state` told it, such as "33/10"; older checkpoints have a float."""
+    # Fraction itself would also read "1e999999999", which takes for ever.
+    return Fraction(*map(int, told.split("/"))) if isinstance(told, str) else Fraction(told)
 
 
 def _apart(episodes: Sequence[Record]) -> tuple[Returns, Returns, Returns]:
@@ -319,10 +268,10 @@ def _apart(episodes: Sequence[Record]) -> tuple[Returns, Returns, Returns]:
 
 
 def _without_strangers(by_agent: Returns) -> Returns:
-    """Return the returns of the agents that lived in most of the episodes, `_MOST_AGENTS` of them at most."""
-    if len(by_agent) <= _MOST_AGENTS:
+    """Return the returns of the agents that lived in most of the episodes, `MOST_AGENTS` of them at most."""
+    if len(by_agent) <= MOST_AGENTS:
         return by_agent
-    kept = heapq.nlargest(_MOST_AGENTS, by_agent, key=lambda agent_id: len(by_agent[agent_id]))
+    kept = heapq.nlargest(MOST_AGENTS, by_agent, key=lambda agent_id: len(by_agent[agent_id]))
     return {agent_id: by_agent[agent_id] for agent_id in kept}
 
 

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from menv.base_env import EpisodeEnd
 from menv.episode import Episode
+from menv.episode_record import AS_THEY_COME, When
 from menv.loop.quota import ExternalQuota, Flags, Quota
-from menv.metrics import AS_THEY_COME, Metrics, When
+from menv.metrics import Metrics
 from menv.segments import Column
 
 Shares = npt.NDArray[np.int64]

@@ -12,6 +12,7 @@ import numpy as np
 
 from menv.adapters.gym import GymEnvs
 from menv.base_env import BaseEnv
+from menv.episode_record import When
 from menv.frame import Frame
 from menv.loop.block import Block
 from menv.loop.cohort import Cohort
@@ -19,7 +20,7 @@ from menv.loop.episode_book import EpisodeBook
 from menv.loop.framed import Framed
 from menv.loop.net_cohort import NetCohort
 from menv.loop.slot_table import SlotTable
-from menv.metrics import Metrics, When
+from menv.metrics import Metrics
 
 
 class CopiesLoop(Framed):

@@ -16,10 +16,10 @@ from menv import draws
 from menv.adapters.created_envs import CreatedEnvs
 from menv.base_env import SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, Join, Ready, Unclaimed
 from menv.episode import MEMBER_REWARDS, Episode
+from menv.episode_record import AS_THEY_COME, When
 from menv.loop.cohort import Cohort
 from menv.loop.hooks import Hooks
 from menv.loop.slot_table import SlotTable
-from menv.metrics import AS_THEY_COME, When
 from menv.policy_map import PolicyMap
 from menv.segments import Column
 
@@ -187,7 +187,7 @@ class EpisodeBook:
     def finish(self, finished: EpisodeEnd, when: When = AS_THEY_COME) -> None:
         """Book the end of an episode; one in which nobody acted is begun here, to be recorded too.
 
-        Of `when` see `menv.metrics.Record`.
+        Of `when` see `menv.episode_record.Record`.
         """
         episode = self.running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
         del self.running[finished.env_id], self._maps[finished.env_id]
@@ -232,7 +232,7 @@ class EpisodeBook:
         return episode
 
     def when(self, env_index: int, env_steps: int) -> When:
-        """Return when something happened in a numbered sub-environment, to put it in order; see `menv.metrics`."""
+        """Return when something happened in a numbered sub-environment, to put it in order."""
         return env_steps, self._first_index + env_index
 
     def lives(self, num_envs: int) -> Column:

@@ -15,10 +15,11 @@ import numpy as np
 from menv.base_env import Ready
 from menv.callbacks import DefaultCallbacks, overrides
 from menv.episode import Episode
+from menv.episode_record import When
 from menv.errors import EnvFaultWarning
 from menv.fault import Fault
 from menv.loop.pieces import Piece, pieces_of
-from menv.metrics import Metrics, When
+from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
