@@ -8,6 +8,7 @@ the same back-end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -266,12 +267,23 @@ class NetPolicy(Policy):
         """Copy weights in; names and shapes must be those of `get_weights`. Who trains goes on from them.
 
         Raises:
-            ConfigError: They are others.
+            ConfigError: They are others, or one of their numbers is NaN.
         """
         if not isinstance(weights, Mapping):
             raise ConfigError(
                 f"policy {self.policy_id!r}: the weights are a {type(weights).__name__}, expected a dict of arrays by "
                 "name; give what get_weights returned"
+            )
+        # A sum of squares is NaN only where a number is.
+        broken = [
+            name
+            for name, value in weights.items()
+            if isinstance(value, np.ndarray) and value.dtype.kind == "f" and math.isnan(np.vdot(value, value))
+        ]
+        if broken:
+            raise ConfigError(
+                f"policy {self.policy_id!r}: weight {broken[0]!r} holds NaN, expected numbers; look for a division by "
+                "zero, or for a loss of your own that is none"
             )
         try:
             self.networks.backend.set_weights(self.index, weights)

@@ -232,3 +232,17 @@ def test_an_evaluation_may_have_callbacks_of_its_own() -> None:
         ended.clear()
         algorithm.evaluate()
     assert ended == ["evaluation"] * 2
+
+
+def test_weights_that_are_no_numbers_are_refused_before_anybody_acts_by_them() -> None:
+    with PPO(env="CartPole-v1", config={"train_batch_size": 200}) as algorithm:
+        policy = algorithm.get_policy()
+        weights = policy.get_weights()
+        broken = {name: value.copy() for name, value in weights.items()}
+        broken["policy.0.bias"][3] = np.nan
+        for give in (policy.set_weights, lambda own: algorithm.set_weights({"default_policy": own})):
+            with pytest.raises(ConfigError, match=r"weight 'policy.0.bias' holds NaN, expected numbers"):
+                give(broken)
+        assert all(np.array_equal(value, weights[name]) for name, value in policy.get_weights().items())
+        # Numbers that are too large to be squared are numbers.
+        policy.set_weights({name: np.full_like(value, 3e38) for name, value in weights.items()})

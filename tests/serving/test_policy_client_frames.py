@@ -11,6 +11,7 @@ from menv.connectors import AgentConnector, register_connector
 from menv.envs import RandomMultiAgentEnv
 from menv.errors import ContractError
 from menv.loop.packed_bundle import pack_bundle
+from menv.serving.client.local_policy import LocalPolicy
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.wire.messages import SetState
 from tests.serving.courses import Course, observation, play
@@ -65,6 +66,57 @@ def test_frames_outlast_new_weights_in_the_middle_of_an_episode() -> None:
         client.close()
         assert course.has_rewards([float(number) for number in range(6)] * 2)
         assert np.allclose(*told_and_found(course), atol=1e-5)
+
+
+class Aging(AgentConnector):
+    """Counts the rows of each life."""
+
+    keeps_lives = tells_lives = True
+
+    def __init__(self, ctx: Any) -> None:
+        super().__init__(ctx)
+        self.ages: dict[int, int] = {}
+
+    def over_rows(self, rows: Any) -> None:
+        rows.array()
+        for slot in rows.slots.tolist():
+            self.ages[slot] = self.ages.get(slot, 0) + 1
+
+    def lives(self, slots: Any) -> list[Any]:
+        return [self.ages.get(slot) for slot in slots]
+
+    def take_lives(self, slots: Any, lives: Any) -> None:
+        self.ages.update({slot: age or 0 for slot, age in zip(slots, lives, strict=True)})
+
+    def to_state(self) -> Any:
+        return "AgingOfClients", None
+
+    @classmethod
+    def from_state(cls, ctx: Any, params: Any) -> Any:
+        return cls(ctx)
+
+
+register_connector("AgingOfClients", Aging)
+
+
+def test_connectors_that_remember_lives_may_come_and_go_in_the_middle_of_one() -> None:
+    with Course(STACKED) as course:
+        policy = course.algo.get_policy()
+        local = LocalPolicy(pack_bundle(policy), 1)
+        life, ages = None, []
+        for number in range(6):
+            if number == 2:
+                policy.agent_connectors.prepend(Aging(policy.agent_connectors.ctx))
+            if number == 4:
+                policy.agent_connectors.remove("Aging")
+            local.take(None, pack_bundle(policy), number)
+            decided = local.act([observation(number)], None, None, [life], "here")
+            assert decided.lives is not None
+            (life,) = decided.lives
+            ages.append([memory for memory in life[1] if isinstance(memory, int)])
+            frames = np.concatenate([observation(max(before, 0)) for before in range(number - 2, number + 1)])
+            assert np.allclose(decided.rows[0], frames)
+        assert ages == [[], [], [1], [2], [], []]
 
 
 @pytest.mark.parametrize("trains", [False, True])

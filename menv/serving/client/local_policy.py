@@ -13,6 +13,7 @@ import numpy as np
 
 from menv import draws
 from menv.connectors.action_output import ActionOutput
+from menv.connectors.kept_lives import keepers
 from menv.errors import ContractError
 from menv.loop.net_policy import Decided, NetPolicy
 from menv.loop.packed_bundle import policy_from_bytes, unpack_weights
@@ -78,7 +79,7 @@ class LocalPolicy:
         networks = self.policy.networks
         self.state_size = sum(networks.state_sizes)
         self.step_bytes = _bytes_of(networks.observation_space) + _BYTES_BESIDE
-        self._wants = "weights" if self.policy.plain else "bundle"
+        self._look()
         if self.policy.lives_stay:
             raise ContractError(
                 f"policy {self.policy.policy_id!r}: its connectors remember lives and do not tell what, expected "
@@ -98,10 +99,15 @@ class LocalPolicy:
         """
         if bundle is not None:
             self.policy = policy_from_bytes(bundle)
-            self._wants = "weights" if self.policy.plain else "bundle"
+            self._look()
         elif weights is not None:
             self.policy.set_weights(unpack_weights(weights))
         self.number = number
+
+    def _look(self) -> None:
+        """Take note of the connectors that there are now."""
+        self._wants = "weights" if self.policy.plain else "bundle"
+        self._keepers = [type(leaf) for leaf in keepers(self.policy.agent_connectors)]
 
     def as_element(self, obs: Any) -> Any:
         """Return an observation that came as a list of numbers as an array of its space."""
@@ -128,18 +134,35 @@ class LocalPolicy:
             obs: R observations.
             noise: [R, width]; None takes the most likely actions.
             states: [R, S] or None.
-            lives: Of each row what connectors remembered of its life the last time, None of a new one.
+            lives: Of each row the life that an answer before came with, None of a new one.
             where: Begins the message of an error.
 
         Raises:
             ContractError: An observation has another structure, shape or dtype than the space says.
         """
         try:
-            return self.policy.decide(obs, noise, states, lives)
+            decided = self.policy.decide(obs, noise, states, [self._as_now(life) for life in lives])
         except OutsideSpaceError as error:
             raise ContractError(
                 f"{where}: {error.why}; pass observations of the space that the server was configured with"
             ) from error
+        if decided.lives is None:
+            return decided
+        return decided._replace(lives=[(self._keepers, life) for life in decided.lives])
+
+    def _as_now(self, life: Any) -> list[Any] | None:
+        """Return what connectors that are here now remember of a life, None of one that was not there then."""
+        if life is None:
+            return None
+        kinds, memories = life
+        if kinds is self._keepers:
+            return list(memories)
+        left = list(zip(kinds, memories, strict=True))
+        found = []
+        for kind in self._keepers:
+            place = next((place for place, one in enumerate(left) if one[0] is kind), None)
+            found.append(None if place is None else left.pop(place)[1])
+        return found
 
     def judge(
         self, rows: Column, mask: Column | None, actions: Column, states: Column | None, where: str
