@@ -15,9 +15,11 @@ import pytest
 from menv import PolicySpec
 from menv.algorithms import PPO, DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config import classic_hints, keys
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import override, read_config
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
+from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
 from menv.connectors.frame_stack import FrameStackAgentConnector
 from menv.errors import ConfigError
 
@@ -142,6 +144,7 @@ def test_an_unknown_key_names_the_nearest_one(key: str, near: str) -> None:
         ("num_epochs", "it is called 'num_sgd_iter' here"),
         ("observation_fn", 'it belongs into multiagent: write multiagent={"observation_fn": ...}'),
         ("use_lstm", 'it belongs into model: write model={"use_lstm": ...}'),
+        ("timesteps_per_iteration", "train_batch_size is what an iteration samples"),
         ("horizon", "end episodes in the environment, with gymnasium.wrappers.TimeLimit"),
         ("exploration_config", "PPO draws from its policy; leave it out"),
         ("custom_evaluation_function", "call algo.evaluate() yourself"),
@@ -158,8 +161,37 @@ def test_a_classic_key_that_is_not_here_says_what_stands_in_its_place(key: str, 
 @pytest.mark.parametrize("key", list(classic_hints.HOLDS_ANYHOW))
 def test_a_classic_key_with_the_value_that_holds_anyhow_is_taken_and_no_other_one(key: str) -> None:
     assert read_config(PPOConfig, {key: classic_hints.HOLDS_ANYHOW[key]}) == PPOConfig()
-    with pytest.raises(ConfigError, match=f"'{key}'"):
+    assert read_config(PPOConfig, {key: None}) == PPOConfig()
+    with pytest.raises(ConfigError, match=key):
         read_config(PPOConfig, {key: "another"})
+
+
+@pytest.mark.parametrize(
+    ("config_class", "section", "key", "hint"),
+    [
+        (DQNConfig, "replay_buffer_config", "alpha", "it is called 'prioritized_replay_alpha' here"),
+        (DQNConfig, "replay_buffer_config", "underlying_buffer_config", "there is one kind of buffer"),
+        (DQNConfig, "exploration_config", "warmup_timesteps", "epsilon falls on a straight line"),
+        (DQNConfig, "exploration_config", "temperature", "EpsilonGreedy is the only kind"),
+        (PPOConfig, "model", "post_fcnet_hiddens", "write a custom_model"),
+        (PPOConfig, "model", "fcnet_weights_initializer", "write a custom_model"),
+        (PPOConfig, "model", "custom_options", "it is called 'custom_model_config' here"),
+    ],
+)
+def test_a_classic_key_of_a_section_says_what_stands_in_its_place(
+    config_class: type[AlgorithmConfig], section: str, key: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown key '{key}', expected a known one; {hint}"):
+        read_config(config_class, {section: {key: 1}})
+
+
+def test_defaults_that_classic_configs_spell_out_are_taken() -> None:
+    ppo = {"optimizer": {}, "use_kl_loss": True, "clip_rewards": None, "min_time_s_per_iteration": None}
+    assert read_config(PPOConfig, ppo) == PPOConfig()
+    assert (
+        read_config(DQNConfig, {"tau": 1.0, "lr_schedule": None, "before_learn_on_batch": None})
+        == DQNConfig()
+    )
 
 
 def test_classic_words_for_no_input_and_no_evaluation_are_taken() -> None:
@@ -169,7 +201,9 @@ def test_classic_words_for_no_input_and_no_evaluation_are_taken() -> None:
 @pytest.mark.parametrize("key", list(classic_hints._NAMES))
 def test_every_other_name_is_one_of_a_setting(key: str) -> None:
     assert classic_hints._NAMES[key] in {
-        field.name for one in (PPOConfig, DQNConfig) for field in dataclasses.fields(one)
+        field.name
+        for one in (PPOConfig, DQNConfig, ModelConfig, ReplayBufferConfig)
+        for field in dataclasses.fields(one)
     }
 
 

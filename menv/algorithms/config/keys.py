@@ -31,9 +31,12 @@ _WITHOUT_MEANING = frozenset(
         "_enable_rl_module_api",
         "_fake_gpus",
         "_tf_policy_handles_more_than_one_loss",
+        "_time_major",
         "_use_default_native_models",
+        "always_check_shapes",
         "auto_wrap_old_gym_envs",
         "checkpoint_trainable_policies_only",
+        "collect_metrics_timeout",
         "compress_observations",
         "create_env_on_driver",
         "create_env_on_local_worker",
@@ -44,14 +47,19 @@ _WITHOUT_MEANING = frozenset(
         "eager_tracing",
         "enable_async_evaluation",
         "enable_connectors",
+        "enable_tf1_exec_eagerly",
         "evaluation_sample_timeout_s",
         "export_native_model_files",
         "framework",
         "framework_str",
         "ignore_worker_failures",
+        "local_gpu_idx",
         "local_tf_session_args",
+        "log_sys_usage",
         "max_num_worker_restarts",
+        "max_requests_in_flight_per_sampler_worker",
         "metrics_episode_collection_timeout_s",
+        "no_local_replay_buffer",
         "num_consecutive_worker_failures_tolerance",
         "num_cpus_for_driver",
         "num_cpus_for_local_worker",
@@ -60,15 +68,20 @@ _WITHOUT_MEANING = frozenset(
         "num_gpus_per_learner_worker",
         "num_gpus_per_worker",
         "num_learner_workers",
+        "num_shards",
+        "ope_split_batch_by_episode",
         "placement_strategy",
         "policy_map_cache",
         "policy_map_capacity",
         "policy_states_are_swappable",
+        "post_fcnet_activation",
         "preprocessor_pref",
         "recreate_failed_workers",
         "render_env",
+        "sample_timeout_s",
         "sampler_perf_stats_ema_coef",
         "shuffle_sequences",
+        "sigma0",
         "simple_optimizer",
         "store_buffer_in_checkpoints",
         "sync_filters_on_rollout_workers_timeout_s",
@@ -78,6 +91,8 @@ _WITHOUT_MEANING = frozenset(
         "torch_compile_worker",
         "update_worker_filter_stats",
         "use_worker_filter_stats",
+        "v_max",
+        "v_min",
         "validate_workers_after_construction",
         "worker_health_probe_timeout_s",
         "worker_restore_timeout_s",
@@ -134,7 +149,8 @@ def refuse_or_warn(key: str, value: Any, known: set[str], where: str, *, python_
                 f"{where}{key} is {value!r}, expected {_NOT_YET[key]!r} in this version; leave it out"
             )
         return
-    if key in HOLDS_ANYHOW and type(value) is type(HOLDS_ANYHOW[key]) and value == HOLDS_ANYHOW[key]:
+    holds = HOLDS_ANYHOW.get(key)
+    if key in HOLDS_ANYHOW and (value is None or (type(value) is type(holds) and value == holds)):
         return
     if key in _WITHOUT_MEANING:
         if key not in _warned:
