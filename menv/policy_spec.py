@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from menv.errors import ConfigError
 
 _BAD_IN_IDS = '<>:"/\\|?*'
 _MOST_BYTES = 200
+_PARTS = {
+    "policy_cls": "policy_class", "observation_space": "observation_space", "action_space": "action_space",
+    "config": "config",
+}  # fmt: skip
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,35 @@ class PolicySpec:
             f"policies[{policy_id!r}]: {count}, expected a PolicySpec, None or (class, observation_space, "
             "action_space, config); write PolicySpec() for a policy that infers everything"
         )
+
+
+def spec_by_parts(method: F) -> F:
+    """Let a method of `(self, policy_id, spec)` take the parts of a spec by the names of classic arguments.
+
+    Raises:
+        ConfigError: From the method: it was given a spec and parts of one, or a class that is none.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, policy_id: str, spec: Any = None, **given: Any) -> Any:
+        values = {part: given.pop(name) for name, part in _PARTS.items() if name in given}
+        parts = {part: value for part, value in values.items() if value is not None}
+        policy_class = parts.get("policy_class", object)
+        if not isinstance(policy_class, type):
+            raise ConfigError(
+                f"{method.__name__}: policy_cls is {type(policy_class).__name__}, expected a class; write "
+                "policy_cls=type(policy), or leave it out for the algorithm's own"
+            )
+        if parts and isinstance(spec, type) and "policy_class" not in parts:
+            spec, parts = None, {"policy_class": spec, **parts}
+        if parts and spec is not None:
+            raise ConfigError(
+                f"{method.__name__}: a spec and {sorted(parts)} beside it, expected one of them; put all into "
+                "spec=PolicySpec(...)"
+            )
+        return method(self, policy_id, PolicySpec(**parts) if parts else spec, **given)
+
+    return call  # type: ignore[return-value]
 
 
 def check_policy_id(policy_id: Any) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from menv import ConfigError, DefaultCallbacks, Episode, Policy, PolicySpec
-from menv.algorithms import PPO, PPOConfig
+from menv import ConfigError, DefaultCallbacks, Episode, Policy, PolicySpec, RandomPolicy
+from menv.algorithms import PPO, PPOConfig, PPOPolicy
 from menv.base_env import SINGLE_AGENT
 from menv.classic_names import OF_ALGORITHMS, OF_BASE_ENVS, OF_CONFIGS, OF_POLICIES, OF_WORKERS
 from menv.loop.sampler import Sampler
@@ -97,8 +97,8 @@ def test_classic_arguments_are_taken_by_their_names_here_or_say_what_to_do(owner
     assert algo.compute_single_action(observation=obs, prev_action=None, explore=False) in (0, 1)
     with pytest.raises(ConfigError, match=r"^compute_single_action: info is given.*compute_actions\(\[obs\]"):
         algo.compute_single_action(obs, info={})
-    with pytest.raises(ConfigError, match=r"^add_policy: policy_cls is given.*write spec=PolicySpec\("):
-        algo.add_policy("new", policy_cls=Policy)
+    with pytest.raises(ConfigError, match=r"^add_policy: module_spec is given.*write spec=PolicySpec\("):
+        algo.add_policy("new", module_spec=Policy)
     with pytest.raises(TypeError, match="'obz'"):
         algo.compute_single_action(obz=obs)
 
@@ -110,6 +110,25 @@ def test_the_class_of_a_policy_that_plays_stands_for_the_algorithms_own(owners: 
     assert added.get_weights().keys() == algo.get_policy().get_weights().keys()
     assert added.act([0.0] * 4) in (0, 1)
     algo.remove_policy("again", policy_mapping_fn=lambda *args, **kwargs: "default_policy")
+
+
+def test_add_policy_takes_the_parts_of_a_spec_by_their_classic_names(owners: dict[str, Any]) -> None:
+    algo = owners["algorithm"]
+    first = algo.get_policy()
+    spaces = {"observation_space": first.observation_space, "action_space": first.action_space}
+    for args, parts in (
+        ((), {"policy_cls": type(first), "config": {"gamma": 0.5}}),
+        ((PPOPolicy,), {**spaces, "config": None}),
+        ((), {"policy_cls": RandomPolicy, **spaces}),
+    ):
+        added = algo.add_policy("new", *args, **parts, policy_mapping_fn=lambda *args, **kwargs: "new")
+        assert type(added) is (*args, parts.get("policy_cls"))[0]
+        assert added.act([0.0] * 4) in (0, 1)
+        algo.remove_policy("new", policy_mapping_fn=lambda *args, **kwargs: "default_policy")
+    with pytest.raises(ConfigError, match=r"^add_policy: a spec and \['config'\] beside it.*put all into"):
+        algo.add_policy("new", PolicySpec(), config={"gamma": 0.5})
+    with pytest.raises(ConfigError, match=r"^add_policy: policy_cls is NetPolicy, expected a class; write"):
+        algo.add_policy("new", policy_cls=first)
 
 
 def test_the_one_agent_of_a_single_agent_environment_need_not_be_named() -> None:

@@ -38,11 +38,12 @@ from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy, weights_of
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
+from menv.policy_spec import spec_by_parts
 
 _COPY = "call set_weights({policy_id: weights}) once it is there"
 _DURATION = "set evaluation_duration"
 _EVALUATIONS = "evaluations play with the same policies"
-_SPEC = "write spec=PolicySpec(policy_class, observation_space, action_space, config)"
+_SPEC = "write spec=PolicySpec(policy_class=...), a subclass of menv.Policy or of menv.algorithms.PPOPolicy"
 
 
 class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
@@ -277,9 +278,13 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
         self._outside.publish()
 
     @classic_keywords(
-        policy_cls=_SPEC, observation_space=_SPEC, action_space=_SPEC, config=_SPEC, policy=_COPY, policy_state=_COPY,
-        evaluation_workers=_EVALUATIONS, module_spec=_SPEC,
-    )  # fmt: skip
+        policy=_COPY,
+        policy_state=_COPY,
+        policy_spec="=spec",
+        evaluation_workers=_EVALUATIONS,
+        module_spec=_SPEC,
+    )
+    @spec_by_parts
     def add_policy(
         self,
         policy_id: str,
@@ -292,7 +297,8 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
 
         Args:
             policy_id: A new id.
-            spec: As in `policies`; None infers everything.
+            spec: As in `policies`; None infers everything. Classic arguments say parts of it: `policy_cls`,
+                `observation_space`, `action_space`, `config`.
             policy_mapping_fn: Replaces the mapping; None keeps it.
             policies_to_train: Replaces who is trained; None keeps it.
 
