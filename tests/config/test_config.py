@@ -186,7 +186,12 @@ def test_a_classic_key_of_a_section_says_what_stands_in_its_place(
 
 
 def test_defaults_that_classic_configs_spell_out_are_taken() -> None:
-    ppo = {"optimizer": {}, "use_kl_loss": True, "clip_rewards": None, "min_time_s_per_iteration": None}
+    ppo: dict[str, Any] = {
+        "optimizer": {},
+        "use_kl_loss": True,
+        "clip_rewards": None,
+        "min_time_s_per_iteration": None,
+    }
     assert read_config(PPOConfig, ppo) == PPOConfig()
     assert (
         read_config(DQNConfig, {"tau": 1.0, "lr_schedule": None, "before_learn_on_batch": None})

@@ -23,9 +23,6 @@ OF_A_POLICY = {
 }  # fmt: skip
 
 
-_UNSAID = ("clip_rewards", None)
-
-
 def read_config(config_class: type[C], config: Any, env: Any = None) -> C:
     """Return `config`, a dataclass or a classic dict, as a `config_class`.
 
@@ -110,5 +107,4 @@ def read_keys(
         if RENAMED.get(key, key) not in known:
             refuse_or_warn(key, value, known, where)
     named = {RENAMED.get(key, key): value for key, value in config.items()}
-    # The classic default of clip_rewards: as it is, but for Atari's games.
-    return {name: value for name, value in named.items() if name in known and (name, value) != _UNSAID}
+    return {name: value for name, value in named.items() if name in known}
