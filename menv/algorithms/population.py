@@ -299,8 +299,10 @@ def _policy_of(
     if spec.policy_class is not None:
         (network,) = (built.network for built in nets if built.cohort is cohort)
         settings = configs[policy_id]
-        policy: Policy = spec.policy_class(
+        policy: NetPolicy = spec.policy_class(
             cohort, index, spec.config, seed, network=network, settings=settings
         )
-        return policy
-    return NetPolicy(cohort, index, spec.config, seed)
+    else:
+        policy = NetPolicy(cohort, index, spec.config, seed)
+    policy.explore = configs[policy_id].explore
+    return policy

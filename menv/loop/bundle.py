@@ -195,7 +195,9 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
             f"{where}/{GOLDEN}: {wrong}, expected what the policy answered as it was written with {_with(manifest)}; "
             f"here it is {_versions()}: install those versions, or export the policy again"
         )
-    return NetPolicy(networks, 0, {}, manifest["seed"])
+    policy = NetPolicy(networks, 0, {}, manifest["seed"])
+    policy.explore = manifest.get("explore", True) is not False
+    return policy
 
 
 class _One:
@@ -235,6 +237,7 @@ def _manifest(policy: NetPolicy, trained: Mapping[str, Any]) -> dict[str, Any]:
         **({"row_width": networks.row_width} if networks.row_width != networks.preprocess.size else {}),
         "state_sizes": list(networks.state_sizes),
         "seed": int(policy.seed),
+        **({} if policy.explore else {"explore": False}),
         "trained": {"algorithm": policy.algorithm, "env_steps": None, **trained},
         "written_with": _versions(),
     }

@@ -59,6 +59,7 @@ class NetPolicy(Policy):
         networks: Whose policy it is.
         index: Its number among them.
         seed: Of its draws outside the sampler.
+        explore: Whether `compute_actions` and `answer_agents` draw actions where they are not told.
         turn: Of the threads that ask it.
     """
 
@@ -74,6 +75,7 @@ class NetPolicy(Policy):
         self.networks = cohort
         self.index = index
         self.seed = seed
+        self.explore = True
         self._version = -1
         self._path: ConnectorPath | None = None
         self._key = draws.key(seed, draws.stable_hash(self.policy_id))
@@ -112,7 +114,7 @@ class NetPolicy(Policy):
         """
         obs, mask = self._rows(obs_batch)
         state = self._state(state_batches, len(obs))
-        backend, noise = self.networks.backend, None if explore is False else self._noise(len(obs))
+        backend, noise = self.networks.backend, self._noise_for(explore, len(obs))
         decision = backend.decide(obs, mask, noise, self.index, state)
         logp = backend.evaluate(self.index, obs, mask, decision.actions, state).logp
         states = [] if decision.state is None else self._parts(decision.state)
@@ -205,7 +207,7 @@ class NetPolicy(Policy):
 
         Args:
             agents: Each with `data[SampleBatch.NEXT_OBS]`, and what else its connectors read.
-            explore: False takes the most likely actions.
+            explore: False takes the most likely actions; None does as `explore` of the policy says.
 
         Raises:
             ContractError: A connector or the network cannot take what it is shown.
@@ -224,7 +226,7 @@ class NetPolicy(Policy):
             raise ContractError(
                 f"policy {self.policy_id!r}: {error.why}; pass observations of policy.observation_space"
             ) from error
-        noise = None if explore is False else self._noise(len(connected))
+        noise = self._noise_for(explore, len(connected))
         decision = cohort.backend.decide(shown.obs, shown.mask, noise, self.index, shown.state)
         logp = cohort.backend.evaluate(self.index, shown.obs, shown.mask, decision.actions, shown.state).logp
         states = [] if decision.state is None else self._parts(decision.state)
@@ -360,6 +362,10 @@ class NetPolicy(Policy):
             f"policy {self.policy_id!r}, observation {row} of {rows}: {why}; "
             "pass observations of policy.observation_space"
         )
+
+    def _noise_for(self, explore: bool | None, rows: int) -> Any:
+        """Return fresh draws for R rows, None where none are wanted."""
+        return self._noise(rows) if (self.explore if explore is None else explore) else None
 
     def _noise(self, rows: int) -> Any:
         """Return fresh draws for R rows."""

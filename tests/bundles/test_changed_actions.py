@@ -72,3 +72,19 @@ def test_an_episode_that_goes_on_was_given_what_it_is_given_again(tmp_path: Path
     batch = algo.sample()["default_policy"]
     again = PPO.from_checkpoint(tmp_path / "run", config={"env": Adds}).sample()["default_policy"]
     np.testing.assert_array_equal(batch["obs"], again["obs"])
+
+
+def test_explore_in_the_config_is_the_default_of_a_policy_here_and_in_its_folder(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config={"train_batch_size": 200, "explore": False, "seed": 0}) as algo:
+        policy = algo.get_policy()
+        stored: Any = Policy.from_checkpoint(policy.export_checkpoint(tmp_path / "greedy"))
+        obs = [np.array([0.01, 0.0, 0.02, 0.0], np.float32)] * 64
+        greedy = policy.act(obs[0])
+        for own in (policy, stored):
+            assert set(own.compute_actions(obs)[0]) == {greedy}
+            assert len(set(own.compute_actions(obs, explore=True)[0])) == 2
+    with PPO(env="CartPole-v1", config={"train_batch_size": 200}) as algo:
+        stored = Policy.from_checkpoint(algo.get_policy().export_checkpoint(tmp_path / "drawn"))
+        for own in (algo.get_policy(), stored):
+            assert len(set(own.compute_actions(obs)[0])) == 2
+            assert len(set(own.compute_actions(obs, explore=False)[0])) == 1
