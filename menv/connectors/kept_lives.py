@@ -47,8 +47,20 @@ def hand_on_lives(
     pipeline: AgentConnectorPipeline, successor: AgentConnectorPipeline, slots: Sequence[int]
 ) -> None:
     """Let lives go on in a pipeline that takes another one's place, with those connectors that both have."""
-    before = keepers(pipeline)
-    for leaf in keepers(successor):
-        place = next((place for place, one in enumerate(before) if type(one) is type(leaf)), None)
+    before, after = keepers(pipeline), keepers(successor)
+    places = predecessors([type(leaf) for leaf in before], [type(leaf) for leaf in after])
+    for leaf, place in zip(after, places, strict=True):
         if place is not None and leaf.takes_rows and leaf.tells_lives:
-            leaf.take_lives(slots, before.pop(place).lives(slots))
+            leaf.take_lives(slots, before[place].lives(slots))
+
+
+def predecessors(kinds: Sequence[type], successors: Sequence[type]) -> list[int | None]:
+    """Return where among `kinds` each of their successors has its own, the first one to the first; None without one."""
+    left = [*enumerate(kinds)]
+    found: list[int | None] = []
+    for kind in successors:
+        pair = next((pair for pair in left if pair[1] is kind), None)
+        if pair is not None:
+            left.remove(pair)
+        found.append(None if pair is None else pair[0])
+    return found

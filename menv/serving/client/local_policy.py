@@ -13,7 +13,7 @@ import numpy as np
 
 from menv import draws
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.kept_lives import keepers
+from menv.connectors.kept_lives import keepers, predecessors
 from menv.errors import ContractError
 from menv.loop.net_policy import Decided, NetPolicy
 from menv.loop.packed_bundle import policy_from_bytes, unpack_weights
@@ -157,12 +157,7 @@ class LocalPolicy:
         kinds, memories = life
         if kinds is self._keepers:
             return list(memories)
-        left = list(zip(kinds, memories, strict=True))
-        found = []
-        for kind in self._keepers:
-            place = next((place for place, one in enumerate(left) if one[0] is kind), None)
-            found.append(None if place is None else left.pop(place)[1])
-        return found
+        return [None if place is None else memories[place] for place in predecessors(kinds, self._keepers)]
 
     def judge(
         self, rows: Column, mask: Column | None, actions: Column, states: Column | None, where: str
