@@ -11,7 +11,11 @@ from menv._names_on_demand import names_on_demand
 if TYPE_CHECKING:
     from menv.algorithms.onnx_export import export_onnx as export_onnx
     from menv.base_env import BaseEnv as BaseEnv
+    from menv.base_env import End as End
+    from menv.base_env import EpisodeEnd as EpisodeEnd
+    from menv.base_env import Join as Join
     from menv.base_env import Ready as Ready
+    from menv.base_env import Unclaimed as Unclaimed
     from menv.callbacks import DefaultCallbacks as DefaultCallbacks
     from menv.callbacks import make_multi_callbacks as make_multi_callbacks
     from menv.checking.check import check_env as check_env
@@ -49,7 +53,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BaseEnv": "base_env",
+    "End": "base_env",
+    "EpisodeEnd": "base_env",
+    "Join": "base_env",
     "Ready": "base_env",
+    "Unclaimed": "base_env",
     "MultiAgentBatch": "multi_agent_batch",
     "SampleBatch": "sample_batch",
     "DefaultCallbacks": "callbacks",

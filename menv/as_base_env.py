@@ -26,7 +26,7 @@ class AsBaseEnv:
         """Return this environment and `num_envs - 1` more of its kind as one `BaseEnv`.
 
         One that holds several already, a `VectorEnv` or a `BaseEnv`, is taken alone: `num_envs`, if given, must be
-        the number of a `VectorEnv`'s sub-environments, and a `BaseEnv` that returns tables is returned as it is.
+        the number of a `VectorEnv`'s sub-environments; what this returned before is returned as it is.
 
         Args:
             make_env: Makes the sub-environment of a given index; this one has index 0.

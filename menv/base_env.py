@@ -272,6 +272,10 @@ class BaseEnv(AsBaseEnv, Told, abc.ABC, told=OF_BASE_ENVS):
     dict in `send_actions(self, action_dict)`; `to_base_env` turns it into this table form. The sixth
     holds what agents did themselves in answer to the `obs` beside it: these actions are learned from,
     by algorithms that can, and come back in `send_actions`.
+
+    One that sets `returns_table` returns a `Ready` from `poll` and is given slots and actions: for simulators that step
+    many agents as arrays. It numbers trajectories from 0, each with a `Join` in the poll of its first row and an `End`,
+    after which the number is free; copies, seats and keeping the slots array the same are `to_base_env`'s affair.
     """
 
     observation_space: Any = None

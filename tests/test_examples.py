@@ -200,6 +200,13 @@ def test_logs_alone_teach_more_than_the_careless_policy_knew() -> None:
     assert outcome["learned"] > outcome["careless"] + 50
 
 
+def test_a_shoal_gathers() -> None:
+    outcome, printed = outcome_of("shoal", seconds="3")
+    first, *_, last = [float(line.split()[-2]) for line in printed.splitlines()[:-1]]
+    assert last < first
+    assert outcome["mean"] == pytest.approx(-50 * last, abs=0.05)
+
+
 def test_pistons_train_on_pictures() -> None:
     outcome, printed = outcome_of("pistonball")
     assert set(outcome["policy_reward_mean"]) <= {"default_policy"}
@@ -233,6 +240,7 @@ def test_every_example_is_tested_here() -> None:
         "two_step_game",
         "pistonball",
         "offline_logs",
+        "shoal",
         "workers",
     }
     # `tests/serving/test_serving_examples.py` starts these in pairs.

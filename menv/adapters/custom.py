@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.answers import by_sub_environment, check_answers
+from menv.adapters.inner_envs import InnerEnvs
 from menv.adapters.layout import Layout, join_slots
 from menv.adapters.report import Report
 from menv.adapters.rewards import as_rewards, of_rosters
@@ -23,22 +24,15 @@ from menv.adapters.silence import MAX_EMPTY_STEPS, too_silent
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, IntArray, MultiEnvDict, Ready
 from menv.env_calls import how_many
-from menv.errors import ContractError, EnvCrashError, MenvError
-from menv.fault import raised_by_envs
+from menv.errors import ContractError
 
 
-class CustomEnvs(BaseEnv):
+class CustomEnvs(InnerEnvs):
     """Reads the six dicts of another `BaseEnv`."""
-
-    returns_table = True
 
     def __init__(self, inner: BaseEnv) -> None:
         """Wrap `inner`, which is not touched before the first poll."""
-        self.inner = inner
-        self.observation_space = inner.observation_space
-        self.action_space = inner.action_space
-        self.possible_agents = getattr(inner, "possible_agents", None)
-        self.num_envs = inner.num_envs or 0
+        super().__init__(inner)
         self._pool = SlotPool()
         self._rosters: dict[EnvId, Roster] = {}
         self._env_steps = np.zeros(0, np.int64)
@@ -104,9 +98,7 @@ class CustomEnvs(BaseEnv):
             and (env_id in fresh or (env_id is None and len(fresh) == len(self._rosters) > 0))
         ):
             return self._first_rows(fresh if env_id is None else [env_id])
-        # The classic signature is `try_reset(env_id)`: nothing is passed that was not asked for.
-        given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
-        result = self._call("try_reset", env_id, **given)
+        result = self._inner_reset(env_id, seed, options)
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise ContractError(
                 f"{type(self.inner).__name__}.try_reset: returned {how_many(result)}, expected (obs, infos), two "
@@ -135,10 +127,6 @@ class CustomEnvs(BaseEnv):
                 self._stop_running(key)
                 self.try_reset(key)
 
-    def get_sub_environments(self, as_dict: bool = False) -> Any:
-        """Return the inner environment's own answer."""
-        return self.inner.get_sub_environments(as_dict)
-
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that the inner environment lists and those seen so far."""
         listed = self.possible_agents or self.inner.get_agent_ids()
@@ -148,35 +136,19 @@ class CustomEnvs(BaseEnv):
         """Return the rewards that wait for their agent's next row."""
         return {env_id: dict(roster.held) for env_id, roster in self._rosters.items() if roster.held}
 
-    def try_render(self, env_id: EnvId | None = None) -> Any:
-        """Render through the inner environment."""
-        return self.inner.try_render(env_id)
-
-    def stop(self) -> None:
-        """Stop the inner environment."""
-        self.inner.stop()
-
     def start_over(self, env_steps: IntArray) -> None:
         """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
         self._env_steps = env_steps.copy()
         self._free_indices = list(range(len(env_steps)))
 
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the inner environment; what it raises is chained."""
-        try:
-            return getattr(self.inner, method)(*args, **kwargs)
-        except MenvError:
-            raise
-        except raised_by_envs() as error:
-            raise EnvCrashError(
-                f"{type(self.inner).__name__}.{method}: raised {type(error).__name__}: {error}; "
-                "the environment's own traceback is above"
-            ) from error
-
     def _six_dicts(self) -> tuple[MultiEnvDict, ...]:
         """Poll the inner environment and check the shape of its answer."""
         result = self._call("poll")
         name = type(self.inner).__name__
+        if isinstance(result, Ready):
+            raise ContractError(
+                f"{name}.poll: returned a menv.Ready, expected six nested dicts; set returns_table = True on the class"
+            )
         if not isinstance(result, tuple | list) or len(result) != 6:
             raise ContractError(
                 f"{name}.poll: returned {how_many(result)}, expected six nested dicts (obs, rewards, terminateds, "

@@ -11,12 +11,14 @@ from typing import Any
 
 import gymnasium as gym
 
+from menv.adapters.table import TableEnvs
 from menv.base_env import ALL, AgentId, EnvId, MultiEnvDict, Ready
 from menv.checking.lives import Lives
 from menv.checking.report import Broken, Report
 from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair, listed_agents
 from menv.checking.values import check_mask_space, check_obs, check_reward
 from menv.env_calls import how_many
+from menv.errors import ContractError
 
 _LATER = "async_reset_return"
 _NAMES = ("obs", "rewards", "terminateds", "truncateds", "infos", "off_policy_actions")
@@ -31,6 +33,8 @@ class BaseEnvStage(Stage):
 
     def __init__(self, env: Any, report: Report) -> None:
         super().__init__(env, report)
+        if getattr(env, "returns_table", False):
+            self.env = TableEnvs(env)
         self._possible = frozenset(listed_agents(env))
         self._lives: dict[EnvId, Lives] = {}
         self._known: dict[AgentId, SpacePair] = {}
@@ -86,6 +90,12 @@ class BaseEnvStage(Stage):
     def close(self) -> None:
         """See `Stage`."""
         self.env.stop()
+
+    def _crash(self, method: str, error: BaseException, code: str) -> Broken:
+        if not isinstance(self.env, TableEnvs) or not isinstance(error, ContractError):
+            return super()._crash(method, error, code)
+        message, _, fix = str(error).rpartition("; ")
+        return Broken("ME100", message, self.env_steps, fix)
 
     def _poll(self) -> Turn:
         result = self.call("poll", code="ME090")

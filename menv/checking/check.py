@@ -133,6 +133,6 @@ def _check_seeds(report: Report, subject: Subject, stage: Stage, seed: int, acti
         new_stage(1)
         return
     # What was wrong in the long play is known; the pieces are compared and nothing else.
-    again = type(stage)(stage.env, Report())
+    again = type(stage)(stage.given, Report())
     again.takes_seed = stage.takes_seed
     SeedProbe(report, again, new_stage, seed, actions, _median_seconds(stage) > _SLOW).run()

@@ -138,6 +138,7 @@ _OTHER: Mapping[str, Code] = {
     "ME097": Code("error", "the wrong number of values", "return one value for each of the num_envs sub-environments"),
     "ME098": Code("error", "the autoreset mode is not said", "set metadata['autoreset_mode'] to an AutoresetMode"),
     "ME099": Code("error", "an autoreset loses the last observation", "put it into infos['final_obs']"),
+    "ME100": Code("error", "a table contradicts itself", "mend what poll returns"),
 }  # fmt: skip
 
 CODES: Final[Mapping[str, Code]] = {

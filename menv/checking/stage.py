@@ -55,7 +55,8 @@ class Stage(abc.ABC):
     """One environment, played turn by turn.
 
     Attributes:
-        env: The environment.
+        env: The environment, or what stands before it.
+        given: The environment itself.
         report: Takes the findings.
         env_steps: Env steps taken so far.
         episodes: Episodes that ended so far.
@@ -67,7 +68,7 @@ class Stage(abc.ABC):
     repeats = True
 
     def __init__(self, env: Any, report: Report) -> None:
-        self.env = env
+        self.env = self.given = env
         self.report = report
         self.env_steps = 0
         self.episodes = 0

@@ -76,7 +76,7 @@ class Subject:
             Broken: It could not be created, or is of no known kind.
         """
         env = self._env if self._creator is None else self._create(self._creator, vector_index)
-        if self._creator is not None and any(stage.env is env for stage in self.stages):
+        if self._creator is not None and any(stage.given is env for stage in self.stages):
             raise Broken(
                 "ME077", "two calls of the creator returned the same object, expected a new one each time"
             )

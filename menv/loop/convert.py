@@ -14,13 +14,19 @@ from menv.adapters.custom import CustomEnvs
 from menv.adapters.external import ExternalEnvs
 from menv.adapters.gym import GymEnvs
 from menv.adapters.gym_vector import GymVectorEnvs
+from menv.adapters.inner_envs import InnerEnvs
 from menv.adapters.multi_agent import MultiAgentEnvs
+from menv.adapters.numbered_envs import NumberedEnvs
+from menv.adapters.table import TableEnvs
 from menv.adapters.vector import VectorEnvs
 from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.errors import ConfigError, ContractError
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.multi_agent_env import MultiAgentEnv
 from menv.vector_env import VectorEnv
+
+# What makes tables of others here, or has its tables looked at.
+_ADAPTERS = (NumberedEnvs, ExternalEnvs, InnerEnvs)
 
 
 def to_base_env(
@@ -50,12 +56,7 @@ def to_base_env(
         ContractError: Its constructor has left out that of its base class.
     """
     if isinstance(env, BaseEnv):
-        if num_envs != 1 and num_envs != env.num_envs:
-            raise ConfigError(
-                f"to_base_env: num_envs={num_envs} for a {type(env).__name__}, expected 1: a BaseEnv holds its own "
-                "sub-environments; leave num_envs (num_envs_per_worker) out"
-            )
-        return env if env.returns_table else CustomEnvs(env)
+        return _own(env, num_envs)
     if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
         _check_begun(env, "switchboard", "action_space, observation_space")
         return _external(env, make_env, num_envs)
@@ -79,6 +80,18 @@ def to_base_env(
         "wrap the object in one, an environment of PettingZoo in menv.wrappers.PettingZooEnv or ParallelPettingZooEnv, "
         "one of the old gym API in menv.wrappers.LegacyGym"
     )
+
+
+def _own(env: BaseEnv, num_envs: int) -> BaseEnv:
+    """Return a `BaseEnv` in table form; what others wrote stands behind somebody who looks at what it says."""
+    if num_envs != 1 and num_envs != env.num_envs:
+        raise ConfigError(
+            f"to_base_env: num_envs={num_envs} for a {type(env).__name__}, expected 1: a BaseEnv holds its own "
+            "sub-environments; leave num_envs (num_envs_per_worker) out"
+        )
+    if not env.returns_table:
+        return CustomEnvs(env)
+    return env if isinstance(env, _ADAPTERS) else TableEnvs(env)
 
 
 def _check_begun(env: Any, attribute: str, arguments: str) -> None:

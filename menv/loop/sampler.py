@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.created_envs import CreatedEnvs
-from menv.adapters.custom import CustomEnvs
+from menv.adapters.inner_envs import InnerEnvs
 from menv.adapters.lockstep import LockstepEnvs
 from menv.base_env import BaseEnv, EnvId
 from menv.callbacks import DefaultCallbacks
@@ -340,7 +340,7 @@ class Sampler(Told, told=OF_WORKERS):
             # Other sub-environments: none is where it was, and none may draw the same numbers again.
             steps = np.full(env.num_envs, steps.max(initial=0))
         self._book.resume(tree["begun"], len(steps))
-        if isinstance(env, LockstepEnvs | CustomEnvs):
+        if isinstance(env, LockstepEnvs | InnerEnvs):
             env.start_over(steps)
             self._rows.env_steps = steps
         lost, running = int(tree["running"]), self._running_episodes()

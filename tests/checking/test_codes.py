@@ -77,6 +77,7 @@ PUBLISHED = {
     "ME097": ("error", "the wrong number of values"),
     "ME098": ("error", "the autoreset mode is not said"),
     "ME099": ("error", "an autoreset loses the last observation"),
+    "ME100": ("error", "a table contradicts itself"),
 }
 
 

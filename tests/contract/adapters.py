@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from menv.vector_env import VectorEnv
 from tests.contract.callers import CalledEnvs, without_own_truncations
 from tests.contract.remote import FarGame, Make, remote
 from tests.contract.scripted import (
+    AGENTS,
     IRREGULAR,
     SOLO,
     TOGETHER,
@@ -91,7 +92,42 @@ class Adapter:
         games = [ScriptedEnv(script, world) for world, script in enumerate(scripts)]
         if self.kind == "agents":
             return to_base_env(games[0], games.__getitem__, num_envs, seed=seed), games
+        if self.kind == "table":
+            return to_base_env(Tables(to_base_env(games[0], games.__getitem__, num_envs, seed=seed))), games
         return to_base_env(SixDicts(games, self.kind)), games
+
+
+class Tables(BaseEnv):
+    """A `BaseEnv` of one's own that returns tables: no seats, new arrays in each poll, slots and actions alone."""
+
+    returns_table = True
+
+    def __init__(self, inner: BaseEnv) -> None:
+        self.inner = inner
+        self.observation_space, self.action_space = inner.observation_space, inner.action_space
+        self.num_envs, self.possible_agents = inner.num_envs, list(AGENTS)
+
+    def poll(self) -> Ready:  # type: ignore[override]
+        ready: Ready = self.inner.poll()
+        return replace(ready, slots=ready.slots.copy(), rewards=ready.rewards.tolist(), seats=())
+
+    def send_actions(self, slots: Any, actions: Any) -> None:  # type: ignore[override]
+        self.inner.send_actions(slots, actions)
+
+    def try_reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
+        return self.inner.try_reset(env_id, **kwargs)
+
+    def try_restart(self, env_id: Any = None) -> None:
+        self.inner.try_restart(env_id)
+
+    def get_sub_environments(self, as_dict: bool = False) -> Any:
+        return self.inner.get_sub_environments(as_dict)
+
+    def held_rewards(self) -> dict[Any, dict[Any, float]]:
+        return self.inner.held_rewards()
+
+    def stop(self) -> None:
+        self.inner.stop()
 
 
 _WORLDS = {"turns": TURNS, "together": TOGETHER, "irregular": IRREGULAR}
@@ -100,7 +136,7 @@ ALL_ADAPTERS = [
     *[Adapter(kind, SOLO, kind) for kind in ("vector", "NextStep", "SameStep", "Disabled")],
     *[
         Adapter(f"{kind}-{world}", script, kind)
-        for kind in ("agents", "now", "later", "new id", "external")
+        for kind in ("agents", "now", "later", "new id", "external", "table")
         for world, script in _WORLDS.items()
     ],
 ]

@@ -19,6 +19,7 @@ from menv.algorithms.sequences import state_before
 from menv.base_env import BaseEnv, Ready
 from menv.connectors.action_output import ActionOutput
 from menv.loop.cohort import Cohort
+from menv.loop.convert import to_base_env
 from menv.loop.net_cohort import NetCohort
 from menv.loop.own_cohort import OwnCohort
 from menv.loop.quota import Quota
@@ -82,7 +83,7 @@ scripts = st.lists(episodes(), min_size=1, max_size=3)
 
 
 class Tap(BaseEnv):
-    """Passes everything on and notes what no action could own."""
+    """A `BaseEnv` of one's own: passes everything on and notes what no action could own."""
 
     returns_table = True
 
@@ -137,7 +138,7 @@ def cohort(kind: str, policies: Sequence[str] = ("even", "odd")) -> Cohort:
 def sampler(base_env: BaseEnv, kind: str, quota: Quota, seed: int = 0, first_index: int = 0) -> Sampler:
     mapping = PolicyMap(["even", "odd"], lambda agent_id: "odd" if agent_id in ("b", "d") else "even")
     return Sampler(
-        base_env, mapping, [cohort(kind)], quota, metrics=Metrics(), seed=seed, first_index=first_index
+        to_base_env(base_env), mapping, [cohort(kind)], quota, metrics=Metrics(), seed=seed, first_index=first_index
     )  # fmt: skip
 
 

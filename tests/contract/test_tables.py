@@ -1,0 +1,253 @@
+"""A `BaseEnv` of one's own that returns tables: mistakes are named in the poll in which they are made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import (
+    BaseEnv,
+    ContractError,
+    DefaultCallbacks,
+    End,
+    EnvCrashError,
+    EpisodeEnd,
+    Join,
+    Ready,
+    Unclaimed,
+    to_base_env,
+)
+from menv.algorithms import PPO
+
+SEATS = [(world, agent) for world in range(2) for agent in "abc"]
+
+
+class Pairs(BaseEnv):
+    """Two worlds of three agents, episodes of four env steps; an agent sees the env steps so far and is paid them."""
+
+    returns_table = lockstep = True
+    num_envs = 2
+    observation_space = gym.spaces.Box(0.0, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, config: Any = None) -> None:
+        self.slots: Any
+        self.paid: Any
+        self.slots, self.env_steps = np.arange(6, dtype=np.int32), np.zeros(2, np.int64)
+        self.seen, self.paid = np.zeros((6, 1), np.float32), np.zeros(6, np.float32)
+        self.taken: list[Any] = []
+        self.polls = 0
+
+    def poll(self, timeout: float | None = None) -> Ready:
+        over = self.polls > 0 and not self.env_steps[0] % 4
+        ended = [
+            End(s, *who, self.paid[s], True, False, self.seen[s], {}) for s, who in enumerate(SEATS) if over
+        ]
+        joined = [Join(s, *who, who[0]) for s, who in enumerate(SEATS) if over or not self.polls]
+        episodes = [EpisodeEnd(world, True, False, 4, world) for world in range(2) if over]
+        self.polls += 1
+        return Ready(self.slots, self.seen, self.paid * (not over), self.env_steps, joined, ended, episodes)
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        self.taken.append((slots, actions))
+        self.env_steps += 1
+        self.seen += 1
+        self.paid[:] = self.seen[:, 0]
+
+
+def changed(**parts: Callable[[Any], Any]) -> BaseEnv:
+    """Return such an environment that returns something else for some parts of its tables."""
+
+    class Changed(Pairs):
+        def poll(self, timeout: float | None = None) -> Ready:
+            ready = super().poll()
+            return replace(ready, **{name: change(getattr(ready, name)) for name, change in parts.items()})
+
+    return Changed()
+
+
+def play(env: BaseEnv, polls: int = 6) -> list[Ready]:
+    """Poll and answer everybody."""
+    base_env, polled = to_base_env(env), []
+    for _ in range(polls):
+        polled.append(base_env.poll())
+        base_env.send_actions(polled[-1].slots, [0] * len(polled[-1].slots))
+    return polled
+
+
+def first(**values: Any) -> Callable[[Any], Any]:
+    """Change fields of the first entry, where there is one."""
+    return lambda entries: [one._replace(**values) if not place else one for place, one in enumerate(entries)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"rewards": lambda a: a[1:]}, "rewards: 5, expected 6, one for each slot"),
+        ({"rewards": lambda a: a * np.nan}, "the reward of agent 'a' of env 0 is nan, expected a finite number"),
+        ({"rewards": lambda a: None}, "rewards: "),
+        ({"obs": lambda a: a[1:]}, "obs: 5, expected 6"),
+        ({"obs": lambda a: None}, "obs: NoneType, expected 6"),
+        ({"infos": lambda a: [{}]}, "infos: 1, expected 6"),
+        ({"slots": lambda a: a[:, None]}, r"slots: int32 of shape \(6, 1\), expected \[R\] integers"),
+        ({"slots": lambda a: a * 1.0}, "slots: float64 of shape"),
+        ({"slots": lambda a: a * 0}, r"slots: agent 'a' of env 0 \(slot 0\) has 6 rows, expected one"),
+        ({"slots": lambda a: a + 1}, "slots: there is a row for slot 6, on which nobody lives"),
+        ({"slots": lambda a: a - 1}, "slots: there is a row for slot -1, on which nobody lives"),
+        ({"joined": lambda a: ()}, "slots: there is a row for slot 0, on which nobody lives, expected slots of"),
+        ({"joined": lambda a: [*a, *a[:1]]}, "joined: agent 'a' of env 0 joins on slot 0, on which agent 'a' of env 0"),
+        ({"joined": lambda a: [*a, Join(9, 0, "d", 0)]}, r"joined: agent 'd' of env 0 \(slot 9\) joins and has no row"),
+        ({"joined": first(slot=-3)}, "joined: slot -3, expected an integer from 0"),
+        ({"joined": first(slot=1 << 40)}, "joined: slot 1099511627776, expected an integer from 0"),
+        ({"joined": first(env_index=2)}, "joined: env_index 2, expected an integer from 0 to 1"),
+        ({"joined": lambda a: [tuple(one) for one in a]}, "joined: tuple, expected menv.Join"),
+        ({"ended": lambda a: ()}, r"episodes: the episode of env 0 ended while agents \['a', 'b', 'c'\] live on"),
+        ({"ended": lambda a: a[1:]}, r"episodes: the episode of env 0 ended while agents \['a'\] live on"),
+        ({"ended": lambda a: [*a, *a[:1]]}, "ended: agent 'a' of env 0 ends on slot 0, on which nobody lives"),
+        ({"ended": first(slot=77)}, "ended: agent 'a' of env 0 ends on slot 77, on which nobody lives"),
+        ({"ended": first(agent_id="b")}, "ended: agent 'b' of env 0 ends on slot 0, on which agent 'a' of env 0"),
+        ({"ended": first(reward=np.inf)}, "ended: the reward of agent 'a' of env 0 is inf, expected a finite"),
+        ({"ended": lambda a: [tuple(one) for one in a]}, "ended: tuple, expected menv.End"),
+        ({"episodes": first(env_index=-1)}, "episodes: env_index -1, expected an integer from 0 to 1"),
+        ({"episodes": first(unclaimed=1)}, "episodes: 1 entries of `unclaimed` before the end of env 0"),
+        ({"episodes": lambda a: [tuple(one) for one in a]}, "episodes: tuple, expected menv.EpisodeEnd"),
+        ({"unclaimed": lambda a: [Unclaimed(0, "a", None, 0)]}, "unclaimed: the reward of agent 'a'"),  # type: ignore[arg-type]
+        ({"unclaimed": lambda a: [Unclaimed(0, "a", 1.0, 7)]}, "unclaimed: env_index 7"),
+        ({"unclaimed": lambda a: [1.0]}, "unclaimed: float, expected menv.Unclaimed"),
+        ({"played": lambda a: [None]}, "played: pieces of episodes, expected none"),
+        ({"env_steps": lambda a: a[1:]}, r"env_steps: int64 of shape \(1,\), expected \[2\] integers"),
+        ({"env_steps": lambda a: None}, "env_steps: object of shape"),
+        ({"env_steps": lambda a: 0 * a}, "env_steps: sub-environment 0 has new rows and 0 env steps, as with its rows"),
+    ],
+)  # fmt: skip
+def test_a_table_that_contradicts_itself_is_refused(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ContractError, match=f"^Changed.poll: {message}.*; "):
+        play(changed(**parts))
+
+
+def test_a_row_that_waits_is_not_delivered_again() -> None:
+    base_env = to_base_env(Pairs())
+    base_env.send_actions(base_env.poll().slots, [0] * 6)
+    base_env.poll()
+    with pytest.raises(
+        ContractError, match=r"slots: agent 'a' of env 0 \(slot 0\) waits already, expected each row once"
+    ):
+        base_env.poll()
+
+
+@pytest.mark.parametrize("returned", [None, ({},) * 6])
+def test_something_else_than_a_table_is_refused(returned: Any) -> None:
+    class Else(Pairs):
+        def poll(self, timeout: float | None = None) -> Any:
+            return returned
+
+    with pytest.raises(
+        ContractError, match=r"Else.poll: returned .*, expected a menv.Ready, because returns_table"
+    ):
+        play(Else())
+
+
+def test_a_table_of_an_environment_that_does_not_say_so_is_told_what_to_set() -> None:
+    class Silent(Pairs):
+        returns_table = False
+
+    with pytest.raises(ContractError, match=r"Silent.poll: returned a menv.Ready.*set returns_table = True"):
+        play(Silent())
+
+
+def test_what_the_environment_raises_is_its_own() -> None:
+    class Broken(Pairs):
+        def send_actions(self, slots: Any, actions: Any = None) -> None:
+            raise RuntimeError("no fuel")
+
+    with pytest.raises(EnvCrashError, match=r"Broken.send_actions: raised RuntimeError: no fuel") as caught:
+        play(Broken())
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        ([0], "none for waiting \\[\"'b'\", \"'c'\"\\]"),
+        ([0, 1, 2, 2], "several actions for one slot"),
+        ([6], "nobody has slot 6"),
+    ],
+)
+def test_answers_are_for_those_who_wait(slots: list[int], message: str) -> None:
+    env = Pairs()
+    base_env = to_base_env(env)
+    base_env.poll()
+    with pytest.raises(ContractError, match=f"send_actions: .*{message}"):
+        base_env.send_actions(slots, [1] * len(slots))
+    assert env.taken == []
+    # The refused answer has not spoilt anything.
+    base_env.send_actions(np.arange(6), [1] * 6)
+    with pytest.raises(ContractError, match="for not waiting"):
+        base_env.send_actions(np.arange(6), [1] * 6)
+
+
+def test_nested_answers_reach_the_environment_as_slots_and_actions() -> None:
+    env = Pairs()
+    base_env = to_base_env(env)
+    obs = base_env.poll()[0]
+    base_env.send_actions(
+        {world: {agent: ord(agent) for agent in by_agent} for world, by_agent in obs.items()}
+    )
+    ((slots, actions),) = env.taken
+    assert slots.tolist() == list(range(6))
+    assert actions == [97, 98, 99] * 2
+    with pytest.raises(ContractError, match=r"env 0 got actions for not waiting \[\"'z'\"\]"):
+        base_env.send_actions({0: {"z": 1}})
+
+
+def test_what_comes_out_belongs_to_nobody_else() -> None:
+    env = Pairs()
+    before, *_, last = play(env, 5)
+    assert last.slots is before.slots
+    assert before.env_steps.tolist() == [0, 0]
+    assert [(end.slot, end.reward, type(end.reward)) for end in last.ended[:2]] == [
+        (0, 4.0, float),
+        (1, 4.0, float),
+    ]
+    # The environment has written into its array since.
+    assert last.ended[0].obs.tolist() == [4.0]
+    assert env.seen[0].tolist() == [5.0]
+    assert last.seats[:6] == SEATS
+
+
+def test_rewards_and_results_are_those_that_the_environment_paid() -> None:
+    config = {"rollout_fragment_length": 6, "train_batch_size": 12, "num_sgd_iter": 1, "seed": 0}
+    with PPO(env=Pairs, config=config) as algo:
+        batch = algo.sample().policy_batches["default_policy"]
+        lives = [piece["rewards"].tolist() for piece in batch.split_by_episode()]
+        assert sorted(lives) == sorted([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0]] * 6)
+        result = algo.train()
+        assert result["episode_reward_mean"] in {3 * 10.0, 3 * 26.0, 3 * 18.0}
+        json.dumps(
+            {name: result[name] for name in ("episode_reward_mean", "policy_reward_mean", "hist_stats")}
+        )
+
+
+def test_env_steps_go_on_from_those_of_a_checkpoint(tmp_path: Path) -> None:
+    config = {"rollout_fragment_length": 6, "train_batch_size": 12, "num_sgd_iter": 1, "seed": 0}
+    seen: list[list[int]] = []
+
+    class Watching(DefaultCallbacks):
+        def on_episode_step(self, *, base_env: BaseEnv, **kwargs: Any) -> None:
+            seen.append(base_env.poll.__self__._before.tolist())  # type: ignore[attr-defined]
+
+    with PPO(env=Pairs, config=config) as algo:
+        algo.train()
+        folder = algo.save(tmp_path)
+        counted = algo.train()["num_env_steps_sampled"]
+    with PPO(env=Pairs, config={**config, "callbacks": Watching}) as algo:
+        algo.restore(folder)
+        assert algo.train()["num_env_steps_sampled"] == counted
+    assert seen[0] == [6, 6]
