@@ -19,6 +19,7 @@ from menv.errors import ContractError
 from menv.nested import own_copy
 
 _MOST_SLOTS = 1 << 24
+_KEPT_IDS = 65_536
 _NOBODY: tuple[EnvId, AgentId] = (None, None)
 # Fewer env steps than any sub-environment has.
 _NEVER = -1
@@ -30,12 +31,14 @@ class SlotBook:
     Attributes:
         seats: `seats[slot]` is `(env_id, agent_id)` of who has the slot, or had it last.
         slots: [R] of the rows of the last poll; the same array as long as they are the same.
+        indices: Index of each sub-environment by its id, as it was told last; of very many only the latest.
     """
 
     def __init__(self, where: str) -> None:
         """Begin without anybody; `where` begins each message."""
         self.seats: list[tuple[EnvId, AgentId]] = []
         self.slots: IntArray = np.zeros(0, np.int64)
+        self.indices: dict[EnvId, int] = {}
         self._where = where
         self._alive = np.zeros(0, np.bool_)
         self._waits = np.zeros(0, np.bool_)
@@ -83,6 +86,7 @@ class SlotBook:
                 f"0 to {unclaimed}", "count those that belong to this episode and to earlier ones",
             )  # fmt: skip
         self._had_rows[index] = _NEVER
+        self._note(episode.env_id, index)
         return episode
 
     def credit(self, unclaimed: Any, num_envs: int) -> Unclaimed:
@@ -113,6 +117,7 @@ class SlotBook:
             )  # fmt: skip
         self._alive[slot], self._env_of[slot] = True, index
         self.seats[slot] = join.env_id, join.agent_id
+        self._note(join.env_id, index)
         self._living[index] += 1
         self._had_rows[index] = _NEVER
         self._changed = True
@@ -193,6 +198,11 @@ class SlotBook:
                     "joined", f"{self._name(join.slot)} joins and has no row", "a row in the same poll",
                     "let agents join when they wait for their first action",
                 )  # fmt: skip
+
+    def _note(self, env_id: EnvId, index: int) -> None:
+        if len(self.indices) >= _KEPT_IDS:
+            self.indices.clear()
+        self.indices[env_id] = index
 
     def _stranger(self, slots: IntArray) -> int | None:
         """Return a slot on which nobody lives, None if there is none."""

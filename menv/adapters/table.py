@@ -117,6 +117,10 @@ class TableEnvs(InnerEnvs):
         """Pass the call on; see `BaseEnv.call`."""
         return self.inner.call(env_id, method, *args)
 
+    def index_of(self, env_id: EnvId) -> int:
+        """Return the index of a sub-environment that has been heard of."""
+        return self._book.indices[env_id]
+
     def start_over(self, env_steps: IntArray) -> None:
         """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
         self._before = env_steps.copy()

@@ -6,8 +6,8 @@ that has played its share plays on until all have; `FirstEpisodes` then leaves o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,18 +92,19 @@ class FirstEpisodes(Metrics):
     """Metrics over the first episodes of each sub-environment that steps together with others.
 
     Attributes:
-        shares: [E] what is left of each one's share, in episodes or in env steps; a sub-environment's id is its index.
+        shares: [E] what is left of each one's share, in episodes or in env steps.
     """
 
-    def __init__(self, in_episodes: bool) -> None:
-        """Begin with no shares."""
+    def __init__(self, in_episodes: bool, index_of: Callable[[Any], int] = int) -> None:
+        """Begin with no shares; `index_of` gives the index of a sub-environment for its id."""
         super().__init__(0)
+        self._index_of = index_of
         self.shares: Shares = np.zeros(0, np.int64)
         self._in_episodes = in_episodes
 
     def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
         """Take in an episode that ended, if it is within its sub-environment's share."""
-        index = cast("int", episode.env_id)
+        index = self._index_of(episode.env_id)
         if self.shares[index] > 0:
             self.shares[index] -= 1 if self._in_episodes else episode.length
             super().record(episode, when)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.created_envs import CreatedEnvs
+from menv.adapters.table import TableEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
 from menv.algorithms.config.classic_keys import read_keys
 from menv.algorithms.config.keys import section_values
@@ -141,10 +142,9 @@ class Evaluation:
         if self._base_env is None:
             self._base_env = self._make_base_env(self.config)
             if self._base_env.lockstep:
-                self._quota, self._metrics = (
-                    LockstepQuota(self._in_episodes),
-                    FirstEpisodes(self._in_episodes),
-                )
+                index_of = self._base_env.index_of if isinstance(self._base_env, TableEnvs) else int
+                self._quota = LockstepQuota(self._in_episodes)
+                self._metrics = FirstEpisodes(self._in_episodes, index_of)
             elif not self._base_env.num_envs:
                 together = ExternalQuota(1, "complete_episodes")
                 self._quota = TogetherQuota() if self._in_episodes else together

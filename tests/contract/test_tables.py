@@ -251,3 +251,26 @@ def test_env_steps_go_on_from_those_of_a_checkpoint(tmp_path: Path) -> None:
         algo.restore(folder)
         assert algo.train()["num_env_steps_sampled"] == counted
     assert seen[0] == [6, 6]
+
+
+def test_worlds_with_names_are_evaluated_by_their_shares() -> None:
+    class Named(Pairs):
+        def poll(self, timeout: float | None = None) -> Ready:
+            ready = super().poll()
+            parts: dict[str, Any] = {
+                part: [one._replace(env_id="xy"[one.env_id]) for one in getattr(ready, part)]
+                for part in ("joined", "ended", "episodes")
+            }
+            return replace(ready, **parts)
+
+    config = {
+        "rollout_fragment_length": 6,
+        "train_batch_size": 12,
+        "num_sgd_iter": 1,
+        "evaluation_duration": 5,
+    }
+    with PPO(env=Named, config=config) as algo:
+        for wanted in ([10.0, 26.0, 42.0], [10.0, 26.0, 42.0]):
+            found = algo.evaluate()["evaluation"]
+            assert sorted(set(found["hist_stats"]["episode_reward"])) == [3 * total for total in wanted]
+            assert found["episodes_this_iter"] == 5
