@@ -150,10 +150,7 @@ class AgentGroup:
     def _show(self, obs: AgentDict, out: StepDicts) -> None:
         """Give the group its observation, and with it what happened since the one before."""
         self.alive, self._over = True, False
-        out[0][self.group_id] = tuple(
-            obs[member] if member in obs else self._stand_in(place, obs)
-            for place, member in enumerate(self.members)
-        )
+        out[0][self.group_id] = tuple(self._shown(place, obs) for place in range(len(self.members)))
         out[4][self.group_id] = {
             "individual_rewards": self._earned,
             "individual_infos": self._told,
@@ -176,6 +173,12 @@ class AgentGroup:
         # How members ended says nothing about a later life of the group.
         self._ended = dict.fromkeys(self._ended, False)
         self._earned, self._told = {}, {}
+
+    def _shown(self, place: int, obs: AgentDict) -> Any:
+        """Return what is shown of a member; whoever does not act needs a choice all the same, which is ignored."""
+        member = self.members[place]
+        shown = obs[member] if member in obs else self._stand_in(place, obs)
+        return shown if member in self.acting else opened(shown)
 
     def _stand_in(self, place: int, obs: AgentDict) -> Any:
         """Return what is shown for a member without an observation; nobody else holds it."""
@@ -204,6 +207,15 @@ class AgentGroup:
             f"GroupAgentsWrapper.step: the reward of {member!r} in group {self.group_id!r} is {kind}, expected a "
             "finite number; return a float"
         )
+
+
+def opened(obs: Any) -> Any:
+    """Return an observation whose mask, or that of a member of a group in it, is open where it allows nothing."""
+    if isinstance(obs, tuple):
+        return tuple(opened(part) for part in obs)
+    if isinstance(obs, dict) and MASK_KEY in obs and not np.any(obs[MASK_KEY]):
+        return {**obs, MASK_KEY: np.ones_like(obs[MASK_KEY])}
+    return obs
 
 
 def blank(space: gym.Space[Any], where: str) -> Any:

@@ -28,8 +28,9 @@ class GroupAgentsWrapper(MultiAgentEnv):
       their actions, both in the order in which the group lists them.
     - All living members act at the same time. One that has not appeared yet is shown as the blank of
       its space (zeros; in an `"action_mask"`, ones), one that has ended as it was last seen; but an entry
-      `"state"` of a Dict, the state of the whole, is the one that others are shown. Their actions
-      are ignored: the environment gets those of `infos[group]["acting"]` only.
+      `"state"` of a Dict, the state of the whole, is the one that others are shown, and an `"action_mask"` that
+      allows nothing, as after the last action, is all ones. Their actions are ignored: the environment gets those
+      of `infos[group]["acting"]` only.
     - The reward of a group is the sum over its members, paid at the step at which they were; members
       that have ended still earn for it.
     - A group lives as long as one member does, or has yet to appear: it ends with its last member, or

@@ -6,8 +6,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 
-from menv.algorithms import PPO
+from menv.algorithms import PPO, QMIX
 from menv.base_env import ALL
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 
@@ -73,3 +74,27 @@ def test_a_group_learns_to_agree_and_never_does_what_a_member_may_not() -> None:
     # By chance they agree about 5 times in 10; the network sees both masks, which is enough to agree always.
     assert first < 5.5
     assert last > 8.0
+
+
+class Fleeting(Agree):
+    """ "ann" leaves in the third step; from then on her mask allows nothing."""
+
+    def observe(self) -> AgentDict:
+        shown = super().observe()
+        if self.at < 3:
+            return shown
+        shown["ann"]["action_mask"][:] = 0
+        return shown if self.at == 3 else {"bob": shown["bob"]}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        self.at += 1
+        over = {ALL: self.at == 6, "ann": self.at == 3}
+        return self.observe(), dict.fromkeys(action_dict, 1.0), over, {ALL: False}, {}
+
+
+@pytest.mark.parametrize("algorithm", [PPO, QMIX])
+def test_a_member_that_left_with_a_mask_that_allows_nothing_does_not_stop_its_group(algorithm: Any) -> None:
+    config = {"rollout_fragment_length": 12, "train_batch_size": 12, "seed": 0}
+    groups = {"both": ["ann", "bob"]}
+    with algorithm(env=lambda context: Fleeting().with_agent_groups(groups), config=config) as algo:
+        assert algo.train()["agent_reward_mean"] == {"both": 9.0, "ann": 3.0, "bob": 6.0}
