@@ -98,10 +98,15 @@ def _choices(action_space: Any) -> list[int]:
     return found
 
 
+def _members(whole: Any) -> list[Any]:
+    """Return the parts of a group's observation or of its space, also those of the groups in it; else the whole."""
+    parts = whole.spaces if isinstance(whole, gym.spaces.Tuple) else whole
+    return [one for part in parts for one in _members(part)] if isinstance(parts, tuple) else [whole]
+
+
 def check_mask_space(report: Report, who: str, obs_space: Any, action_space: Any) -> None:
     """Note a mask that does not fit the actions, or lies where nobody reads it."""
-    members = obs_space.spaces if isinstance(obs_space, gym.spaces.Tuple) else [obs_space]
-    dicts = [part for part in members if isinstance(part, gym.spaces.Dict)]
+    dicts = [part for part in _members(obs_space) if isinstance(part, gym.spaces.Dict)]
     masks = [part[MASK_KEY] for part in dicts if MASK_KEY in part.spaces]
     width, flags = mask_width(action_space), sum(int(np.prod(mask.shape or ())) for mask in masks)
     if masks and width != flags:
@@ -134,8 +139,7 @@ def check_mask(report: Report, step: int, who: str, obs: Any, action_space: Any)
 
 def usable_mask(obs: Any, action_space: Any) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
     """Return the mask in an observation, or of all members of a group, as flags; None if their number is wrong."""
-    members = obs if isinstance(obs, tuple) else (obs,)
-    masks = [part[MASK_KEY] for part in members if isinstance(part, dict) and MASK_KEY in part]
+    masks = [part[MASK_KEY] for part in _members(obs) if isinstance(part, dict) and MASK_KEY in part]
     width = mask_width(action_space) if masks else None
     if width is None:
         return None

@@ -2,8 +2,8 @@
 
 One-hot for Discrete and MultiDiscrete, flattening for Box, leaf after leaf for Dict and Tuple, as float32; only
 an image of bytes, a uint8 Box of three dimensions, stays bytes where there is nothing else but a mask. A
-Dict with an `"action_mask"` entry gives the mask apart from the rest; so does a Tuple of such Dicts, which is
-what a group of agents observes. `menv.loop.cohort` calls it on
+Dict with an `"action_mask"` entry gives the mask apart from the rest; so does a Tuple of such Dicts, or of such
+Tuples, which is what a group of agents observes. `menv.loop.cohort` calls it on
 whole batches; it knows no agents, policies or episodes.
 """
 
@@ -108,8 +108,8 @@ class ObsPreprocessor:
             self.size += self.leaves[-1].width
             return
         for name, part in parts:
-            # The members of a group are the parts of a Tuple.
-            if name == MASK_KEY and (not keys or (len(keys) == 1 and isinstance(keys[0], int))):
+            # The members of a group are the parts of a Tuple, and may be groups themselves.
+            if name == MASK_KEY and all(isinstance(key, int) for key in keys):
                 width = int(np.prod(part.shape or ()))
                 self.mask_leaves.append(Leaf((*keys, name), part, 0, width))
             else:

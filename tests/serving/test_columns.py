@@ -14,8 +14,10 @@ from msgspec import Raw
 from menv.errors import ConfigError
 from menv.serving.wire import columns
 from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.wire.bad_value import BadValueError
 from menv.serving.wire.columns import action, column, element, observation, reader_of, reward
 from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.masks import MaskCheck
 from menv.serving.wire.packed import to_raw
 from menv.spaces import why_outside
 from tests.serving.spaces import numbers, same, spaces
@@ -280,3 +282,16 @@ def test_a_space_without_a_form_on_the_wire_is_a_matter_of_the_settings() -> Non
     for space in spaces:
         with pytest.raises(ConfigError, match=r"has no form (on the wire|in JSON)"):
             element(to_raw(0, J), space, J, "obs")
+
+
+def test_masks_of_members_of_inner_groups_are_checked() -> None:
+    agent = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(2), "seen": gym.spaces.Discrete(2)})
+    one, outer = gym.spaces.Discrete(2), gym.spaces.Tuple
+    check, actions = MaskCheck(outer([outer([agent, agent]), agent])), outer([outer([one, one]), one])
+    first, none = {"action_mask": np.array([1, 0]), "seen": 0}, {"action_mask": np.zeros(2), "seen": 0}
+    check.check_actions([((first, first), first)], [((0, 0), 0)], actions)
+    with pytest.raises(BadValueError) as forbidden:
+        check.check_actions([((first, first), first)], [((0, 1), 0)], actions)
+    with pytest.raises(BadValueError) as shut:
+        check.check([((first, none), first)], 1, actions)
+    assert (forbidden.value.path, shut.value.path) == ("[0][1]", "[0][1]['action_mask']")

@@ -76,6 +76,15 @@ def test_a_group_learns_to_agree_and_never_does_what_a_member_may_not() -> None:
     assert last > 8.0
 
 
+def test_members_of_inner_groups_never_do_what_they_may_not() -> None:
+    game = Agree()
+    env = game.with_agent_groups({"one": ["ann"], "two": ["bob"]}).with_agent_groups({"all": ["two", "one"]})
+    with PPO(env=lambda context: env, config={"rollout_fragment_length": 40, "seed": 0}) as algo:
+        batch = algo.sample()["default_policy"]
+    assert batch["action_mask"].shape == (40, 8)
+    assert game.illegal == 0
+
+
 class Fleeting(Agree):
     """ "ann" leaves in the third step; from then on her mask allows nothing."""
 

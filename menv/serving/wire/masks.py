@@ -2,12 +2,12 @@
 
 `menv.serving.wire.columns` has one for each space, which `menv.serving.wire.episodes` asks too. Where masks lie is
 the convention of `menv.connectors.obs_preprocessor`: an entry of a Dict, or of every Dict in the Tuple of a group of
-agents.
+agents, whose members may be groups.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -20,20 +20,15 @@ from menv.serving.wire.bad_value import BadValueError
 from menv.serving.wire.space_readers import Column
 
 Mask = npt.NDArray[np.bool_]
+Path: TypeAlias = tuple[int, ...]
+"""Which member of a group, of a group in it, and so on; () of an agent."""
 
 
 class MaskCheck:
     """Looks at the masks in observations of one space; false if it has none."""
 
     def __init__(self, space: gym.Space[Any]) -> None:
-        self._members: list[int | None] = []
-        if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces:
-            self._members = [None]
-        elif isinstance(space, gym.spaces.Tuple):
-            self._members = [
-                i for i, part in enumerate(space.spaces)
-                if isinstance(part, gym.spaces.Dict) and MASK_KEY in part.spaces
-            ]  # fmt: skip
+        self._members = _paths(space)
 
     def __bool__(self) -> bool:
         return bool(self._members)
@@ -54,7 +49,7 @@ class MaskCheck:
             if nothing.any():
                 raise BadValueError(
                     Code.MASKED, "got a mask that allows nothing, expected one action at least",
-                    int(np.argmax(nothing)), self._path(member),
+                    int(np.argmax(nothing)), f"{_written(member)}[{MASK_KEY!r}]",
                 )  # fmt: skip
 
     def check_actions(self, obs: Column, actions: Column, space: gym.Space[Any]) -> None:
@@ -68,7 +63,7 @@ class MaskCheck:
             if part is None or not len(actions):
                 continue
             mask = self._mask(obs[: len(actions)], member)
-            done = actions if member is None else [action[member] for action in actions]
+            done = _at(actions, member)
             columns = _columns(done, part, mask.shape[1])
             if columns is None:
                 continue
@@ -76,20 +71,34 @@ class MaskCheck:
             if forbidden.any():
                 raise BadValueError(
                     Code.MASKED, "got an action that the mask of its observation forbids, expected an allowed one",
-                    int(np.argmax(forbidden)), "" if member is None else f"[{member}]",
+                    int(np.argmax(forbidden)), _written(member),
                 )  # fmt: skip
 
-    def _mask(self, obs: Column, member: int | None) -> Mask:
+    def _mask(self, obs: Column, member: Path) -> Mask:
         """Return [R, M] True where an action is allowed."""
-        holders = obs if member is None else [row[member] for row in obs]
+        holders = _at(obs, member)
         if not len(holders):
             return np.ones((0, 1), np.bool_)
         mask: Mask = np.stack([np.ravel(row[MASK_KEY]) for row in holders]) != 0
         return mask
 
-    @staticmethod
-    def _path(member: int | None) -> str:
-        return f"[{MASK_KEY!r}]" if member is None else f"[{member}][{MASK_KEY!r}]"
+
+def _paths(space: gym.Space[Any]) -> list[Path]:
+    """Return the ways to the Dicts with a mask."""
+    if isinstance(space, gym.spaces.Tuple):
+        return [(i, *path) for i, part in enumerate(space.spaces) for path in _paths(part)]
+    return [()] if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces else []
+
+
+def _at(rows: Column, path: Path) -> Column:
+    """Return the part of each row that a member has."""
+    for index in path:
+        rows = [row[index] for row in rows]
+    return rows
+
+
+def _written(path: Path) -> str:
+    return "".join(f"[{index}]" for index in path)
 
 
 def _allow_nothing(mask: Mask, space: gym.Space[Any] | None) -> Mask:
@@ -100,13 +109,13 @@ def _allow_nothing(mask: Mask, space: gym.Space[Any] | None) -> Mask:
     return np.logical_not(np.logical_or.reduceat(mask, np.cumsum(sizes) - sizes, axis=1).all(axis=1))
 
 
-def _part(space: gym.Space[Any] | None, member: int | None) -> gym.Space[Any] | None:
+def _part(space: gym.Space[Any] | None, member: Path) -> gym.Space[Any] | None:
     """Return the action space of a member of a group, or of the only agent; None if there is none."""
-    if member is None:
-        return space
-    return (
-        space.spaces[member] if isinstance(space, gym.spaces.Tuple) and member < len(space.spaces) else None
-    )
+    for index in member:
+        if not isinstance(space, gym.spaces.Tuple) or index >= len(space.spaces):
+            return None
+        space = space.spaces[index]
+    return space
 
 
 def _columns(actions: Column, space: gym.Space[Any], width: int) -> npt.NDArray[np.int64] | None:
