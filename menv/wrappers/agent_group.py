@@ -149,14 +149,21 @@ class AgentGroup:
 
     def _show(self, obs: AgentDict, out: StepDicts) -> None:
         """Give the group its observation, and with it what happened since the one before."""
-        self.alive, self._over = True, False
+        begins, self.alive, self._over = not self.alive, True, False
         out[0][self.group_id] = tuple(self._shown(place, obs) for place in range(len(self.members)))
         out[4][self.group_id] = {
             "individual_rewards": self._earned,
             "individual_infos": self._told,
             "acting": list(self.acting),
         }
+        if begins and self._is_untrained():
+            out[4][self.group_id]["training_enabled"] = False
         self._earned, self._told = {}, {}
+
+    def _is_untrained(self) -> bool:
+        """Return whether the environment wants nobody to learn from a member that acts."""
+        told = [self._told.get(member) for member in self.acting]
+        return any(isinstance(info, Mapping) and not info.get("training_enabled", True) for info in told)
 
     def _tell_lifetime(self, out: StepDicts) -> None:
         """Tell with the end of a life what each member earned in it, whether the group is shown then or not."""

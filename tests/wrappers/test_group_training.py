@@ -85,6 +85,27 @@ def test_members_of_inner_groups_never_do_what_they_may_not() -> None:
     assert game.illegal == 0
 
 
+class Playing(Agree):
+    """Nobody shall learn from "bob"."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
+        return super().reset(seed=seed)[0], {"bob": {"training_enabled": False}}
+
+
+@pytest.mark.parametrize(
+    ("members", "learned"), [(["ann", "bob"], []), (["ann"], ["outer"]), (["bob"], ["ann"])]
+)
+def test_nobody_learns_from_a_group_with_a_member_that_is_excepted(members: Any, learned: list[str]) -> None:
+    def make(context: Any) -> Any:
+        return Playing().with_agent_groups({"inner": members}).with_agent_groups({"outer": ["inner"]})
+
+    policies = ["outer", *{"ann", "bob"}.difference(members)]
+    multiagent = {"policies": policies, "policy_mapping_fn": lambda agent_id, episode, **kwargs: agent_id}
+    config = {"rollout_fragment_length": 20, "seed": 0, "multiagent": multiagent}
+    with PPO(env=make, config=config) as algo:
+        assert list(algo.sample()) == learned
+
+
 class Fleeting(Agree):
     """ "ann" leaves in the third step; from then on her mask allows nothing."""
 
