@@ -33,6 +33,7 @@ class AgentGroup:
         space: The Tuple space of the observations.
         acting: The members that wait for an action.
         alive: Whether a life of the group has been shown and has not ended.
+        late: What was paid in this step to whom after the group's end, which a group around it still counts.
     """
 
     def __init__(self, group_id: AgentId, members: Sequence[AgentId], space: gym.spaces.Tuple[Any]) -> None:
@@ -46,6 +47,7 @@ class AgentGroup:
         """Forget the episode before."""
         self.acting: list[AgentId] = []
         self.alive = False
+        self.late: dict[AgentId, float] = {}
         # Whether a life has ended and none has begun since.
         self._over = False
         self._last: AgentDict = {}
@@ -79,8 +81,15 @@ class AgentGroup:
         by_member = dict(zip(self.members, actions, strict=True))
         return {member: by_member[member] for member in self.acting}
 
-    def take(self, result: StepDicts, out: StepDicts) -> None:
+    def take(
+        self, result: StepDicts, out: StepDicts, late: Mapping[AgentId, Mapping[AgentId, float]]
+    ) -> None:
         """Take in what the environment returned and add what the group returns to `out`.
+
+        Args:
+            result: The five dicts.
+            out: Those of the groups.
+            late: The `late` of each member that is a group itself.
 
         Raises:
             ContractError: Some living members must act and others need not; a reward is no number.
@@ -91,7 +100,7 @@ class AgentGroup:
         self._see(seen, obs, terminateds, truncateds)
         self.acting = [] if over else [member for member in seen if member not in self._ended]
         self._check_together()
-        self._pay(rewards, out[1])
+        self._pay(rewards, out[1], late)
         if infos:
             self._note(infos)
         gone = len(self._ended) == len(self.members)
@@ -125,17 +134,24 @@ class AgentGroup:
                 "that act at the same time"
             )
 
-    def _pay(self, rewards: AgentDict, out: AgentDict) -> None:
+    def _pay(
+        self, rewards: AgentDict, out: AgentDict, late: Mapping[AgentId, Mapping[AgentId, float]]
+    ) -> None:
         """Pass the sum of the members' rewards on at once, and remember who earned what."""
+        self.late = {}
         paid = {member: self._number(member, rewards[member]) for member in self.members if member in rewards}
         if not paid:
             return
         out[self.group_id] = math.fsum(paid.values())
+        everybody = {**paid, **{one: late[member][one] for member in paid for one in late.get(member, ())}}
         # What is paid between two lives of the group belongs to neither.
-        if self.acting or not self._over:
-            for member, reward in paid.items():
-                self._earned[member] = self._earned.get(member, 0.0) + reward
-                self._lifetime[member] = self._lifetime.get(member, 0.0) + reward
+        if not self.acting and self._over:
+            self.late = everybody
+            return
+        for member, reward in paid.items():
+            self._earned[member] = self._earned.get(member, 0.0) + reward
+        for member, reward in everybody.items():
+            self._lifetime[member] = self._lifetime.get(member, 0.0) + reward
 
     def _note(self, infos: AgentDict) -> None:
         """Keep the members' infos until the group is shown."""

@@ -144,8 +144,10 @@ class GroupAgentsWrapper(MultiAgentEnv):
     def _group(self, result: StepDicts) -> StepDicts:
         """Return the five dicts with groups in the place of their members."""
         out: StepDicts = ({}, {}, {}, {}, {})
+        inner = self.env._states if isinstance(self.env, GroupAgentsWrapper) else {}
+        late = {group: state.late for group, state in inner.items()}
         for state in self._states.values():
-            state.take(result, out)
+            state.take(result, out, late)
         members = self._group_of
         for part, values in zip(out, result, strict=True):
             part.update({agent: value for agent, value in values.items() if agent not in members})

@@ -192,6 +192,19 @@ def test_members_of_inner_groups_are_told_at_the_end_of_the_outer_one() -> None:
     assert infos["all"][MEMBER_REWARDS] == {"ab": 19.0, "cd": 44.0, **earned}
 
 
+def test_what_members_of_an_inner_group_are_paid_after_its_end_counts_for_them_in_the_outer_one() -> None:
+    death = Moment("ab", {"c": 4, "d": 8}, terminated="cd")
+    later = Moment("ab", {"a": 1, "c": 16})
+    script: Script = [[Moment("abcd"), death, later, Moment("", {"d": 32}, over="terminated")]]
+    env = ScriptedEnv(script).with_agent_groups({"ab": ["a", "b"], "cd": ["c", "d"]})
+    outer = env.with_agent_groups({"mid": ["cd", "ab"]}).with_agent_groups({"all": ["mid"]})
+    outer.reset()
+    for _ in range(3):
+        infos = outer.step({"all": (((0, 1), (2, 3)),)})[4]
+    groups = {"mid": 61.0, "cd": 60.0, "ab": 1.0}
+    assert infos["all"][MEMBER_REWARDS] == {**groups, "a": 1.0, "c": 20.0, "d": 40.0}
+
+
 def test_groups_go_through_the_sampler_and_nothing_that_was_paid_is_lost() -> None:
     games: list[ScriptedEnv] = []
 
