@@ -54,6 +54,7 @@ class ProcessPeer(Peer):
         self.label = label
         self.pending = 0
         self._killed = False
+        self._owner = os.getpid()
         near, far = socket.socketpair()
         self.link = Link(near)
         try:
@@ -68,7 +69,7 @@ class ProcessPeer(Peer):
             raise
         assert isinstance(self._process.stderr, BufferedReader)
         self._words = LastWords(self._process.stderr)
-        end = weakref.finalize(self, _drop, self._process, self.link, os.getpid())
+        end = weakref.finalize(self, _drop, self._process, self.link, self._owner)
         end.atexit = False
         self._send(packed)
 
@@ -89,6 +90,7 @@ class ProcessPeer(Peer):
         """Return the answer to the oldest question; see `Peer.answer`."""
         if not self.pending:
             raise CallOrderError(f"{self.label}: was asked nothing, expected a question first; call ask")
+        self.check_owner()
         try:
             letter = self.link.receive()
         except EOFError:
@@ -102,24 +104,48 @@ class ProcessPeer(Peer):
 
     def kill(self) -> None:
         """End the process at once; see `Peer.kill`."""
+        if self._inherited():
+            self.link.leave()
+            return
         self._killed = self._killed or self._process.poll() is None
         _kill(self._process)
         self.link.close()
 
     def hang_up(self) -> None:
         """Let the process end by itself."""
-        self.link.close()
+        if self._inherited():
+            self.link.leave()
+        else:
+            self.link.close()
 
     def close(self, until: float) -> None:
         """Hang up, and wait for the process to end until a time of `time.monotonic`; kill it then."""
-        self.link.close()
+        self.hang_up()
+        if self._inherited():
+            return
         try:
             _wait(self._process, max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.kill()
         self._words.told()
 
+    def check_owner(self) -> None:
+        """Raise where a fork of its driver would take answers that the driver waits for.
+
+        Raises:
+            CallOrderError: This process is such a fork.
+        """
+        if self._inherited():
+            raise CallOrderError(
+                f"{self.label} (pid {self.pid}): asked by process {os.getpid()}, a fork of its driver {self._owner}, "
+                "expected the driver alone; make algorithms and environments in the process that uses them"
+            )
+
+    def _inherited(self) -> bool:
+        return os.getpid() != self._owner
+
     def _send(self, packed: Packed, parcel: Packed | None = None) -> None:
+        self.check_owner()
         self.pending += 1
         # One that is gone is told by the answer.
         with suppress(OSError):
@@ -170,6 +196,8 @@ class ProcessEngine(Engine):
         own = [peer for peer in peers if isinstance(peer, ProcessPeer) and peer.pending]
         if not own:
             return []
+        for peer in own:
+            peer.check_owner()
         for peer in own:
             peer.link.hold()
         try:

@@ -289,6 +289,35 @@ def test_a_process_that_was_forked_from_the_driver_does_no_harm_when_it_ends(tmp
     assert ran(driver(tmp_path, text)) == "0\n3\n"
 
 
+def test_a_process_that_was_forked_from_the_driver_may_neither_ask_nor_end_what_is_not_its_own(
+    tmp_path: Path,
+) -> None:
+    text = """
+        import os, sys
+        from menv.errors import CallOrderError
+        from menv.scale.engines import make_engine
+        from tests.scale.homes import Counter
+        engine = make_engine("process")
+        peer = engine.start(Counter, label="worker 1")
+        peer.ask("add", 3)
+        child = os.fork()
+        if not child:
+            for call in (peer.answer, lambda: peer.ask("add", 4), lambda: engine.wait([peer])):
+                try:
+                    call()
+                except CallOrderError as error:
+                    print(str(error).partition(" (")[0])
+            engine.stop()
+            peer.kill()
+            sys.exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(peer.answer(), peer.answer())
+        peer.ask("add", 3)
+        print(peer.answer())
+    """
+    assert ran(driver(tmp_path, text)) == "worker 1\n" * 3 + "0\nNone 3\n6\n"
+
+
 WITHOUT_RAY = """
     import sys
     class NoRay:
