@@ -281,8 +281,8 @@ class WorkerRollouts:
                     self._ask(index)
                 continue
             except Exception:
-                # That was an answer, too.
-                inbox.asked -= 1
+                # That was an answer, too. Of a worker that could not be made nothing else is worth waiting for.
+                inbox.asked = inbox.asked - 1 if self._group.is_briefed(index) else 0
                 raise
             asked -= 1
             inbox.put(fragment)

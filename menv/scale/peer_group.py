@@ -54,6 +54,8 @@ class PeerGroup:
         self._errors: list[list[WorkerLostError]] = [[] for _ in range(count)]
         # Answers that tell no more than that it is there, and that it is briefed.
         self._first = [2] * count
+        # Those that raised when they were briefed, and are nothing yet.
+        self._unmade: set[int] = set()
         self.lost = 0
         self.peers: list[Peer] = [
             self._briefed(index, early[index] if index < len(early) else None) for index in range(count)
@@ -71,18 +73,29 @@ class PeerGroup:
         """
         peer = self.peers[index]
         while self._first[index]:
-            peer.answer()
+            try:
+                peer.answer()
+            except WorkerLostError:
+                raise
+            except Exception:
+                self._unmade.add(index)
+                raise
             self._first[index] -= 1
         value = peer.answer()
         self._errors[index].clear()
         return value
 
     def settle(self, index: int) -> None:
-        """Let go of answers that nobody waits for any more, because whoever did was interrupted."""
+        """Let go of answers that nobody waits for any more, because whoever did was interrupted or told of an error.
+
+        One that could not be briefed is started anew.
+        """
         while self.peers[index].pending > self._first[index]:
             # What went wrong over there does not concern who comes next; one that is lost tells again.
             with suppress(Exception):
                 self.answer(index)
+        if index in self._unmade:
+            self.renew(index)
 
     def is_briefed(self, index: int) -> bool:
         """Return whether one of them has told that it is what it is to be."""
@@ -106,6 +119,7 @@ class PeerGroup:
         self.peers[index].kill()
         self._replaced[index] += 1
         self._first[index] = 2
+        self._unmade.discard(index)
         self.peers[index] = self._briefed(index)
 
     def renew(self, index: int) -> None:
@@ -113,6 +127,7 @@ class PeerGroup:
         self.peers[index].kill()
         self._first[index] = 2
         self._errors[index].clear()
+        self._unmade.discard(index)
         self.peers[index] = self._briefed(index)
 
     def _briefed(self, index: int, peer: Peer | None = None) -> Peer:

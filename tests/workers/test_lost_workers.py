@@ -260,6 +260,22 @@ def test_an_environment_that_cannot_be_created_in_a_worker_is_an_error_with_its_
     assert "crews.py" in told
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_worker_whose_environment_could_not_be_created_is_made_anew_when_it_is_asked_again(
+    tmp_path: Path, overlap: bool
+) -> None:
+    broken = {"env": f"{HERE}:Broken", "env_config": {"map": str(tmp_path / "map")}}
+    with running(1, overlap=overlap, **broken) as algo:
+        for ask in (algo.train, algo.train, lambda: algo.call_envs("reset")):
+            with pytest.raises(EnvCrashError, match="the map is missing"):
+                ask()
+        (tmp_path / "map").touch()
+        results = [algo.train() for _ in range(2)]
+    with running(1, overlap=overlap, **broken) as algo:
+        again = [algo.train() for _ in range(2)]
+    assert [result["digest"] for result in results] == [result["digest"] for result in again]
+
+
 def test_stopping_leaves_no_process_behind_and_may_be_done_twice() -> None:
     with running(2, overlap=True) as algo:
         algo.train()
