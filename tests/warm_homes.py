@@ -138,7 +138,7 @@ def _settle(job: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(job["env"])
     os.chdir(job["folder"])
-    sys.argv = job["args"][1:2] + job["args"][3:]
+    sys.argv = ["-c", job["args"][-1]]
     # Python's own generator is seeded anew in each fork.
     sys.modules["numpy"].random.seed()
     os.setpgid(0, 0)
@@ -164,4 +164,4 @@ if __name__ == "__main__":
     with socket.socket(fileno=os.dup(0)) as own:
         found = _next_job(own)
     if found is not None:
-        exec(found["args"][2])
+        exec(found["args"][-2])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 from menv.forked_child import end_if_forked
@@ -22,8 +23,11 @@ CREATE = ""
 
 def import_paths() -> list[str]:
     """Return where this process looks for modules, in a form that holds elsewhere."""
-    # Python passes over what is no text, such as a Path that somebody has put there.
-    return [path or os.getcwd() for path in sys.path if isinstance(path, str)]
+    # Python passes over what is no text, such as a Path that somebody has put there, and over a folder that is gone.
+    here = ""
+    with suppress(FileNotFoundError):
+        here = os.getcwd()
+    return [path or here for path in sys.path if isinstance(path, str) and (path or here)]
 
 
 def question(label: str, method: str, args: tuple[Any, ...]) -> Parts:

@@ -60,7 +60,7 @@ class ProcessPeer(Peer):
         try:
             with far:
                 self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                    [sys.executable, "-c", _MAIN, json.dumps(import_paths())],
+                    [sys.executable, *_options(), "-c", _MAIN, json.dumps(import_paths())],
                     stdin=far.fileno(), stderr=subprocess.PIPE, process_group=0,
                     env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ},
                 )  # fmt: skip
@@ -229,6 +229,13 @@ def _leave_nobody() -> None:
     # What was forked from this process has inherited it all, and none of it is its own.
     if os.getpid() == _here:
         _end(list(_everybody), _AT_EXIT_S)
+
+
+def _options() -> list[str]:
+    """Return the interpreter's options: those of this process, such as -O and -W, as `multiprocessing` does."""
+    # -P: until it knows its paths, a module that lies in the working directory is none of the standard library.
+    own: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [*own, "-P"]
 
 
 def _end(peers: Iterable[ProcessPeer], grace: float) -> None:

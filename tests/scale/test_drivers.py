@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
 import pytest
 import ray
 
+from tests.house.sources import ROOT
 from tests.scale.processes import PATIENCE_S, driver, eventually, lives, ran
 
 
@@ -316,6 +318,39 @@ def test_a_process_that_was_forked_from_the_driver_may_neither_ask_nor_end_what_
         print(peer.answer())
     """
     assert ran(driver(tmp_path, text)) == "worker 1\n" * 3 + "0\nNone 3\n6\n"
+
+
+OPTIONS = """
+    import os, shutil, sys
+    from menv.scale.engines import make_engine
+    class Own:
+        def told(self):
+            return sys.flags.optimize, sys.warnoptions
+    engine = make_engine("process")
+    for gone in (False, True):
+        if gone:
+            shutil.rmtree(os.getcwd())
+            sys.path.insert(0, "")
+        peer = engine.start(Own, label="worker 1")
+        peer.ask("told")
+        print(peer.answer(), *peer.answer())
+    engine.stop()
+"""
+
+
+def test_a_process_has_the_options_of_its_driver_and_none_of_the_modules_of_its_working_directory(
+    tmp_path: Path,
+) -> None:
+    script, folder = tmp_path / "driver.py", tmp_path / "folder"
+    script.write_text(textwrap.dedent(OPTIONS))
+    folder.mkdir()
+    (folder / "json.py").write_text("raise ImportError('not the one of the standard library')\n")
+    command = [sys.executable, "-O", "-W", "ignore", str(script)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = subprocess.Popen(
+        command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert ran(program) == "None 1 ['ignore']\n" * 2
 
 
 WITHOUT_RAY = """
