@@ -18,6 +18,7 @@ from menv.algorithms.joint_obs import JointObs
 from menv.algorithms.learners import Learners
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.recipe import Recipe, recipe_named
+from menv.algorithms.rollouts import freeze
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
@@ -83,7 +84,7 @@ class Population:
         }
         self.learners = Learners(nets, recipes, configs, policy_map, seed, self.policies, callbacks)
         self.completion = Completion(self.cohorts, self.policies, recipes, configs, self._joint_obs)
-        self._freeze()
+        freeze(self)
         for name, policy in self.policies.items():
             callbacks.on_create_policy(policy_id=name, policy=policy)
 
@@ -243,14 +244,7 @@ class Population:
 
     def _take(self, policy_map: PolicyMap) -> None:
         self.policy_map = self.learners.policy_map = policy_map
-        self._freeze()
-
-    def _freeze(self) -> None:
-        """Let connectors learn from what policies see that are trained, and from nothing else."""
-        for name, policy in self.policies.items():
-            if isinstance(policy, NetPolicy):
-                pipeline = policy.agent_connectors
-                (pipeline.in_eval if self.policy_map.is_frozen(name) else pipeline.in_training)()
+        freeze(self)
 
     def _recipe_of(self, policy_id: str, spec: PolicySpec) -> Recipe:
         """Return what trains a policy."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from menv.algorithms.experience import make_experience
 from menv.algorithms.fragment import Company, Fragment, News, Plan
-from menv.algorithms.rollouts import LocalRollouts, Tree
+from menv.algorithms.rollouts import LocalRollouts, Tree, freeze
 from menv.callbacks import overrides, read_callbacks
 from menv.connectors.default_pipelines import leaf_connectors
 from menv.connectors.kept_lives import hand_on_lives
@@ -129,6 +129,7 @@ class RolloutWorker:
                 policies |= {name: policy for name, policy in known.items() if name in policies}
         own.completion = company.completion.over(cohorts, policies, own.completion.left_out)
         own.policy_map, own.policies = company.policy_map, policies
+        freeze(own)
         self._rollouts.sampler.policies = policies
         self._rollouts.follow(added)
         own.cohorts = cohorts

@@ -21,6 +21,7 @@ from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError
 from menv.loop.cohort import Cohort
 from menv.loop.digest import Digest
+from menv.loop.net_policy import NetPolicy
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
@@ -48,6 +49,14 @@ class Crew(Protocol):
     @property
     def completion(self) -> Completion:
         """Makes fragments ready to be learned from."""
+
+
+def freeze(crew: Crew) -> None:
+    """Let connectors learn from what policies see that are trained, and from nothing else."""
+    for name, policy in crew.policies.items():
+        if isinstance(policy, NetPolicy):
+            pipeline = policy.agent_connectors
+            (pipeline.in_eval if crew.policy_map.is_frozen(name) else pipeline.in_training)()
 
 
 class Rollouts(Protocol):

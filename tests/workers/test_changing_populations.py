@@ -1,0 +1,51 @@
+"""What changes in a population while workers sample is the same for them as for policies in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from menv import Policy, PolicySpec
+from menv.algorithms import PPO
+from tests.checkpoints.runs import by_seat, trained
+from tests.workers.crews import running, same, weights_of
+
+TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
+
+
+class Set(Policy):
+    """Does what its one weight says."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.chosen = np.zeros(1, np.int64)
+
+    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return [int(self.chosen[0])] * len(obs_batch), [], {}
+
+    def get_weights(self) -> dict[str, Any]:
+        return {"chosen": self.chosen.copy()}
+
+    def set_weights(self, weights: Any) -> None:
+        self.chosen = np.array(weights["chosen"])
+
+
+def to_second(*args: Any, **kwargs: Any) -> str:
+    return "second"
+
+
+def to_first(*args: Any, **kwargs: Any) -> str:
+    return "default_policy"
+
+
+def test_who_is_frozen_while_a_policy_is_added_keeps_its_running_means() -> None:
+    config: dict[str, Any] = {"env": "tictactoe", "observation_filter": "MeanStdFilter", "multiagent": TWO}
+    with running(1, **config) as algo:
+        algo.train()
+        algo.add_policy("c", policies_to_train=["a"])
+        before = [repr(algo.get_policy(name).connectors_state()) for name in "ab"]
+        algo.train()
+        after = [repr(algo.get_policy(name).connectors_state()) for name in "ab"]
+        assert [one == other for one, other in zip(before, after, strict=True)] == [False, True]
