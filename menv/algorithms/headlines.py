@@ -47,9 +47,13 @@ class Headlines:
 
     def told(self) -> None:
         """Note that workers have got the policies as they are now."""
-        changed = self._changed()
-        self.version += bool(changed and self._weights)
-        self._weights = {name: weights_of(policy) for name, policy in self._crew.policies.items()}
+        before, policies = self._weights, self._crew.policies
+        # Policies of one's own stay the objects that workers have: what was set meanwhile is news still.
+        stay = {name for name in before if not isinstance(policies.get(name), NetPolicy)}
+        self.version += bool(before and self._changed().keys() - stay)
+        self._weights = {
+            name: before[name] if name in stay else weights_of(policy) for name, policy in policies.items()
+        }
         # Edited pipelines of policies that were there before are news still, and so are their statistics.
         self._versions = {
             name: self._versions.get(name, own.version) for name, own in self._pipelines().items()

@@ -49,3 +49,16 @@ def test_who_is_frozen_while_a_policy_is_added_keeps_its_running_means() -> None
         algo.train()
         after = [repr(algo.get_policy(name).connectors_state()) for name in "ab"]
         assert [one == other for one, other in zip(before, after, strict=True)] == [False, True]
+
+
+def test_weights_of_ones_own_policy_that_are_set_before_another_one_comes_reach_workers() -> None:
+    with running(1) as algo:
+        algo.add_policy("second", PolicySpec(policy_class=Set), policy_mapping_fn=to_second)
+        for _ in range(4):
+            algo.sample()
+        algo.set_weights({"second": {"chosen": np.ones(1, np.int64)}})
+        algo.add_policy("third")
+        assert set(algo.sample()["second"]["actions"]) == {1}
+        algo.set_weights({"second": {"chosen": np.zeros(1, np.int64)}})
+        algo.remove_policy("third")
+        assert set(algo.sample()["second"]["actions"]) == {0}
