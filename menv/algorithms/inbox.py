@@ -58,6 +58,13 @@ class Inbox:
         self.stand = Stand.after(fragment)
         return fragment
 
+    def drop(self, policy_id: str) -> None:
+        """Leave out of the fragments that wait what a policy saw that is removed; another one may have its id next."""
+        for place, (fragment, other) in enumerate(self._waiting):
+            fragment.batch.policy_batches.pop(policy_id, None)
+            filters = {name: seen for name, seen in fragment.filters.items() if name != policy_id}
+            self._waiting[place] = fragment._replace(filters=filters), other
+
     def lose(self) -> None:
         """Note that the worker is lost and another one takes its place; what it has sent still waits."""
         self.asked = self.running = 0

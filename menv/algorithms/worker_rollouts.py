@@ -182,6 +182,12 @@ class WorkerRollouts:
         for cohort in self._crew.cohorts:
             if policy_id in cohort.policy_ids:
                 cohort.retire(policy_id)
+        self._behind = True
+        self.take_back()
+        for index in range(self._count):
+            # What they were asked for before is of the policy that goes.
+            self._fetch(index)
+            self._inboxes[index].drop(policy_id)
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """See `Rollouts.call_envs`."""
@@ -365,11 +371,9 @@ class WorkerRollouts:
     def _measure(self, batch: MultiAgentBatch) -> None:
         """Note how old the weights are that acted."""
         if self._depth:
-            numbers = np.concatenate(
-                [rows[SampleBatch.WEIGHTS_SEQ_NO] for rows in batch.policy_batches.values()]
-            )
-            ages = self._headlines.version - numbers
-            self.staleness.append(ages)
+            # None at all where all that was sampled ahead is of a policy that was removed.
+            for rows in batch.policy_batches.values():
+                self.staleness.append(self._headlines.version - rows[SampleBatch.WEIGHTS_SEQ_NO])
 
     def _warn(self, lines: Sequence[str]) -> None:
         """Warn of faults of environments, of each cause once."""

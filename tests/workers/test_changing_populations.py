@@ -62,3 +62,16 @@ def test_weights_of_ones_own_policy_that_are_set_before_another_one_comes_reach_
         algo.set_weights({"second": {"chosen": np.zeros(1, np.int64)}})
         algo.remove_policy("third")
         assert set(algo.sample()["second"]["actions"]) == {0}
+
+
+def test_nobody_learns_from_what_was_sampled_ahead_by_a_policy_of_the_same_name() -> None:
+    memory = PolicySpec(config={"model": {"fcnet_hiddens": [4], "use_lstm": True}})
+    with running(1, overlap=True) as algo:
+        algo.add_policy("second", policy_mapping_fn=to_second)
+        for _ in range(4):
+            algo.train()
+        algo.remove_policy("second", policy_mapping_fn=to_first)
+        algo.add_policy("second", memory, policy_mapping_fn=to_first)
+        before = weights_of(algo)["second"]
+        assert all("second" not in algo.train()["info"] for _ in range(2))
+        assert same({"second": before}, {"second": weights_of(algo)["second"]})
