@@ -7,6 +7,7 @@ environments; `menv.loop.dry_run` asks it about every possible agent before the 
 from __future__ import annotations
 
 import inspect
+import itertools
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,6 +24,7 @@ DEFAULT_POLICY = "default_policy"
 MappingFn = Callable[[AgentId, Episode, Any], str]
 
 _POLICIES = "it says who answers for whom; worker.policies has the policies by id"
+_NUMBERS = itertools.count()
 _GIVEN = ("agent_id", "episode", "worker")
 _NAMED = _GIVEN[1:]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -72,6 +74,9 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
             )
         self.specs = {check_policy_id(name): PolicySpec.of(name, value) for name, value in entries.items()}
         self._fn, self._trained = policy_mapping_fn, policies_to_train
+        # Whatever is kept by `changed` keeps its number, also in copies that travel.
+        self._fn_number = next(_NUMBERS)
+        self._numbers = {name: next(_NUMBERS) for name in self.specs}
         self.only = next(iter(self.specs)) if len(self.specs) == 1 and policy_mapping_fn is None else None
         self._mapping = self._only_one if policy_mapping_fn is None else adapt_mapping_fn(policy_mapping_fn)
         self._to_train = self._check_to_train(policies_to_train)
@@ -130,6 +135,9 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
         if policies_to_train is None and not callable(trained) and trained is not None:
             trained = [policy_id for policy_id in self._to_train if policy_id not in remove]
         changed = PolicyMap({**specs, **add}, policy_mapping_fn or self._fn, trained)
+        changed._numbers |= {name: self._numbers[name] for name in specs}
+        if changed._fn is self._fn:
+            changed._fn_number = self._fn_number
         if changed.only is None and policy_mapping_fn is None and self._fn is None:
             raise ConfigError(
                 f"policies {sorted(changed.specs)}: no policy_mapping_fn, expected one with more than one policy; "
@@ -154,8 +162,8 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
 
     def goes_on(self, before: PolicyMap) -> bool:
         """Return whether this map answers as one of before does, for whoever that one could map to."""
-        same_fn = self._fn is before._fn
-        return same_fn and all(self.specs.get(name) is spec for name, spec in before.specs.items())
+        same_fn = self._fn is before._fn or self._fn_number == before._fn_number
+        return same_fn and all(self._numbers.get(name) == one for name, one in before._numbers.items())
 
     @property
     def settings(self) -> tuple[Any, Any]:
