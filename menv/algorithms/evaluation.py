@@ -121,12 +121,16 @@ class Evaluation:
         if self._sampler is None or self._broken_off:
             return None
         with suppress(CallOrderError):
-            return {"sampler": self._sampler.state(), "metrics": self._metrics.state()}
+            # With other policies than those that played, the next one begins anew.
+            same = self._playing is self._population.policy_map
+            return {"sampler": self._sampler.state() if same else None, "metrics": self._metrics.state()}
         return None
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` of another run's evaluation returned."""
-        self._ready().resume(state["sampler"])
+        sampler = self._ready()
+        if state["sampler"] is not None:
+            sampler.resume(state["sampler"])
         self._metrics.set_state(state["metrics"])
 
     def stop(self) -> None:

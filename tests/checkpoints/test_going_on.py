@@ -175,6 +175,18 @@ def test_evaluations_go_on_as_well(tmp_path: Path) -> None:
             assert trained(again, 2)["evaluation"] == result["evaluation"]
 
 
+def test_an_evaluation_with_other_policies_than_the_last_one_is_the_same_behind_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with PPO(env="tictactoe", config={**SMALL, "evaluation_duration": 4, "multiagent": TWO}) as algo:
+        trained(algo, 1)
+        algo.evaluate()
+        algo.add_policy("c")
+        algo.save(tmp_path)
+        with PPO.from_checkpoint(tmp_path, policy_mapping_fn=by_seat) as again:
+            assert again.evaluate() == algo.evaluate()
+
+
 def test_a_running_algorithm_goes_back_to_a_checkpoint(tmp_path: Path) -> None:
     with PPO(env="CartPole-v1", config=SMALL) as algo:
         trained(algo, 2)
