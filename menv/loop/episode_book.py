@@ -56,6 +56,7 @@ class EpisodeBook:
         self.running: dict[EnvId, Episode] = {}
         # What each of them began with: a policy that comes or goes meanwhile changes nothing for it.
         self._maps: dict[EnvId, PolicyMap] = {}
+        self._homes: dict[EnvId, dict[str, tuple[int, int]]] = {}
         self._cohorts = cohorts
         self._table = table
         self._hooks = hooks
@@ -77,11 +78,13 @@ class EpisodeBook:
 
     def find_policies(self) -> None:
         """Note where each policy is, and was before it was removed; to be called when cohorts have changed."""
-        self._where |= {
+        found = {
             policy_id: (number, index)
             for number, cohort in enumerate(self._cohorts)
             for index, policy_id in enumerate(cohort.policy_ids)
         }
+        # A new dict: running episodes keep theirs, for an id may be that of another policy by now.
+        self._where = {**self._where, **found}
 
     def home(self, policy_id: str) -> tuple[int, int]:
         """Return the number of the cohort that a policy is in, or was before it was removed, and its index there."""
@@ -103,7 +106,8 @@ class EpisodeBook:
 
     def take_up(self, episode: Episode, env_steps: Column) -> None:
         """Go on with an episode of another book, at these env steps [E]."""
-        self.running[episode.env_id], self._maps[episode.env_id] = episode, self._worker.policy_map
+        self.running[episode.env_id] = episode
+        self._note_policies(episode.env_id)
         self._hooks.take_up(episode, env_steps)
 
     def sit(
@@ -190,7 +194,8 @@ class EpisodeBook:
         Of `when` see `menv.episode_record.Record`.
         """
         episode = self.running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
-        del self.running[finished.env_id], self._maps[finished.env_id]
+        for by_env in (self.running, self._maps, self._homes):
+            del by_env[finished.env_id]
         episode.length = finished.env_steps
         for cohort in self._cohorts:
             cohort.end_episode(finished.env_id)
@@ -212,7 +217,8 @@ class EpisodeBook:
             policy_map = self._maps[env_id]
             policy_id = told or policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
             seat = episode.bind(agent_id, policy_id)
-        number, index = self._where[seat[0]]
+        # Callers may name a policy that has come since the episode began.
+        number, index = self._homes[env_id].get(seat[0]) or self._where[seat[0]]
         key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)
         self._table.sit(slot, number, index, env_index, key)
         # The complement of the index: a policy that acts and does not learn from it.
@@ -227,9 +233,13 @@ class EpisodeBook:
         self._begun[env_index] = number + 1
         episode_id = draws.key(self._episode_keys.item(env_index), number) >> 5
         episode = self.running[env_id] = Episode(episode_id, env_id)
-        self._maps[env_id] = self._worker.policy_map
+        self._note_policies(env_id)
         self._hooks.begin(episode, env_index)
         return episode
+
+    def _note_policies(self, env_id: EnvId) -> None:
+        """Note the policies of now as those of an episode."""
+        self._maps[env_id], self._homes[env_id] = self._worker.policy_map, self._where
 
     def when(self, env_index: int, env_steps: int) -> When:
         """Return when something happened in a numbered sub-environment, to put it in order."""
@@ -250,7 +260,7 @@ class EpisodeBook:
             if self.running[index].episode_id != episode_id:
                 episode = self.running[index] = Episode(episode_id, index)
                 episode.bind(SINGLE_AGENT, policy_id)
-                self._maps[index] = self._worker.policy_map
+                self._note_policies(index)
 
     def widen(self, num_envs: int) -> None:
         """Make room for sub-environments that appear."""

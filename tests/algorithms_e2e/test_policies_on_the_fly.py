@@ -113,6 +113,25 @@ def test_a_removed_policy_answers_to_the_end_of_its_episodes_and_its_id_is_free_
         algo.train()
 
 
+def test_who_returns_to_an_episode_is_answered_by_its_policy_and_by_no_other_one_of_that_name() -> None:
+    class Returning(Duo):
+        """ "b" is gone at odd env steps."""
+
+        def step(self, action_dict: AgentDict) -> StepDicts:
+            obs, rewards, terminateds, truncateds, infos = super().step(action_dict)
+            if self.at % 2:
+                del rewards["b"]
+                return obs, {"a": 1.0}, {**terminateds, "b": True}, truncateds, infos
+            return obs, {"a": 1.0}, terminateds, truncateds, infos
+
+    multiagent = {"policies": ["one", "two"], "policy_mapping_fn": to(a="one", b="two")}
+    with PPO(env=Returning, config={**SMALL, "seed": 1, "multiagent": multiagent}) as algo:
+        algo.train()
+        algo.remove_policy("two", policy_mapping_fn=to(a="one", b="one"))
+        algo.add_policy("two", PolicySpec(config={"model": {"fcnet_hiddens": [8], "use_lstm": True}}))
+        assert all(set(algo.sample().policy_batches) == {"one"} for _ in range(3))
+
+
 def test_a_vectorised_environment_goes_on_with_two_policies_and_with_one() -> None:
     def make(context: Any) -> Any:
         return gym.make_vec("CartPole-v1", 4)
