@@ -221,6 +221,8 @@ class LocalActor:
         if weights or bundles:
             for episode in self._open.values():
                 episode.judge()
-            for name, policy in self._policies.items():
-                policy.take(weights.get(name), bundles.get(name), state.weights_seq_no)
+            for name, policy in list(self._policies.items()):
+                if not policy.take(weights.get(name), bundles.get(name), state.weights_seq_no):
+                    # Episodes that run keep the one of before.
+                    self._policies[name] = LocalPolicy(bundles[name], state.weights_seq_no)
         self.weights_seq_no = state.weights_seq_no

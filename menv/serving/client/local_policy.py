@@ -91,18 +91,22 @@ class LocalPolicy:
         """In which form the next weights have to come: connectors that learn come with a whole bundle only."""
         return self._wants
 
-    def take(self, weights: bytes | None, bundle: bytes | None, number: int) -> None:
-        """Go on with other weights.
+    def take(self, weights: bytes | None, bundle: bytes | None, number: int) -> bool:
+        """Go on with other weights; return False where the bundle is of another network, which has this id by now.
 
         Raises:
-            ConfigError: They are damaged, or of another network.
+            ConfigError: They are damaged, or weights of another network.
         """
         if bundle is not None:
-            self.policy = policy_from_bytes(bundle)
+            policy = policy_from_bytes(bundle)
+            if _form(policy) != _form(self.policy):
+                return False
+            self.policy = policy
             self._look()
         elif weights is not None:
             self.policy.set_weights(unpack_weights(weights))
         self.number = number
+        return True
 
     def _look(self) -> None:
         """Take note of the connectors that there are now."""
@@ -193,6 +197,12 @@ class LocalPolicy:
         half, centre, _, _ = output.scaling
         scaled = (actions * half + centre).reshape(-1, *output.space.shape)
         return scaled if output.nested is None else output.nested.elements(scaled)
+
+
+def _form(policy: NetPolicy) -> Any:
+    """Return what the policies have in common that a life may change between."""
+    shapes = {name: np.shape(value) for name, value in policy.get_weights().items()}
+    return policy.observation_space, policy.action_space, policy.networks.state_sizes, shapes
 
 
 def _outer_inputs(output: ActionOutput, inputs: Column) -> Column:
