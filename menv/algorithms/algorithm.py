@@ -311,14 +311,15 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
             ConfigError: The id exists, or a setting is wrong.
             ContractError: The mapping returns an unknown id for a possible agent.
         """
-        before = self._population.policy_map
-        added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
-        try:
-            self._rollouts.follow(added)
-        except ConfigError:
-            # Something in it cannot go to the workers.
-            self._population.take_back(policy_id, added, before)
-            raise
+        with self._rollouts.alone:
+            before = self._population.policy_map
+            added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
+            try:
+                self._rollouts.follow(added)
+            except ConfigError:
+                # Something in it cannot go to the workers.
+                self._population.take_back(policy_id, added, before)
+                raise
         self._outside.publish()
         return self._population.get(policy_id)
 
@@ -342,9 +343,10 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
             ContractError: The mapping still returns it for a known agent.
         """
         self._workforce.check_travels(policy_mapping_fn, policies_to_train)
-        self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
-        self._rollouts.retire(policy_id)
-        self._rollouts.follow()
+        with self._rollouts.alone:
+            self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
+            self._rollouts.retire(policy_id)
+            self._rollouts.follow()
         self._outside.publish()
 
     def worker_pids(self) -> list[int | None]:

@@ -69,6 +69,10 @@ class Rollouts(Protocol):
     """
 
     @property
+    def alone(self) -> AbstractContextManager[Any]:
+        """Is entered by who changes the policies, so that no other thread asks workers something meanwhile."""
+
+    @property
     def env_steps(self) -> int:
         """Env steps of all sub-environments since the start."""
 
@@ -154,6 +158,7 @@ class LocalRollouts:
         self._place = place or Place()
         self.base_env = base_env
         self.guard: AbstractContextManager[Any] = nullcontext()
+        self.alone: AbstractContextManager[Any] = nullcontext()
         self._sampling = False
         self.later = False
         # Whether an exception has left the sampler in the midst of a fragment.

@@ -7,6 +7,7 @@ it: another one takes its place, with the policies of now, and samples its fragm
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from menv.algorithms.experience import Place
 from menv.algorithms.fragment import Fragment, Plan, Settings
 from menv.algorithms.headlines import Headlines
 from menv.algorithms.inbox import Inbox
+from menv.algorithms.one_at_a_time import one_at_a_time
 from menv.algorithms.rollout_worker import WorkerSeat
 from menv.algorithms.rollouts import Crew, Tree
 from menv.algorithms.stand import Stand, spread
@@ -68,6 +70,7 @@ class WorkerRollouts:
         num_envs: int,
         early: Sequence[Peer] = (),
     ) -> None:
+        self.alone = threading.RLock()
         self._config = config
         self._crew = crew
         self._seed = seed
@@ -142,6 +145,7 @@ class WorkerRollouts:
                 for _ in range(1 + self._depth):
                     self._ask(index)
 
+    @one_at_a_time
     def sample(self) -> MultiAgentBatch:
         """See `Rollouts.sample`.
 
@@ -167,6 +171,7 @@ class WorkerRollouts:
                 self._ask(index, parcel)
         return self._together(fragments)
 
+    @one_at_a_time
     def follow(self, added: Sequence[Cohort] = ()) -> None:
         """See `Rollouts.follow`."""
         self._behind = True
@@ -177,6 +182,7 @@ class WorkerRollouts:
         self._headlines.told()
         self._behind = False
 
+    @one_at_a_time
     def retire(self, policy_id: str) -> None:
         """See `Rollouts.retire`."""
         for cohort in self._crew.cohorts:
@@ -189,12 +195,14 @@ class WorkerRollouts:
             self._fetch(index)
             self._inboxes[index].drop(policy_id)
 
+    @one_at_a_time
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """See `Rollouts.call_envs`."""
         self._catch_up()
         found = [self._sure(index, "call_envs", method, args) for index in range(self._count)]
         return list(chain.from_iterable(found))
 
+    @one_at_a_time
     def state(self) -> Tree:
         """See `Rollouts.state`; what has been sampled ahead of time is not in it."""
         self._catch_up()
@@ -205,6 +213,7 @@ class WorkerRollouts:
             gone.add(stand)
         return {"workers": states, "gone": gone.state(), "pieces": self._unrolls}
 
+    @one_at_a_time
     def begin_again(self, seed: int) -> None:
         """See `Rollouts.begin_again`."""
         self.take_back()
@@ -214,6 +223,7 @@ class WorkerRollouts:
             self._sure(index, "begin_again", seed)
             self._inboxes[index] = Inbox()
 
+    @one_at_a_time
     def resume(self, tree: Mapping[str, Any]) -> int:
         """See `Rollouts.resume`."""
         tree = spread(tree, self._count, self._each)

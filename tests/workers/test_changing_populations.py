@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,22 @@ def test_episodes_go_on_from_a_checkpoint_behind_a_policy_that_came_while_they_r
         with PPO.from_checkpoint(tmp_path, policy_mapping_fn=by_seat) as again:
             assert trained(again, 1)["num_episodes_not_resumed"] == 0
             assert same(weights_of(again), weights_of(algo))
+
+
+def test_another_thread_may_change_the_population_while_workers_are_asked() -> None:
+    with running(1) as algo:
+        done = threading.Event()
+
+        def change() -> None:
+            for number in range(5):
+                algo.add_policy(f"p{number}", policy_mapping_fn=to_first)
+                algo.remove_policy(f"p{number}")
+            done.set()
+
+        thread = threading.Thread(target=change, daemon=True)
+        thread.start()
+        while not done.is_set() and thread.is_alive():
+            algo.train()
+        thread.join(60)
+        assert done.is_set()
+        assert list(algo.get_weights()) == ["default_policy"]
