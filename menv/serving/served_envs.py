@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from menv.call_errors import stopped
 from menv.errors import CallOrderError, ConfigError
 from menv.input_context import InputContext
 from menv.loop.net_policy import NetPolicy
+from menv.policy import Policy
 from menv.round_board import RoundBoard
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.limits import Limits
@@ -31,6 +32,9 @@ from menv.serving.session import STILL_PLAYING_S
 from menv.serving.trainer import Trainer
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.spaces_json import space_to_json
+
+Kind: TypeAlias = tuple[int, int, str]
+"""How many numbers a policy remembers and draws actions from, and what the latter are."""
 
 _READ_AHEAD = 16
 """Bodies that are read together while others are waited for."""
@@ -90,6 +94,8 @@ class ServedEnvs(RoundEnvs):
         self._batch_wait = batch_wait
         self._env_steps_per_sample, self._force_on_policy = env_steps_per_sample, force_on_policy
         self._trainer: Trainer | None = None
+        # Of all policies that there have been, which clients may still have.
+        self._kinds: set[Kind | None] = set()
         limits, access = limits or Limits(), access or Access()
         self._errands = Errands(self._wake, self._post)
         self._reception = Reception(board, ioctx, limits, access, self._errands, return_s)
@@ -112,17 +118,22 @@ class ServedEnvs(RoundEnvs):
             "policies": _described(trainer),
             "explore": trainer.explore,
         }
-        self._reception.chunks.widths = _widths(trainer)
+        self._look_at(trainer)
         self._reception.chunks.refused = trainer.observation_fn
         self.server.start()
 
     def published(self) -> None:
         """Let clients go on that wait for new weights; see `ExternalEnvs.published`."""
         if self._trainer is not None:
-            self._reception.chunks.widths = _widths(self._trainer)
+            self._look_at(self._trainer)
             self._reception.tell_policies(_described(self._trainer))
         self._errands.weights_changed()
         self._run_errands()
+
+    def _look_at(self, trainer: Trainer) -> None:
+        """Take note of how wide the rows of policies are that there are now."""
+        self._kinds.update(map(_kind, trainer.policies().values()))
+        self._reception.chunks.widths = _widths(self._kinds)
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Return what clients have said; see `ExternalEnvs.poll`.
@@ -290,15 +301,22 @@ def _described(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _widths(trainer: Trainer) -> dict[str, frozenset[int]]:
+def _kind(policy: Policy) -> Kind | None:
+    """Return what a policy remembers and draws actions from; None if nobody knows."""
+    if not isinstance(policy, NetPolicy):
+        return None
+    head = policy.networks.backend.head
+    return sum(policy.networks.state_sizes), head.inputs, head.kind
+
+
+def _widths(kinds: Collection[Kind | None]) -> dict[str, frozenset[int]]:
     """Return how many numbers policies draw actions from and remember; nothing if somebody's are unknown."""
-    policies = [policy for policy in trainer.policies().values() if isinstance(policy, NetPolicy)]
-    if len(policies) < len(trainer.policies()):
+    known = [kind for kind in kinds if kind is not None]
+    if len(known) < len(kinds):
         return {}
-    states = frozenset(sum(policy.networks.state_sizes) for policy in policies)
-    inputs = frozenset(policy.networks.backend.head.inputs for policy in policies)
+    states, inputs = frozenset(kind[0] for kind in known), frozenset(kind[1] for kind in known)
     # Without a memory, states are left alone; Q-values are not looked at.
-    told = any(policy.networks.backend.head.kind != "q_values" for policy in policies)
+    told = any(kind[2] != "q_values" for kind in known)
     return {
         "dist_inputs": inputs if told else frozenset(),
         "state_in": frozenset() if 0 in states else states,
