@@ -227,18 +227,18 @@ class Session:
                         Code.UNKNOWN_POLICY,
                         f"policy_ids: no policy {name[:40]!r}, expected one of {known[:20]}",
                     )
+            others = self.state.only is not None and known != [self.state.only]
+            told: dict[str, Any] = {"weights_seq_no": number, "ask_policies": others}
             if request.have == number:
-                return SetState(weights_seq_no=number)
+                return SetState(**told)
             if request.form == "bundle":
-                return SetState(
-                    weights_seq_no=number, bundles={name: trainer.bundle(name) for name in chosen}
-                )
+                return SetState(**told, bundles={name: trainer.bundle(name) for name in chosen})
             if request.form == "weights":
                 # Weights alone bring no connectors; without `have` nobody says that there is a policy to put them into.
                 have = number if request.have is None else request.have
                 whole = [name for name in chosen if have < trainer.connectors_since(name)]
                 return SetState(
-                    weights_seq_no=number,
+                    **told,
                     weights={name: trainer.weights(name) for name in chosen if name not in whole},
                     bundles={name: trainer.bundle(name) for name in whole} or None,
                 )

@@ -51,6 +51,8 @@ class LocalActor:
         self._interval = update_interval or None
         self._next_update = self._due()
         self._policies: dict[str, LocalPolicy] = {}
+        # Whether the server has said that there are others than the one policy that it told of first.
+        self._asks = False
         self._open: dict[str, LocalEpisode] = {}
         self._outbox: list[tuple[LocalEpisode, Raw, int]] = []
         self._steps = self._bytes = 0
@@ -107,11 +109,14 @@ class LocalActor:
         Raises:
             MenvError: The server does not know the agents, or its policies cannot act here.
         """
-        known = list(self._link.config.policies or {})
-        names = dict.fromkeys(agents, known[0]) if len(known) == 1 else self._mapped(episode, agents)
+        asks, known = self._asks, list(self._link.config.policies or {})
+        alone = len(known) == 1 and not asks
+        names = dict.fromkeys(agents, known[0]) if alone else self._mapped(episode, agents)
         missing = sorted(set(names.values()) - self._policies.keys())
         if missing:
             self._fetch(missing)
+        if self._asks is not asks:
+            return self.policies_of(episode, agents)
         return {agent: self._policies[name] for agent, name in names.items()}
 
     def update(self) -> None:
@@ -152,6 +157,7 @@ class LocalActor:
         state = self._link.ask(GetState(form="bundle", policy_ids=names), anew=True)
         for name in names:
             self._policies[name] = LocalPolicy(state.bundles[name], state.weights_seq_no)
+        self._asks = self._asks or state.ask_policies
         if self.weights_seq_no is None:
             # Those that were here before have older ones still, and get newer ones with the next update.
             self.weights_seq_no = state.weights_seq_no
@@ -226,3 +232,4 @@ class LocalActor:
                     # Episodes that run keep the one of before.
                     self._policies[name] = LocalPolicy(bundles[name], state.weights_seq_no)
         self.weights_seq_no = state.weights_seq_no
+        self._asks = self._asks or state.ask_policies

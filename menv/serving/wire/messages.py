@@ -161,12 +161,17 @@ class SetConfig(Message, frozen=True, kw_only=True, tag="SET_CONFIG"):
 
 
 class SetState(Message, frozen=True, kw_only=True, tag="SET_STATE"):
-    """The weights of a sequence number, in the form that was asked for."""
+    """The weights of a sequence number, in the form that was asked for.
+
+    `ask_policies`: there are others than the one policy that there was when the client greeted; who answers is to be
+    asked from now on.
+    """
 
     weights_seq_no: int
     onnx_file: str | None = None
     bundles: dict[str, bytes] | None = None
     weights: dict[str, bytes] | None = None
+    ask_policies: bool = False
 
 
 class Policies(Message, frozen=True, kw_only=True, tag="POLICIES"):
