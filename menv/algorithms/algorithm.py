@@ -191,7 +191,9 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
             if batch is None:
                 times["sample_time_s"] += sampled - before
                 break
-            for policy_id, own in learners.learn(batch, rollouts.env_steps).items():
+            with rollouts.alone:
+                told = learners.learn(batch, rollouts.env_steps)
+            for policy_id, own in told.items():
                 stats.setdefault(policy_id, []).append(own)
             self._outside.publish()
             times["sample_time_s"] += sampled - before
@@ -347,6 +349,7 @@ class Algorithm(Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
             self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
             self._rollouts.retire(policy_id)
             self._rollouts.follow()
+            self._gathering.drop(policy_id)
         self._outside.publish()
 
     def worker_pids(self) -> list[int | None]:

@@ -52,6 +52,11 @@ class Gathering:
         batches, self._fragments = [batch for batch, _ in fragments], []
         return (batches[0] if len(batches) == 1 else MultiAgentBatch.concat_samples(batches)), taken
 
+    def drop(self, policy_id: str) -> None:
+        """Leave out the rows of a policy that is removed; another one may have its id next."""
+        for batch, _ in self._fragments:
+            batch.policy_batches.pop(policy_id, None)
+
     def state(self) -> list[Any]:
         """Return the fragments as a plain tree, but for infos; none where a file cannot hold them."""
         found = [

@@ -95,6 +95,9 @@ class Learners:
         chosen = [one for one in found if self.policy_map.trains(one[2], batch[one[2]])]
         self.shared.check_asked([one[2] for one in chosen], [one[2] for one in found])
         for built, index, policy_id in chosen:
+            if policy_id not in self._policies:
+                # A callback of another policy's turn has removed it.
+                continue
             own = batch[policy_id]
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
             told: dict[str, Any] = {}

@@ -6,6 +6,7 @@ there in every worker; `menv.algorithms.worker_rollouts` asks workers for theirs
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -70,7 +71,7 @@ class Rollouts(Protocol):
 
     @property
     def alone(self) -> AbstractContextManager[Any]:
-        """Is entered by who changes the policies, so that no other thread asks workers something meanwhile."""
+        """Is entered by who samples, learns or changes the policies, so that no other thread does so meanwhile."""
 
     @property
     def env_steps(self) -> int:
@@ -158,7 +159,7 @@ class LocalRollouts:
         self._place = place or Place()
         self.base_env = base_env
         self.guard: AbstractContextManager[Any] = nullcontext()
-        self.alone: AbstractContextManager[Any] = nullcontext()
+        self.alone = threading.RLock()
         self._sampling = False
         self.later = False
         # Whether an exception has left the sampler in the midst of a fragment.
@@ -213,14 +214,16 @@ class LocalRollouts:
                 "sample: a fragment is being sampled, expected to stand between two; hooks, environments and other "
                 "threads cannot begin one meanwhile: call it after train() or sample()"
             )
-        try:
-            self._sampling = True
-            self._mend()
-            batch, sampler = self._fragment(), self.sampler
-            self._crew.completion.complete(batch, sampler.episodes, sampler.unlearned, later=self.later)
-            sampler.finish(batch)
-        finally:
-            self._sampling = False
+        # Who calls an external environment may be who changes the policies: waiting for each other, both would wait.
+        with nullcontext() if self.base_env.external else self.alone:
+            try:
+                self._sampling = True
+                self._mend()
+                batch, sampler = self._fragment(), self.sampler
+                self._crew.completion.complete(batch, sampler.episodes, sampler.unlearned, later=self.later)
+                sampler.finish(batch)
+            finally:
+                self._sampling = False
         return batch
 
     def _fragment(self) -> MultiAgentBatch:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import PolicySpec, RandomPolicy
+from menv import DefaultCallbacks, PolicySpec, RandomPolicy
 from menv.algorithms import PPO, Algorithm
 from menv.base_env import ALL
 from menv.errors import ConfigError, MenvError
@@ -130,6 +132,37 @@ def test_who_returns_to_an_episode_is_answered_by_its_policy_and_by_no_other_one
         algo.remove_policy("two", policy_mapping_fn=to(a="one", b="one"))
         algo.add_policy("two", PolicySpec(config={"model": {"fcnet_hiddens": [8], "use_lstm": True}}))
         assert all(set(algo.sample().policy_batches) == {"one"} for _ in range(3))
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_policy_that_is_removed_while_others_learn_is_gone_afterwards(elsewhere: bool) -> None:
+    threads: list[threading.Thread] = []
+
+    class Removing(DefaultCallbacks):
+        def on_algorithm_init(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
+            self.algorithm = algorithm
+
+        def on_learn_on_batch(self, **kwargs: Any) -> None:
+            if threads:
+                return
+            mapping = to(a="one", b="one")
+            remove = partial(self.algorithm.remove_policy, "two", policy_mapping_fn=mapping)
+            threads.append(threading.Thread(target=remove))
+            if not elsewhere:
+                remove()
+                return
+            threads[0].start()
+            threads[0].join(0.5)
+
+    multiagent = {"policies": ["one", "two"], "policy_mapping_fn": to(a="one", b="two")}
+    config = {**SMALL, "seed": 1, "multiagent": multiagent, "callbacks": Removing}
+    with PPO(env=Duo, config=config) as algo:
+        # Another thread waits until both have learned.
+        assert set(algo.train()["info"]) - {"learner"} == ({"one", "two"} if elsewhere else {"one"})
+        if elsewhere:
+            threads[0].join(60)
+        assert set(algo.get_weights()) == {"one"}
+        assert set(algo.train()["info"]) - {"learner"} == {"one"}
 
 
 def test_a_vectorised_environment_goes_on_with_two_policies_and_with_one() -> None:

@@ -151,6 +151,33 @@ def test_a_train_batch_of_several_fragments_goes_on_where_it_was_given_up() -> N
     assert result["num_env_steps_sampled"] == 12
 
 
+def test_a_train_batch_that_was_given_up_keeps_nothing_of_a_policy_that_is_removed() -> None:
+    env = Told()
+    multiagent = {"policies": ["one", "two"], "policy_mapping_fn": lambda *args, **kwargs: "two"}
+    config = {"rollout_fragment_length": 4, "train_batch_size": 12, "multiagent": multiagent}
+    with training(env, PPO, idle_timeout=0.05, **config) as algo:
+        env.start_episode("x")
+
+        def play() -> None:
+            for step in range(6):
+                env.get_action("x", obs(0, step))
+
+        with calling(play):
+            for _ in range(4):
+                algo.train()
+        algo.remove_policy("two", policy_mapping_fn=lambda *args, **kwargs: "one")
+        algo.add_policy("two")
+        env.end_episode("x", obs(0, 6))
+        env.start_episode("y")
+        with calling(lambda: ask_steps(env, "y", 1, 12)):
+            results = [algo.train() for _ in range(4)]
+        env.end_episode("y", obs(1, 12))
+        results.append(algo.train())
+    learned = [result for result in results if result["info"]]
+    assert set(learned[0]["info"]) - {"learner"} == {"one"}
+    assert learned[0]["num_agent_steps_trained"] == 6
+
+
 def test_ends_that_come_one_by_one_are_not_taken_for_silence() -> None:
     env = Told()
     with training(env, DQN, idle_timeout=1.5, rollout_fragment_length=8) as algo:
