@@ -282,7 +282,7 @@ class LockstepEnvs(NumberedEnvs):
             if index not in untold and index in waiting:
                 place = waiting[index]
                 length = int(self._env_steps[index] - self._episode_start[index])
-                final, info = np.copy(self._obs[place]), self._infos[place]
+                final, info = own_copy(self._obs[place]), self._infos[place]
                 report.ended.append(End(index, index, SINGLE_AGENT, 0.0, False, True, final, info))
                 report.episodes.append(EpisodeEnd(index, False, True, length, index))
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from menv.base_env import ALL, BaseEnv, Ready
 from menv.errors import ConfigError, ContractError, EnvCrashError
 from menv.loop.convert import to_base_env
+from menv.vector_env import VectorEnv
 from tests.contract.adapters import (
     ALL_ADAPTERS,
     LOCAL_ADAPTERS,
@@ -348,3 +350,31 @@ def test_steps_without_a_waiting_agent_end_in_an_error_after_a_thousand() -> Non
         ):
             base_env.poll()
         assert 1000 <= game.step_count <= 1001
+
+
+class Noting(gym.Env[Any, Any]):
+    """Shows how far it is in one buffer, which is part of a Dict."""
+
+    observation_space = gym.spaces.Dict({"at": gym.spaces.Box(0.0, 9.0, (1,), np.float32)})
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.at = np.zeros(1, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.at[:] = 0
+        return {"at": self.at}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.at += 1
+        return {"at": self.at}, 0.0, False, False, {}
+
+
+def test_the_last_observation_of_an_episode_that_try_reset_ends_is_an_element_of_its_space() -> None:
+    base_env = to_base_env(VectorEnv.vectorize_gym_envs(lambda index: Noting(), num_envs=2))
+    base_env.send_actions(base_env.poll().slots, [0, 0])
+    base_env.poll()
+    base_env.try_reset(seed=4)
+    ready = base_env.poll()
+    assert [end.obs["at"].tolist() for end in ready.ended] == [[1.0], [1.0]]
+    assert [obs["at"].tolist() for obs in ready.obs] == [[0.0], [0.0]]
