@@ -46,7 +46,8 @@ class Checkpoints:
         policy that can act without what trains it is also written by itself, for `Policy.from_checkpoint`.
 
         Running episodes are played again from their seeds and actions; those of vectorised environments, of a `BaseEnv`
-        of your own and of clients cannot be, and begin anew: `num_episodes_not_resumed` counts them.
+        of your own and of clients cannot be, nor those that began under a mapping that was replaced since. They begin
+        anew: `num_episodes_not_resumed` counts them.
 
         Args:
             path: A folder, to be given; made if it is not there.
