@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from menv.base_env import ALL
+from menv.base_env import ALL, BaseEnv
 from menv.multi_agent_env import MultiAgentEnv
 
 BLOCK = 4096
@@ -185,6 +185,28 @@ def bare_vector(
     seconds = time.perf_counter() - start
     env.close()
     return (rounds * env.num_envs - resets) / seconds
+
+
+def bare_tables(make_env: Callable[[], BaseEnv], rounds: int, seed: int = 0) -> float:
+    """Poll and answer a `BaseEnv` whose agents all act at once, and return agent steps per second.
+
+    Args:
+        make_env: Makes it; its tables are not looked at.
+        rounds: Polls.
+        seed: Of the actions.
+    """
+    env = make_env()
+    ready = env.poll()
+    agents = len(ready.slots)
+    length = min(rounds, BLOCK // 16)
+    actions = np.random.default_rng(seed).integers(0, env.action_space.n, (length, agents))
+    start = time.perf_counter()
+    for round_ in range(rounds):
+        env.send_actions(ready.slots, actions[round_ % length])
+        ready = env.poll()
+    seconds = time.perf_counter() - start
+    env.stop()
+    return rounds * agents / seconds
 
 
 def bare_parallel(make_env: Callable[[], Any], num_envs: int, env_steps: int, seed: int = 0) -> float:

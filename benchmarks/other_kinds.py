@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,6 +17,7 @@ from benchmarks.rows import Effort, Finding, Row, alternate
 from benchmarks.sampling import fragments, two_policies
 from menv.acting.onnx_acting import OnnxActing
 from menv.algorithms import PPO
+from menv.env_context import EnvContext
 from menv.envs import NullEnv
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
 
@@ -62,6 +65,18 @@ def pettingzoo_tictactoe(effort: Effort) -> Finding:
     ours = fragments(lambda context: PettingZooEnv(make()), 16, 2 * LENGTH, multiagent=seats)
     steps = effort.steps(22_000)
     return alternate(lambda: floors.bare_aec(make, 16, steps), lambda: ours(steps).env_steps, effort.repeats)
+
+
+def tables_of_agents(effort: Effort) -> Finding:
+    """Compare 1,600 agents of 16 worlds that are stepped as arrays, one policy for all."""
+    shoal = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "shoal.py"))["Shoal"]
+    ours = fragments(shoal, 16, LENGTH)
+    rounds = effort.steps(4_000)
+    return alternate(
+        lambda: floors.bare_tables(partial(shoal, EnvContext()), rounds),
+        lambda: ours(rounds * 16 // 4).agent_steps,
+        effort.repeats,
+    )
 
 
 def passes_of_100_agents(effort: Effort) -> Finding:
@@ -113,6 +128,14 @@ ROWS = (
         reach=0.75,
         aim=0.9,
         measure=pettingzoo_tictactoe,
+    ),
+    Row(
+        name="tables",
+        text="1,600 agents in 16 worlds as arrays, 1 policy",
+        unit=BARE,
+        reach=0.1,
+        aim=0.3,
+        measure=tables_of_agents,
     ),
     Row(
         name="passes",

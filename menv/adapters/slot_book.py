@@ -49,12 +49,15 @@ class SlotBook:
         self._had_rows: IntArray = np.zeros(0, np.int64)
         # Whether somebody came or went since the last look at the rows.
         self._changed = False
+        # How many wait.
+        self._waiting = 0
 
     def end(self, end: Any) -> End:
         """Take in the end of a trajectory and return it with a reward and an observation of its own."""
         if not isinstance(end, End):
             raise self._wrong("ended", f"{type(end).__name__}", "menv.End", "return one for each trajectory")
         slot = self._living_slot("ended", end.slot, end.env_id, end.agent_id)
+        self._waiting -= int(self._waits[slot])
         self._alive[slot] = self._waits[slot] = False
         index = int(self._env_of[slot])
         self._living[index] -= 1
@@ -146,6 +149,7 @@ class SlotBook:
             )  # fmt: skip
         self._had_rows[self._envs] = env_steps[self._envs]
         self._waits[self.slots] = True
+        self._waiting += len(self.slots)
         return self.slots
 
     def answered(self, slots: IntArray) -> None:
@@ -154,6 +158,11 @@ class SlotBook:
         Raises:
             ContractError: Somebody does not wait, or others of the same sub-environment were left out.
         """
+        if slots is self.slots and self._waiting == len(slots):
+            # Everybody.
+            self._waits[slots] = False
+            self._waiting = 0
+            return
         strange = self._stranger(slots)
         if strange is not None:
             raise ContractError(
@@ -167,6 +176,7 @@ class SlotBook:
         if bad.any():
             self._refuse_answers(int(self._env_of[np.argmax(bad)]), told)
         self._waits[slots] = False
+        self._waiting -= len(slots)
 
     def waiting(self) -> dict[tuple[EnvId, AgentId], int]:
         """Return the slots of those who wait."""
