@@ -272,9 +272,8 @@ class FrameLedger(Ledger):
 
     def _carry(self, cut_rows: Cut, rewards: Column, owners: Trajectories) -> None:
         """Note what ended and begin the next fragment; see `Ledger`."""
-        total = np.add.reduceat(rewards, cut_rows.starts)
         # Of each sub-environment's trajectories the first one goes on from the last fragment.
-        total[np.searchsorted(owners.slot, self._everybody)] += self._earned
+        total = _step_by_step(rewards, cut_rows, np.searchsorted(owners.slot, self._everybody), self._earned)
         ended = cut_rows.end_segments
         returns, lengths = np.empty(len(ended)), np.empty(len(ended), np.int64)
         returns[cut_rows.end_order] = total[ended]
@@ -284,6 +283,25 @@ class FrameLedger(Ledger):
         super()._carry(cut_rows, rewards, owners)
         self._begun = self._begun.take(slice(0, 0))
         self._read = self._n
+
+
+def _step_by_step(rewards: Column, cut_rows: Cut, going_on: Column, earned: Column) -> Column:
+    """Return [S] the rewards of each trajectory, added up in the order in which they were paid, as elsewhere.
+
+    Args:
+        rewards: [N] in the sorted order.
+        cut_rows: Where the trajectories are.
+        going_on: [E] trajectories that began before.
+        earned: [E] what they had earned then.
+    """
+    starts, lengths = cut_rows.starts, cut_rows.lengths
+    owner = np.repeat(np.arange(len(starts)), lengths)
+    table = np.zeros((int(lengths.max()), len(starts)))
+    table[np.arange(len(rewards)) - starts[owner], owner] = rewards
+    table[0, going_on] += earned
+    # A sum may add in another order, which changes the last bit.
+    total: Column = np.add.accumulate(table, axis=0)[-1]
+    return total
 
 
 def _go_on(ledger: Ledger, before: Ledger) -> None:

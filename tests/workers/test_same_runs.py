@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -71,6 +72,21 @@ def test_remote_environments_have_the_results_of_one_process(game: str) -> None:
 
 def test_results_are_those_of_whole_frames_where_callbacks_look_at_episodes() -> None:
     assert trained(0, 4, 4)[2] == trained(0, 4, 4, callbacks=Looks)[2]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_returns_of_vectorised_environments_are_added_up_as_where_callbacks_look(mode: str) -> None:
+    class Uneven(gym.RewardWrapper[Any, Any]):
+        """Pays what cannot be added up without rounding."""
+
+        def reward(self, reward: Any) -> float:
+            return float(np.sin(self.unwrapped.state[0] * 1e6))  # type: ignore[attr-defined]
+
+    def envs(context: Any) -> Any:
+        makers = [lambda: Uneven(gym.make("CartPole-v1"))] * 4
+        return gym.vector.SyncVectorEnv(makers, autoreset_mode=mode)
+
+    assert trained(0, 4, 4, env=envs)[2] == trained(0, 4, 4, env=envs, callbacks=Looks)[2]
 
 
 def test_one_worker_or_four_train_alike_and_other_seeds_do_not() -> None:
