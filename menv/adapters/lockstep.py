@@ -197,6 +197,14 @@ class LockstepEnvs(NumberedEnvs):
         self._env_steps[:] = env_steps
 
     @property
+    def between(self) -> Flags:
+        """[E] who is done in the last frame, and is reset by the next step."""
+        frame = self._frames
+        if frame is None or frame.done is None or frame.finals is not None:
+            return np.zeros(self.num_envs, np.bool_)
+        return frame.done
+
+    @property
     def env_steps(self) -> IntArray:
         """[E] env steps of each sub-environment since its start."""
         return self._env_steps

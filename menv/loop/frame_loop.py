@@ -74,6 +74,18 @@ class FrameLoop(Framed):
         metrics.record_many(policy_id, finished.returns.tolist(), finished.lengths.tolist())
         self._rows = slice(0, self._env.num_envs)
 
+    def stand(self, numbered: Column) -> tuple[Column, int]:
+        """Return [E] how many episodes have begun, and how many run.
+
+        Args:
+            numbered: [E] how many have a number. Where a last observation is a row of its own, the next episode has one
+                when the fragment is closed, and begins with the next step.
+        """
+        if not self._ledger.closed:
+            return numbered, self._env.num_envs
+        between = self._env.between
+        return numbered - between, self._env.num_envs - int(np.count_nonzero(between))
+
     def leave(self) -> Column:
         """Give the environment back, to be polled; return [E] env steps so far.
 

@@ -309,14 +309,17 @@ class Sampler(Told, told=OF_WORKERS):
         """Return where it stands, also in the midst of a fragment, as if no episode could be taken up."""
         env = self.base_env
         steps = env.env_steps if isinstance(env, CreatedEnvs | LockstepEnvs) else self._rows.env_steps
+        begun, running = self._book.begun.copy(), len(self._book.running)
+        if self._frames is not None:
+            begun, running = self._frames.stand(begun)
         return {
             "env_steps": self.env_steps,
             "agent_steps": self.agent_steps,
             "pieces": self._unrolls,
             "digest": self.digest.state(),
             "steps": steps.copy(),
-            "begun": self._book.begun.copy(),
-            "running": env.num_envs if self._frames is not None else len(self._book.running),
+            "begun": begun,
+            "running": running,
             "episodes": [],
             "rows": [],
             "seats": ([], []),

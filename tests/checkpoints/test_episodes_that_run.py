@@ -299,3 +299,49 @@ def test_a_fragment_that_is_being_sampled_is_not_saved(tmp_path: Path) -> None:
     ):
         algo.train()
     assert not list(tmp_path.iterdir())
+
+
+class Short(gym.Env[Any, Any]):
+    """Lasts so many steps."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Begin."""
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Go on."""
+        self.t += 1
+        return np.zeros(1, np.float32), 1.0, self.t == self.steps, False, {}
+
+
+class Looks(DefaultCallbacks):
+    """Wants to be told of each episode, so that whole frames are not taken."""
+
+    def on_episode_start(self, **kwargs: Any) -> None:
+        """Hear of it."""
+
+
+def test_vectorised_environments_begin_anew_alike_whether_or_not_somebody_looks_on(tmp_path: Path) -> None:
+    def vectorised(context: Any) -> gym.vector.SyncVectorEnv:
+        return gym.vector.SyncVectorEnv([lambda: Short(3), lambda: Short(5)])
+
+    stood = []
+    for callbacks in (None, Looks):
+        # Ends with a fragment: the first sub-environment is done and waits for the step that resets it.
+        config = {"seed": 1, "rollout_fragment_length": 3, "train_batch_size": 6, "callbacks": callbacks}
+        with PPO(env=vectorised, config=config) as algo:
+            algo.train()
+            algo.save(tmp_path)
+            algo.restore(tmp_path)
+            result = algo.train()
+            ids = algo.sample()["default_policy"]["eps_id"].tolist()
+            stood.append((result["num_episodes_not_resumed"], result["digest"], ids))
+    assert stood[0][0] == 1
+    assert stood[0] == stood[1]
