@@ -7,7 +7,7 @@ calls nobody.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class SlotBook:
         seats: `seats[slot]` is `(env_id, agent_id)` of who has the slot, or had it last.
         slots: [R] of the rows of the last poll; the same array as long as they are the same.
         indices: Index of each sub-environment by its id, as it was told last; of very many only the latest.
+        reset: Whether somebody reset a sub-environment since the last poll, which ends agents that wait.
     """
 
     def __init__(self, where: str) -> None:
@@ -39,11 +40,16 @@ class SlotBook:
         self.seats: list[tuple[EnvId, AgentId]] = []
         self.slots: IntArray = np.zeros(0, np.int64)
         self.indices: dict[EnvId, int] = {}
+        self.reset = False
         self._where = where
         self._alive = np.zeros(0, np.bool_)
         self._waits = np.zeros(0, np.bool_)
         self._env_of: IntArray = np.zeros(0, np.int64)
         self._living: Counter[int] = Counter()
+        # Slots of those who live, and the episodes that run: ids by index, and indices by id.
+        self._slot_of: dict[tuple[EnvId, AgentId], int] = {}
+        self._ids: dict[int, EnvId] = {}
+        self._running: dict[EnvId, int] = {}
         # Sub-environments of the rows of the last poll, and each one's env steps when it had its last rows.
         self._envs: IntArray = np.zeros(0, np.int64)
         self._had_rows: IntArray = np.zeros(0, np.int64)
@@ -57,8 +63,10 @@ class SlotBook:
         if not isinstance(end, End):
             raise self._wrong("ended", f"{type(end).__name__}", "menv.End", "return one for each trajectory")
         slot = self._living_slot("ended", end.slot, end.env_id, end.agent_id)
+        self._check_end(end, slot)
         self._waiting -= int(self._waits[slot])
         self._alive[slot] = self._waits[slot] = False
+        del self._slot_of[self.seats[slot]]
         index = int(self._env_of[slot])
         self._living[index] -= 1
         self._had_rows[index] = _NEVER
@@ -88,9 +96,18 @@ class SlotBook:
                 "episodes", f"{episode.unclaimed} entries of `unclaimed` before the end of env {episode.env_id!r}",
                 f"0 to {unclaimed}", "count those that belong to this episode and to earlier ones",
             )  # fmt: skip
+        self._check_id("episodes", episode.env_id, index)
         self._had_rows[index] = _NEVER
+        self._ids.pop(index, None)
+        self._running.pop(episode.env_id, None)
         self._note(episode.env_id, index)
-        return episode
+        length = episode.env_steps
+        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 0:
+            raise self._wrong(
+                "episodes", f"the episode of env {episode.env_id!r} took {length!r} env steps", "an integer from 0",
+                "count those of this episode alone",
+            )  # fmt: skip
+        return episode._replace(env_index=index, env_steps=int(length))
 
     def credit(self, unclaimed: Any, num_envs: int) -> Unclaimed:
         """Look at a reward that belongs to no action."""
@@ -98,9 +115,10 @@ class SlotBook:
             raise self._wrong(
                 "unclaimed", type(unclaimed).__name__, "menv.Unclaimed", "return one for each such reward"
             )
-        self._index("unclaimed", unclaimed.env_index, num_envs)
+        index = self._index("unclaimed", unclaimed.env_index, num_envs)
+        self._check_id("unclaimed", unclaimed.env_id, index)
         whose = f"{self._where}: unclaimed: the reward of agent {unclaimed.agent_id!r} of env {unclaimed.env_id!r}"
-        return unclaimed._replace(reward=finite(unclaimed.reward, whose))
+        return unclaimed._replace(reward=finite(unclaimed.reward, whose), env_index=index)
 
     def join(self, join: Any, num_envs: int) -> Join:
         """Take in somebody who begins to live."""
@@ -110,6 +128,10 @@ class SlotBook:
             )
         slot = self._number("joined", join.slot)
         index = self._index("joined", join.env_index, num_envs)
+        seat = join.env_id, join.agent_id
+        self._check_key("joined", seat)
+        self._check_id("joined", join.env_id, index)
+        other = self._slot_of.get(seat)
         if slot >= len(self._alive):
             self._grow(slot + 1)
         if self._alive[slot]:
@@ -118,13 +140,21 @@ class SlotBook:
                 f"{self.seats[slot][1]!r} of env {self.seats[slot][0]!r} lives", "a slot that nobody has",
                 "end who lives there in the same poll or before, or hand out another number",
             )  # fmt: skip
+        if other is not None:
+            raise self._wrong(
+                "joined", f"{self._name(other)} joins again, on slot {slot}", "one life at a time",
+                "end the life before, or give the other agent an id of its own",
+            )  # fmt: skip
         self._alive[slot], self._env_of[slot] = True, index
-        self.seats[slot] = join.env_id, join.agent_id
+        self.seats[slot], self._slot_of[seat] = seat, slot
+        self._ids[index], self._running[join.env_id] = join.env_id, index
         self._note(join.env_id, index)
         self._living[index] += 1
         self._had_rows[index] = _NEVER
         self._changed = True
-        return join if type(join.slot) is int else join._replace(slot=slot)
+        # Numbers of numpy overflow where draws are keyed.
+        numbers = type(join.slot) is int and type(join.env_index) is int
+        return join if numbers else join._replace(slot=slot, env_index=index)
 
     def wait(self, slots: Any, joined: Sequence[Join], env_steps: IntArray) -> IntArray:
         """Take in who waits and return [R] slots, the same array as last time where they are the same."""
@@ -208,6 +238,53 @@ class SlotBook:
                     "joined", f"{self._name(join.slot)} joins and has no row", "a row in the same poll",
                     "let agents join when they wait for their first action",
                 )  # fmt: skip
+
+    def _check_end(self, end: End, slot: int) -> None:
+        """Refuse an end that says nothing, or comes before the answer that it is the outcome of."""
+        if not (end.terminated or end.truncated):
+            raise self._wrong(
+                "ended", f"{self._name(slot)} is neither terminated nor truncated", "one of both",
+                "set truncated where it was cut short, terminated where the rules ended it",
+            )  # fmt: skip
+        if not isinstance(end.info, Mapping):
+            raise self._wrong(
+                "ended",
+                f"the info of {self._name(slot)} is {type(end.info).__name__}",
+                "a dict",
+                "give {} for nothing",
+            )
+        if self._waits[slot] and not (end.withdrawn or self.reset):
+            raise self._wrong(
+                "ended", f"{self._name(slot)} ends while it waits for an action", "an answer first",
+                "let sub-environments wait until they have been answered",
+            )  # fmt: skip
+
+    def _check_id(self, part: str, env_id: EnvId, index: int) -> None:
+        """Refuse another id at an index, or another index of an id, than that of an episode that runs."""
+        if index in self._ids:
+            if self._ids[index] != env_id:
+                raise self._wrong(
+                    part, f"env {env_id!r} has env_index {index}, where the episode of env {self._ids[index]!r} runs",
+                    "the index of each sub-environment's own", "end the episode that runs there, or mend the index",
+                )  # fmt: skip
+            return
+        self._check_key(part, env_id)
+        if env_id in self._running:
+            raise self._wrong(
+                part, f"env {env_id!r} has env_index {index}, and its episode runs at {self._running[env_id]}",
+                "the same index until it ends", "end the episode first, or mend the index",
+            )  # fmt: skip
+
+    def _check_key(self, part: str, key: Any) -> None:
+        try:
+            hash(key)
+        except TypeError:
+            raise self._wrong(
+                part,
+                f"the id {key!r}",
+                "ids that can be keys of a dict",
+                "use numbers, texts, or tuples of them",
+            ) from None
 
     def _note(self, env_id: EnvId, index: int) -> None:
         if len(self.indices) >= _KEPT_IDS:

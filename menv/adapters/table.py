@@ -16,16 +16,17 @@ from menv.adapters.answers import check_answers, nested_answers, wrong_count
 from menv.adapters.inner_envs import InnerEnvs
 from menv.adapters.rewards import as_rewards
 from menv.adapters.slot_book import SlotBook
-from menv.base_env import AgentId, BaseEnv, EnvId, IntArray, Ready
+from menv.base_env import AgentId, BaseEnv, EnvId, EpisodeEnd, IntArray, Ready, Unclaimed
 from menv.env_calls import how_many
 from menv.errors import ContractError
+from menv.nested import own_copy
 
 
 class TableEnvs(InnerEnvs):
     """Passes on what another `BaseEnv` says, once it has been looked at.
 
-    What it hands out is its own: slots stay the same array while the same agents wait, env steps and last observations
-    are copies, rewards float64, and seats those of the joins.
+    What it hands out is its own: slots stay the same array while the same agents wait, env steps and observations are
+    copies, rewards float64, and seats those of the joins.
     """
 
     def __init__(self, inner: BaseEnv) -> None:
@@ -35,7 +36,9 @@ class TableEnvs(InnerEnvs):
         self.idle_timeout = inner.idle_timeout
         self._where = f"{type(inner).__name__}.poll"
         self._book = SlotBook(self._where)
+        # [E] env steps when the inner environment began, and by now.
         self._before: IntArray = np.zeros(self.num_envs, np.int64)
+        self._now = self._before
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Poll the inner environment; see `BaseEnv.poll`.
@@ -53,11 +56,12 @@ class TableEnvs(InnerEnvs):
             raise self._wrong(
                 "played", "pieces of episodes", "none", "deliver rows; pieces are for menv's servers"
             )
+        self._check_lists(ready)
         book, env_steps = self._book, self._steps(ready.env_steps)
-        num_envs, unclaimed = len(env_steps), len(ready.unclaimed)
+        num_envs = len(env_steps)
         ended = [book.end(end) for end in ready.ended]
-        episodes = [book.finish(episode, num_envs, unclaimed) for episode in ready.episodes]
-        credited = [book.credit(one, num_envs) for one in ready.unclaimed]
+        book.reset = False
+        episodes, credited = self._episodes(ready, num_envs)
         joined = [book.join(join, num_envs) for join in ready.joined]
         slots = book.wait(ready.slots, joined, env_steps)
         self._check_length("rewards", ready.rewards, slots)
@@ -65,8 +69,11 @@ class TableEnvs(InnerEnvs):
         self._check_length("obs", ready.obs, slots)
         if ready.infos is not None:
             self._check_length("infos", ready.infos, slots)
+        self._check_taken(ready.taken, slots)
+        # Who decides later, or looks back, would find in the environment's own arrays what others were shown since.
+        obs = ready.obs.copy() if isinstance(ready.obs, np.ndarray) else [own_copy(one) for one in ready.obs]
         return Ready(
-            slots, ready.obs, rewards, env_steps, joined, ended, episodes, credited, ready.infos, ready.taken,
+            slots, obs, rewards, env_steps, joined, ended, episodes, credited, ready.infos, ready.taken,
             book.seats, (), ready.faults,
         )  # fmt: skip
 
@@ -85,11 +92,13 @@ class TableEnvs(InnerEnvs):
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
         """Pass the call on; see `BaseEnv.try_reset`."""
+        self._book.reset = True
         result: tuple[Any, Any] = self._inner_reset(env_id, seed, options)
         return result
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Pass the call on; see `BaseEnv.try_restart`."""
+        self._book.reset = True
         self._call("try_restart", env_id)
 
     def get_agent_ids(self) -> set[AgentId]:
@@ -115,6 +124,7 @@ class TableEnvs(InnerEnvs):
 
     def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
         """Pass the call on; see `BaseEnv.call`."""
+        self._book.reset = True
         return self.inner.call(env_id, method, *args)
 
     def index_of(self, env_id: EnvId) -> int:
@@ -123,7 +133,18 @@ class TableEnvs(InnerEnvs):
 
     def start_over(self, env_steps: IntArray) -> None:
         """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
-        self._before = env_steps.copy()
+        self._before = self._now = env_steps.copy()
+
+    def _episodes(self, ready: Ready, num_envs: int) -> tuple[list[EpisodeEnd], list[Unclaimed]]:
+        """Take in episodes that ended and rewards that belong to no action, in their order."""
+        episodes: list[EpisodeEnd] = []
+        credited: list[Unclaimed] = []
+        for episode in ready.episodes:
+            told = getattr(episode, "unclaimed", 0)
+            credited += [self._book.credit(one, num_envs) for one in ready.unclaimed[len(credited) : told]]
+            episodes.append(self._book.finish(episode, num_envs, len(ready.unclaimed)))
+        credited += [self._book.credit(one, num_envs) for one in ready.unclaimed[len(credited) :]]
+        return episodes, credited
 
     def _steps(self, env_steps: Any) -> IntArray:
         """Return [E] env steps, a copy."""
@@ -133,11 +154,25 @@ class TableEnvs(InnerEnvs):
                 "env_steps", f"{steps.dtype} of shape {steps.shape}", f"[{self.num_envs or 'E'}] integers",
                 "return the env steps of each sub-environment since its start",
             )  # fmt: skip
-        if len(steps) != len(self._before):
-            more = max(0, len(steps) - len(self._before))
-            self._before = np.append(self._before, np.zeros(more, np.int64))[: len(steps)]
-        self._book.resize(len(steps))
-        return steps.astype(np.int64, copy=False) + self._before
+        more = len(steps) - len(self._before)
+        if more > 0:
+            self._before, self._now = (
+                np.append(one, np.zeros(more, np.int64)) for one in (self._before, self._now)
+            )
+        # Of sub-environments that are not there (any more) those of before count.
+        now = self._now.copy()
+        now[: len(steps)] = steps + self._before[: len(steps)]
+        back = now < self._now
+        if back.any():
+            index = int(np.argmax(back))
+            raise self._wrong(
+                "env_steps", f"{steps[index]} of sub-environment {index}, after "
+                f"{self._now[index] - self._before[index]}", "never less than before",
+                "count on from episode to episode",
+            )  # fmt: skip
+        self._book.resize(len(now))
+        self._now = now
+        return now
 
     def _check_length(self, part: str, column: Any, slots: IntArray) -> None:
         """Refuse a column of another length than the rows."""
@@ -146,6 +181,22 @@ class TableEnvs(InnerEnvs):
             raise self._wrong(
                 part, f"{got}", f"{len(slots)}, one for each slot", "return a row for who waits only"
             )
+
+    def _check_lists(self, ready: Ready) -> None:
+        for part in ("ended", "episodes", "unclaimed", "joined"):
+            if not isinstance(getattr(ready, part), Sequence):
+                raise self._wrong(
+                    part, type(getattr(ready, part)).__name__, "a list", "return an empty one for none"
+                )
+
+    def _check_taken(self, taken: Any, slots: IntArray) -> None:
+        """Refuse actions of agents that have no row."""
+        stray = set(taken) - set(slots.tolist()) if taken else ()
+        if stray:
+            raise self._wrong(
+                "taken", f"an action for slot {min(stray, key=repr)!r}, which has no row", "slots of rows",
+                "tell of an action together with the observation that it answers",
+            )  # fmt: skip
 
     def _from_nested(self, answers: Any) -> tuple[IntArray, list[Any]]:
         """Return a nested dict of actions as slots and actions."""

@@ -115,6 +115,16 @@ def first(**values: Any) -> Callable[[Any], Any]:
         ({"ended": first(agent_id="b")}, "ended: agent 'b' of env 0 ends on slot 0, on which agent 'a' of env 0"),
         ({"ended": first(reward=np.inf)}, "ended: the reward of agent 'a' of env 0 is inf, expected a finite"),
         ({"ended": lambda a: [tuple(one) for one in a]}, "ended: tuple, expected menv.End"),
+        ({"ended": lambda a: None}, "ended: NoneType, expected a list"),
+        ({"ended": first(terminated=False)}, r"ended: agent 'a' of env 0 \(slot 0\) is neither terminated"),
+        ({"ended": first(info=None)}, r"ended: the info of agent 'a' of env 0 \(slot 0\) is NoneType, expected a dict"),
+        ({"episodes": first(env_id="x")}, "episodes: env 'x' has env_index 0, where the episode of env 0 runs"),
+        ({"episodes": first(env_steps=None)}, "episodes: the episode of env 0 took None env steps"),
+        ({"joined": first(env_index=1)}, "joined: env 0 has env_index 0, and its episode runs at 1"),
+        ({"joined": first(agent_id="b")}, r"joined: agent 'b' of env 0 \(slot 0\) joins again, on slot 1"),
+        ({"joined": first(agent_id=[])}, r"joined: the id \(0, \[\]\), expected ids that can be keys"),
+        ({"taken": lambda a: {9: 0}}, "taken: an action for slot 9, which has no row"),
+        ({"env_steps": lambda a: a % 4}, "env_steps: 0 of sub-environment 0, after 3, expected never less than before"),
         ({"episodes": first(env_index=-1)}, "episodes: env_index -1, expected an integer from 0 to 1"),
         ({"episodes": first(unclaimed=1)}, "episodes: 1 entries of `unclaimed` before the end of env 0"),
         ({"episodes": lambda a: [tuple(one) for one in a]}, "episodes: tuple, expected menv.EpisodeEnd"),
@@ -140,6 +150,27 @@ def test_a_row_that_waits_is_not_delivered_again() -> None:
         ContractError, match=r"slots: agent 'a' of env 0 \(slot 0\) waits already, expected each row once"
     ):
         base_env.poll()
+
+
+def test_an_end_comes_after_the_answer_or_after_a_reset() -> None:
+    base_env = to_base_env(Pairs())
+    base_env.send_actions(base_env.poll().slots, [0] * 6)
+    for steps in range(3):
+        ready = base_env.poll()
+        if steps < 2:
+            base_env.send_actions(ready.slots, [0] * 6)
+    env = base_env.inner  # type: ignore[attr-defined]
+    env.send_actions(None)
+    with pytest.raises(
+        ContractError, match=r"ended: agent 'a' of env 0 \(slot 0\) ends while it waits for an action"
+    ):
+        base_env.poll()
+    base_env = to_base_env(Pairs())
+    base_env.poll()
+    env = base_env.inner  # type: ignore[attr-defined]
+    env.env_steps += 4
+    base_env.try_reset(0)
+    assert len(base_env.poll().ended) == 6
 
 
 @pytest.mark.parametrize("returned", [None, ({},) * 6])
@@ -220,6 +251,53 @@ def test_what_comes_out_belongs_to_nobody_else() -> None:
     assert last.ended[0].obs.tolist() == [4.0]
     assert env.seen[0].tolist() == [5.0]
     assert last.seats[:6] == SEATS
+
+
+def test_observations_stay_what_an_agent_was_shown() -> None:
+    """Nobody who looks back finds in the environment's own arrays what others were shown since."""
+    env = Pairs()
+    before, after = play(env, 2)
+    assert (before.obs[0].tolist(), after.obs[0].tolist()) == ([0.0], [1.0])
+    masks = [np.zeros(1) for _ in range(6)]
+    before = play(
+        changed(obs=lambda a: [{"obs": row, "action_mask": mask} for row, mask in zip(a, masks, strict=True)])
+    )[0]
+    assert before.obs[0]["obs"].tolist() == [0.0]
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    number: Any = np.int64
+    yes: Any = np.True_
+
+    class Numpy(Pairs):
+        def poll(self, timeout: float | None = None) -> Ready:
+            ready = super().poll()
+            joined = [
+                one._replace(slot=number(one.slot), env_index=number(one.env_index)) for one in ready.joined
+            ]
+            ended = [one._replace(slot=number(one.slot), terminated=yes) for one in ready.ended]
+            episodes = [
+                one._replace(env_index=number(one.env_index), env_steps=number(4)) for one in ready.episodes
+            ]
+            return replace(ready, joined=joined, ended=ended, episodes=episodes)
+
+    results = []
+    for env in (Pairs, Numpy):
+        with PPO(env=env, config={"rollout_fragment_length": 6, "train_batch_size": 12, "seed": 0}) as algo:
+            result = algo.train()
+        results.append(
+            [result[name] for name in ("digest", "hist_stats", "episode_len_mean") if name in result]
+        )
+    assert json.dumps(results[0]) == json.dumps(results[1])
+
+
+def test_worlds_that_are_not_there_yet_after_a_checkpoint_draw_nothing_twice() -> None:
+    class Growing(Pairs):
+        num_envs = 0
+
+    base_env = to_base_env(Growing())
+    base_env.start_over(np.array([5, 6, 7]))  # type: ignore[attr-defined]
+    assert base_env.poll().env_steps.tolist() == [5, 6, 7]
 
 
 def test_rewards_and_results_are_those_that_the_environment_paid() -> None:
