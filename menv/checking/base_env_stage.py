@@ -46,7 +46,7 @@ class BaseEnvStage(Stage):
     @property
     def idle(self) -> bool:
         """See `Stage`."""
-        return bool(self._silent) and not self._waiting
+        return (bool(self._silent) or self._quiet > 0) and not self._waiting
 
     def check_spaces(self) -> None:
         """See `Stage`."""
@@ -104,6 +104,10 @@ class BaseEnvStage(Stage):
     def _read_table(self, ready: Ready) -> Turn:
         """Check the rows of an environment that answers in table form."""
         self._table = ready
+        if len(ready.slots):
+            self._quiet = 0
+        else:
+            self._count_quiet()
         keys = [ready.seats[slot] for slot in ready.slots.tolist()]
         for row, (env_id, agent) in enumerate(keys):
             who = f"env {env_id!r}: agent {agent!r}: "

@@ -22,6 +22,7 @@ from menv import (
     Join,
     Ready,
     Unclaimed,
+    check_env,
     to_base_env,
 )
 from menv.algorithms import PPO
@@ -171,6 +172,18 @@ def test_an_end_comes_after_the_answer_or_after_a_reset() -> None:
     env.env_steps += 4
     base_env.try_reset(0)
     assert len(base_env.poll().ended) == 6
+
+
+def test_worlds_that_all_ended_for_good_are_named_by_the_checker() -> None:
+    class Silent(Pairs):
+        def poll(self, timeout: float | None = None) -> Ready:
+            ready = super().poll()
+            rows: dict[str, Any] = {"slots": ready.slots[:0], "obs": [], "rewards": [], "joined": []}
+            over = {} if self.polls == 5 else {"ended": [], "episodes": []}
+            return replace(ready, **rows, **over) if self.polls > 4 else ready
+
+    (found,) = check_env(Silent)
+    assert (found.code, found.message) == ("ME045", "1000 polls in a row brought nothing")
 
 
 @pytest.mark.parametrize("returned", [None, ({},) * 6])
