@@ -170,7 +170,7 @@ class Ready:
         slots: [R] who waits.
         obs: [R, ...] or a list of R elements of the agents' observation spaces.
         rewards: [R] earned since each agent's previous row.
-        env_steps: [E] env steps since each sub-environment's start, by env index.
+        env_steps: [E] env steps since each sub-environment's start, over all its episodes, by env index.
         joined: Agents whose first row of a life is among the rows.
         ended: Trajectories that ended.
         episodes: Episodes that ended.

@@ -179,7 +179,7 @@ def test_worlds_that_all_ended_for_good_are_named_by_the_checker() -> None:
         def poll(self, timeout: float | None = None) -> Ready:
             ready = super().poll()
             rows: dict[str, Any] = {"slots": ready.slots[:0], "obs": [], "rewards": [], "joined": []}
-            over = {} if self.polls == 5 else {"ended": [], "episodes": []}
+            over: dict[str, Any] = {} if self.polls == 5 else {"ended": [], "episodes": []}
             return replace(ready, **rows, **over) if self.polls > 4 else ready
 
     (found,) = check_env(Silent)
