@@ -19,14 +19,13 @@ from menv.adapters.slot_book import SlotBook
 from menv.base_env import AgentId, BaseEnv, EnvId, EpisodeEnd, IntArray, Ready, Unclaimed
 from menv.env_calls import how_many
 from menv.errors import ContractError
-from menv.nested import own_copy
 
 
 class TableEnvs(InnerEnvs):
     """Passes on what another `BaseEnv` says, once it has been looked at.
 
-    What it hands out is its own: slots stay the same array while the same agents wait, env steps and observations are
-    copies, rewards float64, and seats those of the joins.
+    What it hands out is its own: slots stay the same array while the same agents wait, env steps and last
+    observations are copies, rewards float64, and seats those of the joins.
     """
 
     def __init__(self, inner: BaseEnv) -> None:
@@ -70,10 +69,8 @@ class TableEnvs(InnerEnvs):
         if ready.infos is not None:
             self._check_length("infos", ready.infos, slots)
         self._check_taken(ready.taken, slots)
-        # Who decides later, or looks back, would find in the environment's own arrays what others were shown since.
-        obs = ready.obs.copy() if isinstance(ready.obs, np.ndarray) else [own_copy(one) for one in ready.obs]
         return Ready(
-            slots, obs, rewards, env_steps, joined, ended, episodes, credited, ready.infos, ready.taken,
+            slots, ready.obs, rewards, env_steps, joined, ended, episodes, credited, ready.infos, ready.taken,
             book.seats, (), ready.faults,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.ledger import Rows
+from menv.nested import own_copy
 from menv.segments import Column
 
 
@@ -83,7 +84,11 @@ def set_aside(
     for number, block in blocks:
         mine = closed[block.env_indices]
         if mine.any():
-            shut.append((number, block.part(mine)))
+            rest = block.part(mine)
+            if rest.raw is not None:
+                # Environments may write into the arrays of a poll before these rows are answered.
+                rest.raw = [own_copy(one) for one in rest.raw]
+            shut.append((number, rest))
         if not mine.all():
             opened.append((number, block.part(~mine)))
     return opened, shut

@@ -21,6 +21,7 @@ from menv.fault import Fault
 from menv.loop.pieces import Piece, pieces_of
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
+from menv.nested import own_copy
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
 
@@ -157,7 +158,8 @@ class Hooks:
         infos = ready.infos
         for row, slot in enumerate(ready.slots.tolist()):
             env_id, agent_id = ready.seats[slot]
-            running[env_id].look_at(agent_id, ready.obs[row], infos[row] if infos else {})
+            # A copy: environments may write into the arrays of a poll once the next one is made.
+            running[env_id].look_at(agent_id, own_copy(ready.obs[row]), infos[row] if infos else {})
             running[env_id].count_so_far(agent_id, float(returns[slot] + ready.rewards[row]))
 
     def closed(self, batch: MultiAgentBatch, policies: Any) -> None:
