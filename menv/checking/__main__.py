@@ -16,11 +16,12 @@ from menv.checking.check import ENV_STEPS, check_env
 from menv.errors import ConfigError
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.checking") -> int:
     """Check the environment that the arguments name.
 
     Args:
         arguments: Those of the command line by default.
+        program: What the usage calls this.
 
     Returns:
         0 without an error among the findings, 1 with one.
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: With status 2, if the arguments are wrong.
     """
-    parser = _parser()
+    parser = _parser(program)
     given = parser.parse_args(arguments)
     try:
         findings = check_env(
@@ -44,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(finding.severity == "error" for finding in findings))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m menv.checking", description="Check an environment.")
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description="Check an environment.")
     parser.add_argument("name", help="a registered name, a gymnasium id, or package.module:Class")
     parser.add_argument("--config", type=_settings, default={}, help="the env_config, a JSON object")
     parser.add_argument("--json", action="store_true", help="print one JSON list of findings")

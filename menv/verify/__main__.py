@@ -20,11 +20,12 @@ from menv.verify.task import Task
 from menv.verify.verify import ENV_STEPS, NUM_ENVS, verify_backends
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.verify") -> int:
     """Compare the back-ends for the environment that the arguments name.
 
     Args:
         arguments: Those of the command line by default.
+        program: What the usage calls this.
 
     Returns:
         0 if all are the same, 1 if one differs.
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: With status 2, if the arguments are wrong.
     """
-    parser = _parser()
+    parser = _parser(program)
     given = parser.parse_args(arguments)
     try:
         if given.rows is not None:
@@ -48,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(not report.same)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m menv.verify", description="Compare an environment in all back-ends that can host it."
+        prog=program, description="Compare an environment in all back-ends that can host it."
     )
     parser.add_argument("env", help="a built-in name, a gymnasium id, or package.module:Class")
     parser.add_argument(

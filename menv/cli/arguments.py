@@ -1,0 +1,180 @@
+"""What stands on the command line, as settings: JSON, files, `KEY=VALUE`, modules that are imported first.
+
+It does not know which settings there are; algorithms say what is wrong with one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from menv.errors import ConfigError
+
+_OBJECT = re.compile(r"@(\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
+_FILES = {".json", ".toml"}
+_WHAT_IS_TAKEN = "expected a JSON object, a .json or .toml file, or KEY=VALUE"
+
+
+class Settings(argparse.Action):
+    """Settings, put over those given before."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Read one more.
+
+        Raises:
+            ArgumentError: It cannot be read.
+        """
+        try:
+            read = read_settings(values)
+        except ConfigError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        setattr(namespace, self.dest, put_over(getattr(namespace, self.dest), read))
+
+
+class Stop(argparse.Action):
+    """Bounds by key of a result."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Read one more.
+
+        Raises:
+            ArgumentError: It cannot be read.
+        """
+        key, _, bound = values.partition("=")
+        try:
+            bounds = _json_object(values) if values.lstrip().startswith("{") else {key: float(bound)}
+            if not all(isinstance(one, int | float) and one == one for one in bounds.values()):
+                raise ValueError
+        except ValueError:
+            message = f"{values!r}, expected KEY=NUMBER, such as episode_reward_mean=450"
+            raise argparse.ArgumentError(self, message) from None
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest), **bounds})
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """Return the settings that one argument means; `@module:name` in them are Python objects.
+
+    Raises:
+        ConfigError: It is neither JSON nor a file nor `KEY=VALUE`, or an object cannot be found.
+    """
+    key, equals, value = text.partition("=")
+    if text.lstrip().startswith("{"):
+        settings = _json_object(text)
+    elif Path(text).suffix in _FILES and not (equals and not Path(text).exists()):
+        settings = _file(Path(text))
+    elif equals and key.strip():
+        settings = _one(key.strip(), value)
+    else:
+        raise ConfigError(f"{text!r}, {_WHAT_IS_TAKEN}; write --config lr=0.001")
+    return settings
+
+
+def put_over(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with others put over them, sections one by one."""
+    merged = dict(settings)
+    for key, value in others.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = put_over(merged[key], value) if both else value
+    return merged
+
+
+def with_objects(value: Any) -> Any:
+    """Return settings with each `@module:name` replaced by what it names.
+
+    Raises:
+        ConfigError: There is no such module, or nothing of that name in it.
+    """
+    if isinstance(value, Mapping):
+        return {key: with_objects(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [with_objects(one) for one in value]
+    named = _OBJECT.fullmatch(value) if isinstance(value, str) else None
+    return value if named is None else _object(value, *named.groups())
+
+
+def import_first(modules: Sequence[str]) -> None:
+    """Import modules, or files, whose folders come onto the path so that workers find them too.
+
+    Raises:
+        ConfigError: There is no such module or file. What it raises itself is raised as it is.
+    """
+    for name in modules:
+        path = Path(name)
+        if path.suffix == ".py":
+            if not path.is_file():
+                raise ConfigError(
+                    f"--import {name}: no such file, expected a module or a .py file; check the path"
+                )
+            folder = str(path.resolve().parent)
+            if folder not in sys.path:
+                sys.path.append(folder)
+            name = path.stem
+        _module(name, f"--import {name}")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r} is no JSON ({error}), expected an object with keys in double quotes"
+        ) from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{text!r} is no JSON object, {_WHAT_IS_TAKEN}")
+    return settings
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); check the path") from None
+    if path.suffix == ".json":
+        return _json_object(text)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: no TOML ({error}); strings stand in quotes there") from None
+
+
+def _one(key: str, text: str) -> dict[str, Any]:
+    """Return `a.b=1` as `{"a": {"b": 1}}`; what is no JSON is a string."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    *sections, last = key.split(".")
+    settings: dict[str, Any] = {last: value}
+    for section in reversed(sections):
+        settings = {section: settings}
+    return settings
+
+
+def _object(text: str, module: str, name: str) -> Any:
+    try:
+        return functools.reduce(getattr, name.split("."), _module(module, text))
+    except AttributeError:
+        raise ConfigError(
+            f"{text}: {module} has no {name}, expected a name that it defines; check it"
+        ) from None
+
+
+def _module(name: str, where: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"{where}: there is no module {name}, expected one on the path, which ends with {os.getcwd()}; check the "
+            "name, or go to the folder that it lies in"
+        ) from None

@@ -1,0 +1,165 @@
+"""What a run looks like on the screen: a table of its figures, plain lines, or JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+_HEADS = ("iteration", "env steps", "steps/s", "episodes", "mean return", "mean length", "seconds")
+_OF_A_POLICY = ("mean return", "entropy", "kl", "loss", "learning rate")
+_ROWS = 12
+
+
+class Display(Protocol):
+    """Shows a run while it goes on; a context manager."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Show the result of an iteration."""
+
+    def saved(self, folder: Path) -> None:
+        """Tell of a checkpoint."""
+
+
+def display(as_json: bool) -> Display:
+    """Return what shows a run: a live table on a terminal where rich is installed, else lines."""
+    if as_json:
+        return JsonLines()
+    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and find_spec("rich") is not None:
+        return LiveTable()
+    return Lines()
+
+
+class Lines:
+    """A line for each iteration."""
+
+    def __init__(self) -> None:
+        self._began = False
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Show the result of an iteration."""
+        if not self._began:
+            print("  ".join(f"{head:>11}" for head in _HEADS))
+            self._began = True
+        print("  ".join(f"{cell:>11}" for cell in cells(result)), *_by_policy(result), flush=True)
+
+    def saved(self, folder: Path) -> None:
+        """Tell of a checkpoint."""
+        print(f"saved {folder}", flush=True)
+
+
+class JsonLines(Lines):
+    """A JSON object for each iteration, all that `train` returned."""
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Show the result of an iteration."""
+        print(as_json(result), flush=True)
+
+    def saved(self, folder: Path) -> None:
+        """Tell of a checkpoint."""
+        print(json.dumps({"saved": str(folder)}), flush=True)
+
+
+class LiveTable:
+    """A table of the latest iterations and one of the policies, in place."""
+
+    def __init__(self, console: Any = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._rows: deque[tuple[str, ...]] = deque(maxlen=_ROWS)
+        self._live = Live(console=console or Console(), auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
+        self._live.__exit__(kind, error, trace)
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Show the result of an iteration."""
+        from rich.console import Group
+
+        self._rows.append(cells(result))
+        policies = [(name, *of_policy(result, name)) for name in result["info"] if name != "learner"]
+        tables = (_table(_HEADS, self._rows), _table(("policy", *_OF_A_POLICY), policies))
+        self._live.update(Group(*tables), refresh=True)
+
+    def saved(self, folder: Path) -> None:
+        """Tell of a checkpoint."""
+        self._live.console.print(f"saved {folder}", highlight=False, markup=False)
+
+
+def cells(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the figures of an iteration as text, in the order of the table's columns."""
+    speed = result["num_env_steps_sampled_this_iter"] / max(result["time_this_iter_s"], 1e-9)
+    return (
+        f"{result['training_iteration']:,}", f"{result['num_env_steps_sampled']:,}", f"{speed:,.0f}",
+        f"{result['episodes_total']:,}", _figure(result["episode_reward_mean"]), _figure(result["episode_len_mean"]),
+        f"{result['time_total_s']:,.1f}",
+    )  # fmt: skip
+
+
+def of_policy(result: Mapping[str, Any], policy_id: str) -> tuple[str, ...]:
+    """Return the figures of a policy as text."""
+    stats = result["info"][policy_id]
+    loss = stats.get("total_loss", stats.get("loss"))
+    figures = (result["policy_reward_mean"].get(policy_id), stats.get("entropy"), stats.get("kl"), loss)
+    return (*map(_figure, figures), _figure(stats.get("cur_lr")))
+
+
+def as_json(result: Mapping[str, Any]) -> str:
+    """Return a result as one line; what JSON has no form for, as callbacks may add it, is shown as text."""
+    return json.dumps(result, default=str)
+
+
+def _by_policy(result: Mapping[str, Any]) -> list[str]:
+    means = result["policy_reward_mean"]
+    return [f" {name} {_figure(mean)}" for name, mean in means.items()] if len(means) > 1 else []
+
+
+def _figure(value: Any) -> str:
+    if not isinstance(value, int | float):
+        return "-"
+    return f"{value:,.2f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
+
+
+def _table(heads: Any, rows: Any) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None)
+    for head in heads:
+        table.add_column(head, justify="left" if head == "policy" else "right")
+    for row in rows:
+        # Names of policies are no markup.
+        table.add_row(*map(Text, row))
+    return table

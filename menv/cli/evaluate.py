@@ -1,0 +1,47 @@
+"""`menv evaluate`: lets the policies of a checkpoint play, and tells how well."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from menv.algorithms.algorithm import Algorithm
+from menv.cli.arguments import put_over, with_objects
+from menv.cli.display import as_json
+from menv.cli.names import named_again
+
+
+def evaluate(given: argparse.Namespace) -> int:
+    """Play as many episodes as the command line says, in this process, without learning.
+
+    Raises:
+        ConfigError: A setting is wrong, or there is no checkpoint.
+    """
+    asked = {"evaluation_duration": given.episodes, "evaluation_duration_unit": "episodes", "num_workers": 0}
+    config = put_over(asked, with_objects(given.config))
+    with Algorithm.from_checkpoint(given.folder, named_again(Path(given.folder), config), given.env) as algo:
+        result = algo.evaluate()["evaluation"]
+    print(as_json(result) if given.json else "\n".join(_lines(result)))
+    return 0
+
+
+def _lines(result: Mapping[str, Any]) -> list[str]:
+    lines = [f"{result['episodes_this_iter']} episodes, {_spread(result, 'episode_reward')}"]
+    if result["episode_len_mean"] is not None:
+        lines[0] += f", {result['episode_len_mean']:.1f} env steps long"
+    means = result["policy_reward_mean"]
+    width = max(map(len, means), default=0)
+    by_policy = {key: result[f"policy_reward_{key}"] for key in ("mean", "min", "max")}
+    for name in means if len(means) > 1 else ():
+        own = {f"policy_{key}": values[name] for key, values in by_policy.items()}
+        lines.append(f"  {name:<{width}}  {_spread(own, 'policy')}")
+    if result.get("first_fault"):
+        lines.append(f"  {result['num_faulty_episodes']} broken off: {result['first_fault']}")
+    return lines
+
+
+def _spread(figures: Mapping[str, Any], name: str) -> str:
+    mean, least, most = (figures[f"{name}_{key}"] for key in ("mean", "min", "max"))
+    return "no return" if mean is None else f"mean return {mean:.2f} ({least:.2f} to {most:.2f})"

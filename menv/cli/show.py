@@ -1,0 +1,53 @@
+"""`menv show`: what a training checkpoint or a policy's folder holds, without torch; every file is checked."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from menv.errors import ConfigError
+from menv.loop import bundle_files, checkpoint_folder
+from menv.policy import Policy
+
+
+def show(given: argparse.Namespace) -> int:
+    """Print what lies in a folder.
+
+    Raises:
+        ConfigError: Nothing that menv wrote, or it is damaged.
+    """
+    path = Path(given.folder)
+    if not path.is_dir():
+        raise ConfigError(
+            f"{path}: no such folder, expected one that save or export_checkpoint wrote; check the path"
+        )
+    policies: Any = Policy.from_checkpoint(path)
+    if not isinstance(policies, dict):
+        policies = {policies.policy_id: policies}
+    lines = _run(path)
+    for policy_id, policy in policies.items():
+        lines += [
+            f"policy {policy_id}",
+            f"  observations  {policy.observation_space}",
+            f"  actions       {policy.action_space}",
+        ]
+    print("\n".join(lines))
+    return 0
+
+
+def _run(path: Path) -> list[str]:
+    """Return what is told of a run, nothing where the folder holds policies alone."""
+    if (path / bundle_files.MANIFEST).exists():
+        return []
+    here = {checkpoint_folder.MANIFEST, checkpoint_folder.LATEST}
+    if not any((path / name).exists() for name in here):
+        return []
+    folder = checkpoint_folder.find_checkpoint(path)
+    manifest = checkpoint_folder.read_manifest(folder)
+    config = manifest["config"]
+    return [
+        f"checkpoint {folder}",
+        f"  algorithm     {manifest['algorithm']}, {manifest['iteration']} iterations, menv {manifest['menv_version']}",
+        f"  environment   {config['env'] if isinstance(config['env'], str) else 'given by the program'}",
+    ]

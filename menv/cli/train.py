@@ -1,0 +1,131 @@
+"""`menv train`: builds an algorithm of what the command line says, trains until a bound is reached, and saves."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from menv import algorithms
+from menv.algorithms.algorithm import Algorithm
+from menv.cli.arguments import put_over, with_objects
+from menv.cli.display import display
+from menv.cli.names import named_again, policies_by_name
+from menv.errors import ConfigError
+
+_SOMETIMES = {"evaluation", "custom_metrics", "info", "external"}
+
+
+def train(given: argparse.Namespace) -> int:
+    """Train as the command line says, until a bound is reached or somebody ends it.
+
+    Returns:
+        0, or 128 and the number of the signal that ended it between two iterations.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
+    folder = given.save or given.resume
+    if folder is None and (given.every or given.keep):
+        raise ConfigError("--every and --keep: no folder is given, expected --save FOLDER; add it")
+    with algorithm_of(given) as algo, display(given.json) as shown, Ending() as ending:
+        saved = algo.iteration
+        result: Mapping[str, Any] = {"training_iteration": algo.iteration}
+        while not ending.signal and not _reached(result, given.stop):
+            result = algo.train()
+            shown.result(result)
+            _check_keys(result, given.stop)
+            if given.every and algo.iteration % given.every == 0:
+                shown.saved(algo.save(folder, keep_last=given.keep))
+                saved = algo.iteration
+        if folder is not None and saved != algo.iteration:
+            shown.saved(algo.save(folder, keep_last=given.keep))
+    return 128 + ending.signal if ending.signal else 0
+
+
+class Ending:
+    """Lets the iteration that runs come to its end at Ctrl-C or SIGTERM; the second time breaks it off.
+
+    Attributes:
+        signal: The number of the signal that came, 0 before.
+    """
+
+    def __init__(self) -> None:
+        self.signal = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Listen to both signals."""
+        self._before = {
+            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Let them mean what they meant before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.signal:
+            raise KeyboardInterrupt
+        self.signal = number
+        print("menv train: this iteration is the last one; once more breaks it off", file=sys.stderr)
+
+
+def algorithm_of(given: argparse.Namespace) -> Algorithm:
+    """Return the algorithm that the command line asks for, new or from a checkpoint."""
+    config = with_objects(given.config)
+    if given.resume is not None:
+        if given.policies != "shared":
+            raise ConfigError(
+                "--policies: a checkpoint has its policies, expected not to be given with --resume; leave it out"
+            )
+        kind = Algorithm if given.run is None else _class(given.run)
+        return kind.from_checkpoint(given.resume, named_again(Path(given.resume), config), given.env)
+    env = given.env or config.get("env")
+    if env is None:
+        raise ConfigError(
+            "env: none is given, expected a built-in name (tictactoe, connect_four, traffic), a gymnasium id, or "
+            "package.module:Class; write menv train CartPole-v1"
+        )
+    if given.policies == "each":
+        config = put_over(policies_by_name(env, config.get("env_config", {})), config)
+    return _class(given.run or "PPO")(config=config, env=env)
+
+
+def _class(name: str) -> type[Algorithm]:
+    kind: type[Algorithm] = getattr(algorithms, name)
+    return kind
+
+
+def _reached(result: Mapping[str, Any], bounds: Mapping[str, float]) -> bool:
+    """Return whether a result has come to one of the bounds."""
+    found = {key: _at(result, key) for key in bounds}
+    return any(isinstance(found[key], int | float) and found[key] >= bound for key, bound in bounds.items())
+
+
+def _at(result: Mapping[str, Any], key: str) -> Any:
+    """Return what a result has at `a/b/c`, None if it has nothing there."""
+    value: Any = result
+    for part in key.split("/"):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _check_keys(result: Mapping[str, Any], bounds: Mapping[str, float]) -> None:
+    """Refuse bounds that no result will ever come to.
+
+    Raises:
+        ConfigError: Results have no such key.
+    """
+    for key in bounds:
+        first = key.partition("/")[0]
+        if first not in result and first not in _SOMETIMES:
+            near = difflib.get_close_matches(first, result, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "docs/results.md lists them"
+            raise ConfigError(f"--stop {key}: results have no such key, expected one of theirs; {hint}")

@@ -1,0 +1,61 @@
+"""A folder of one's own for each test, whose modules are forgotten afterwards."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+GAME = '''
+"""A corridor, and what settings may name."""
+import numpy as np
+from gymnasium import Env
+from gymnasium.spaces import Box, Discrete
+
+from menv import DefaultCallbacks, register_env
+
+
+class Corridor(Env):
+    observation_space, action_space = Box(0, 99, (1,), np.float32), Discrete(2)
+
+    def __init__(self, config):
+        self.length = config.get("length", 3)
+
+    def reset(self, *, seed=None, options=None):
+        self.place = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.place += 1
+        return np.full(1, self.place, np.float32), 1.0, self.place >= self.length, False, {}
+
+
+class Note(DefaultCallbacks):
+    def on_train_result(self, *, algorithm, result, **kwargs):
+        result["noted"] = algorithm.iteration * 10
+
+
+def broken(config):
+    raise RuntimeError("no power")
+
+
+def seat(agent_id, episode, worker, **kwargs):
+    return "seat_" + agent_id[-1]
+
+
+register_env("corridor", Corridor)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, empty but for `corridors.py`."""
+    from menv import registry
+
+    (tmp_path / "corridors.py").write_text(GAME)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    yield tmp_path
+    for name in ("corridors", "league"):
+        sys.modules.pop(name, None)

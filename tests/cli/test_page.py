@@ -1,0 +1,35 @@
+"""The page of the command line: its commands run as printed, its settings are read."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from menv.cli.arguments import put_over, read_settings, with_objects
+from menv.cli.main import main
+from tests.doc_blocks import blocks
+
+PAGE = "docs/command_line.md"
+
+
+def test_the_commands_run_as_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = blocks(PAGE, "sh")
+    for line in block.splitlines():
+        program, *arguments = shlex.split(line)
+        assert (program, main(arguments)) == ("menv", 0)
+    said = capsys.readouterr().out
+    assert "saved run/000005" in said
+    assert "50 episodes, mean return" in said
+    assert "tictactoe: nothing found" in said
+
+
+def test_the_file_of_settings_means_what_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder)
+    (block,) = blocks(PAGE, "toml")
+    Path("league.toml").write_text(block)
+    Path("league.py").write_text("def who_plays(agent): return 'main'\nclass Ratings: ...\n")
+    settings = with_objects(put_over(read_settings("league.toml"), read_settings("lr=0.0005")))
+    assert settings["lr"] == 0.0005
+    assert settings["multiagent"]["policy_mapping_fn"]("player1") == "main"
+    assert settings["callbacks"].__name__ == "Ratings"
+    assert settings["model"] == {"fcnet_hiddens": [128, 128]}

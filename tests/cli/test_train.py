@@ -1,0 +1,246 @@
+"""`menv train`: what the command line says becomes settings, bounds and checkpoints."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from menv.algorithms import DQN, PPO
+from menv.cli.main import main
+from menv.cli.names import own_name
+from tests.house.sources import ROOT
+
+SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]
+ONCE = [*SMALL, "--stop", "training_iteration=1"]
+
+
+def results(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    """Return what `menv train ... --json` prints."""
+    assert main(["train", *arguments, "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def stored(run: str | Path) -> dict[str, Any]:
+    """Return the settings in the latest checkpoint of a run."""
+    number = Path(run, "LATEST").read_text().strip()
+    config: dict[str, Any] = json.loads(Path(run, number, "manifest.json").read_text())["config"]
+    return config
+
+
+def test_a_run_ends_with_the_iteration_that_reaches_a_bound(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = results(capsys, "corridors:Corridor", *SMALL, "--stop", "num_env_steps_sampled=150")
+    assert [one["num_env_steps_sampled"] for one in told] == [64, 128, 192]
+    assert told[-1]["episode_reward_mean"] == 3.0
+
+
+def test_bounds_may_lie_deeper_and_the_first_that_is_reached_counts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bounds = ["--stop", '{"training_iteration": 5}', "--stop", "info/default_policy/cur_lr=0.5"]
+    told = results(capsys, "corridors:Corridor", *SMALL, *bounds, "--config", "lr=0.5")
+    assert len(told) == 1
+
+
+def test_a_bound_on_a_key_of_a_callback_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    callbacks = ["--config", "callbacks=@corridors:Note"]
+    told = results(capsys, "corridors:Corridor", *SMALL, *callbacks, "--stop", "noted=20")
+    assert [one["noted"] for one in told] == [10, 20]
+
+
+def test_settings_of_files_and_keys_are_put_over_each_other(folder: Path) -> None:
+    (folder / "a.toml").write_text("lr = 0.1\ngamma = 0.5\n[model]\nfcnet_hiddens = [4]\n")
+    (folder / "b.json").write_text('{"gamma": 0.6, "env_config": {"length": 7}}')
+    files = ["--config", "a.toml", "--config", "b.json", "--config", "model.fcnet_activation=tanh"]
+    assert main(["train", "corridors:Corridor", *files, *ONCE, "--save", "run"]) == 0
+    config = stored("run")
+    assert (config["lr"], config["gamma"], config["env_config"]) == (0.1, 0.6, {"length": 7})
+    assert config["model"]["fcnet_hiddens"] == [4]
+    assert config["model"]["fcnet_activation"] == "tanh"
+
+
+def test_a_module_that_registers_environments_is_imported_first(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (told,) = results(capsys, "corridor", "--import", "corridors.py", *ONCE)
+    assert told["episode_len_mean"] == 3.0
+
+
+def test_workers_find_modules_of_the_working_directory(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (told,) = results(capsys, "corridors:Corridor", *ONCE, "--config", "num_workers=1")
+    assert told["episode_len_mean"] == 3.0
+
+
+def test_each_agent_has_a_policy_of_its_name_and_a_run_goes_on_with_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = results(capsys, "tictactoe", "--policies", "each", *ONCE, "--save", "run")
+    assert set(told[0]["policy_reward_mean"]) == {"player1", "player2"}
+    assert told[1] == {"saved": "run/000001"}
+    told = results(capsys, "--resume", "run", "--stop", "training_iteration=3")
+    assert [one.get("training_iteration") for one in told] == [2, 3, None]
+    assert told[-1] == {"saved": "run/000003"}
+
+
+def test_a_run_that_was_resumed_is_the_one_that_was_not_interrupted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = results(
+        capsys,
+        "tictactoe",
+        "--policies",
+        "each",
+        *SMALL,
+        "--config",
+        "seed=3",
+        "--stop",
+        "training_iteration=4",
+    )
+    main(
+        [
+            "train",
+            "tictactoe",
+            "--policies",
+            "each",
+            *SMALL,
+            "--config",
+            "seed=3",
+            "--stop",
+            "training_iteration=2",
+            "--save",
+            "run",
+        ]
+    )
+    capsys.readouterr()
+    rest = results(capsys, "--resume", "run", "--stop", "training_iteration=4")
+    assert [one["digest"] for one in rest[:2]] == [one["digest"] for one in whole[2:]]
+
+
+def test_a_bound_that_is_reached_already_trains_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results(capsys, "corridors:Corridor", *ONCE, "--save", "run")
+    again = ["--resume", "run", "--stop", "training_iteration=1"]
+    assert results(capsys, "corridors:Corridor", *again) == []
+
+
+def test_a_mapping_that_was_written_by_hand_is_given_again(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mapping = ["--config", "multiagent.policy_mapping_fn=@corridors:seat"]
+    seats = ["--config", 'multiagent.policies=["seat_1", "seat_2"]']
+    results(capsys, "tictactoe", *seats, *mapping, *ONCE, "--save", "run")
+    assert main(["train", "--resume", "run", "--stop", "training_iteration=2"]) == 2
+    assert "policy_mapping_fn'] was function corridors:seat" in capsys.readouterr().err
+    told = results(capsys, "--resume", "run", "--stop", "training_iteration=2", *mapping)
+    assert set(told[0]["policy_reward_mean"]) == {"seat_1", "seat_2"}
+
+
+def test_checkpoints_are_written_now_and_then_and_the_latest_stay(folder: Path) -> None:
+    often = ["--save", "run", "--every", "2", "--keep", "2"]
+    main(["train", "corridors:Corridor", *SMALL, "--stop", "training_iteration=7", *often])
+    assert sorted(path.name for path in Path("run").iterdir()) == ["000006", "000007", "LATEST"]
+
+
+def test_the_library_reads_what_the_command_wrote(folder: Path) -> None:
+    main(["train", "corridors:Corridor", "--run", "DQN", *ONCE[-2:], "--save", "run"])
+    with DQN.from_checkpoint("run", env="corridors:Corridor") as algo:
+        assert algo.iteration == 1
+    main(["train", "tictactoe", "--policies", "each", *ONCE, "--save", "played"])
+    with PPO.from_checkpoint("played", policy_mapping_fn=own_name) as algo:
+        assert algo.train()["training_iteration"] == 2
+
+
+def test_without_a_terminal_there_is_a_line_for_each_iteration(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "tictactoe", "--policies", "each", *SMALL, "--stop", "training_iteration=2"])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["iteration", "env", "steps"]
+    assert [line.split()[:2] for line in lines] == [["1", "64"], ["2", "128"]]
+    assert "player1" in lines[0]
+    assert "player2" in lines[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_its_iteration_and_a_checkpoint(
+    folder: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "menv.cli", "train", "corridors:Corridor", *SMALL, "--save", "run"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as run:
+        assert run.stdout is not None
+        for _ in range(3):
+            run.stdout.readline()
+        run.send_signal(number)
+        out, err = run.communicate(timeout=120)
+    assert run.returncode == 128 + number, err
+    assert out.splitlines()[-1].startswith("saved run/")
+    assert "this iteration is the last one" in err
+    *_, last, _ = out.splitlines()
+    assert int(Path("run/LATEST").read_text()) == int(last.split()[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "env: none is given"),
+        (["tictactoo"], "did you mean 'tictactoe'"),
+        (["corridors:Corridoor"], "did you mean 'Corridor'"),
+        (["CartPole-v1", "--config", "lrr=1"], "did you mean 'lr'"),
+        (["CartPole-v1", "--config", "callbacks=@corridors:Nothing"], "corridors has no Nothing"),
+        (["CartPole-v1", "--config", "callbacks=@nowhere:Note"], "there is no module nowhere"),
+        (["CartPole-v1", "--policies", "each"], "lists no possible_agents"),
+        (["CartPole-v1", "--every", "2"], "expected --save FOLDER"),
+        (["CartPole-v1", "--import", "gone.py"], "no such file"),
+        (["CartPole-v1", *SMALL, "--stop", "episode_reward=3"], "did you mean episode_reward_m"),
+        (["--resume", "gone"], "expected a folder that save wrote"),
+        (["--resume", "gone", "--policies", "each"], "leave it out"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    assert main(["train", *arguments]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("menv train: error: ")
+    assert line in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--run", "A2C"], "invalid choice: 'A2C'"),
+        (["--config", "lr"], "'lr', expected a JSON object"),
+        (["--config", "gone.toml"], "gone.toml: cannot be read"),
+        (["--config", "[1]"], "expected a JSON object"),
+        (["--config", '{"lr": }'], "is no JSON"),
+        (["--stop", "soon"], "expected KEY=NUMBER"),
+        (["--stop", "training_iteration=nan"], "expected KEY=NUMBER"),
+        (["--every", "0"], "expected a whole number from 1"),
+    ],
+)
+def test_an_argument_that_cannot_be_read_is_refused_with_the_usage(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "CartPole-v1", *arguments])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert line in said
+    assert "usage: menv train" in said
+
+
+def test_an_environment_that_raises_shows_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "corridors:broken"]) == 1
+    said = capsys.readouterr().err
+    assert "in broken" in said
+    assert said.splitlines()[-1].startswith("menv train: error: env 'corridors:broken'")
