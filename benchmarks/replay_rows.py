@@ -12,10 +12,10 @@ import torch
 
 from benchmarks.rows import Effort, Finding, Row, alternate
 from menv.acting.action_head import ActionHead
-from menv.algorithms.dqn_learner import DQNLearner
-from menv.algorithms.dqn_settings import DQNSettings
+from menv.algorithms.config.dqn_settings import DQNSettings
+from menv.algorithms.learning.dqn_learner import DQNLearner
+from menv.algorithms.learning.replay import ReplayBuffer
 from menv.algorithms.networks.stock import StockSpec
-from menv.algorithms.replay import ReplayBuffer
 
 ROWS_HELD = 1_000_000
 UNIFORM = "x uniform"

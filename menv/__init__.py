@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from menv._names_on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from menv.algorithms.onnx_export import export_onnx as export_onnx
+    from menv.algorithms.export.onnx_export import export_onnx as export_onnx
     from menv.base_env import BaseEnv as BaseEnv
     from menv.base_env import End as End
     from menv.base_env import EpisodeEnd as EpisodeEnd
@@ -80,7 +80,7 @@ _HOMES = {
     "WorkerLostError": "errors",
     "ExternalEnv": "external_env",
     "ExternalMultiAgentEnv": "external_env",
-    "export_onnx": "algorithms.onnx_export",
+    "export_onnx": "algorithms.export.onnx_export",
     "local_policy_inference": "loop.inference",
     "to_base_env": "scale.convert",
     "MultiAgentEnv": "multi_agent_env",

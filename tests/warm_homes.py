@@ -154,7 +154,7 @@ if __name__ == "__main__":
     Later.stand_for("onnxruntime")
     import menv.algorithms.dqn
     import menv.algorithms.ppo
-    import menv.algorithms.rollout_worker
+    import menv.algorithms.rollouts.rollout_worker
     import menv.scale.env_host
     import menv.verify.in_workers  # noqa: F401
 

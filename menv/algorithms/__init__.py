@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from menv._names_on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from menv.algorithms.advantages import compute_advantages as compute_advantages
     from menv.algorithms.algorithm import Algorithm as Algorithm
     from menv.algorithms.config.dqn_config import DQNConfig as DQNConfig
     from menv.algorithms.config.model_config import ModelConfig as ModelConfig
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
     from menv.algorithms.config.qmix_config import QMIXConfig as QMIXConfig
     from menv.algorithms.curves import plot_curves as plot_curves
     from menv.algorithms.dqn import DQN as DQN
+    from menv.algorithms.learning.advantages import compute_advantages as compute_advantages
+    from menv.algorithms.learning.ppo_policy import PPOPolicy as PPOPolicy
     from menv.algorithms.ppo import PPO as PPO
-    from menv.algorithms.ppo_policy import PPOPolicy as PPOPolicy
     from menv.algorithms.qmix import QMIX as QMIX
     from menv.algorithms.tensorboard import TensorBoardCallbacks as TensorBoardCallbacks
     from menv.algorithms.tensorboard import TensorBoardWriter as TensorBoardWriter
@@ -37,8 +37,8 @@ _HOMES = {
     "TensorBoardCallbacks": "tensorboard",
     "TensorBoardWriter": "tensorboard",
     "plot_curves": "curves",
-    "PPOPolicy": "ppo_policy",
-    "compute_advantages": "advantages",
+    "PPOPolicy": "learning.ppo_policy",
+    "compute_advantages": "learning.advantages",
 }
 __all__ = [
     "DQN",

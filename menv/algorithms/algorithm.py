@@ -19,16 +19,16 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation import Evaluation
 from menv.algorithms.evaluations import Evaluations
-from menv.algorithms.experience import make_evaluation_envs
-from menv.algorithms.exports import Exports
-from menv.algorithms.gathering import Gathering
-from menv.algorithms.learners import learner_info, merged
+from menv.algorithms.export.exports import Exports
+from menv.algorithms.learning.learners import learner_info, merged
 from menv.algorithms.outside import Outside
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
-from menv.algorithms.rollouts import LocalRollouts
+from menv.algorithms.rollouts.experience import make_evaluation_envs
+from menv.algorithms.rollouts.gathering import Gathering
+from menv.algorithms.rollouts.rollouts import LocalRollouts
+from menv.algorithms.rollouts.workforce import Workforce
 from menv.algorithms.training_state import Progress, TrainingState
-from menv.algorithms.workforce import Workforce
 from menv.callbacks import read_callbacks
 from menv.classic_names import OF_ALGORITHMS, Told, classic_keywords
 from menv.errors import CallOrderError, ConfigError

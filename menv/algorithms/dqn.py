@@ -63,12 +63,12 @@ class DQNRecipe(OffPolicyRecipe):
 
         device = learning_device(config.num_gpus)
         if network.state_sizes:
-            from menv.algorithms.recurrent_dqn_learner import RecurrentDQNLearner
+            from menv.algorithms.learning.recurrent_dqn_learner import RecurrentDQNLearner
 
             return RecurrentDQNLearner(
                 network, config, weights, seed, config.model.max_seq_len, device=device
             )
-        from menv.algorithms.dqn_learner import DQNLearner
+        from menv.algorithms.learning.dqn_learner import DQNLearner
 
         return DQNLearner(network, config, weights, seed, device=device)
 

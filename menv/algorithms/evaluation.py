@@ -26,8 +26,8 @@ from menv.algorithms.episode_shares import (
     StepQuota,
     TogetherQuota,
 )
-from menv.algorithms.experience import env_context
 from menv.algorithms.population import Population
+from menv.algorithms.rollouts.experience import env_context
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import CallOrderError, ConfigError

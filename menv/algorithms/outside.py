@@ -9,9 +9,9 @@ from typing import Any
 
 from menv.adapters.external import ExternalEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.export.published import Published
 from menv.algorithms.population import Population
-from menv.algorithms.published import Published
-from menv.algorithms.rollouts import LocalRollouts, Rollouts
+from menv.algorithms.rollouts.rollouts import LocalRollouts, Rollouts
 from menv.base_env import BaseEnv
 from menv.errors import ConfigError
 

@@ -10,15 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from menv.algorithms.cohorts import Built, add_to_cohorts, build_cohorts
-from menv.algorithms.completion import Completion
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import adopt, override
 from menv.algorithms.config.ppo_config import PPOConfig
-from menv.algorithms.joint_obs import JointObs
-from menv.algorithms.learners import Learners
+from menv.algorithms.learning.learners import Learners
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.recipe import Recipe, recipe_named
-from menv.algorithms.rollouts import freeze
+from menv.algorithms.rollouts.completion import Completion
+from menv.algorithms.rollouts.joint_obs import JointObs
+from menv.algorithms.rollouts.rollouts import freeze
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError

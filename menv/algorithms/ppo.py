@@ -8,15 +8,15 @@ import numpy as np
 
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend
-from menv.algorithms.advantages import compute_advantages
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.ppo_config import PPOConfig
+from menv.algorithms.learning.advantages import compute_advantages
+from menv.algorithms.learning.sequences import state_before
 from menv.algorithms.networks.network_choice import chosen_network
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.recipe import Learner, Weights
-from menv.algorithms.sequences import state_before
 from menv.connectors.clip_reward import clip_rewards_of
 from menv.connectors.flat_actions import flat_action_space
 from menv.sample_batch import SampleBatch
@@ -65,7 +65,7 @@ class PPORecipe:
 
     def make_learner(self, network: NetworkSpec, weights: Weights, config: PPOConfig, seed: int) -> Learner:
         """Return a `PPOLearner`."""
-        from menv.algorithms.ppo_learner import PPOLearner
+        from menv.algorithms.learning.ppo_learner import PPOLearner
         from menv.algorithms.torch_device import learning_device
 
         device = learning_device(config.num_gpus)

@@ -12,7 +12,7 @@ import gymnasium as gym
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.qmix_config import QMIXConfig
-from menv.algorithms.group_layout import group_layout
+from menv.algorithms.networks.group_layout import group_layout
 from menv.algorithms.networks.group_spec import GroupSpec
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.off_policy_recipe import OffPolicyRecipe
@@ -58,7 +58,7 @@ class QMIXRecipe(OffPolicyRecipe):
 
     def make_learner(self, network: NetworkSpec, weights: Weights, config: QMIXConfig, seed: int) -> Learner:
         """Return a `QMIXLearner`."""
-        from menv.algorithms.qmix_learner import QMIXLearner
+        from menv.algorithms.learning.qmix_learner import QMIXLearner
         from menv.algorithms.torch_device import learning_device
 
         assert isinstance(network, GroupSpec)

@@ -29,7 +29,8 @@ from menv.acting.backend import (
     Which,
     portions,
 )
-from menv.algorithms import distributions, epsilon_greedy
+from menv.algorithms import epsilon_greedy
+from menv.algorithms.learning import distributions
 from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.networks.torch_network import RecurrentNetwork, TorchNetwork
 from menv.algorithms.torch_device import CPU, array_of, repeatable, tensor_of

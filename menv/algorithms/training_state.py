@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from menv.algorithms.evaluations import Evaluations
-from menv.algorithms.gathering import Gathering
+from menv.algorithms.export.published import Published
 from menv.algorithms.population import Population
-from menv.algorithms.published import Published
-from menv.algorithms.rollouts import LocalRollouts, Rollouts
+from menv.algorithms.rollouts.gathering import Gathering
+from menv.algorithms.rollouts.rollouts import LocalRollouts, Rollouts
 from menv.errors import ConfigError
 from menv.metrics import Metrics
 from menv.plain_data import Arrays, from_plain, to_plain

@@ -1,7 +1,7 @@
 """`to_base_env` for all: sub-environments here, or in other processes.
 
-The classic methods `env.to_base_env(...)` and `menv.algorithms.experience` end here. What stays in this process is
-`menv.loop.convert`'s affair.
+The classic methods `env.to_base_env(...)` and `menv.algorithms.rollouts.experience` end here. What stays in this
+process is `menv.loop.convert`'s affair.
 """
 
 from __future__ import annotations

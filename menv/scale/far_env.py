@@ -1,6 +1,7 @@
 """How a sub-environment is created in another process: what `register_env` and gymnasium know here goes with it.
 
-`menv.algorithms.experience` and `menv.verify.backends` hand one to `to_base_env`; it is pickled, and called over there.
+`menv.algorithms.rollouts.experience` and `menv.verify.backends` hand one to `to_base_env`; it is pickled, and called
+over there.
 """
 
 from __future__ import annotations

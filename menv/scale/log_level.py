@@ -1,7 +1,7 @@
 """The level of what a process of menv's own logs, which its driver chose.
 
-Workers set it (`menv.algorithms.rollout_worker`), and so do the processes of remote environments (`far_env`). In the
-user's own process logging is left to the user.
+Workers set it (`menv.algorithms.rollouts.rollout_worker`), and so do the processes of remote environments
+(`far_env`). In the user's own process logging is left to the user.
 """
 
 from __future__ import annotations

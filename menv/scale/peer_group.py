@@ -1,6 +1,7 @@
 """A group of peers that are alike: those that are lost are replaced, a few times.
 
-`menv.algorithms.worker_rollouts` keeps its workers in one. It knows what they are asked as little as an engine does.
+`menv.algorithms.rollouts.worker_rollouts` keeps its workers in one. It knows what they are asked as little as an
+engine does.
 """
 
 from __future__ import annotations

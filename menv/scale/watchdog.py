@@ -1,9 +1,9 @@
 """A watchdog: ends this process when an environment in it does not return.
 
-`menv.algorithms.rollout_worker` has one where there is an `env_timeout`, and sets a limit to the creation of its
-environments. Nobody can interrupt an environment that hangs, least of all one that never lets go of the interpreter; so
-a timer outside of Python ends the process, having written where every thread stood to stderr, which whoever started the
-process shows.
+`menv.algorithms.rollouts.rollout_worker` has one where there is an `env_timeout`, and sets a limit to the creation of
+its environments. Nobody can interrupt an environment that hangs, least of all one that never lets go of the
+interpreter; so a timer outside of Python ends the process, having written where every thread stood to stderr, which
+whoever started the process shows.
 """
 
 from __future__ import annotations

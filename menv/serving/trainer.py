@@ -1,7 +1,7 @@
 """Trainer: what a server asks of the algorithm that learns from its clients.
 
-`menv.algorithms.published` implements it, a `ServedEnvs` calls it, always in the sampler's thread and never while
-somebody learns.
+`menv.algorithms.export.published` implements it, a `ServedEnvs` calls it, always in the sampler's thread and never
+while somebody learns.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.algorithms.group_layout import group_layout
+from menv.algorithms.networks.group_layout import group_layout
 from menv.algorithms.networks.group_spec import GroupSpec
 
 Floats = npt.NDArray[np.float32]

@@ -14,7 +14,7 @@ import torch
 from menv.acting.acting_graphs import GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.flat_adam import FlatAdam
+from menv.algorithms.learning.flat_adam import FlatAdam
 from menv.algorithms.networks.conv_stack import ConvLayer, ConvStack, default_filters, read_filters
 from menv.algorithms.networks.graphs import StockGraphs
 from menv.algorithms.networks.stock import Activation, StockSpec

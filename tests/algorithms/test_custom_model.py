@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from menv.acting.action_head import ActionHead
 from menv.algorithms.config.model_config import ModelConfig
-from menv.algorithms.flat_adam import FlatAdam
+from menv.algorithms.learning.flat_adam import FlatAdam
 from menv.algorithms.networks.custom_spec import CustomSpec
 from menv.algorithms.networks.obs_structure import ObsStructure
 from menv.algorithms.networks.stock import StockSpec

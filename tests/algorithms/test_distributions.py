@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from menv.acting.action_head import ActionHead
-from menv.algorithms import distributions
+from menv.algorithms.learning import distributions
 
 COIN_AND_DIE = ActionHead("multi_categorical", (2, 3))
 THREE = ActionHead("categorical", (3,))

@@ -11,9 +11,9 @@ import torch
 from menv.acting.action_head import ActionHead
 from menv.acting.onnx_acting import OnnxActing
 from menv.algorithms.config.dqn_config import DQNConfig
+from menv.algorithms.config.dqn_settings import DQNSettings
 from menv.algorithms.dqn import DQNRecipe
-from menv.algorithms.dqn_learner import DQNLearner
-from menv.algorithms.dqn_settings import DQNSettings
+from menv.algorithms.learning.dqn_learner import DQNLearner
 from menv.algorithms.networks.graphs import StockGraphs
 from menv.algorithms.networks.stock import StockSpec
 from menv.errors import ConfigError

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from menv.acting.action_head import ILLEGAL
-from menv.algorithms.dqn_loss import dqn_loss, td_targets
+from menv.algorithms.learning.dqn_loss import dqn_loss, td_targets
 
 RETURNS = torch.tensor([1.0, 2.0, 3.0])
 DISCOUNTS = torch.tensor([0.5, 0.5, 0.0])

@@ -12,13 +12,13 @@ import torch
 
 from menv.acting.action_head import ActionHead
 from menv.acting.onnx_acting import OnnxActing
+from menv.algorithms.config.ppo_settings import PPOSettings
+from menv.algorithms.learning.ppo_learner import PPOLearner
 from menv.algorithms.networks.cell import Cell
 from menv.algorithms.networks.graphs import StockGraphs
 from menv.algorithms.networks.mlp_passes import can_pass
 from menv.algorithms.networks.slopes import SLOPES
 from menv.algorithms.networks.stock import Activation, StockSpec
-from menv.algorithms.ppo_learner import PPOLearner
-from menv.algorithms.ppo_settings import PPOSettings
 
 HEADS = [
     ActionHead("categorical", (1,)),

@@ -11,10 +11,10 @@ import torch
 
 from menv.acting.action_head import ActionHead
 from menv.acting.onnx_acting import OnnxActing
+from menv.algorithms.config.ppo_settings import PPOSettings
+from menv.algorithms.learning.ppo_learner import PPOLearner, explained_variance
 from menv.algorithms.networks.graphs import StockGraphs
 from menv.algorithms.networks.stock import StockSpec
-from menv.algorithms.ppo_learner import PPOLearner, explained_variance
-from menv.algorithms.ppo_settings import PPOSettings
 from menv.errors import ConfigError
 
 STATS = {

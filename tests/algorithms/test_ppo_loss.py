@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from menv.acting.action_head import ActionHead
-from menv.algorithms.ppo_loss import (
+from menv.algorithms.learning.ppo_loss import (
     LossWeights,
     Minibatch,
     adapted_kl_coeff,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.dqn_settings import DQNSettings
+from menv.algorithms.config.dqn_settings import DQNSettings
+from menv.algorithms.learning.qmix_learner import QMIXLearner
 from menv.algorithms.networks.group_spec import GroupSpec
-from menv.algorithms.qmix_learner import QMIXLearner
 from menv.errors import ConfigError
 from tests.acting.lively import lively_weights
 from tests.algorithms.groups_of_three import MEMBERS, random_rows, spec_of

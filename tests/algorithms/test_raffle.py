@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.algorithms.raffle import Raffle
+from menv.algorithms.learning.raffle import Raffle
 from menv.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from menv.acting.action_head import ActionHead
-from menv.algorithms.dqn_settings import DQNSettings
+from menv.algorithms.config.dqn_settings import DQNSettings
+from menv.algorithms.learning.recurrent_dqn_learner import RecurrentDQNLearner
 from menv.algorithms.networks.cell import Cell
 from menv.algorithms.networks.stock import StockSpec
-from menv.algorithms.recurrent_dqn_learner import RecurrentDQNLearner
 from menv.sample_batch import SampleBatch
 from tests.written_batches import batch as written
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.algorithms import ppo_learner
+from menv.algorithms.learning import ppo_learner
 from menv.algorithms.networks.group_spec import GroupSpec
 from menv.algorithms.networks.stock import StockSpec
 from tests.algorithms_e2e.test_devices import OWN, STOCK, trained

@@ -13,7 +13,7 @@ import pytest
 
 from menv import Policy, export_onnx
 from menv.algorithms import PPO
-from menv.algorithms.rllink_graph import RLlinkGraph
+from menv.algorithms.export.rllink_graph import RLlinkGraph
 from menv.errors import ConfigError
 from menv.loop.golden import columns
 from menv.nested import paths

@@ -61,8 +61,7 @@ def test_the_classic_dict_and_the_dataclass_mean_the_same() -> None:
 def test_every_field_of_the_dataclass_has_a_sentence_under_it() -> None:
     import ast
 
-    from menv.algorithms import ppo_settings
-    from menv.algorithms.config import algorithm_config, model_config, multi_agent_config
+    from menv.algorithms.config import algorithm_config, model_config, multi_agent_config, ppo_settings
 
     for module in (algorithm_config, model_config, multi_agent_config, ppo_settings):
         for node in ast.walk(ast.parse(inspect.getsource(module))):

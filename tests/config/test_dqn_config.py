@@ -7,8 +7,8 @@ import pytest
 
 from menv.algorithms.config.classic_keys import adopt, read_config
 from menv.algorithms.config.dqn_config import DQNConfig
+from menv.algorithms.config.dqn_settings import DQNSettings
 from menv.algorithms.config.ppo_config import PPOConfig
-from menv.algorithms.dqn_settings import DQNSettings
 from menv.errors import ConfigError
 
 

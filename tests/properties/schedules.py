@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from menv.algorithms.cohorts import build_cohorts
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.ppo_config import PPOConfig
+from menv.algorithms.learning.sequences import state_before
 from menv.algorithms.ppo import PPORecipe
-from menv.algorithms.sequences import state_before
 from menv.base_env import BaseEnv, Ready
 from menv.connectors.action_output import ActionOutput
 from menv.loop.cohort import Cohort

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from menv.adapters.gym import GymEnvs
 from menv.algorithms import PPO
-from menv.algorithms.rollouts import LocalRollouts
+from menv.algorithms.rollouts.rollouts import LocalRollouts
 from menv.callbacks import DefaultCallbacks
 from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler

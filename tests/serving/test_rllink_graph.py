@@ -16,7 +16,7 @@ import pytest
 from menv import Policy
 from menv.acting.model_scan import refuse_unsafe_model
 from menv.algorithms import PPO
-from menv.algorithms.rllink_graph import INPUT, LEAST_BYTES, RLlinkGraph, onnx_file
+from menv.algorithms.export.rllink_graph import INPUT, LEAST_BYTES, RLlinkGraph, onnx_file
 from menv.connectors import (
     ActionConnector,
     AgentConnector,

@@ -11,7 +11,7 @@ import pytest
 
 from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO
-from menv.algorithms.worker_rollouts import WorkerRollouts
+from menv.algorithms.rollouts.worker_rollouts import WorkerRollouts
 from tests.workers.crews import PLAYERS, ROADS, running, same, weights_of
 
 GAMES: dict[str, dict[str, Any]] = {

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.dqn_settings import DQNSettings
 from menv.algorithms.config.numbers import check_count
-from menv.algorithms.dqn_settings import DQNSettings
 
 # What "auto" makes of the fragment length: so many env steps, of all sub-environments together, between two
 # times of learning, and at least so many of each.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.keywords import by_name
-from menv.algorithms.ppo_settings import PPOSettings
+from menv.algorithms.config.ppo_settings import PPOSettings
 from menv.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.action_head import ActionHead
-from menv.algorithms.group_layout import GroupLayout
+from menv.algorithms.networks.group_layout import GroupLayout
 from menv.algorithms.networks.orthogonal import orthogonal
 from menv.algorithms.networks.stock import Activation, Layer, StockSpec
 

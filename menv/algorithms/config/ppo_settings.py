@@ -1,0 +1,151 @@
+"""The numbers that PPO's loss and learner read.
+
+`PPOConfig` makes one for each policy; `ppo_learner`, `ppo_loss` and the advantage pass read it. Needs no
+torch, so that a process that only samples can hold it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from menv.algorithms.config.numbers import check_count, check_number
+from menv.errors import ConfigError
+
+Schedule: TypeAlias = Sequence[Sequence[float]]
+"""`[env_steps, value]` pairs in rising order, joined by straight lines and flat outside them."""
+CriticObs: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOSettings:
+    """Settings of one PPO policy."""
+
+    lr: float = 3e-3
+    """Learning rate of Adam, unless `lr_schedule` is given."""
+    gamma: float = 0.99
+    """Discount of one step."""
+    lambda_: float = 0.95
+    """Weight of longer returns in the advantages: 0 is one-step TD, 1 Monte Carlo."""
+    clip_param: float = 0.3
+    """How far the probability ratio may leave 1 before its gradient is cut; infinity never cuts it."""
+    vf_clip_param: float | None = None
+    """Upper limit of a row's squared value error; None switches the limit off."""
+    vf_loss_coeff: float = 0.5
+    """Weight of the value loss."""
+    entropy_coeff: float = 0.0
+    """Weight of the entropy bonus, unless `entropy_coeff_schedule` is given."""
+    kl_coeff: float = 0.0
+    """First weight of the KL term, adapted after each update; 0 switches the term off for good."""
+    kl_target: float = 0.01
+    """KL divergence of one update that the adaptive weight aims at."""
+    grad_clip: float | None = 1.0
+    """Upper limit of the gradient's global norm; None switches clipping off."""
+    num_sgd_iter: int = 4
+    """Epochs over each train batch."""
+    sgd_minibatch_size: int = 256
+    """Rows of one gradient step."""
+    lr_schedule: Schedule | None = None
+    """Learning rate over env steps; None keeps `lr`."""
+    entropy_coeff_schedule: Schedule | None = None
+    """Entropy weight over env steps; None keeps `entropy_coeff`."""
+    critic_obs: Literal["all_agents"] | CriticObs | None = None
+    """What the value network sees while learning, instead of the policy's observations: "all_agents" (see
+    `menv.algorithms.rollouts.joint_obs`), or a function `(batch, other_agent_batches, episode)` of one piece of a
+    trajectory, with the arguments of `Policy.postprocess_trajectory`. It returns [T, C] numbers for its T rows,
+    or [T + 1, C] with what comes after them; without, that is taken to be worth as much as the last row. The
+    network that acts never sees it. None gives the value network the policy's observations."""
+    critic_obs_size: int | None = None
+    """C, to be given with a function."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and schedules that cannot work."""
+        for name in ("num_sgd_iter", "sgd_minibatch_size"):
+            check_count("PPO", name, getattr(self, name))
+        for name, (least, most) in _RANGES.items():
+            key, off = name.removesuffix("_"), name in _NONE_IS_OFF
+            endless = name == "clip_param"
+            check_number("PPO", key, getattr(self, name), least, most, none_is_off=off, endless=endless)
+        for name in ("lr_schedule", "entropy_coeff_schedule"):
+            _check_schedule(name, getattr(self, name))
+        _check_critic_obs(self.critic_obs, self.critic_obs_size)
+
+    def lr_at(self, env_steps: int) -> float:
+        """Return the learning rate after `env_steps` env steps in all."""
+        return _value_at(self.lr_schedule, self.lr, env_steps)
+
+    def entropy_coeff_at(self, env_steps: int) -> float:
+        """Return the weight of the entropy bonus after `env_steps` env steps in all."""
+        return _value_at(self.entropy_coeff_schedule, self.entropy_coeff, env_steps)
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "lr": (0.0, math.inf),
+    "gamma": (0.0, 1.0),
+    "lambda_": (0.0, 1.0),
+    "clip_param": (0.0, math.inf),
+    "vf_clip_param": (0.0, math.inf),
+    "vf_loss_coeff": (0.0, math.inf),
+    "entropy_coeff": (-math.inf, math.inf),
+    "kl_coeff": (0.0, math.inf),
+    "kl_target": (0.0, math.inf),
+    "grad_clip": (0.0, math.inf),
+}
+_NONE_IS_OFF = ("vf_clip_param", "grad_clip")
+
+
+def _check_schedule(name: str, schedule: Schedule | None) -> None:
+    if schedule is None:
+        return
+    try:
+        points = np.asarray(schedule)
+    except ValueError:
+        points = np.empty(0)
+    pairs = points.ndim == 2 and points.shape[1] == 2 and len(points) > 0 and points.dtype.kind in "iuf"
+    fits = pairs and np.isfinite(points).all() and (np.diff(points[:, 0]) > 0.0).all()
+    if not fits or (name == "lr_schedule" and points[:, 1].min() < 0.0):
+        values = "values of at least 0" if name == "lr_schedule" else "finite values"
+        raise ConfigError(
+            f"PPO: {name} is {schedule!r:.200}, expected [env_steps, value] pairs with rising env_steps and {values}; "
+            "for example [[0, 1e-3], [100000, 1e-4]]"
+        )
+
+
+def _check_critic_obs(critic_obs: Any, size: Any) -> None:
+    named = isinstance(critic_obs, str) and critic_obs == "all_agents"
+    if critic_obs is not None and not named and not _takes_a_piece(critic_obs):
+        raise ConfigError(
+            f'PPO: critic_obs is {critic_obs!r}, expected "all_agents", a function (batch, other_agent_batches, '
+            "episode) or None; choose one"
+        )
+    given = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    if (callable(critic_obs) and not given) or (size is not None and (critic_obs is None or not given)):
+        raise ConfigError(
+            f"PPO: critic_obs_size is {size!r} with critic_obs {'None' if critic_obs is None else 'given'}, expected "
+            "the numbers in a row of what the function returns; set both or neither"
+        )
+
+
+def _takes_a_piece(function: Any) -> bool:
+    """Return whether something can be called with batch, other agents' batches and episode."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:
+        # It does not tell.
+        return True
+    return True
+
+
+def _value_at(schedule: Schedule | None, constant: float, env_steps: int) -> float:
+    if schedule is None:
+        return float(constant)
+    return float(np.interp(env_steps, [point[0] for point in schedule], [point[1] for point in schedule]))

@@ -1,0 +1,252 @@
+"""Learning one DQN policy: what comes in is kept, and gradient steps are made on rows drawn from it.
+
+The algorithm's loop calls `learn` with each fragment of one policy and publishes `weights()`, epsilon among
+them, to the acting back-ends. It does not know environments, agents, or who chose the actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from menv.algorithms.config.dqn_settings import DQNSettings
+from menv.algorithms.learning.dqn_loss import DQNTerms, dqn_loss, td_targets
+from menv.algorithms.learning.flat_adam import FlatAdam
+from menv.algorithms.learning.n_step import transitions
+from menv.algorithms.learning.replay import ReplayBuffer, Sample
+from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
+from menv.algorithms.networks.stock import EPSILON
+from menv.algorithms.torch_device import CPU, array_of, repeatable, tensor_of
+from menv.sample_batch import SampleBatch
+from menv.segments import Column
+
+Weights = Mapping[str, npt.NDArray[np.float32]]
+
+_REPLAY, _TARGET = "replay.", "target."
+# Sums of fractions such as 0.1 may end just below the whole number that they make.
+_LOST = 1e-9
+_STATISTICS = ("loss", "mean_q", "mean_td_error", "grad_gnorm")
+
+
+class DQNLearner:
+    """A policy's network, its target network, its optimizer and its experience.
+
+    Args:
+        spec: The network, its head of kind "q_values".
+        settings: Numbers of the loss, the optimizer, the buffer and the exploration.
+        weights: First weights by name; copied.
+        seed: Decides which rows are drawn; the same seed and fragments give the same weights.
+        rows_each: Rows that one entry of the buffer stands for, which its capacity and the batch size count.
+        device: Where gradient steps are made; experience stays with the processor.
+
+    Attributes:
+        replay: What was experienced.
+    """
+
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        settings: DQNSettings,
+        weights: Weights,
+        seed: int,
+        *,
+        rows_each: int = 1,
+        device: torch.device = CPU,
+    ) -> None:
+        self._rows_each = rows_each
+        self._settings = settings
+        self._seed = seed
+        self._calls = 0
+        # Gradient steps that are owed, and rows since the last copy; both carry over to the next fragment.
+        self._owed = 0.0
+        self._since_copy = 0.0
+        self._epsilon = float(weights[EPSILON][0])
+        # In the order of the description, whatever the order of `weights`: state is saved flat.
+        ordered = {name: weights[name] for name in spec.weight_shapes() if name != EPSILON}
+        self._device = device
+        self._adam = FlatAdam(
+            ordered, settings.lr, grad_clip=settings.grad_clip, eps=settings.adam_epsilon, device=self._device
+        )
+        self._network = spec.torch_network(self._adam.params)
+        self._target_params = {name: param.detach().clone() for name, param in self._adam.params.items()}
+        self._target = spec.torch_network(self._target_params)
+        buffer = settings.replay_buffer_config
+        self.replay = ReplayBuffer(
+            max(1, buffer.capacity // rows_each),
+            prioritized=buffer.prioritized_replay,
+            alpha=buffer.prioritized_replay_alpha,
+            beta=buffer.prioritized_replay_beta,
+            eps=buffer.prioritized_replay_eps,
+        )
+
+    # Something that was raised between two instructions may have left gradients off.
+    @torch.enable_grad()
+    def learn(self, batch: SampleBatch, env_steps: int) -> dict[str, float]:
+        """Keep one fragment and make the gradient steps that it calls for.
+
+        Args:
+            batch: Rows of this policy: obs, action_mask (optional), actions, rewards and flags. The actions may
+                be anybody's.
+            env_steps: Env steps of the whole run so far, for epsilon and the start of learning.
+
+        Returns:
+            epsilon, cur_lr, replay_rows, and updates, the number of gradient steps. If there were any, as means
+            over them: loss, mean_q (of the actions taken), mean_td_error (its size) and grad_gnorm (before
+            clipping).
+        """
+        settings = self._settings
+        self._store(batch)
+        self._epsilon = settings.epsilon_at(env_steps)
+        begun = env_steps >= settings.num_steps_sampled_before_learning_starts
+        steps = self._steps_due(batch.count) if begun and self.replay.rows else 0
+        means = self.gradient_steps(steps)
+        return {
+            **means,
+            "epsilon": self._epsilon,
+            "cur_lr": self._adam.lr,
+            **({"skipped_updates": self._adam.skipped} if self._adam.skipped else {}),
+            "replay_rows": float(self._rows_kept()),
+            "updates": float(steps),
+        }
+
+    def gradient_steps(self, count: int) -> dict[str, float]:
+        """Make so many gradient steps on rows drawn from what is kept.
+
+        Returns:
+            loss, mean_q, mean_td_error and grad_gnorm as means over the steps; nothing if there are none.
+        """
+        # A pure function of seed and call: a resumed run draws as if it had never stopped.
+        rng = np.random.default_rng((self._seed, self._calls))
+        self._calls += 1
+        size = max(1, self._settings.train_batch_size // self._rows_each)
+        with repeatable(self._device):
+            done = [self._step(self.replay.sample(size, rng)) for _ in range(count)]
+        return dict(zip(_STATISTICS, torch.stack(done).mean(0).tolist(), strict=True)) if done else {}
+
+    def weights(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return copies of the weights by name, epsilon among them."""
+        return {**self._adam.weights(), EPSILON: np.array([self._epsilon], np.float32)}
+
+    def set_weights(self, weights: Weights) -> None:
+        """Copy `weights` in, for the target network too; the optimizer's state and the experience stay.
+
+        Raises:
+            ConfigError: Names or shapes differ.
+        """
+        self._adam.set_weights({name: value for name, value in weights.items() if name != EPSILON})
+        if EPSILON in weights:
+            self._epsilon = float(weights[EPSILON][0])
+        self._copy_to_target()
+
+    def take(self, weights: Weights) -> None:
+        """Copy in what another policy has learned about layers that both share; the target network stays."""
+        self._adam.take(weights)
+
+    def state(self) -> dict[str, Column]:
+        """Return everything besides the weights that the next step depends on, experience included, as arrays."""
+        return {
+            **self._adam.state(),
+            **{_TARGET + name: array_of(param).copy() for name, param in self._target_params.items()},
+            **{_REPLAY + name: column for name, column in self.replay.state().items()},
+            "calls": np.array(self._calls, np.int64),
+            "owed": np.array(self._owed),
+            "since_copy": np.array(self._since_copy),
+        }
+
+    def check_state(self, state: Mapping[str, Column]) -> None:
+        """Refuse what `set_state` could not take over; nothing changes.
+
+        Raises:
+            ConfigError: The state belongs to another kind of buffer.
+        """
+        self.replay.check_state(replayed(state))
+
+    def set_state(self, state: Mapping[str, Column]) -> None:
+        """Take over what `state` returned; set the weights before.
+
+        Raises:
+            ConfigError: The state belongs to another network or another kind of buffer.
+        """
+        self._adam.set_state(state)
+        self.replay.set_state(replayed(state))
+        for name, param in self._target_params.items():
+            param.copy_(torch.from_numpy(np.array(state[_TARGET + name], np.float32)))
+        self._calls = int(state["calls"])
+        self._owed, self._since_copy = float(state["owed"]), float(state["since_copy"])
+
+    def _store(self, batch: SampleBatch) -> None:
+        if batch.count:
+            self.replay.add(self._columns(batch))
+
+    def _rows_kept(self) -> int:
+        """Return the rows that the buffer holds."""
+        return self.replay.rows
+
+    def _columns(self, batch: SampleBatch) -> dict[str, Column]:
+        """Return what is kept of a batch, [N, ...]; see `_terms`."""
+        found = transitions(batch, self._settings.gamma, self._settings.n_step)
+        columns: dict[str, Column] = {
+            "obs": obs_column(batch["obs"]),
+            "actions": np.asarray(batch["actions"], np.int64),
+            "returns": found.returns,
+            "discounts": found.discounts,
+            "next_obs": obs_column(found.next_obs),
+        }
+        if found.next_mask is not None:
+            columns["next_mask"] = found.next_mask
+        return columns
+
+    def _steps_due(self, rows: int) -> int:
+        self._owed += rows * self._settings.training_intensity / self._settings.train_batch_size
+        steps = int(self._owed + _LOST)
+        self._owed -= steps
+        return steps
+
+    def _step(self, sample: Sample) -> Tensor:
+        """Make one gradient step and return the statistics, a tensor each number."""
+        rows = {name: tensor_of(column, self._device) for name, column in sample.columns.items()}
+        prioritized = self._settings.replay_buffer_config.prioritized_replay
+        terms = self._terms(rows, tensor_of(sample.weights, self._device) if prioritized else None)
+        torch.autograd.backward(terms.loss)
+        norm = self._adam.step()
+        self.replay.update_priorities(sample.indices, array_of(terms.td_errors))
+        self._count_towards_copy()
+        return torch.stack((terms.loss.detach(), terms.q_taken.mean(), terms.td_errors.abs().mean(), norm))
+
+    def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> DQNTerms:
+        """Return the loss of rows that were drawn, and what it was made of.
+
+        Args:
+            rows: obs, actions, returns, discounts, next_obs and, where choices are masked, next_mask; [B, ...].
+            weights: [B] importance of the rows; None weighs all alike.
+        """
+        next_obs, allowed = rows["next_obs"], rows.get("next_mask")
+        with torch.no_grad():
+            target_next = self._target.dist_inputs(next_obs, allowed)
+            online_next = self._network.dist_inputs(next_obs, allowed) if self._settings.double_q else None
+            targets = td_targets(rows["returns"], rows["discounts"], target_next, online_next)
+        q_values = self._network.dist_inputs(rows["obs"], None)
+        return dqn_loss(q_values, rows["actions"], targets, weights)
+
+    def _count_towards_copy(self) -> None:
+        # Counted in the rows that a step stands for, so that a long fragment is not learned with one old target.
+        self._since_copy += self._settings.train_batch_size / self._settings.training_intensity
+        frequency = self._settings.target_network_update_freq
+        copies = int(self._since_copy / frequency + _LOST)
+        if copies:
+            self._since_copy -= copies * frequency
+            self._copy_to_target()
+
+    @torch.no_grad()
+    def _copy_to_target(self) -> None:
+        for name, param in self._target_params.items():
+            param.copy_(self._adam.params[name])
+
+
+def replayed(state: Mapping[str, Column]) -> dict[str, Column]:
+    """Return what a learner's state holds of its buffer."""
+    return {name.removeprefix(_REPLAY): state[name] for name in state if name.startswith(_REPLAY)}

@@ -1,0 +1,295 @@
+"""The learners of all policies: each gets its own policy's rows, and its weights are published.
+
+`menv.algorithms.algorithm` calls `learn` with every train batch, whose rows are complete. It knows no environments
+and no sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from menv.algorithms.cohorts import Built
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.learning.shared_layers import SharedLayers, SharingLearner
+from menv.algorithms.recipe import (
+    BringsLearner,
+    ChecksState,
+    KeepsState,
+    Learner,
+    ReadsLearner,
+    Recipe,
+    Weights,
+)
+from menv.algorithms.torch_threads import threads, threads_to_learn_with
+from menv.callbacks import DefaultCallbacks
+from menv.errors import ConfigError
+from menv.multi_agent_batch import MultiAgentBatch
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+
+_OWN = "weights."
+"""Before the names of weights that a learner has other than the policy that acts."""
+_LATEST = ("epsilon", "cur_lr", "replay_rows", "cur_kl_coeff", "entropy_coeff", "skipped_updates")
+
+
+class Learners:
+    """Trains the policies that have a network and are to be trained.
+
+    Args:
+        seed: Decides the order of rows.
+        policies: The policy objects by id, for the callbacks.
+        callbacks: Told when a policy learns.
+
+    Attributes:
+        nets: The networks, by architecture.
+        recipes: What trains each of their policies.
+        configs: The settings of each of them.
+        policy_map: Which of them learn.
+        shared: Which of them stand on the same layers.
+        env_steps_trained: Env steps of batches that learners were handed.
+        agent_steps_trained: Rows that they were handed; what they replay does not count again.
+    """
+
+    def __init__(
+        self,
+        nets: list[Built],
+        recipes: dict[str, Recipe],
+        configs: dict[str, AlgorithmConfig],
+        policy_map: PolicyMap,
+        seed: int,
+        policies: Mapping[str, Policy],
+        callbacks: DefaultCallbacks,
+    ) -> None:
+        self.nets = nets
+        self.recipes = recipes
+        self.configs = configs
+        self.policy_map = policy_map
+        self.shared = SharedLayers()
+        self._seed = seed
+        self._learners: dict[str, Learner] = {}
+        self._seeds: dict[str, int] = {}
+        self._policies = policies
+        self._callbacks = callbacks
+        self.env_steps_trained = 0
+        self.agent_steps_trained = 0
+        for policy_id, config in configs.items():
+            network = self._home(policy_id)[0].network
+            self.shared.join(policy_id, config, recipes[policy_id], network, policy_map)
+            self.take_over(policy_id)
+
+    def learn(self, batch: MultiAgentBatch, env_steps: int) -> dict[str, dict[str, float]]:
+        """Let each policy that is to be trained learn from its own rows.
+
+        Args:
+            batch: One train batch, completed.
+            env_steps: Env steps of the whole run so far.
+
+        Returns:
+            Statistics of each policy that learned.
+        """
+        stats: dict[str, dict[str, float]] = {}
+        found = list(self._of(batch))
+        chosen = [one for one in found if self.policy_map.trains(one[2], batch[one[2]])]
+        self.shared.check_asked([one[2] for one in chosen], [one[2] for one in found])
+        for built, index, policy_id in chosen:
+            if policy_id not in self._policies:
+                # A callback of another policy's turn has removed it.
+                continue
+            own = batch[policy_id]
+            learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
+            told: dict[str, Any] = {}
+            policy = self._policies[policy_id]
+            self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
+            self._catch_up(policy_id, learner)
+            with threads(self._threads_of(built, policy_id)):
+                stats[policy_id] = {**learner.learn(own, env_steps), **_plain(told)}
+            weights = learner.weights()
+            policy.set_weights(weights)
+            self._hand_on(policy_id, weights)
+            self.agent_steps_trained += own.count
+        if stats:
+            self.env_steps_trained += batch.env_steps()
+        return stats
+
+    def _catch_up(self, policy_id: str, learner: Learner) -> None:
+        """Let a learner go on from weights that its policy itself was given since it last learned."""
+        given = self._policies[policy_id].get_weights()
+        own = learner.weights()
+        if not all(np.array_equal(given[name], own[name]) for name in given.keys() & own.keys()):
+            self.set_weights(policy_id, given)
+
+    def forget(self, policy_id: str) -> None:
+        """Drop the learner of a policy that is removed."""
+        self._learners.pop(policy_id, None)
+        self.recipes.pop(policy_id, None)
+        self.configs.pop(policy_id, None)
+        self.shared.leave(policy_id)
+
+    def set_weights(self, policy_id: str, weights: Weights) -> None:
+        """Let a policy's learner go on from other weights, and the policies that share layers with it as well."""
+        if policy_id in self._learners:
+            self._learners[policy_id].set_weights(weights)
+        self._hand_on(policy_id, weights)
+
+    def take_over(self, policy_id: str) -> None:
+        """Give a new policy the layers that its group has."""
+        first = next(iter(self.shared.peers(policy_id)), None)
+        if first is not None:
+            built, index = self._home(first)
+            self._give(policy_id, built.cohort.backend.get_weights(index))
+
+    def _hand_on(self, policy_id: str, weights: Weights) -> None:
+        """Give the layers that a policy shares to the others of its group, their optimizers' moments left alone."""
+        for other in self.shared.peers(policy_id):
+            self._give(other, weights)
+
+    def _give(self, policy_id: str, weights: Weights) -> None:
+        """Put what a policy shares of `weights` in the place of its own, for acting and for learning."""
+        built, index = self._home(policy_id)
+        part = {name: weights[name] for name in self.shared.names(policy_id)}
+        if policy_id in self._policies:
+            # It may have built something from those of before.
+            policy = self._policies[policy_id]
+            policy.set_weights({**policy.get_weights(), **part})
+        else:
+            built.cohort.backend.set_weights(index, {**built.cohort.backend.get_weights(index), **part})
+        if policy_id in self._learners:
+            cast(SharingLearner, self._learners[policy_id]).take(part)
+
+    def _home(self, policy_id: str) -> tuple[Built, int]:
+        """Return the networks that a policy's is among, and its index there."""
+        built = next(built for built in self.nets if policy_id in built.cohort.policy_ids)
+        return built, built.cohort.policy_ids.index(policy_id)
+
+    def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[Built, int, str]]:
+        """Yield the networks whose policies have rows, each with the policy's index and id, in order of the ids.
+
+        Seeds and shared layers depend on the order, which has to be the same in a run that was resumed: that one has
+        built its networks anew.
+        """
+        homes = {
+            policy_id: (built, index)
+            for built in self.nets
+            for index, policy_id in enumerate(built.cohort.policy_ids)
+        }
+        for policy_id in sorted(homes.keys() & batch.policy_batches.keys()):
+            yield *homes[policy_id], policy_id
+
+    def state(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """Return each learner's seed and what its next step depends on, besides the weights that act, by policy.
+
+        Raises:
+            ConfigError: A learner of somebody's own does not say.
+        """
+        found = {}
+        for policy_id, learner in self._learners.items():
+            if not isinstance(learner, KeepsState):
+                raise ConfigError(
+                    f"save: the learner of policy {policy_id!r}, {type(learner).__name__}, has no state and set_state, "
+                    "expected both; define them: arrays by name"
+                )
+            acting, own = self._policies[policy_id].get_weights(), learner.weights()
+            changed = {
+                _OWN + name: own[name] for name in own if not np.array_equal(own[name], acting.get(name, ()))
+            }
+            found[policy_id] = self._seeds[policy_id], {**learner.state(), **changed}
+        return found
+
+    def check_state(self, state: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
+        """Refuse what `set_state` could not take over; nothing changes.
+
+        Raises:
+            ConfigError: It is the state of a learner with other settings.
+        """
+        for policy_id, (seed, arrays) in state.items():
+            if isinstance(self._policies[policy_id], BringsLearner):
+                continue
+            learner = self._learners.get(policy_id) or self._made(*self._home(policy_id), policy_id, seed)
+            if isinstance(learner, ChecksState):
+                try:
+                    learner.check_state(arrays)
+                except ConfigError as error:
+                    raise ConfigError(f"checkpoint, policy {policy_id!r}: {error}") from error
+
+    def set_state(self, state: Mapping[str, tuple[int, Mapping[str, Any]]], seed: int) -> None:
+        """Take over what `state` of other learners returned, once the policies have their weights.
+
+        Args:
+            state: As from `state`.
+            seed: What the others were given.
+        """
+        self._seed = seed
+        self._learners.clear()
+        for policy in self._policies.values():
+            if isinstance(policy, ReadsLearner):
+                policy.leave_learner()
+        for policy_id, (own_seed, arrays) in state.items():
+            learner = self._new(*self._home(policy_id), policy_id, own_seed)
+            assert isinstance(learner, KeepsState)
+            own = {name.removeprefix(_OWN): arrays[name] for name in arrays if name.startswith(_OWN)}
+            learner.set_weights({**learner.weights(), **own})
+            learner.set_state({name: arrays[name] for name in arrays if not name.startswith(_OWN)})
+
+    def _threads_of(self, built: Built, policy_id: str) -> int | None:
+        """Return how many threads a policy learns with, None for as many as torch has now."""
+        config = self.configs[policy_id]
+        if config.num_gpus:
+            return None
+        return threads_to_learn_with(
+            config.torch_threads,
+            built.network.weight_shapes(),
+            config.rows_of_a_step(),
+            config.num_workers if config.overlap else 0,
+        )
+
+    def _new(self, built: Built, index: int, policy_id: str, seed: int | None = None) -> Learner:
+        """Create a policy's learner when it first learns."""
+        if seed is None:
+            seed = self._seed % 2**31 + len(self._learners)
+        learner = self._made(built, index, policy_id, seed)
+        self._learners[policy_id], self._seeds[policy_id] = learner, seed
+        return learner
+
+    def _made(self, built: Built, index: int, policy_id: str, seed: int) -> Learner:
+        """Return a learner of a policy, which nobody has yet."""
+        policy = self._policies[policy_id]
+        if isinstance(policy, BringsLearner):
+            return policy.make_learner(seed)
+        weights: dict[str, Any] = built.cohort.backend.get_weights(index)
+        return self.recipes[policy_id].make_learner(built.network, weights, self.configs[policy_id], seed)
+
+
+def merged(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the statistics of several batches of one policy as one.
+
+    Means are weighted by `updates`, the number of gradient steps, where a learner tells it; what is no mean
+    over gradient steps is taken from the last batch.
+    """
+    if len(stats) == 1:
+        return stats[0]
+    out: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in stats for name in one):
+        told = [(one[name], one.get("updates", 1)) for one in stats if name in one]
+        weight = sum(updates for _, updates in told)
+        if name == "updates":
+            out[name] = weight
+        elif name in _LATEST or not weight or not all(isinstance(value, int | float) for value, _ in told):
+            out[name] = told[-1][0]
+        else:
+            out[name] = sum(value * updates for value, updates in told) / weight
+    return out
+
+
+def _plain(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a hook has put into statistics, numbers as Python's own, so that results can be written as JSON."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in told.items()}
+
+
+def learner_info(stats: Mapping[str, dict[str, float]]) -> dict[str, Any]:
+    """Return each policy's statistics at both places where the classic system has had them."""
+    learner = {policy_id: {"learner_stats": dict(own)} for policy_id, own in stats.items()}
+    # A policy may be called "learner" too; its own statistics stay beside the others.
+    return {**stats, "learner": {**stats.get("learner", {}), **learner}}

@@ -1,0 +1,117 @@
+"""What goes between a driver and its workers: plans, news of the policies, fragments.
+
+`menv.algorithms.rollouts.rollout_worker` is one end, `menv.algorithms.rollouts.worker_rollouts` the other. Nothing
+here does anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.rollouts.completion import Completion
+from menv.algorithms.rollouts.experience import Place
+from menv.connectors.policy_connectors import PolicyConnectors
+from menv.loop.cohort import Cohort
+from menv.metrics import Taken
+from menv.multi_agent_batch import MultiAgentBatch
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+from menv.registry import Known
+from menv.scale.packing import Sealed
+
+
+@dataclass(slots=True)
+class Company:
+    """The policies, as a worker has them; a `Crew`. It is pickled in one go, because its parts know each other.
+
+    Attributes:
+        policy_map: Who answers for whom.
+        policies: The policy objects by id.
+        cohorts: Who answers together.
+        completion: Makes fragments ready to be learned from.
+    """
+
+    policy_map: PolicyMap
+    policies: Mapping[str, Policy]
+    cohorts: list[Cohort]
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What workers are told of the settings.
+
+    Attributes:
+        config: They.
+        known: What names of environments mean.
+    """
+
+    config: AlgorithmConfig
+    known: Known
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a worker is made from.
+
+    Attributes:
+        settings: The settings, or those of an earlier time.
+        place: Which worker it is.
+        company: The policies.
+        seed: Key of every random draw.
+    """
+
+    settings: Settings | Sealed
+    place: Place
+    company: Company
+    seed: int
+
+
+class News(NamedTuple):
+    """What has changed of the policies since the last news.
+
+    Attributes:
+        weights: By policy id.
+        connectors: Pipelines that were edited, by policy id.
+        filters: By policy id: the place in its agent connectors, and a filter whose statistics are to be taken over.
+    """
+
+    weights: Mapping[str, Mapping[str, Any]]
+    connectors: Mapping[str, PolicyConnectors]
+    filters: Mapping[str, Sequence[tuple[int, Any]]]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has changed."""
+        return not (self.weights or self.connectors or self.filters)
+
+
+class Fragment(NamedTuple):
+    """What a worker has sampled, and where it stands.
+
+    Attributes:
+        batch: Ready to be learned from.
+        env_steps: Since the worker's start.
+        agent_steps: Likewise.
+        digest: Of all rows since then.
+        left_out: Rows since then that could not be learned from.
+        num_envs: Of this worker.
+        running: Episodes that run.
+        metrics: Episodes that ended.
+        filters: What filters have seen since the last fragment, by policy id; see `News`.
+        warnings: What is to be warned of.
+    """
+
+    batch: MultiAgentBatch
+    env_steps: int
+    agent_steps: int
+    digest: list[int]
+    left_out: int
+    num_envs: int
+    running: int
+    metrics: Taken
+    filters: Mapping[str, Sequence[tuple[int, Any]]]
+    warnings: Sequence[str]

@@ -1,0 +1,221 @@
+"""A worker: what samples in another process, made from a `Plan` and told the `News`.
+
+`menv.algorithms.rollouts.worker_rollouts` lets an engine create it and asks it for fragments. It imports no torch,
+unless a policy acts with it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from menv.algorithms.rollouts.experience import make_experience
+from menv.algorithms.rollouts.fragment import Company, Fragment, News, Plan
+from menv.algorithms.rollouts.rollouts import LocalRollouts, Tree, freeze
+from menv.callbacks import overrides, read_callbacks
+from menv.connectors.default_pipelines import leaf_connectors
+from menv.connectors.kept_lives import hand_on_lives
+from menv.connectors.mean_std_filter import SyncedFilterAgentConnector
+from menv.errors import EnvFaultWarning
+from menv.loop.net_policy import NetPolicy
+from menv.loop.own_cohort import OwnCohort
+from menv.metrics import Metrics
+from menv.policy import Policy
+from menv.scale.log_level import set_log_level
+from menv.scale.packing import Sealed
+from menv.scale.watchdog import Watchdog, creation_limit, limited
+
+Filters = dict[str, list[tuple[int, Any]]]
+_ALWAYS = ("always", None, EnvFaultWarning)
+
+
+class WorkerSeat:
+    """A place for a worker, which has imported what that will need; all but `take` is asked of the worker."""
+
+    def __init__(self) -> None:
+        import menv.acting.onnx_acting  # noqa: F401 - takes longest of all, and nobody has to wait for it yet
+
+        self._worker: RolloutWorker | None = None
+
+    def take(self, plan: Plan) -> None:
+        """Create the worker."""
+        self._worker = RolloutWorker(plan)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the worker."""
+        return getattr(self._worker, name)
+
+    def stop(self) -> None:
+        """Close the worker's environments."""
+        if self._worker is not None:
+            self._worker.stop()
+
+
+class RolloutWorker:
+    """Samples the share of the sub-environments that its place says.
+
+    Args:
+        plan: All that it needs to know.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        settings = plan.settings.opened() if isinstance(plan.settings, Sealed) else plan.settings
+        config = settings.config
+        if plan.place.recreated and config.seed is not None:
+            config = replace(config, seed=plan.seed)
+        set_log_level(config.log_level)
+        settings.known.tell()
+        self._company = plan.company
+        self._metrics = Metrics(0)
+        # Environments in processes of their own are watched from here.
+        seconds = None if config.remote_worker_envs else config.env_timeout
+        with limited(creation_limit(seconds)):
+            _, base_env = make_experience(config, plan.place)
+        callbacks = read_callbacks(config.callbacks)
+        self._rollouts = LocalRollouts(
+            config,
+            base_env,
+            plan.company,
+            callbacks,
+            plan.seed,
+            self._metrics,
+            plan.place,
+        )
+        # Who looks at batches here sees them whole.
+        looked_at = any(overrides(callbacks, hook) for hook in ("on_postprocess_trajectory", "on_sample_end"))
+        self._rollouts.later = config.overlap and not looked_at
+        self._rollouts.guard = Watchdog(seconds, self._progress)
+
+    def sample(self, weights_seq_no: int | None, explore: bool, news: News | None = None) -> Fragment:
+        """Return one fragment.
+
+        Args:
+            weights_seq_no: Number of the weights that act, which the rows shall tell; None if they shall not.
+            explore: Whether actions are drawn.
+            news: What has changed of the policies.
+        """
+        if news is not None:
+            self._take(news)
+        rollouts = self._rollouts
+        for cohort in self._company.cohorts:
+            cohort.weights_seq_no = weights_seq_no
+        rollouts.sampler.explore = explore
+        with _heard() as faults:
+            batch = rollouts.sample()
+        return Fragment(
+            batch, rollouts.env_steps, rollouts.agent_steps, rollouts.digest.state(), rollouts.left_out,
+            rollouts.num_envs, len(rollouts.sampler.running), self._metrics.take(), self._seen(), faults,
+        )  # fmt: skip
+
+    def follow(self, company: Company) -> None:
+        """Go on with the policies that there are now; episodes that run keep theirs."""
+        own = self._company
+        added = company.cohorts[len(own.cohorts) :]
+        for mine, newer in zip(own.cohorts, company.cohorts, strict=False):
+            mine.adopt(newer)
+        cohorts = [*own.cohorts, *added]
+        # The newer policies stand on newer copies of the cohorts; those that are here know what runs.
+        home: dict[int, Any] = {id(newer): mine for newer, mine in zip(company.cohorts, cohorts, strict=True)}
+        policies = dict(company.policies)
+        for policy in policies.values():
+            if isinstance(policy, NetPolicy):
+                policy.networks = home[id(policy.networks)]
+        for cohort in own.cohorts:
+            if isinstance(cohort, OwnCohort):
+                known = dict(zip(cohort.policy_ids, cohort.policies, strict=True))
+                policies |= {name: policy for name, policy in known.items() if name in policies}
+        own.completion = company.completion.over(cohorts, policies, own.completion.left_out)
+        own.policy_map, own.policies = company.policy_map, policies
+        freeze(own)
+        self._rollouts.sampler.policies = policies
+        self._rollouts.follow(added)
+        own.cohorts = cohorts
+
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """Return what a method of each sub-environment returned."""
+        return self._rollouts.call_envs(method, args)
+
+    def state(self) -> Tree:
+        """Return where the sampler stands."""
+        return self._rollouts.state()
+
+    def begin_again(self, seed: int) -> None:
+        """Forget everything that was sampled."""
+        self._metrics.take()
+        self._rollouts.begin_again(seed)
+
+    def resume(self, tree: Mapping[str, Any]) -> int:
+        """Go on from what `state` returned."""
+        return self._rollouts.resume(tree)
+
+    def stop(self) -> None:
+        """Close the environments."""
+        self._rollouts.stop()
+
+    def _progress(self) -> int:
+        """Return a number that changes with each env step."""
+        steps = getattr(self._rollouts.base_env, "env_steps", None)
+        return 0 if steps is None else int(steps.sum())
+
+    def _take(self, news: News) -> None:
+        """Let policies be as they are in the driver."""
+        policies = self._company.policies
+        for policy_id, own in news.connectors.items():
+            policy = policies[policy_id]
+            assert isinstance(policy, NetPolicy)
+            before = policy.networks.connectors[policy.index]
+            # The driver knows nothing of the lives that are lived here.
+            hand_on_lives(before.agent, own.agent, range(self._rollouts.sampler.slots_used))
+            policy.networks.connectors[policy.index] = own  # type: ignore[index]
+        for policy_id, weights in news.weights.items():
+            policies[policy_id].set_weights(weights)
+        for policy_id, filters in news.filters.items():
+            mine = synced(policies[policy_id])
+            for place, theirs in filters:
+                mine[place].sync(theirs)
+
+    def _seen(self) -> Filters:
+        """Return what filters have seen since the last time."""
+        found: Filters = {}
+        for policy_id, policy in self._company.policies.items():
+            for place, one in synced(policy).items():
+                if one.is_training:
+                    found.setdefault(policy_id, []).append((place, one.as_serializable()))
+                    one.reset_state()
+        return found
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Keep warnings of faults, which the driver shows; others are shown as ever, each once."""
+    faults: list[str] = []
+    show = warnings.showwarning
+
+    def hear(message: Any, category: Any, *args: Any, **kwargs: Any) -> None:
+        if issubclass(category, EnvFaultWarning):
+            faults.append(str(message))
+        else:
+            show(message, category, *args, **kwargs)
+
+    # Not by `catch_warnings`: after that, and after each change of a filter, Python shows all warnings again.
+    if not warnings.filters or warnings.filters[0][:3] != _ALWAYS:
+        warnings.simplefilter("always", EnvFaultWarning)
+    warnings.showwarning = hear
+    try:
+        yield faults
+    finally:
+        warnings.showwarning = show
+
+
+def synced(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
+    """Return the filters of a policy whose statistics are merged, by their place among its agent connectors."""
+    if not isinstance(policy, NetPolicy):
+        return {}
+    return {
+        place: one
+        for place, one in enumerate(leaf_connectors(policy.agent_connectors))
+        if isinstance(one, SyncedFilterAgentConnector)
+    }

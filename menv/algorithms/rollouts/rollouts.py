@@ -1,0 +1,325 @@
+"""Rollouts: where an algorithm's fragments come from.
+
+`menv.algorithms.algorithm` has one. `LocalRollouts` sample in this process, here for algorithms without workers and
+there in every worker; `menv.algorithms.rollouts.worker_rollouts` asks workers for theirs. Nobody here learns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from menv.adapters.created_envs import CreatedEnvs
+from menv.adapters.lockstep import LockstepEnvs
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.rollouts.completion import Completion
+from menv.algorithms.rollouts.experience import Place, env_context, make_quota
+from menv.algorithms.rollouts.stand import joined
+from menv.base_env import BaseEnv
+from menv.callbacks import DefaultCallbacks
+from menv.errors import CallOrderError, ConfigError
+from menv.loop.cohort import Cohort
+from menv.loop.digest import Digest
+from menv.loop.net_policy import NetPolicy
+from menv.loop.sampler import Sampler
+from menv.metrics import Metrics
+from menv.multi_agent_batch import MultiAgentBatch
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+
+Tree = dict[str, Any]
+
+
+class Crew(Protocol):
+    """The policies, as those need them who sample: a `Population`, or what of one has come to a worker."""
+
+    @property
+    def policy_map(self) -> PolicyMap:
+        """Who answers for whom."""
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """The policy objects by id."""
+
+    @property
+    def cohorts(self) -> Sequence[Cohort]:
+        """Who answers together."""
+
+    @property
+    def completion(self) -> Completion:
+        """Makes fragments ready to be learned from."""
+
+
+def freeze(crew: Crew) -> None:
+    """Let connectors learn from what policies see that are trained, and from nothing else."""
+    for name, policy in crew.policies.items():
+        if isinstance(policy, NetPolicy):
+            pipeline = policy.agent_connectors
+            (pipeline.in_eval if crew.policy_map.is_frozen(name) else pipeline.in_training)()
+
+
+class Rollouts(Protocol):
+    """A source of fragments that are ready to be learned from.
+
+    Attributes:
+        env_steps: Of all sub-environments, since the start.
+        agent_steps: Rows that have been answered, since the start.
+        idle: Whether the last fragment was given up for the time being, because nobody called.
+    """
+
+    @property
+    def alone(self) -> AbstractContextManager[Any]:
+        """Is entered by who samples, learns or changes the policies, so that no other thread does so meanwhile."""
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of all sub-environments since the start."""
+
+    @property
+    def agent_steps(self) -> int:
+        """Rows that have been answered since the start."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the last fragment was given up for the time being, because nobody called."""
+
+    @property
+    def digest(self) -> Digest:
+        """Of all rows that have been released."""
+
+    @property
+    def left_out(self) -> int:
+        """Rows that could not be learned from."""
+
+    @property
+    def num_envs(self) -> int:
+        """How many sub-environments there are in all."""
+
+    def sample(self) -> MultiAgentBatch:
+        """Return a fragment of every sub-environment; see `Algorithm.sample`."""
+
+    def follow(self, added: Sequence[Cohort] = ()) -> None:
+        """Go on with the policies that the crew has now; episodes that run keep theirs."""
+
+    def retire(self, policy_id: str) -> None:
+        """Take the id of a policy away that is removed."""
+
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """Return what a method of each sub-environment returned."""
+
+    def state(self) -> Tree:
+        """Return where the samplers stand; see `Sampler.state`."""
+
+    def begin_again(self, seed: int) -> None:
+        """Forget everything that was sampled, and stand at the beginning."""
+
+    def resume(self, tree: Mapping[str, Any]) -> int:
+        """Go on from what `state` returned; return how many episodes could not be taken up."""
+
+    def stop(self) -> None:
+        """Close the environments; may be called more than once."""
+
+
+class LocalRollouts:
+    """A sampler in this process.
+
+    Args:
+        config: The settings.
+        base_env: The sub-environments.
+        crew: The policies.
+        callbacks: Told about episodes.
+        seed: Key of every random draw.
+        metrics: Where episodes are recorded.
+        place: Which share of all sub-environments this is.
+
+    Attributes:
+        sampler: Takes what happens.
+        base_env: The sub-environments.
+        guard: Is entered while environments are stepped.
+        later: Whether what networks think of states is added by somebody else, who learns meanwhile.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        base_env: BaseEnv,
+        crew: Crew,
+        callbacks: DefaultCallbacks,
+        seed: int,
+        metrics: Metrics,
+        place: Place | None = None,
+    ) -> None:
+        self._config = config
+        self._crew = crew
+        self._callbacks = callbacks
+        self._seed = seed
+        self._metrics = metrics
+        self._place = place or Place()
+        self.base_env = base_env
+        self.guard: AbstractContextManager[Any] = nullcontext()
+        self.alone = threading.RLock()
+        self._sampling = False
+        self.later = False
+        # Whether an exception has left the sampler in the midst of a fragment.
+        self._broken_off = False
+        self.sampler = self._new_sampler()
+        for index, env in enumerate(base_env.get_sub_environments()):
+            self._tell_env_created(index, env)
+        if isinstance(base_env, CreatedEnvs):
+            base_env.on_created = self._tell_env_created
+
+    @property
+    def env_steps(self) -> int:
+        """See `Rollouts`."""
+        return self.sampler.env_steps
+
+    @property
+    def agent_steps(self) -> int:
+        """See `Rollouts`."""
+        return self.sampler.agent_steps
+
+    @property
+    def idle(self) -> bool:
+        """See `Rollouts`."""
+        return self.sampler.idle
+
+    @property
+    def digest(self) -> Digest:
+        """See `Rollouts`."""
+        return self.sampler.digest
+
+    @property
+    def left_out(self) -> int:
+        """See `Rollouts`."""
+        return self._crew.completion.left_out
+
+    @property
+    def num_envs(self) -> int:
+        """See `Rollouts`."""
+        return self.base_env.num_envs or self._config.num_envs_per_worker
+
+    def sample(self) -> MultiAgentBatch:
+        """See `Rollouts.sample`.
+
+        After an exception, such as Ctrl-C, the next call begins with new episodes; what was sampled of that fragment is
+        left out.
+
+        Raises:
+            CallOrderError: Somebody calls it whom the fragment itself has called, or another thread.
+        """
+        if self._sampling:
+            raise CallOrderError(
+                "sample: a fragment is being sampled, expected to stand between two; hooks, environments and other "
+                "threads cannot begin one meanwhile: call it after train() or sample()"
+            )
+        # Who calls an external environment may be who changes the policies: waiting for each other, both would wait.
+        with nullcontext() if self.base_env.external else self.alone:
+            try:
+                self._sampling = True
+                self._mend()
+                batch, sampler = self._fragment(), self.sampler
+                self._crew.completion.complete(batch, sampler.episodes, sampler.unlearned, later=self.later)
+                sampler.finish(batch)
+            finally:
+                self._sampling = False
+        return batch
+
+    def _fragment(self) -> MultiAgentBatch:
+        """Return a fragment that is yet to be completed."""
+        agent_steps = self.sampler.agent_steps
+        with self.guard, self.base_env.unbroken():
+            try:
+                return self.sampler.sample()
+            except BaseException:
+                # Somebody else's environment goes on where it is.
+                if isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
+                    self._broken_off, self.sampler.agent_steps = True, agent_steps
+                raise
+
+    def follow(self, added: Sequence[Cohort] = ()) -> None:
+        """See `Rollouts.follow`."""
+        self.sampler.change_policies(self._crew.policy_map, added)
+        if self._crew.completion.postprocessing.wanted:
+            self.sampler.keep_episodes()
+
+    def retire(self, policy_id: str) -> None:
+        """See `Rollouts.retire`."""
+        self.sampler.retire(policy_id)
+
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """See `Rollouts.call_envs`."""
+        env_ids = self.base_env.get_sub_environments(as_dict=True) or [0]
+        with self.guard:
+            return [self.base_env.call(env_id, method, *args) for env_id in env_ids]
+
+    def state(self) -> Tree:
+        """See `Rollouts.state`."""
+        self._mend()
+        return self.sampler.state()
+
+    def begin_again(self, seed: int) -> None:
+        """See `Rollouts.begin_again`.
+
+        Raises:
+            ConfigError: The environment cannot.
+        """
+        if self.sampler.polled and not isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
+            raise ConfigError(
+                f"restore: {type(self.base_env).__name__} cannot begin again, expected environments that menv made; "
+                "load the checkpoint with from_checkpoint"
+            )
+        self._seed = seed
+        self._broken_off = False
+        for cohort in self._crew.cohorts:
+            cohort.take_rows()
+        self.sampler = self._new_sampler()
+
+    def resume(self, tree: Mapping[str, Any]) -> int:
+        """See `Rollouts.resume`."""
+        return self.sampler.resume(joined(tree))
+
+    def stop(self) -> None:
+        """See `Rollouts.stop`."""
+        self.base_env.stop()
+
+    def _mend(self) -> None:
+        """Begin new episodes, if the sampler was left in the midst of a fragment."""
+        if not self._broken_off:
+            return
+        before = self.sampler
+        left = before.state_without_episodes()
+        try:
+            self.begin_again(self._seed)
+            self.sampler.explore = before.explore
+            lost = self.resume(left)
+        except BaseException:
+            # What has been counted is in the sampler of before alone.
+            self.sampler, self._broken_off = before, True
+            raise
+        self._metrics.episodes_not_resumed += lost
+
+    def _new_sampler(self) -> Sampler:
+        """Create a sampler of these environments."""
+        config, crew, place = self._config, self._crew, self._place
+        sampler = Sampler(
+            self.base_env, crew.policy_map, crew.cohorts, make_quota(config, self.base_env),
+            metrics=self._metrics, seed=self._seed, worker_index=place.worker_index,
+            num_workers=config.num_workers, first_index=place.first_index(self.base_env.num_envs),
+            observation_fn=config.multiagent.observation_fn, callbacks=self._callbacks,
+        )  # fmt: skip
+        sampler.explore = config.explore
+        sampler.policies = crew.policies
+        if crew.completion.postprocessing.wanted:
+            sampler.keep_episodes()
+        return sampler
+
+    def _tell_env_created(self, index: int, env: Any) -> None:
+        """Tell the callbacks of a sub-environment, also of one that takes another's place."""
+        self._callbacks.on_sub_environment_created(
+            worker=self.sampler,
+            sub_environment=env,
+            env_context=env_context(self._config, index, self._place),
+            env_index=index,
+        )
