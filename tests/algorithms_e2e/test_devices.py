@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from menv import PolicySpec, SampleBatch
-from menv.algorithms import DQN, PPO, QMIX, PPOPolicy, ppo_policy, torch_device
+from menv.algorithms import DQN, PPO, QMIX, PPOPolicy, torch_device
 from menv.algorithms.algorithm import Algorithm
+from menv.algorithms.learning import ppo_policy
 from menv.envs import TicTacToe
 from menv.errors import ConfigError
 from tests.algorithms.test_conv_training import Patch

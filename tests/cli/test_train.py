@@ -178,15 +178,14 @@ def test_a_signal_ends_the_run_after_its_iteration_and_a_checkpoint(
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as run:
         assert run.stdout is not None
-        for _ in range(3):
-            run.stdout.readline()
+        seen = [run.stdout.readline() for _ in range(3)]
         run.send_signal(number)
         out, err = run.communicate(timeout=120)
     assert run.returncode == 128 + number, err
-    assert out.splitlines()[-1].startswith("saved run/")
     assert "this iteration is the last one" in err
-    *_, last, _ = out.splitlines()
-    assert int(Path("run/LATEST").read_text()) == int(last.split()[0])
+    *lines, saved = [*seen, *out.splitlines()]
+    assert saved == f"saved run/{int(lines[-1].split()[0]):06d}"
+    assert Path("run/LATEST").read_text().strip() == saved.removeprefix("saved run/")
 
 
 @pytest.mark.parametrize(

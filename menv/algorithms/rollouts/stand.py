@@ -6,7 +6,7 @@ many.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -56,6 +56,14 @@ class Stand:
             digest=Digest(*tree.get("digest", ())),
             running=tree["running"],
         )
+
+    @classmethod
+    def sum(cls, stands: Iterable[Stand]) -> Self:
+        """Return what several have done together."""
+        total = cls()
+        for stand in stands:
+            total.add(stand)
+        return total
 
     def add(self, other: Stand) -> None:
         """Add what somebody else has done."""

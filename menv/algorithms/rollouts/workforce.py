@@ -120,8 +120,7 @@ class Workforce:
         """Return the numbers, from 1, of the workers that were replaced since the last look."""
         if self._workers is None:
             return []
-        numbers, self._workers.recreated = self._workers.recreated, []
-        return numbers
+        return self._workers.recreated()
 
     def report(self) -> dict[str, Any]:
         """Return what a result tells of workers."""

@@ -1,0 +1,138 @@
+"""The policies of a run as its users meet them: looked at, given weights, added and removed.
+
+A base class of `menv.algorithms.algorithm.Algorithm`. `menv.algorithms.population` keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from menv.classic_names import classic_keywords
+from menv.errors import ConfigError
+from menv.policy import Policy, weights_of
+from menv.policy_map import DEFAULT_POLICY
+from menv.policy_spec import spec_by_parts
+
+if TYPE_CHECKING:
+    from menv.algorithms.outside import Outside
+    from menv.algorithms.population import Population
+    from menv.algorithms.rollouts.gathering import Gathering
+    from menv.algorithms.rollouts.rollouts import Rollouts
+    from menv.algorithms.rollouts.workforce import Workforce
+
+_COPY = "call set_weights({policy_id: weights}) once it is there"
+_EVALUATIONS = "evaluations play with the same policies"
+_SPEC = "write spec=PolicySpec(policy_class=...), a subclass of menv.Policy or of menv.algorithms.PPOPolicy"
+
+
+class Policies:
+    """What an `Algorithm` can do with its policies."""
+
+    _population: Population
+    _rollouts: Rollouts
+    _workforce: Workforce
+    _gathering: Gathering
+    _outside: Outside
+
+    @property
+    def inference(self) -> dict[str, str]:
+        """What runs each policy's network, "onnx" or "torch", by policy id."""
+        return self._population.inference
+
+    def get_policy(self, policy_id: str = DEFAULT_POLICY) -> Policy:
+        """Return a policy.
+
+        Raises:
+            ConfigError: There is no such policy.
+        """
+        return self._population.get(policy_id)
+
+    def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Return copies of the weights of some policies, or of all."""
+        ids = self._population.read_ids(policy_ids)
+        return {policy_id: dict(weights_of(self.get_policy(policy_id))) for policy_id in ids}
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
+        """Copy weights in, by policy id; learners go on from them.
+
+        Layers that a policy shares (`model={"shared_layers": ...}`) change for its whole group; if several of a group
+        are given, the last one's hold.
+        """
+        for policy_id, by_name in self._population.read_weights(weights).items():
+            self.get_policy(policy_id).set_weights(by_name)
+            self._population.learners.set_weights(policy_id, by_name)
+        self._outside.publish()
+
+    @classic_keywords(
+        policy=_COPY,
+        policy_state=_COPY,
+        policy_spec="=spec",
+        evaluation_workers=_EVALUATIONS,
+        module_spec=_SPEC,
+    )
+    @spec_by_parts
+    def add_policy(
+        self,
+        policy_id: str,
+        spec: Any = None,
+        *,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> Policy:
+        """Add a policy; it answers in episodes that begin from now on.
+
+        Args:
+            policy_id: A new id.
+            spec: As in `policies`; None infers everything. Classic arguments say parts of it: `policy_cls`,
+                `observation_space`, `action_space`, `config`.
+            policy_mapping_fn: Replaces the mapping; None keeps it.
+            policies_to_train: Replaces who is trained; None keeps it.
+
+        Returns:
+            The policy. To make it a copy of another: `algo.set_weights({new: algo.get_weights([old])[old]})`, and where
+            observations are filtered, because means are no weights,
+            `algo.get_policy(new).set_connectors_state(algo.get_policy(old).connectors_state())`.
+
+        Raises:
+            ConfigError: The id exists, or a setting is wrong.
+            ContractError: The mapping returns an unknown id for a possible agent.
+        """
+        with self._rollouts.alone:
+            before = self._population.policy_map
+            added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
+            try:
+                self._rollouts.follow(added)
+            except ConfigError:
+                # Something in it cannot go to the workers.
+                self._population.take_back(policy_id, added, before)
+                raise
+        self._outside.publish()
+        return self._population.get(policy_id)
+
+    @classic_keywords(evaluation_workers=_EVALUATIONS)
+    def remove_policy(
+        self,
+        policy_id: str,
+        *,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> None:
+        """Remove a policy; episodes that run keep it to their end, but nobody learns from its rows any more.
+
+        Args:
+            policy_id: Its id.
+            policy_mapping_fn: Replaces the mapping; None keeps it.
+            policies_to_train: Replaces who is trained; None keeps it.
+
+        Raises:
+            ConfigError: There is no such policy, or it is the last one.
+            ContractError: The mapping still returns it for a known agent.
+        """
+        self._workforce.check_travels(policy_mapping_fn, policies_to_train)
+        with self._rollouts.alone:
+            self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
+            self._rollouts.retire(policy_id)
+            self._rollouts.follow()
+            self._gathering.drop(policy_id)
+        self._outside.publish()

@@ -1,0 +1,223 @@
+"""The workers of a run: what each is asked, what came of it, and who takes the place of one that is lost.
+
+`menv.algorithms.rollouts.worker_rollouts` has one. A worker that is lost costs the episodes that ran in it: another
+one takes its place, with the policies of now, and samples its fragment. How fragments are joined is not known here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from menv import draws
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.rollouts.experience import Place
+from menv.algorithms.rollouts.fragment import Fragment, Plan, Settings
+from menv.algorithms.rollouts.headlines import Headlines
+from menv.algorithms.rollouts.inbox import Inbox
+from menv.algorithms.rollouts.rollout_worker import WorkerSeat
+from menv.errors import CallOrderError, EnvFaultWarning, WorkerLostError
+from menv.metrics import Metrics
+from menv.scale.engine import Engine, Peer
+from menv.scale.known_names import known_here
+from menv.scale.last_words import in_a_line
+from menv.scale.packing import Sealed, can_be_pickled
+from menv.scale.peer_group import PeerGroup
+from menv.scale.watchdog import creation_limit, where_it_hung
+
+
+class Workers:
+    """Workers, by index.
+
+    Args:
+        config: The settings.
+        headlines: What workers are told of the policies.
+        seed: Key of every random draw.
+        metrics: Where the episodes of lost workers are counted.
+        engine: Starts the workers.
+        num_envs: Sub-environments of each.
+        early: Seats that the engine has started already.
+
+    Attributes:
+        inboxes: What has come from each and nobody has taken yet, and what it has done.
+        ahead: How many fragments each may be asked for before the one of now is learned from.
+        recreated: Numbers, from 1, of the workers that were replaced since the last look.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        headlines: Headlines,
+        seed: int,
+        metrics: Metrics,
+        engine: Engine,
+        num_envs: int,
+        early: Sequence[Peer] = (),
+    ) -> None:
+        self._seed = seed
+        self.inboxes = [Inbox() for _ in range(config.num_workers)]
+        self.ahead = config.max_staleness if config.overlap else 0
+        self.recreated: list[int] = []
+        self._config = config
+        self._headlines = headlines
+        self._metrics = metrics
+        self._engine = engine
+        self._each = num_envs
+        self._stopped = False
+        self._group = PeerGroup(engine, WorkerSeat, self._plan, config.num_workers, "worker", early)
+        self._first = Sealed(self._settings())
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.inboxes)
+
+    @property
+    def lost(self) -> int:
+        """Workers that have been lost so far."""
+        return self._group.lost
+
+    @property
+    def pids(self) -> list[int | None]:
+        """Of the workers' processes."""
+        return [peer.pid for peer in self._group.peers]
+
+    def fragments(self, parcel: Any = None) -> list[Fragment]:
+        """Return a fragment of each, in their order, and ask for those that may be sampled ahead of time.
+
+        Args:
+            parcel: What they are told before they sample, as the engine has put it.
+        """
+        for index, inbox in enumerate(self.inboxes):
+            if not inbox.asked and not inbox:
+                self.ask(index, parcel)
+        for index, inbox in enumerate(self.inboxes):
+            # None is taken before all are there: whatever one of them raises, the others' wait for the next time.
+            while not inbox:
+                self.fetch(index)
+        fragments = [inbox.take() for inbox in self.inboxes]
+        for index, inbox in enumerate(self.inboxes):
+            # Ahead of time: with the weights of now, which the learner will have left behind by then.
+            while inbox.asked + len(inbox) < self.ahead:
+                self.ask(index, parcel)
+        return fragments
+
+    def ask(self, index: int, parcel: Any = None, times: int = 1) -> None:
+        """Ask a worker for a fragment, or several."""
+        number = self._headlines.version if self.ahead else None
+        for _ in range(times):
+            if not self.inboxes[index].asked:
+                self._group.settle(index)
+            self._group.ask(index, "sample", number, self._config.explore, parcel=parcel)
+            self.inboxes[index].asked += 1
+
+    def fetch(self, index: int) -> None:
+        """Wait for everything that a worker has been asked for; for another worker's, if it is lost."""
+        inbox = self.inboxes[index]
+        asked = inbox.asked
+        while inbox.asked:
+            try:
+                fragment = self._group.answer(index)
+            except WorkerLostError as error:
+                self._replace(index, error)
+                self.ask(index, times=asked)
+                continue
+            except Exception:
+                # That was an answer, too. Of a worker that could not be made nothing else is worth waiting for.
+                inbox.asked = inbox.asked - 1 if self._group.is_briefed(index) else 0
+                raise
+            asked -= 1
+            inbox.put(fragment)
+            if not self.ahead:
+                return
+
+    def sure(self, index: int, method: str, *args: Any, parcel: Any = None) -> Any:
+        """Return what a worker answers to something else than for a fragment; of another worker, if it is lost."""
+        self.fetch(index)
+        self._group.settle(index)
+        while True:
+            self._group.ask(index, method, *args, parcel=parcel)
+            try:
+                return self._group.answer(index)
+            except WorkerLostError as error:
+                self._replace(index, error)
+
+    def sure_of_all(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
+        """Return what each answers, one after the other."""
+        return [self.sure(index, method, *args, parcel=parcel) for index in range(len(self))]
+
+    def begin_again(self, seed: int) -> None:
+        """Let each begin anew with another seed; what they have done is forgotten."""
+        self._seed = seed
+        for index in range(len(self)):
+            self.sure(index, "begin_again", seed)
+            self.inboxes[index] = Inbox()
+
+    def renew(self) -> None:
+        """Make all of them anew; what they have sampled is forgotten."""
+        for index in range(len(self)):
+            self._group.renew(index)
+            self.inboxes[index] = Inbox()
+
+    def stop(self) -> None:
+        """End all of them."""
+        self._stopped = True
+        self._engine.stop()
+
+    def _plan(self, index: int, times: int) -> tuple[Any, ...]:
+        """Return what a seat is asked to make a worker; one that takes another's place draws other numbers."""
+        settings: Settings | Sealed = self._settings()
+        seed = self._seed
+        if times:
+            if not can_be_pickled(settings):
+                # A function among them uses what the program has opened since; the first workers do without it.
+                settings = self._first
+            seed = draws.key(seed, index, times) >> 2
+        place = Place(index + 1, recreated=times > 0)
+        return "take", Plan(settings, place, self._headlines.company(), seed)
+
+    def _settings(self) -> Settings:
+        """Return what workers are told of the settings."""
+        config = replace(self._config, evaluation_config=None, input=None)
+        return Settings(config, known_here(config.env, config.env_config))
+
+    def _replace(self, index: int, error: WorkerLostError) -> None:
+        """Put another worker in the place of one that is lost; the episodes that ran in it are counted."""
+        self._check_running()
+        hung = where_it_hung(str(error))
+        if hung is not None and self._config.env_timeout is not None:
+            head, expected, rest = str(error).partition(", expected ")
+            told = f"{head}: {self._overdue(index)}, from {hung}"
+            if not self._group.lost and not self._group.is_briefed(index):
+                raise WorkerLostError(
+                    f"{told}, expected it to be there; mend what it waits for, or raise env_timeout above that"
+                ) from error
+            error = WorkerLostError(f"{told}{expected}{rest}")
+        line = in_a_line(str(error))
+        for _ in range(self.inboxes[index].running or self._each):
+            self._metrics.record_faulty(line)
+        self.inboxes[index].lose()
+        self._group.replace(index, error)
+        self._check_running()
+        self.recreated.append(index + 1)
+        warnings.warn(
+            f"{line}: the episodes that ran in it are lost and another worker was started, expected none to end; "
+            "look at what it wrote to stderr",
+            EnvFaultWarning,
+            stacklevel=2,
+        )
+
+    def _overdue(self, index: int) -> str:
+        """Return what an environment of a worker took too long for."""
+        seconds = self._config.env_timeout
+        if self._group.is_briefed(index):
+            return f"an environment did not return for env_timeout={seconds:g} s"
+        return f"an environment was not created within {creation_limit(seconds):g} s"
+
+    def _check_running(self) -> None:
+        """Raise where another thread has stopped the algorithm meanwhile."""
+        if self._stopped:
+            # There may be a worker that was started since.
+            self._engine.stop()
+            raise CallOrderError("sample: this algorithm was stopped meanwhile; build a new one")
