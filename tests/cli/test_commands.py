@@ -39,7 +39,9 @@ def test_evaluate_plays_as_many_episodes_as_it_is_asked_to(
 def test_evaluate_takes_settings_and_an_environment_that_the_checkpoint_cannot_know(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained("run", "corridor", "--import", "corridors", "--config", "num_workers=1")
+    trained(
+        "run", "corridor", "--import", "corridors", "--config", "num_workers=1", "--config", "engine=process"
+    )
     capsys.readouterr()
     longer = ["--config", "evaluation_config.env_config.length=5"]
     assert main(["evaluate", "run", "--import", "corridors", "--episodes", "3", *longer]) == 0

@@ -75,7 +75,9 @@ def test_a_module_that_registers_environments_is_imported_first(
 def test_workers_find_modules_of_the_working_directory(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (told,) = results(capsys, "corridors:Corridor", *ONCE, "--config", "num_workers=1")
+    (told,) = results(
+        capsys, "corridors:Corridor", *ONCE, "--config", "num_workers=1", "--config", "engine=process"
+    )
     assert told["episode_len_mean"] == 3.0
 
 
