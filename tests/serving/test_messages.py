@@ -231,14 +231,18 @@ def test_what_lets_somebody_in_is_not_shown() -> None:
 
 @pytest.mark.parametrize("message", WELL_MADE, ids=lambda message: message["type"])
 def test_optional_fields_may_be_null_and_needed_ones_may_not(message: dict[str, Any]) -> None:
-    needed = {"type", "episodes", "episode_id", "agent_ids", "observation", "action", "reward", "training_enabled",
-              "truncated", "form", "info"}  # fmt: skip
+    needed = {"type", "episodes", "episode_id", "agent_ids", "observation", "action", "reward", "info"}
     if message["type"] == "START_EPISODE":
         needed.remove("episode_id")
     for name in message:
         body = json.dumps({**message, name: None}).encode()
         if name not in needed:
-            decode(body)
-        elif name in ("episodes", "episode_id", "agent_ids", "type", "truncated", "form", "training_enabled"):
+            lacking = {key: value for key, value in message.items() if key != name}
+            assert decode(body)[0] == decode(json.dumps(lacking).encode())[0]
+            assert (
+                decode(msgspec.msgpack.encode({**message, name: None}))[0].__class__
+                is decode(body)[0].__class__
+            )
+        elif name in ("episodes", "episode_id", "agent_ids", "type"):
             with pytest.raises(BadMessageError, match="wrong_type"):
                 decode(body)

@@ -165,7 +165,9 @@ def _entries(data: Data) -> int:
 
 def is_nil(data: Raw, dialect: Dialect) -> bool:
     """Return whether a value is null."""
-    return bytes(data) == (b"null" if dialect is Dialect.JSON else b"\xc0")
+    null = b"null" if dialect is Dialect.JSON else b"\xc0"
+    # A long one is not copied.
+    return len(memoryview(data)) == len(null) and bytes(data) == null
 
 
 _OBJECT = Typed(dict[str, Any])

@@ -245,6 +245,16 @@ def _by_type(union: Any) -> Mapping[str, Typed]:
 
 _REQUESTS = _by_type(Request)
 _ANSWERS = _by_type(Answer)
+_FILLED = MappingProxyType(
+    {
+        tag: frozenset(
+            field.name for field in msgspec.structs.fields(kind) if isinstance(field.default, bool | str)
+        )
+        for kind in get_args(Request) + get_args(Answer)
+        if isinstance(tag := kind.__struct_config__.tag, str)
+    }
+)
+"""The fields of each message whose types hold no null, but which have a default."""
 
 
 def decode(body: bytes, max_depth: int = 32) -> tuple[Request, Dialect]:
@@ -341,11 +351,20 @@ def _message(body: bytes, dialect: Dialect, found: Mapping[str, Raw], known: Map
     if name in _WITH_EPISODES and "episodes" in found and len(body) > _LARGE:
         # A body of millions of tiny elements ends here, before one object is made for each.
         _FLAGS.read(found["episodes"], dialect, f"{name}.episodes")
-    message = typed.read(body, dialect, name)
+    message = typed.read(_without_nulls(body, dialect, found, name), dialect, name)
     if getattr(message, "done", None):
         # Reading the entries by themselves finds an agent that is there twice.
         fields(found["done"], dialect, f"{name}.done")
     return message
+
+
+def _without_nulls(body: bytes, dialect: Dialect, found: Mapping[str, Raw], name: str) -> bytes:
+    """Return a message without its nulls that stand for a default; the body itself, if there are none."""
+    nulls = {key for key in _FILLED[name] & found.keys() if is_nil(found[key], dialect)}
+    if not nulls:
+        return body
+    there = {key: value for key, value in found.items() if key not in nulls}
+    return msgspec.json.encode(there) if dialect is Dialect.JSON else msgspec.msgpack.encode(there)
 
 
 def _unknown(name: str, known: Mapping[str, Typed]) -> BadMessageError:
