@@ -54,7 +54,8 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     num_workers: int = 0
     """Processes that sample; 0 samples in this one."""
     engine: Literal["process", "ray"] | None = None
-    """What workers and remote environments run on: processes here, or Ray; None takes Ray where it is installed."""
+    """What workers and remote environments run on: "process", this machine, or "ray"; None takes Ray where it is
+    installed."""
     num_envs_per_worker: int = 1
     """Sub-environments that each worker steps together."""
     remote_worker_envs: bool = False
@@ -74,7 +75,8 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     rollout_fragment_length: int | Literal["auto"] = "auto"
     """Steps of each sub-environment in a fragment; "auto" makes one fragment a train batch."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
-    """Whether a fragment may cut an episode or runs on to its end; in vectorised environments rows wait for it."""
+    """Whether a fragment may cut an episode, or ("complete_episodes") runs on to its end; in vectorised environments
+    rows wait for it."""
     train_batch_size: int = 4096
     """Steps, of all sub-environments together, that one training iteration learns from."""
     explore: bool = True
@@ -94,7 +96,7 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     metrics_num_episodes_for_smoothing: int = 100
     """Episodes that the means of a result are taken over."""
     inference: Literal["auto", "onnx", "torch"] = "auto"
-    """What runs the networks while sampling; "auto" takes ONNX Runtime where it agrees with torch."""
+    """What runs the networks while sampling: "onnx", "torch", or "auto", ONNX Runtime where it agrees with torch."""
     torch_threads: int | Literal["auto"] | None = "auto"
     """Threads for torch in this process; "auto" is one, and all processors while a large network learns; None leaves
     torch alone. Only with a number does a large network learn the same on machines with other numbers of processors."""
@@ -107,7 +109,7 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     evaluation_duration: int = 10
     """Episodes or env steps of one evaluation, of all sub-environments together."""
     evaluation_duration_unit: Literal["episodes", "timesteps"] = "episodes"
-    """What `evaluation_duration` counts; steps are rounded up to whole episodes."""
+    """What `evaluation_duration` counts, "episodes" or ("timesteps") env steps, rounded up to whole episodes."""
     evaluation_config: Mapping[str, Any] | None = None
     """Settings that differ in evaluations, such as `{"explore": False}`; items of `env_config` are merged."""
     always_attach_evaluation_results: bool = False

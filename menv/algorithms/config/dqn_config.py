@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @by_name
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(OffPolicyConfig):
-    """What `AlgorithmConfig` says about sampling and `DQNSettings` about learning."""
+    """What `AlgorithmConfig` says about sampling and `DQNSettings` about learning; `docs/settings.md` explains both."""
 
     def build(self) -> DQN:
         """Return the algorithm, its environments created."""

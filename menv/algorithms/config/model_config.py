@@ -19,12 +19,12 @@ _FLAGS = ("vf_share_layers", "use_lstm", "use_gru")
 @section_named("model")
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The `model` section."""
+    """The `model` section; `docs/settings.md` explains each key."""
 
     fcnet_hiddens: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers, which lie above the convolutions where there are any."""
     fcnet_activation: Literal["tanh", "relu", "silu", "elu", "linear"] = "relu"
-    """Activation after each hidden layer."""
+    """Activation after each hidden layer: "relu", "tanh", "silu", "elu" or "linear"."""
     vf_share_layers: bool = False
     """Whether the value function uses the policy's hidden layers and convolutions. Sharing nearly halves the work of
     learning from images, but a value error of large returns then drowns what the policy learns."""
@@ -44,7 +44,7 @@ class ModelConfig:
     such as [[16, [8, 8], 4], [32, 4, 2]]. All but the last are padded with zeros. None takes defaults for images of
     at least 24 x 24; [] means none. Images of bytes stay bytes in batches; convolutions divide by 255."""
     conv_activation: Literal["tanh", "relu", "silu", "elu", "linear"] = "relu"
-    """Activation after each convolution."""
+    """Activation after each convolution, one of the same."""
     custom_model: Callable[..., Any] | None = None
     """A network of your own: a `torch.nn.Module` class, or a function that returns a module; it takes the place of all
     layers above. `menv.algorithms.networks.custom_model` says what it gets and has to give."""

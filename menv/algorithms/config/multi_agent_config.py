@@ -12,7 +12,7 @@ from menv.algorithms.config.keywords import section_named
 @section_named("multiagent")
 @dataclass(frozen=True, kw_only=True)
 class MultiAgentConfig:
-    """The `multiagent` section."""
+    """The `multiagent` section; `docs/settings.md` explains each key."""
 
     policies: Mapping[str, Any] | Iterable[str] | None = None
     """Specs by policy id, or ids alone; None means one policy, `default_policy`."""
@@ -25,4 +25,4 @@ class MultiAgentConfig:
     the policies' `observation_space` says what the new observations look like. Remote clients have to ask for each
     action then: episodes that they played by themselves are refused."""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
-    """What fragment lengths and the train batch size count."""
+    """What fragment lengths and the train batch size count: "env_steps", or "agent_steps", the actions of agents."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @by_name
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(AlgorithmConfig, PPOSettings):
-    """What `AlgorithmConfig` says about sampling and `PPOSettings` about learning."""
+    """What `AlgorithmConfig` says about sampling and `PPOSettings` about learning; `docs/settings.md` explains both."""
 
     def __post_init__(self) -> None:
         """Check both halves."""

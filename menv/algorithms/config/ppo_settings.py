@@ -41,7 +41,8 @@ class PPOSettings:
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus, unless `entropy_coeff_schedule` is given."""
     kl_coeff: float = 0.0
-    """First weight of the KL term, adapted after each update; 0 switches the term off for good."""
+    """First weight of the KL term; 0 switches the term off for good. After each update it is halved where the KL
+    divergence was below half of `kl_target`, and made 1.5 times as large where that was above twice the target."""
     kl_target: float = 0.01
     """KL divergence of one update that the adaptive weight aims at."""
     grad_clip: float | None = 1.0
@@ -51,9 +52,10 @@ class PPOSettings:
     sgd_minibatch_size: int = 256
     """Rows of one gradient step."""
     lr_schedule: Schedule | None = None
-    """Learning rate over env steps; None keeps `lr`."""
+    """Learning rate over env steps: pairs such as [[0, 1e-3], [100000, 1e-4]], with straight lines between them and
+    flat outside; None keeps `lr`."""
     entropy_coeff_schedule: Schedule | None = None
-    """Entropy weight over env steps; None keeps `entropy_coeff`."""
+    """Entropy weight over env steps, likewise; None keeps `entropy_coeff`."""
     critic_obs: Literal["all_agents"] | CriticObs | None = None
     """What the value network sees while learning, instead of the policy's observations: "all_agents" (see
     `menv.algorithms.rollouts.joint_obs`), or a function `(batch, other_agent_batches, episode)` of one piece of a

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 @by_name
 @dataclass(frozen=True, kw_only=True)
 class QMIXConfig(OffPolicyConfig):
-    """What `OffPolicyConfig` says, and how the members of a group share what they earn; a row is the whole group's."""
+    """What `OffPolicyConfig` says, and how the members of a group share what they earn; a row is the whole group's.
+
+    `docs/settings.md` explains each key.
+    """
 
     algorithm: ClassVar[str] = "QMIX"
 

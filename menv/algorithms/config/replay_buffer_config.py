@@ -22,7 +22,8 @@ class ReplayBufferConfig:
     """The `replay_buffer_config` section; every policy has a buffer of its own."""
 
     type: str | None = None
-    """A classic name, which decides `prioritized_replay`; None leaves that to the field itself."""
+    """A classic name, such as "ReplayBuffer" or "PrioritizedReplayBuffer", which decides `prioritized_replay`; None
+    leaves that to the field itself."""
     capacity: int = 100_000
     """Rows; the oldest ones make room."""
     prioritized_replay: bool = False
