@@ -225,7 +225,8 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
 
         Returns:
             `{"evaluation": metrics}`, with the keys about episodes that `train` returns, also at
-            `sampler_results`, over exactly `evaluation_duration` episodes.
+            `sampler_results`, over exactly `evaluation_duration` episodes; where that counts "timesteps", over whole
+            episodes that have as many env steps at least.
         """
         if self._stopped:
             raise CallOrderError("evaluate: this algorithm was stopped; build a new one")
