@@ -110,7 +110,14 @@ class EpisodeEnd(NamedTuple):
 
 
 class Unclaimed(NamedTuple):
-    """A reward that no action can own: paid after the end, or to an agent that never acted."""
+    """A reward that no action can own: paid after the end, or to an agent that never acted.
+
+    Attributes:
+        env_id: The sub-environment.
+        agent_id: The agent.
+        reward: What it was paid.
+        env_index: Position of the sub-environment in `Ready.env_steps`.
+    """
 
     env_id: EnvId
     agent_id: AgentId

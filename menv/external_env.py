@@ -91,7 +91,13 @@ class _External(AsBaseEnv, abc.ABC):
 
 
 class ExternalEnv(_External):
-    """An external environment of one agent."""
+    """An external environment of one agent.
+
+    Args:
+        action_space: Of the agent.
+        observation_space: Likewise; the action space comes first, as in the classic class.
+        max_concurrent: Most episodes that may be open at once; None for any number.
+    """
 
     def get_action(self, episode_id: str, observation: Any) -> Any:
         """Return the policy's action in answer to an observation; waits for it.

@@ -118,7 +118,9 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
     steps since it turned green; cars in sight on the main road, on the cross street; how many of them stand.
 
     Args:
-        config: Settings as in `TrafficSettings`.
+        config: `"num_cars"` on the road at the start (default 2), `"num_traffic_lights"` (1), `"max_cars"` of one
+            episode (default twice `num_cars`), `"entry_rate"`, the chance per step that the next car enters (0.1),
+            `"horizon"` (100), `"render_mode"`, `"ansi"` (default), a text, or `"rgb_array"`, a picture.
         **settings: The same as keywords; they win over `config`.
 
     Raises:

@@ -36,7 +36,7 @@ class PolicyServerInput(ServedEnvs):
         token: What clients have to show, see `Access`.
         access: Everything about who is let in, instead of address and token.
         idle_timeout: Seconds without a step after which `train()` returns, and says so; None waits for ever.
-        settings: See `ServedEnvs`.
+        settings: See `menv.serving.served_envs.ServedEnvs`.
 
     Raises:
         ConfigError: A setting is wrong, or the server would be open to others without a token.
