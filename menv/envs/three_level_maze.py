@@ -36,7 +36,8 @@ class ThreeLevelMaze(MultiAgentEnv):
     - `"top_level"` sees what the walker of `WindyMaze` sees, the corner that counts included, and answers
       with a corner. It gets the rewards of the maze.
     - `"mid_level_<n>"` sees position, wind, `"target"` (the corner that the top level picked) and
-      `"picks_left"`, and answers with a direction. It earns 1.0 for each cell nearer to its target.
+      `"picks_left"`, and answers with a direction. It earns 1.0 for each cell nearer to its target, and
+      -1.0 for each farther from it.
     - `"low_level_<n>"` sees position, wind, `"direction"` and `"moves_left"`, and answers with a move. It
       earns what the low level of `HierarchicalWindyMaze` does.
     - Every pick takes one env step in which nobody walks. Numbers begin again in the next episode.
