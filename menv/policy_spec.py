@@ -42,6 +42,11 @@ class PolicySpec:
 
     def __post_init__(self) -> None:
         """Refuse contradictions; the class of policies that play stands for the algorithm's own."""
+        if self.policy_class is not None and not isinstance(self.policy_class, type):
+            raise ConfigError(
+                f"PolicySpec: policy_class is {self.policy_class!r:.100}, expected a class; write "
+                "PolicySpec(policy_class=RandomPolicy), or leave it out for the algorithm's own"
+            )
         if vars(self.policy_class or object).get("stock", False):
             object.__setattr__(self, "policy_class", None)
         if self.answers_itself and self.algorithm is not None:
