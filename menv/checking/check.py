@@ -63,6 +63,10 @@ def check_env(
             raise ConfigError(
                 f"check_env: {name}={value!r}, expected an integer of at least {least}; pass one"
             )
+    if actions is not None and not callable(actions):
+        raise ConfigError(
+            f"check_env: actions is {actions!r:.100}, expected a function (obs, agent_id); leave it out for chance"
+        )
     report = Report()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")

@@ -74,8 +74,10 @@ def checked_codes(codes: Iterable[str], where: str) -> frozenset[str]:
     """Return codes to be ignored.
 
     Raises:
-        ConfigError: One of them does not exist.
+        ConfigError: One of them does not exist, or they are no codes at all.
     """
+    if not isinstance(codes, Iterable):
+        raise ConfigError(f'{where}: {codes!r:.100}, expected codes of findings; write ("ME031",)')
     asked = frozenset((codes,) if isinstance(codes, str) else codes)
     unknown = sorted(map(str, asked.difference(CODES)))
     if unknown:

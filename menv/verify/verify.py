@@ -58,6 +58,11 @@ def verify_backends(
         ContractError: The environment broke its interface.
         EnvCrashError: It raised; a note says in which back-end.
     """
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(
+            f"verify_backends: config is {config!r:.100}, expected a dict of settings; write "
+            '{"env_config": {"size": 5}}'
+        )
     _check_counts(num_envs=(num_envs, 1), env_steps=(env_steps, 1), seed=(seed, 0))
     task = Task(env, config, num_envs, env_steps, seed)
     reference: Record | None = None

@@ -149,6 +149,14 @@ def test_a_code_that_does_not_exist_is_refused() -> None:
         check_env(Faulty, ignore=["ME999", "ME073"])
 
 
+def test_actions_and_codes_of_another_kind_are_refused() -> None:
+    wrong: Any = 3
+    with pytest.raises(ConfigError, match=r"actions is 3, expected a function \(obs, agent_id\)"):
+        check_env(Faulty, actions=wrong)
+    with pytest.raises(ConfigError, match="ignore: 3, expected codes of findings"):
+        check_env(Faulty, ignore=wrong)
+
+
 @pytest.mark.parametrize("env_steps", [0, -3, 2.5, True])
 def test_a_number_of_env_steps_that_cannot_be_is_refused(env_steps: Any) -> None:
     with pytest.raises(ConfigError, match="env_steps"):

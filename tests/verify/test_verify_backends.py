@@ -297,6 +297,7 @@ def test_where_an_environment_fails_is_told_with_its_error() -> None:
         (unsteady.Walk, {"env_steps": 1.5}, "env_steps is 1.5"),
         (unsteady.Walk, {"seed": -1}, "seed is -1"),
         (unsteady.Walk, {"config": {"gama": 1}}, "did you mean 'gamma'"),
+        (unsteady.Walk, {"config": 3}, "config is 3, expected a dict of settings"),
         ("no_such_env", {}, "no_such_env"),
     ],
 )
