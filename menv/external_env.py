@@ -128,6 +128,7 @@ class ExternalEnv(_External):
 
         Raises:
             EpisodeError: There is no such episode.
+            ContractError: The reward is not finite, or no number.
         """
         infos = None if info is None else {SINGLE_AGENT: _own(info)}
         self.switchboard.pay(episode_id, {SINGLE_AGENT: reward}, infos)

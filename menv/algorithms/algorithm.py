@@ -46,6 +46,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
 
     Attributes:
         config: The settings, complete.
+        last_result: What `train()` returned last, {} before.
     """
 
     recipe: ClassVar[Recipe]
