@@ -277,6 +277,9 @@ class Session:
             return {agent: trainer.policy_for(f"{state.token}/{name}", agent) for agent in asked}
 
         def send(result: dict[str, str] | MenvError) -> None:
+            if isinstance(result, BadMessageError):
+                answerer.refuse(result)
+                return
             if isinstance(result, MenvError):
                 answerer.refuse(BadMessageError(Code.UNKNOWN_AGENT, str(result)))
                 return

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import pytest
 
-from menv.errors import EpisodeError, ServerGoneError
+from menv.errors import EpisodeError, MenvError, ServerGoneError
 from menv.serving.client import client_link
 from menv.serving.client.policy_client import PolicyClient
 from tests.serving.courses import Course, cut_wire, observation, play
+from tests.serving.test_policy_client_policies import TEAMS
 
 MODES = ("local", "remote")
 ROUNDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 30))]
@@ -73,6 +75,57 @@ def test_a_client_waits_for_a_server_that_comes_back(mode: str) -> None:
         play(client, [7.0] * 3)
         client.close()
         assert second.has_rewards([7.0] * 3)
+
+
+@pytest.mark.parametrize("first_call", ["get_action", "update_policy_weights"])
+def test_a_restarted_server_costs_a_local_client_the_episodes_that_it_knew_and_no_others(
+    first_call: str,
+) -> None:
+    seen = np.zeros(10, np.float32)
+    with Course(TEAMS) as first:
+        port = first.port
+        client = PolicyClient(first.address, "local", update_interval=None, timeout=20)
+        known = client.start_episode()
+        for _ in range(9):  # Rows are sent after 8.
+            client.get_action(known, {"red_0": seen})
+            client.log_returns(known, {"red_0": 1.0})
+    with Course(TEAMS, port=port) as second:
+        if first_call == "update_policy_weights":
+            client.update_policy_weights()
+        for _ in range(3):
+            name = client.start_episode()
+            for _ in range(4):
+                client.get_action(name, {"red_0": seen})
+                client.log_returns(name, {"red_0": 7.0})
+            client.end_episode(name, {"red_0": seen})
+        with pytest.raises(EpisodeError, match=r"forgotten"):
+            client.get_action(known, {"red_0": seen})
+        client.close()
+        assert second.has_rewards([7.0] * 12, "red")
+
+
+def test_a_local_client_that_asks_who_answers_waits_for_a_server_that_stops() -> None:
+    seen = np.zeros(10, np.float32)
+    failed: list[MenvError] = []
+
+    def play_on() -> None:
+        try:
+            for _ in range(200):
+                name = client.start_episode()
+                client.get_action(name, {"red_0": seen})
+        except MenvError as error:
+            failed.append(error)
+
+    with Course(TEAMS) as first:
+        port = first.port
+        client = PolicyClient(first.address, "local", update_interval=None, timeout=20)
+        thread = threading.Thread(target=play_on)
+        thread.start()
+        time.sleep(0.05)
+    with Course(TEAMS, port=port):
+        thread.join()
+        client.close()
+    assert failed == []
 
 
 def go_on(client: PolicyClient, name: str) -> None:

@@ -48,6 +48,7 @@ class LocalActor:
         self.seed = secrets.randbits(63) if seed is None else seed
         self.weights_seq_no: int | None = None
         self._link = link
+        self._session = link.session
         self._interval = update_interval or None
         self._next_update = self._due()
         self._policies: dict[str, LocalPolicy] = {}
@@ -145,9 +146,12 @@ class LocalActor:
     def _mapped(self, episode: LocalEpisode, agents: Sequence[str]) -> dict[str, str]:
         """Return the ids of the policies that answer for agents."""
         name, trained = episode.episode_id, episode.trained
+        # An episode that the server has not heard of begins in a new session as well.
         answer = self._link.ask(
-            GetPolicies(episode_id=name, agent_ids=list(agents), training_enabled=trained), anew=not trained
+            GetPolicies(episode_id=name, agent_ids=list(agents), training_enabled=trained),
+            anew=not episode.known,
         )
+        self._follow_session()
         episode.known = trained
         names: dict[str, str] = answer.policy_ids
         return names
@@ -164,6 +168,7 @@ class LocalActor:
 
     def _send(self, wait: bool = False) -> None:
         """Send everything that is complete, and if `wait`, wait for the weights that come of it."""
+        self._follow_session()
         for episode in list(self._open.values()):
             self.set_aside(episode)
         while self._outbox:
@@ -173,7 +178,7 @@ class LocalActor:
             try:
                 self._bring(entries, last)
             except SessionLostError:
-                self._forget_lost()
+                self._follow_session()
                 continue
             except ServerGoneError:
                 # Kept: the server may be back when the application calls again.
@@ -209,10 +214,14 @@ class LocalActor:
         else:
             self._link.bring(Episodes(**about))
 
-    def _forget_lost(self) -> None:
-        """After the server has forgotten the session: give up all episodes that it knew a part of."""
+    def _follow_session(self) -> None:
+        """Give up all episodes that the server knew a part of, if it has forgotten the session."""
+        if self._link.session == self._session:
+            return
+        self._session = self._link.session
         for episode in (*self._open.values(), *(entry[0] for entry in self._outbox)):
             episode.lost = episode.known
+        self._open = {name: episode for name, episode in self._open.items() if not episode.lost}
         self._outbox = [entry for entry in self._outbox if not entry[0].lost]
 
     def _request(self, kind: type[Any], **more: Any) -> Any:
