@@ -212,6 +212,19 @@ def test_agents_that_take_turns_make_an_env_step_each(mode: str) -> None:
         assert course.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [21]
 
 
+@pytest.mark.parametrize("mode", ["local", "remote"])
+def test_an_episode_is_as_long_as_it_was_wherever_messages_cut_it(mode: str) -> None:
+    seen = np.zeros(10, np.float32)
+    with Course(TEAMS) as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
+        name = client.start_episode()
+        for _ in range(12):
+            client.get_action(name, {"red_0": seen})
+        client.end_episode(name, {})
+        client.close()
+        assert course.has_rewards([0.0] * 12, "red")
+        eventually(lambda: course.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [12])
+
+
 def turns(mode: Any) -> list[tuple[str, int, int, int]]:
     """Return what was seen when in a game of agents that pause, end and come late: policy, move, env steps."""
     with (

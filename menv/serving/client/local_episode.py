@@ -59,6 +59,8 @@ class LocalEpisode:
         self._is_cut = False
         # How many env steps have begun, and of how many of them the server knows.
         self._acts = self._told = 0
+        # Env steps of which the server has a row, as long as others may have rows of them.
+        self._counted: set[int] = set()
 
     @property
     def begun(self) -> bool:
@@ -157,8 +159,17 @@ class LocalEpisode:
         lengths = [len(chunk["rewards"]) for chunk in chunks.values()]
         if not self._multi:
             return sum(lengths)
+        # Those of which a row is here count at once: nobody may have a row left for them in the last chunk.
+        dates = [
+            date for chunk in chunks.values() for date in chunk["env_t"][: len(chunk["rewards"])].tolist()
+        ]
+        counted = self._counted.union(dates)
+        fresh = len(counted) - len(self._counted)
+        oldest = min((seat.since for seat in self._seats.values()), default=self._acts)
+        self._counted = {date for date in counted if date >= oldest}
         # What came of the last actions is not known before the end.
-        steps = min(max(0, self._acts - (not over) - self._told), sum(lengths))
+        known = min(self._acts - (not over) - self._told, sum(lengths))
+        steps = max(0, min(max(fresh, known), self._acts - self._told))
         self._told += steps
         return steps
 

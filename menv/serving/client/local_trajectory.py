@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -67,6 +68,11 @@ class LocalTrajectory:
     def steps(self) -> int:
         """Complete steps that are here."""
         return len(self._rewards)
+
+    @property
+    def since(self) -> float:
+        """The env step of the first step that is still here; infinity if there is none."""
+        return self._dates[0] if self._dates else math.inf
 
     @property
     def over(self) -> bool:
