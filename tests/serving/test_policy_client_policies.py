@@ -222,7 +222,7 @@ def test_an_episode_is_as_long_as_it_was_wherever_messages_cut_it(mode: str) -> 
         client.end_episode(name, {})
         client.close()
         assert course.has_rewards([0.0] * 12, "red")
-        eventually(lambda: course.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [12])
+        assert course.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [12]
 
 
 def turns(mode: Any) -> list[tuple[str, int, int, int]]:
