@@ -167,6 +167,11 @@ class ExternalEnvs(BaseEnv):
         """Return the agents that may ever appear, as far as they are known, and those that play."""
         return set(self.possible_agents).union(*(game.roster.known for game in self._games.values()))
 
+    def episodes_at(self, env_indices: Iterable[int]) -> list[EnvId]:
+        """Return the open episodes that are these sub-environments."""
+        wanted = set(env_indices)
+        return [env_id for env_id, game in self._games.items() if game.roster.env_index in wanted]
+
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row."""
         games = self._games

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from menv.adapters.external import ExternalEnvs
@@ -71,7 +72,9 @@ class Outside:
         sampler, status = self._rollouts.sampler, self._base_env.status()
         if sampler.idle:
             told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in list(status.items())[:2])
-            status["idle"] = f"no step in {self._base_env.idle_timeout:g} s: {told}"
+            status["idle"] = (
+                f"no step in {self._base_env.idle_timeout:g} s: {told}{_awaited(sampler.awaited)}"
+            )
         counts = sampler.played.counts
         return {
             "external": {
@@ -81,3 +84,14 @@ class Outside:
                 "num_agent_steps_left_out": self._rollouts.left_out,
             }
         }
+
+
+def _awaited(episodes: Sequence[Any]) -> str:
+    """Return what is told of episodes whose ends a fragment waits for."""
+    if not episodes:
+        return ""
+    names = ", ".join(f"{name!r:.60}" for name in episodes[:3]) + (", ..." if len(episodes) > 3 else "")
+    return (
+        f'; batch_mode="complete_episodes" waits for the end of {names}, and others wait for that, expected an end of '
+        'each episode; call end_episode, or use "truncate_episodes"'
+    )

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import BaseEnv, Ready
+from menv.adapters.external import ExternalEnvs
+from menv.base_env import BaseEnv, EnvId, Ready
 from menv.loop.block import Block, joined, set_aside, split
 from menv.loop.cohort import Answers, Cohort, outside
 from menv.loop.episode_book import EpisodeBook
@@ -171,6 +172,14 @@ class RowLoop:
                 return False
             # Its observations are let go before the environments make the next ones: these find room in the caches.
             del ready
+
+    @property
+    def awaited(self) -> list[EnvId]:
+        """The episodes of an external environment whose ends are all that a fragment lacks."""
+        closed = self._quota.closed(self.env_steps)
+        if closed is None or not isinstance(self._base_env, ExternalEnvs):
+            return []
+        return self._base_env.episodes_at(np.flatnonzero(~closed))
 
     def poll(self) -> None:
         """Take in what there is to tell."""

@@ -185,6 +185,11 @@ class Sampler(Told, told=OF_WORKERS):
         """The episodes of the last fragment by id, until `finish`; only if they are kept."""
         return self._hooks.episodes
 
+    @property
+    def awaited(self) -> list[EnvId]:
+        """The episodes that an idle fragment waits for alone: nobody is answered before they end."""
+        return self._rows.awaited
+
     def sample(self) -> MultiAgentBatch:
         """Return one fragment: full for every sub-environment, rows with complete rewards only.
 
@@ -357,14 +362,8 @@ class Sampler(Told, told=OF_WORKERS):
         if not isinstance(self.base_env, CreatedEnvs):
             return None
         return RunningEpisodes(
-            self.base_env,
-            self.policy_map,
-            self._cohorts,
-            self._table,
-            self._book,
-            self._rows,
-            self.action_log,
-        )
+            self.base_env, self.policy_map, self._cohorts, self._table, self._book, self._rows, self.action_log
+        )  # fmt: skip
 
     def _close(self, env_steps: int) -> MultiAgentBatch:
         """Close every cohort's fragment and point the rows that still wait to their new places."""

@@ -92,6 +92,24 @@ def test_a_fault_surfaces_even_while_others_never_stop_talking() -> None:
         assert took < LONG
 
 
+def test_an_episode_that_is_never_ended_is_named_where_complete_ones_are_waited_for() -> None:
+    env = Told()
+    whole = {"batch_mode": "complete_episodes", "rollout_fragment_length": 4, "train_batch_size": 4}
+
+    def leave() -> None:
+        env.start_episode("left")
+        ask_steps(env, "left", 0, 5)
+
+    with training(env, idle_timeout=0.2, **whole) as algo, calling(leave, lambda: None):
+        told = algo.train()["external"]["idle"]
+        assert told.startswith("no step in 0.2 s: 1 open episodes; ")
+        assert "waits for the end of 'left'" in told
+        env.end_episode("left", obs(0, 5))
+        result = algo.train()
+        assert "idle" not in result["external"]
+        assert result["episode_len_mean"] == 5.0
+
+
 def test_where_nobody_calls_train_returns_and_says_so() -> None:
     env = Told()
     with training(env, idle_timeout=0.05) as algo:
