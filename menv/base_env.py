@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from menv.as_base_env import AsBaseEnv
 from menv.classic_names import OF_BASE_ENVS, Told
+from menv.env_calls import call_method
 from menv.errors import ConfigError
-from menv.fault import Fault, no_exit
+from menv.fault import Fault
 
 EnvId: TypeAlias = Hashable
 AgentId: TypeAlias = Hashable
@@ -36,6 +37,8 @@ SINGLE_AGENT = "agent0"
 """The agent id of an environment that has no agent ids of its own."""
 ALL = "__all__"
 """The key of the two flag dicts that speaks for the whole episode."""
+COMMON = "__common__"
+"""The key of infos that are nobody's own but of the whole sub-environment."""
 
 
 class Join(NamedTuple):
@@ -98,6 +101,7 @@ class EpisodeEnd(NamedTuple):
         env_index: Position of the sub-environment in `Ready.env_steps`.
         unclaimed: Entries of `Ready.unclaimed` that came before the end; later ones belong to later episodes.
         faulty: Whether a fault of the sub-environment broke the episode off; it is in no mean then.
+        info: What its last step told of the whole sub-environment; see `SharedInfo`.
     """
 
     env_id: EnvId
@@ -107,6 +111,19 @@ class EpisodeEnd(NamedTuple):
     env_index: int
     unclaimed: int = 0
     faulty: bool = False
+    info: Mapping[str, Any] | None = None
+
+
+class SharedInfo(NamedTuple):
+    """An info of a whole sub-environment, which it gave under `"__common__"`.
+
+    Attributes:
+        env_id: The sub-environment.
+        info: The dict.
+    """
+
+    env_id: EnvId
+    info: Mapping[str, Any]
 
 
 class Unclaimed(NamedTuple):
@@ -186,6 +203,7 @@ class Ready:
         taken: Actions that an external client chose itself, by slot.
         played: Pieces of episodes that external clients played by themselves; none of them has rows here.
         faults: Sub-environments that raised and were replaced; each cost an episode, or one that could not begin.
+        shared_infos: Infos of whole sub-environments, of the episodes that run after this poll.
         seats: `seats[slot]` is `(env_id, agent_id)` of every row.
     """
 
@@ -202,6 +220,7 @@ class Ready:
     seats: Sequence[tuple[EnvId, AgentId]] = ()
     played: Sequence[Piece] = ()
     faults: Sequence[Fault] = ()
+    shared_infos: Sequence[SharedInfo] = ()
 
     def __iter__(self) -> Iterator[MultiEnvDict]:
         """Yield obs, rewards, terminateds, truncateds, infos and off-policy actions."""
@@ -241,6 +260,8 @@ def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
         last = {**end.info, "final_obs": end.obs}
         infos.setdefault(end.env_id, {})[end.agent_id] = last
         obs.setdefault(end.env_id, {})
+    for shared in ready.shared_infos:
+        infos.setdefault(shared.env_id, {})[COMMON] = shared.info
     for env_id in obs:
         terminateds.setdefault(env_id, {})[ALL] = False
         truncateds.setdefault(env_id, {})[ALL] = False
@@ -248,28 +269,6 @@ def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
         terminateds.setdefault(episode.env_id, {})[ALL] = episode.terminated
         truncateds.setdefault(episode.env_id, {})[ALL] = episode.truncated
     return obs, rewards, terminateds, truncateds, infos, taken
-
-
-def call_method(env: Any, name: str, env_id: EnvId, args: Sequence[Any]) -> Any:
-    """Return what a method of a sub-environment returns, also one of an environment that gymnasium's wrappers hide.
-
-    Raises:
-        ConfigError: It has no such method.
-        EnvCrashError: It called `sys.exit()`.
-    """
-    if not isinstance(name, str):
-        raise ConfigError(
-            f"call: the method of env {env_id} is {type(name).__name__}, expected the name of one of its methods; "
-            'write call(env_id, "name", ...)'
-        )
-    found = getattr(env, name, None) or getattr(getattr(env, "unwrapped", None), name, None)
-    if not callable(found):
-        raise ConfigError(
-            f"call: env {env_id} is a {type(getattr(env, 'unwrapped', env)).__name__} and has no method {name!r}, "
-            "expected the name of one of its methods; check the spelling"
-        )
-    with no_exit(f"call: env {env_id}, {name}"):
-        return found(*args)
 
 
 class BaseEnv(AsBaseEnv, Told, abc.ABC, told=OF_BASE_ENVS):

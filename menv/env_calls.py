@@ -5,9 +5,10 @@ Adapters, wrappers and checks share it. It knows neither rows nor episodes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from menv.errors import ContractError
+from menv.errors import ConfigError, ContractError
 from menv.fault import no_exit
 
 
@@ -58,3 +59,25 @@ def how_many(result: Any) -> str:
     """Describe a return value by how many values it has."""
     several = isinstance(result, tuple | list)
     return f"{len(result)} values" if several else f"a single {type(result).__name__}"
+
+
+def call_method(env: Any, name: str, env_id: Any, args: Sequence[Any]) -> Any:
+    """Return what a method of a sub-environment returns, also one of an environment that gymnasium's wrappers hide.
+
+    Raises:
+        ConfigError: It has no such method.
+        EnvCrashError: It called `sys.exit()`.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"call: the method of env {env_id} is {type(name).__name__}, expected the name of one of its methods; "
+            'write call(env_id, "name", ...)'
+        )
+    found = getattr(env, name, None) or getattr(getattr(env, "unwrapped", None), name, None)
+    if not callable(found):
+        raise ConfigError(
+            f"call: env {env_id} is a {type(getattr(env, 'unwrapped', env)).__name__} and has no method {name!r}, "
+            "expected the name of one of its methods; check the spelling"
+        )
+    with no_exit(f"call: env {env_id}, {name}"):
+        return found(*args)

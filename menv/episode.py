@@ -169,6 +169,8 @@ class Episode(Told, told=_CLASSIC):
     def last_info_for(self, agent_id: AgentId = SINGLE_AGENT) -> Any:
         """Return the info dict that came with an agent's last observation, an empty one before the first.
 
+        For `"__common__"` the last one that the sub-environment gave under this name.
+
         Kept for callbacks about episodes only.
         """
         return (self._last or {}).get(agent_id, (None, {}))[1]

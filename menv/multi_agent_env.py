@@ -32,7 +32,8 @@ class MultiAgentEnv(AsBaseEnv):
       `"__all__"`, which ends the episode for everybody.
     - Agents may appear late, pause, die early, and return; a return is a new life with a trajectory
       of its own.
-    - `infos` names agents of `obs` only, or `"__common__"`. An agent whose first info of a life says
+    - `infos` names agents of `obs` only. What is of the whole environment goes under `"__common__"`, for callbacks:
+      `episode.last_info_for("__common__")`. An agent whose first info of a life says
       `{"training_enabled": False}` plays that life as ever, and nobody learns from it.
 
     Spaces are declared in one of three ways: a dict per agent (`observation_spaces`), a

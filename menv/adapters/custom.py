@@ -285,5 +285,5 @@ class CustomEnvs(InnerEnvs):
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
             list(chain.from_iterable(roster.infos for roster in rosters)),
-            taken, self._pool.seats,
+            taken, self._pool.seats, shared_infos=report.shared_infos,
         )  # fmt: skip

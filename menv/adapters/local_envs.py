@@ -19,8 +19,8 @@ from menv.adapters.crash_log import PAUSES, CrashLog
 from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
-from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict, call_method
-from menv.env_calls import close_env, reset_env
+from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict
+from menv.env_calls import call_method, close_env, reset_env
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.fault import Fault, raised_by_envs
 from menv.plain_data import digest

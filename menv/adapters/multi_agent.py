@@ -68,7 +68,7 @@ class MultiAgentEnvs(LocalEnvs):
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
             list(chain.from_iterable([roster.infos for roster in rosters])) if informed else [{}] * len(slots),
-            {}, self._pool.seats, (), report.faults,
+            {}, self._pool.seats, (), report.faults, report.shared_infos,
         )  # fmt: skip
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:

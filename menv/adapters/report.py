@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from menv.base_env import AgentId, End, EnvId, EpisodeEnd, Join, Unclaimed
+from menv.base_env import AgentId, End, EnvId, EpisodeEnd, Join, SharedInfo, Unclaimed
 from menv.errors import ContractError
 from menv.fault import Fault
 
@@ -22,6 +22,15 @@ class Report:
     episodes: list[EpisodeEnd] = field(default_factory=list)
     joined: list[Join] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    shared_infos: list[SharedInfo] = field(default_factory=list)
+
+    def take_shared(self, env_id: EnvId, info: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the last info of an episode as a whole, which ends with `info`; those before it are forgotten."""
+        for shared in reversed(self.shared_infos):
+            if shared.env_id == env_id and info is None:
+                info = shared.info
+        self.shared_infos = [shared for shared in self.shared_infos if shared.env_id != env_id]
+        return info
 
     def step_on(self, env_id: EnvId) -> None:
         """Note that a sub-environment takes another env step before the poll that tells of these ends."""

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from menv.adapters.five_dicts import five_dicts
 from menv.adapters.layout import Layout
 from menv.adapters.report import Report, all_empty, check_info
 from menv.adapters.rewards import finite
 from menv.adapters.slot_pool import SlotPool
-from menv.base_env import ALL, AgentId, End, EnvId, EpisodeEnd, Join, Unclaimed
-from menv.env_calls import how_many
+from menv.base_env import ALL, COMMON, AgentId, End, EnvId, EpisodeEnd, Join, SharedInfo, Unclaimed
 from menv.errors import ContractError
 from menv.nested import own_copy
 
@@ -88,6 +88,8 @@ class Roster:
         self.answered = False
         if not isinstance(infos, dict):
             raise self._wrong("reset", f"infos are {type(infos).__name__}", "a dict keyed by agent id")
+        if COMMON in infos:
+            self._share(infos[COMMON], report)
         self._await(obs, infos, report)
 
     def step(self, result: Any, report: Report) -> bool:
@@ -104,12 +106,14 @@ class Roster:
         except (TypeError, ValueError, KeyError, IndexError):
             plain = False
         if not plain or ALL in rewards or ALL in obs:
-            obs, rewards, terminateds, truncateds, infos = self._five_dicts(result)
+            obs, rewards, terminateds, truncateds, infos = five_dicts(result, self._wrong)
             over = terminateds[ALL] or truncateds[ALL]
         self.episode_steps += 1
         if over:
             self._finish(obs, rewards, terminateds, truncateds, infos, report)
             return True
+        if COMMON in infos:
+            self._share(infos[COMMON], report)
         flagged = (len(terminateds) > 1 or len(truncateds) > 1) and (
             any(terminateds.values()) or any(truncateds.values())
         )
@@ -180,27 +184,6 @@ class Roster:
         """Forget the rows: their agents have been answered."""
         self.waiting = self._nobody
         self.obs, self.rewards, self.infos = [], [], []
-
-    def _five_dicts(self, result: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Return the five dicts of a step once they have the right shape."""
-        if not isinstance(result, tuple | list) or len(result) != 5:
-            raise self._wrong(
-                "step", f"returned {how_many(result)}", "(obs, rewards, terminateds, truncateds, infos)",
-                "split the old `dones` into terminateds and truncateds, or wrap the environment in "
-                "menv.wrappers.LegacyGym",
-            )  # fmt: skip
-        obs, rewards, terminateds, truncateds, infos = result
-        for name, part in zip(("obs", "rewards", "terminateds", "truncateds", "infos"), result, strict=True):
-            if not isinstance(part, dict):
-                raise self._wrong("step", f"{name} is {type(part).__name__}", "a dict keyed by agent id")
-        if ALL not in terminateds or ALL not in truncateds:
-            name = "terminateds" if ALL not in terminateds else "truncateds"
-            raise self._wrong(
-                "step", f"{name} has no {ALL!r}", f"{ALL!r}: True where the episode ends for everyone"
-            )
-        if ALL in obs or ALL in rewards:
-            raise self._wrong("step", f"{ALL!r} is among obs or rewards", "agent ids only")
-        return obs, rewards, terminateds, truncateds, infos
 
     def _some_paid(self, rewards: Any) -> bool:
         """Return whether there is a reward other than 0."""
@@ -277,16 +260,19 @@ class Roster:
         for agent, reward in self._held.items():
             self._refuse_stranger(agent, f"a reward of {reward} was paid to")
             report.unclaimed.append(Unclaimed(self.env_id, agent, reward, self.env_index))
-        self._close_episode(everyone, report)
+        if COMMON in infos:
+            self._check_info(COMMON, infos[COMMON])
+        self._close_episode(everyone, report, infos.get(COMMON))
 
-    def _close_episode(self, flags: tuple[bool, bool], report: Report) -> None:
+    def _close_episode(
+        self, flags: tuple[bool, bool], report: Report, info: Mapping[str, Any] | None = None
+    ) -> None:
         """Report the end of the episode, and be ready for the next one."""
         terminated, truncated = flags
-        report.episodes.append(
-            EpisodeEnd(
-                self.env_id, terminated, truncated, self.episode_steps, self.env_index, len(report.unclaimed)
-            )
-        )
+        if report.shared_infos:
+            info = report.take_shared(self.env_id, info)
+        ended = EpisodeEnd(self.env_id, terminated, truncated, self.episode_steps, self.env_index)
+        report.episodes.append(ended._replace(unclaimed=len(report.unclaimed), info=info))
         self._held.clear()
         self._forget_absent()
         self._dead.clear()
@@ -327,6 +313,11 @@ class Roster:
             for agent, info in zip(agents, found, strict=True):
                 self._check_info(agent, info)
         return found
+
+    def _share(self, info: Any, report: Report) -> None:
+        """Report an info of the whole sub-environment."""
+        self._check_info(COMMON, info)
+        report.shared_infos.append(SharedInfo(self.env_id, info))
 
     def _check_info(self, agent: AgentId, info: Any) -> None:
         """Refuse an info that is no dict."""

@@ -59,7 +59,7 @@ _STEP: Mapping[str, Code] = {
     "ME026": Code("error", "a reward is not finite", "look for a division by zero or an overflow"),
     "ME027": Code("error", "a reward or flag for an unknown agent", "check the spelling of the agent id"),
     "ME028": Code("warning", "an info for an agent without observation", "put it under the agents in obs, or under "
-                  "'__common__'; menv drops it"),
+                  "'__common__', which callbacks may look at; menv drops it"),
     "ME029": Code("error", "an info is no dict", "return a dict, empty if there is nothing to say"),
 }  # fmt: skip
 _OBS: Mapping[str, Code] = {

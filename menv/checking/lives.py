@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from menv.adapters.silence import MAX_EMPTY_STEPS
-from menv.base_env import ALL, AgentId
+from menv.base_env import ALL, COMMON, AgentId
 from menv.checking.report import Broken, Report
 from menv.checking.stage import SpacePair
 from menv.checking.values import check_flag, check_info, check_mask, check_obs, check_reward
 from menv.env_calls import how_many
 
 _PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos")
-_COMMON = "__common__"
 
 
 class Lives:
@@ -162,7 +161,7 @@ class Lives:
             return
         for agent, info in infos.items():
             who = f"{self._where}agent {agent!r}: "
-            if agent not in obs and agent not in last and agent != _COMMON:
+            if agent not in obs and agent not in last and agent != COMMON:
                 self._report.add("ME028", f"{who}has an info and no observation", step)
             check_info(self._report, step, who, info, obs.get(agent))
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from menv import draws
 from menv.adapters.created_envs import CreatedEnvs
-from menv.base_env import SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, Join, Ready, Unclaimed
+from menv.base_env import COMMON, SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, Join, Ready, Unclaimed
 from menv.episode import MEMBER_REWARDS, Episode
 from menv.episode_record import AS_THEY_COME, When
 from menv.loop.cohort import Cohort
@@ -197,6 +197,8 @@ class EpisodeBook:
         for by_env in (self.running, self._maps, self._homes):
             del by_env[finished.env_id]
         episode.length = finished.env_steps
+        if finished.info is not None and self._hooks.active:
+            episode.look_at(COMMON, None, finished.info)
         for cohort in self._cohorts:
             cohort.end_episode(finished.env_id)
         self._hooks.end(episode, finished.env_index, finished.faulty, when)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.base_env import Ready
+from menv.base_env import COMMON, Ready
 from menv.callbacks import DefaultCallbacks, overrides
 from menv.episode import Episode
 from menv.episode_record import When
@@ -161,6 +161,9 @@ class Hooks:
             # A copy: environments may write into the arrays of a poll once the next one is made.
             running[env_id].look_at(agent_id, own_copy(ready.obs[row]), infos[row] if infos else {})
             running[env_id].count_so_far(agent_id, float(returns[slot] + ready.rewards[row]))
+        for shared in ready.shared_infos:
+            if shared.env_id in running:
+                running[shared.env_id].look_at(COMMON, None, shared.info)
 
     def closed(self, batch: MultiAgentBatch, policies: Any) -> None:
         """Tell the pieces of trajectories of a fragment, then the episodes that ended in it."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.base_env import End, EpisodeEnd, FloatArray, IntArray, Join, Unclaimed
+from menv.base_env import End, EpisodeEnd, FloatArray, IntArray, Join, SharedInfo, Unclaimed
 from menv.fault import Fault
 from menv.scale.news import Events
 
@@ -77,11 +77,15 @@ class Due:
     episodes: list[EpisodeEnd] = field(default_factory=list)
     unclaimed: list[Unclaimed] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    shared_infos: list[SharedInfo] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to hand out."""
-        return not (self.rows or self.ended or self.episodes or self.unclaimed or self.joined or self.faults)
+        return not (
+            self.rows or self.ended or self.episodes or self.unclaimed or self.joined or self.faults
+            or self.shared_infos
+        )  # fmt: skip
 
     def add(self, rows: Rows | None, events: Events | None) -> None:
         """Add what happened next."""
@@ -96,6 +100,10 @@ class Due:
             ]
             self.joined += events.joined
             self.faults += events.faults
+            # Those of episodes that are over by now are not of anybody's.
+            over = {one.env_id for one in events.episodes}
+            self.shared_infos = [one for one in self.shared_infos if one.env_id not in over]
+            self.shared_infos += events.shared_infos
         if rows is not None and len(rows.layout.slots):
             self.rows.append(rows)
 

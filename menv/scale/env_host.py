@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
-from menv.base_env import AgentId, IntArray, call_method
+from menv.base_env import AgentId, IntArray
+from menv.env_calls import call_method
 from menv.errors import ConfigError, MenvError
 from menv.loop.convert import to_base_env
 from menv.scale.news import News, renumbered

@@ -198,7 +198,7 @@ class FarHost:
             if reason is not None:
                 line, kind = reason
                 faults.append(Fault(index, index, "step", f"{line} in step of env {index}", (kind, "", 0)))
-        self.due.add(None, Events([], ended, episodes, unclaimed, faults, []))
+        self.due.add(None, Events([], ended, episodes, unclaimed, faults, [], []))
 
     def start_of(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""

@@ -49,6 +49,7 @@ def _joined_events(dues: Iterable[Due]) -> Due:
             one._replace(unclaimed=one.unclaimed + before) if before else one for one in due.episodes
         ]
         found.faults += due.faults
+        found.shared_infos += due.shared_infos
     return found
 
 
@@ -84,6 +85,6 @@ def handed_out(
     events = _joined_events(dues)
     ready = Ready(
         delivered.slots, obs, rewards, env_steps, events.joined, events.ended, events.episodes, events.unclaimed,
-        infos, {}, seats, (), events.faults,
+        infos, {}, seats, (), events.faults, events.shared_infos,
     )  # fmt: skip
     return ready, delivered

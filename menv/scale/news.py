@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from menv.base_env import AgentId, End, EpisodeEnd, FloatArray, IntArray, Join, Ready, Unclaimed
+from menv.base_env import (
+    AgentId,
+    End,
+    EpisodeEnd,
+    FloatArray,
+    IntArray,
+    Join,
+    Ready,
+    SharedInfo,
+    Unclaimed,
+)  # fmt: skip
 from menv.fault import Fault
 
 
@@ -22,6 +32,7 @@ class Events(NamedTuple):
         episodes: See `Ready`.
         unclaimed: See `Ready`.
         faults: See `Ready`.
+        shared_infos: See `Ready`.
         starts: [k] env steps of each sub-environment of the host at its last reset.
     """
 
@@ -30,6 +41,7 @@ class Events(NamedTuple):
     episodes: Sequence[EpisodeEnd]
     unclaimed: Sequence[Unclaimed]
     faults: Sequence[Fault]
+    shared_infos: Sequence[SharedInfo]
     starts: Sequence[int]
 
 
@@ -57,7 +69,8 @@ class News(NamedTuple):
 
 def renumbered(ready: Ready, offset: int, starts: Sequence[int]) -> Events | None:
     """Return the events of a `Ready` with the numbers of its sub-environments moved up."""
-    if not (ready.joined or ready.ended or ready.episodes or ready.unclaimed or ready.faults):
+    told = (ready.joined, ready.ended, ready.episodes, ready.unclaimed, ready.faults, ready.shared_infos)
+    if not any(told):
         return None
     return Events(
         [
@@ -74,6 +87,7 @@ def renumbered(ready: Ready, offset: int, starts: Sequence[int]) -> Events | Non
             for one in ready.unclaimed
         ],
         [_fault(one, offset) for one in ready.faults],
+        [one._replace(env_id=_moved(one.env_id, offset)) for one in ready.shared_infos],
         starts,
     )
 

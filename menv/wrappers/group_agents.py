@@ -11,14 +11,12 @@ from typing import Any, TypeAlias
 
 import gymnasium as gym
 
-from menv.base_env import ALL, AgentId
+from menv.base_env import ALL, COMMON, AgentId
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.wrappers.agent_group import AgentGroup
 
 GroupSpaces: TypeAlias = Mapping[Any, gym.Space[Any]] | gym.Space[Any] | None
-
-_COMMON = "__common__"
 
 
 class GroupAgentsWrapper(MultiAgentEnv):
@@ -224,10 +222,10 @@ def _checked_groups(
 def _check_group(group: AgentId, members: Any, known: Sequence[AgentId]) -> None:
     """Refuse a group that is empty, has the id of an agent, or has members that nobody knows."""
     shown = ", ".join(map(repr, known[:16]))
-    if group in known or group in (ALL, _COMMON):
+    if group in known or group in (ALL, COMMON):
         raise ConfigError(
             f"with_agent_groups: {group!r} is the id of a group and of an agent, expected ids that are not among "
-            f"{shown}, {ALL!r} and {_COMMON!r}; rename the group"
+            f"{shown}, {ALL!r} and {COMMON!r}; rename the group"
         )
     if isinstance(members, str) or not isinstance(members, Sequence) or not members:
         raise ConfigError(

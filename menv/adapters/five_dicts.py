@@ -1,0 +1,40 @@
+"""What `MultiAgentEnv.step` must return, looked at where it is not the usual thing; a roster calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from menv.base_env import ALL
+from menv.env_calls import how_many
+from menv.errors import ContractError
+
+_NAMES = ("obs", "rewards", "terminateds", "truncateds", "infos")
+
+
+def five_dicts(result: Any, wrong: Callable[..., ContractError]) -> tuple[Any, Any, Any, Any, Any]:
+    """Return the five dicts of a step once they have the right shape.
+
+    Args:
+        result: What the step returned.
+        wrong: Makes an error of a method's name, what came and what was expected.
+
+    Raises:
+        ContractError: They have another one.
+    """
+    if not isinstance(result, tuple | list) or len(result) != 5:
+        raise wrong(
+            "step", f"returned {how_many(result)}", "(obs, rewards, terminateds, truncateds, infos)",
+            "split the old `dones` into terminateds and truncateds, or wrap the environment in "
+            "menv.wrappers.LegacyGym",
+        )  # fmt: skip
+    obs, rewards, terminateds, truncateds, infos = result
+    for name, part in zip(_NAMES, result, strict=True):
+        if not isinstance(part, dict):
+            raise wrong("step", f"{name} is {type(part).__name__}", "a dict keyed by agent id")
+    if ALL not in terminateds or ALL not in truncateds:
+        name = "terminateds" if ALL not in terminateds else "truncateds"
+        raise wrong("step", f"{name} has no {ALL!r}", f"{ALL!r}: True where the episode ends for everyone")
+    if ALL in obs or ALL in rewards:
+        raise wrong("step", f"{ALL!r} is among obs or rewards", "agent ids only")
+    return obs, rewards, terminateds, truncateds, infos
