@@ -123,7 +123,9 @@ def test_the_file_of_a_module_does_what_the_policy_does_and_rllink_clients_have_
     np.testing.assert_allclose(logits, wanted.dist_inputs, rtol=1e-5, atol=1e-5)
 
 
-def test_a_module_that_no_graph_expresses_is_refused_by_name_and_its_run_is_saved(tmp_path: Path) -> None:
+def test_a_module_that_no_graph_expresses_is_refused_by_name_and_its_run_is_saved(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with PPO(env="CartPole-v1", config={**SMALL, "model": {"custom_model": Moody}}) as algorithm:
         policy = algorithm.get_policy()
         for write in (policy.export_checkpoint, functools.partial(export_onnx, policy)):
@@ -134,6 +136,8 @@ def test_a_module_that_no_graph_expresses_is_refused_by_name_and_its_run_is_save
             assert "\n" not in str(caught.value)
             assert len(str(caught.value)) < 500
         algorithm.save(tmp_path / "run")
+    # The exporter has words of its own for it.
+    assert capfd.readouterr() == ("", "")
     with pytest.raises(
         ConfigError, match=r"left out when it was saved: custom_model Moody: .* in it are \[\]"
     ):

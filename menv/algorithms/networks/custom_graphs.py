@@ -6,9 +6,11 @@ outputs is in `graph_tails`, as for stock networks. The exporter takes some seco
 
 from __future__ import annotations
 
+import importlib
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +34,7 @@ _BODY = "module/"
 """Begins the names of all that the module computes."""
 _FIRST_ROWS = 3
 _MOST_TOLD = 200
-_LOGS = "torch.onnx"
+_LOGS = ("torch.onnx", "torch.fx.experimental.symbolic_shapes", "torch.export")
 
 
 class CustomGraphs:
@@ -128,21 +130,13 @@ def _exported(rows: _Rows) -> onnx.ModelProto:
     size, width = rows._structure.size, sum(rows.state_sizes)
     given = [torch.zeros(_FIRST_ROWS, size), *([torch.zeros(_FIRST_ROWS, width)] if width else [])]
     count = torch.export.Dim("R")
-    log = logging.getLogger(_LOGS)
-    before = log.level
     shapes = tuple({0: count} for _ in given)
-    with warnings.catch_warnings():
-        # It warns of its own ways and logs what it skips; what comes of it is compared with the module.
-        warnings.simplefilter("ignore")
-        log.setLevel(logging.ERROR)
-        try:
-            # What an optimizer folds together would no longer be a weight.
-            program = torch.onnx.export(
-                rows, tuple(given), dynamo=True, dynamic_shapes=shapes, optimize=False, verbose=False,
-                input_names=["rows", "state"][: len(given)], output_names=["outputs", "after"][: len(given)],
-            )  # fmt: skip
-        finally:
-            log.setLevel(before)
+    with _quietly():
+        # What an optimizer folds together would no longer be a weight.
+        program = torch.onnx.export(
+            rows, tuple(given), dynamo=True, dynamic_shapes=shapes, optimize=False, verbose=False,
+            input_names=["rows", "state"][: len(given)], output_names=["outputs", "after"][: len(given)],
+        )  # fmt: skip
     assert program is not None
     model = program.model_proto
     names = {id(param): name for name, param in learned(rows.module).items()}
@@ -150,6 +144,29 @@ def _exported(rows: _Rows) -> onnx.ModelProto:
     own = {name: names[id(param)] for name, param in params.items() if id(param) in names}
     _rename(model.graph, own)
     return model
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the exporter from telling of its own ways; what comes of it is compared with the module."""
+    logs = [logging.getLogger(name) for name in _LOGS]
+    levels = [log.level for log in logs]
+    # It prints the half of a graph that it gives up. Another stderr would be one for all threads.
+    try:
+        prints = vars(importlib.import_module("torch.export._trace"))
+    except ImportError:  # torch keeps it to itself where it is
+        prints = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for log in logs:
+            log.setLevel(logging.CRITICAL)
+        prints["print"] = lambda *words, **more: None
+        try:
+            yield
+        finally:
+            prints.pop("print", None)
+            for log, level in zip(logs, levels, strict=True):
+                log.setLevel(level)
 
 
 def _rename(graph: onnx.GraphProto, learned_names: Mapping[str, str]) -> None:
