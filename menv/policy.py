@@ -18,6 +18,7 @@ import numpy.typing as npt
 from menv import draws
 from menv.classic_names import OF_POLICIES, Told
 from menv.errors import ConfigError, ContractError
+from menv.spec_config import SpecConfig
 
 if TYPE_CHECKING:
     from menv.episode import Episode
@@ -72,7 +73,7 @@ class Policy(Told, told=OF_POLICIES):
         """Keep the spaces and the config."""
         self.observation_space = observation_space
         self.action_space = action_space
-        self.config = dict(config or {})
+        self.config = SpecConfig(config or {})
 
     def compute_actions(
         self,

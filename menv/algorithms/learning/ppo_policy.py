@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from menv import draws
 from menv.algorithms.config.ppo_settings import PPOSettings
+from menv.algorithms.config.read_as_dict import ReadAsDict
 from menv.algorithms.learning.ppo_loss import LossWeights, Minibatch, ppo_loss
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.torch_device import array_of, learning_device
 from menv.errors import ConfigError, ContractError
 from menv.loop.net_cohort import NetCohort
 from menv.loop.net_policy import NetPolicy
+from menv.spec_config import SpecConfig
 
 if TYPE_CHECKING:
     from menv.algorithms.learning.ppo_learner import PPOLearner
@@ -43,7 +45,7 @@ class PPOPolicy(NetPolicy):
     `critic.0.weight`, and never of what acts.
 
     Attributes:
-        settings: The complete settings of this policy, such as `settings.gamma`.
+        settings: The complete settings of this policy, such as `settings.gamma`; `config["gamma"]` is the same.
         modules: What `make_modules` returned; they always have the current weights.
         loss_weights: PPO's coefficients, as they are in the update that runs.
     """
@@ -67,6 +69,8 @@ class PPOPolicy(NetPolicy):
         """
         super().__init__(cohort, index, config, seed)
         self.settings = settings
+        if isinstance(settings, ReadAsDict):
+            self.config = SpecConfig(config or {}, settings)
         self.loss_weights = LossWeights.of(settings, 0, settings.kl_coeff)
         self._spec = network
         self._network: TorchNetwork | None = None
