@@ -21,6 +21,8 @@ from menv.algorithms.evaluations import Evaluations
 from menv.algorithms.export.exports import Exports
 from menv.algorithms.learning.learners import learner_info, merged
 from menv.algorithms.outside import Outside
+from menv.algorithms.own_classes import OF_ALGORITHMS as UNCALLED
+from menv.algorithms.own_classes import warn_of_uncalled
 from menv.algorithms.policies import Policies
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
@@ -64,6 +66,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             ConfigError: A setting is wrong.
             EnvCrashError: An environment could not be created.
         """
+        warn_of_uncalled(type(self).__name__, type(self), UNCALLED)
         self.config = read_config(self.recipe.config_class, config, env)
         Evaluation.check(self.config)
         multi = self.config.multiagent

@@ -15,6 +15,7 @@ from menv.algorithms.config.classic_keys import adopt, override
 from menv.algorithms.config.ppo_config import PPOConfig
 from menv.algorithms.learning.learners import Learners
 from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.own_classes import check_policy_class
 from menv.algorithms.recipe import Recipe, recipe_named
 from menv.algorithms.rollouts.completion import Completion
 from menv.algorithms.rollouts.joint_obs import JointObs
@@ -293,6 +294,7 @@ def _policy_of(
     if spec.policy_class is not None:
         (network,) = (built.network for built in nets if built.cohort is cohort)
         settings = configs[policy_id]
+        check_policy_class(policy_id, spec.policy_class)
         policy: NetPolicy = spec.policy_class(
             cohort, index, spec.config, seed, network=network, settings=settings
         )

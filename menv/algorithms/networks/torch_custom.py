@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from menv.acting.action_head import ILLEGAL
+from menv.algorithms.own_classes import OF_MODULES, warn_of_uncalled
 from menv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def build_module(spec: CustomSpec, seed: int) -> nn.Module:
             f"{_where(spec)}: the outputs of forward have no gradient, expected some that depend on the parameters; "
             "leave detach() and torch.no_grad() out"
         )
+    warn_of_uncalled(_where(spec), type(module), OF_MODULES)
     return module
 
 

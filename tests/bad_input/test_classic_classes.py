@@ -1,0 +1,117 @@
+"""Classes written for the classic API: methods that nobody calls are told, other parameters refused."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from menv import ConfigError
+from menv.algorithms import PPO, PPOPolicy, own_classes
+from menv.algorithms.algorithm import Algorithm
+
+
+class ClassicConstructor(PPOPolicy):
+    def __init__(self, observation_space: Any, action_space: Any, config: Any) -> None:
+        super().__init__(observation_space, action_space, config)  # type: ignore[call-arg]
+
+
+class ClassicLoss(PPOPolicy):
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> Any:  # type: ignore[override]
+        return super().loss(train_batch)
+
+
+class ClassicStats(PPOPolicy):
+    def stats_fn(self, train_batch: Any) -> Any:
+        return {"vf_explained_var": 1.0}
+
+
+class Attributes(PPOPolicy):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.mine = self.config["gamma"], self.observation_space
+
+
+class ClassicModel(torch.nn.Module):
+    def __init__(self, obs_space: Any, num_outputs: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(obs_space.shape[0], num_outputs + 1)
+
+    def forward(self, obs: Any) -> Any:
+        found = self.layer(obs)
+        return found[:, 1:], found[:, 0]
+
+    def custom_loss(self, policy_loss: Any, loss_inputs: Any) -> Any:
+        return policy_loss
+
+
+class ClassicWorkflow(PPO):
+    @classmethod
+    def get_default_policy_class(cls, config: Any) -> Any:
+        return Attributes
+
+    def training_step(self) -> Any:
+        return {}
+
+
+def config(policy: Any = None, **more: Any) -> dict[str, Any]:
+    return {"env": "CartPole-v1", "multiagent": {"policies": {"default_policy": policy}}, **more}
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (
+            ClassicConstructor,
+            r"ClassicConstructor\.__init__\(self, observation_space.*\(self, \*args, \*\*kwargs\)",
+        ),
+        (
+            ClassicLoss,
+            r"ClassicLoss\.loss\(self, model.*expected \(self, batch\); self\.network is the model",
+        ),
+    ],
+)
+def test_classic_parameters_of_policies_are_refused_in_a_line(policy: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=r"^policies\['default_policy'\]: " + message):
+        PPO(config=config(policy))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "messages"),
+    [
+        (PPO, config(ClassicStats), ["ClassicStats.stats_fn is never called; return (loss, {name: scalar})"]),
+        (
+            PPO,
+            config(model={"custom_model": ClassicModel}),
+            ["ClassicModel.custom_loss is never called; write loss"],
+        ),
+        (
+            ClassicWorkflow,
+            config(),
+            [
+                "get_default_policy_class is never called; name the class in multi",
+                "training_step is never called",
+            ],
+        ),
+    ],
+)
+def test_methods_that_nobody_calls_are_told(algorithm: Any, settings: Any, messages: list[str]) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        algorithm(config=settings).stop()
+    for message in messages:
+        assert any(message in str(one.message) for one in told)
+
+
+def test_a_constructor_that_hands_everything_on_is_fine() -> None:
+    with PPO(config=config(Attributes, gamma=0.5)) as algo:
+        policy: Any = algo.get_policy()
+        assert policy.mine == (0.5, policy.observation_space)
+
+
+def test_what_is_told_of_nobody_here_has() -> None:
+    tables = {Algorithm: own_classes.OF_ALGORITHMS, PPOPolicy: own_classes.OF_POLICIES}
+    for owner, names in {**tables, torch.nn.Module: own_classes.OF_MODULES}.items():
+        assert not [name for name in names if hasattr(owner, name)]
