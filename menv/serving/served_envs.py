@@ -81,6 +81,7 @@ class ServedEnvs(RoundEnvs):
             return_s=return_s, batch_wait=batch_wait, env_steps_per_sample=env_steps_per_sample,
             force_on_policy=force_on_policy,
         )  # fmt: skip
+        _check_spaces(type(self).__name__, ioctx)
         board = RoundBoard()
         super().__init__(
             board, observation_space=ioctx.observation_space, action_space=ioctx.action_space,
@@ -287,6 +288,16 @@ def _check(**settings: Any) -> None:
         if not is_right(value):
             raise ConfigError(
                 f"{name}: got {value!r:.60}, expected {expected}; leave it out for what is usual"
+            )
+
+
+def _check_spaces(name: str, ioctx: InputContext) -> None:
+    """Refuse clients of whom nobody knows what they observe, or do."""
+    for kind in ("observation", "action"):
+        if getattr(ioctx, f"{kind}_space") is None and not getattr(ioctx, f"{kind}_spaces"):
+            raise ConfigError(
+                f"{name}: no {kind} space is known, expected those of a stub or of the config; give env=..., a stub, a "
+                "MultiAgentEnv if clients name agents, or observation_space and action_space"
             )
 
 

@@ -20,6 +20,7 @@ from menv.input_context import InputContext
 from menv.loop.quota import ExternalQuota, Quota
 from menv.loop.whole_episodes import WholeQuota
 from menv.multi_agent_env import MultiAgentEnv
+from menv.policy_spec import PolicySpec
 from menv.registry import make_env
 from menv.scale.convert import to_base_env
 from menv.scale.far_env import FarEnv
@@ -149,7 +150,7 @@ def _make_env(config: AlgorithmConfig, place: Place, vector_index: int) -> Any:
 
 
 def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
-    """Return what an input is told: the spaces of the config, or those of the stub."""
+    """Return what an input is told: the spaces of the config, those of the stub, or what all policies share."""
     agents = tuple(getattr(stub, "possible_agents", None) or ())
     multi = isinstance(stub, MultiAgentEnv) or bool(agents)
     one, by_agent = {}, {}
@@ -157,6 +158,8 @@ def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
         given = getattr(config, f"{kind}_space")
         if given is None:
             given = getattr(stub, f"{kind}_spaces", None) or getattr(stub, f"{kind}_space", None)
+        if given is None and not multi:
+            given = _shared_space(config, f"{kind}_space")
         if isinstance(given, gym.spaces.Dict) and agents and set(agents) <= set(given.spaces):
             given = given.spaces
         spaces = dict(given) if isinstance(given, Mapping) and not isinstance(given, gym.Space) else {}
@@ -168,3 +171,14 @@ def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
         possible_agents=(agents or tuple(by_agent["observation"])) if multi else (SINGLE_AGENT,),
         multi_agent=multi, env_config=dict(config.env_config), env_steps_per_sample=config.fragment_length(1),
     )  # fmt: skip
+
+
+def _shared_space(config: AlgorithmConfig, kind: str) -> Any:
+    """Return the space that all policies declare, None if one of them declares none or another."""
+    policies = config.multiagent.policies
+    if kind == "observation_space" and config.multiagent.observation_fn is not None:
+        # What clients observe is not what policies do.
+        return None
+    named = policies if isinstance(policies, Mapping) else {}
+    spaces = [getattr(PolicySpec.of(policy_id, value), kind) for policy_id, value in named.items()]
+    return spaces[0] if spaces and all(space == spaces[0] for space in spaces) else None
