@@ -98,14 +98,18 @@ OF_WORKERS = {
     "learn_on_batch": "algo.train() learns",
     "policies_to_train": _WHO_LEARNS,
     "policy_config": _KEPT,
+    "preprocessors": "policies[policy_id].agent_connectors has what observations go through",
     "policy_dict": "policies has the policies by id",
     "policy_mapping_fn": "call episode.policy_for(agent_id)",
     "rollout_fragment_length": _KEPT,
+    "sampler": "on_sample_end is given the rows of a fragment, on_postprocess_trajectory those of an episode's agents",
     "set_policy_mapping_fn": "call algorithm.add_policy(..., policy_mapping_fn=...)",
     "set_weights": "call algorithm.set_weights({policy_id: weights})",
     "spaces": "policies[policy_id] has its spaces",
 }
 OF_POLICIES = {
+    "_create_exploration": "leave it out; compute_actions is given explore",
+    "action_space_struct": "read action_space",
     "action_dist_class": 'write model={"custom_model": ...}',
     "apply_gradients": _LOSS,
     "compute_action": "call act(obs)",
@@ -130,6 +134,7 @@ OF_POLICIES = {
     "loss": _LOSS,
     "model": f"call act(obs) or compute_actions([obs, ...]); {_WEIGHTS}; "
     'a network of your own is model={"custom_model": ...} in the config',
+    "observation_space_struct": "read observation_space",
     "num_state_tensors": "call len(get_initial_state())",
     "reset_connectors": "call agent_connectors.reset(env_id)",
     "set_state": _WEIGHTS,

@@ -147,6 +147,8 @@ def test_an_unknown_key_names_the_nearest_one(key: str, near: str) -> None:
         ("horizon", "end episodes in the environment, with gymnasium.wrappers.TimeLimit"),
         ("exploration_config", "PPO draws from its policy; leave it out"),
         ("custom_evaluation_function", "call algo.evaluate() yourself"),
+        ("custom_async_evaluation_function", "call algo.evaluate() yourself"),
+        ("env_task_fn", 'call algorithm.call_envs("set_task", task) in on_train_result'),
         ("output_max_file_size", "write down what on_sample_end(worker, samples) is given"),
         ("replay_buffer_config", "only DQN and QMIX replay; leave it out"),
     ],
