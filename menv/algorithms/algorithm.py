@@ -67,7 +67,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             EnvCrashError: An environment could not be created.
         """
         warn_of_uncalled(type(self).__name__, type(self), UNCALLED)
-        self.config = read_config(self.recipe.config_class, config, env)
+        self.config = read_config(self.recipe.config_class, config, env, self.get_default_config())
         Evaluation.check(self.config)
         multi = self.config.multiagent
         self._callbacks = read_callbacks(self.config.callbacks)

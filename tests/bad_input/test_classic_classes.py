@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from menv import ConfigError
-from menv.algorithms import PPO, PPOPolicy, own_classes
+from menv.algorithms import PPO, PPOConfig, PPOPolicy, own_classes
 from menv.algorithms.algorithm import Algorithm
+from menv.algorithms.config.classic_keys import read_config
 
 
 class ClassicConstructor(PPOPolicy):
@@ -54,6 +55,12 @@ class ClassicWorkflow(PPO):
 
     def training_step(self) -> Any:
         return {}
+
+
+class OtherDefaults(PPO):
+    @classmethod
+    def get_default_config(cls) -> PPOConfig:
+        return PPOConfig(gamma=0.5, lr=0.25)
 
 
 def config(policy: Any = None, **more: Any) -> dict[str, Any]:
@@ -109,6 +116,15 @@ def test_a_constructor_that_hands_everything_on_is_fine() -> None:
     with PPO(config=config(Attributes, gamma=0.5)) as algo:
         policy: Any = algo.get_policy()
         assert policy.mine == (0.5, policy.observation_space)
+
+
+def test_defaults_of_ones_own_hold_where_a_dict_says_nothing_else() -> None:
+    with OtherDefaults(config=config(lr=0.125)) as algo:
+        assert [algo.config[key] for key in ("gamma", "lr", "env")] == [0.5, 0.125, "CartPole-v1"]
+    with OtherDefaults(config=PPOConfig(env="CartPole-v1")) as algo:
+        assert algo.config["gamma"] == PPOConfig().gamma
+    given = {"gamma": 0.75, "lr": 0.5}
+    assert read_config(PPOConfig, {"lr": 0.125}, None, given) == PPOConfig(gamma=0.75, lr=0.125)
 
 
 def test_what_is_told_of_nobody_here_has() -> None:

@@ -23,13 +23,14 @@ OF_A_POLICY = {
 }  # fmt: skip
 
 
-def read_config(config_class: type[C], config: Any, env: Any = None) -> C:
+def read_config(config_class: type[C], config: Any, env: Any = None, default: Any = None) -> C:
     """Return `config`, a dataclass or a classic dict, as a `config_class`.
 
     Args:
         config_class: The algorithm's config.
         config: An instance of it, a mapping, or None for the defaults.
         env: Takes precedence over the config's own `env`.
+        default: Has what a dict leaves out, in either form; None takes the defaults of the class.
 
     Raises:
         ConfigError: An unknown key, or a section that is no dict.
@@ -46,7 +47,9 @@ def read_config(config_class: type[C], config: Any, env: Any = None) -> C:
     values = read_keys(config_class, config)
     if env is not None:
         values["env"] = env
-    return config_class(**values)
+    if default is None:
+        return config_class(**values)
+    return replace(read_config(config_class, default), **values)
 
 
 def override(
