@@ -34,6 +34,14 @@ def kill(pid: int) -> None:
         time.sleep(0.01)
 
 
+def train_until_gone(algo: Any, victim: int | None) -> None:
+    """Train once, or twice where the victim had sent the fragment of the first iteration ahead."""
+    algo.train()
+    if victim in algo.worker_pids():
+        assert algo.config.overlap
+        algo.train()
+
+
 def test_a_worker_that_is_killed_between_two_iterations_costs_its_own_episodes_only() -> None:
     with running(2) as algo:
         algo.train()
@@ -104,11 +112,7 @@ def test_a_replacement_acts_with_the_weights_and_policies_of_now(overlap: bool) 
         victim = algo.worker_pids()[1]
         kill(victim)
         with pytest.warns(EnvFaultWarning):
-            algo.train()
-            if victim in algo.worker_pids():
-                # It had sent the fragment of this iteration ahead.
-                assert overlap
-                algo.train()
+            train_until_gone(algo, victim)
         batch = algo.sample()[names[1]]
         networks = algo.get_policy(names[1]).networks
         fresh = networks.backend.evaluate(1, batch["obs"], None, batch["actions"])
