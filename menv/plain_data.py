@@ -134,7 +134,9 @@ def _marked(mark: str, held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any
             return float(held)
         array = arrays[held]
         return {"$array": np.array(array), "$scalar": array[()]}[mark]
-    except (KeyError, TypeError, ValueError) as error:
+    except NotPlainError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise NotPlainError(
             f"plain data: {mark!r} with {str(held)[:60]!r}, expected what to_plain writes; the file was written by "
             "something else"

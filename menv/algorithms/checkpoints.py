@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -15,7 +15,7 @@ import menv
 from menv.algorithms.recipe import recipe_named
 from menv.algorithms.stored_config import restored_config, stored_config
 from menv.classic_names import classic_keywords
-from menv.errors import CallOrderError, ConfigError
+from menv.errors import CallOrderError, ConfigError, MenvError
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm
@@ -124,14 +124,14 @@ class Checkpoints:
         manifest = _manifest(folder, cls)
         files = read_files(folder, manifest)
         kind = _kind(cls, manifest)
-        settings = restored_config(
-            kind.recipe.config_class, manifest["config"],
-            _with(config, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train), env, policy_ids,
-        )  # fmt: skip
+        given = _with(config, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
+        with _taken_over(folder):
+            settings = restored_config(kind.recipe.config_class, manifest["config"], given, env, policy_ids)
+            same = settings.seed == manifest["config"]["seed"]
         algo = kind(settings)
         try:
-            same = settings.seed == manifest["config"]["seed"]
-            algo._state.restore(files, keep_seed=not same)
+            with _taken_over(folder):
+                algo._state.restore(files, keep_seed=not same)
             algo._callbacks.on_checkpoint_loaded(algorithm=algo)
         except BaseException:
             algo.stop()
@@ -146,7 +146,8 @@ class Checkpoints:
             path: As for `from_checkpoint`.
 
         Raises:
-            ConfigError: The checkpoint is not as it was written, or of other policies or networks; nothing has changed.
+            ConfigError: The checkpoint is not as it was written, or of other policies or networks; nothing has changed,
+                unless the message says that this algorithm cannot go on.
         """
         from menv.loop.checkpoint_folder import find_checkpoint, read_files
 
@@ -154,12 +155,34 @@ class Checkpoints:
         _refuse_stopped(algo, "restore")
         folder = find_checkpoint(path)
         manifest = _manifest(folder, type(self))
-        found = sorted(manifest["config"]["multiagent"]["policies"])
+        with _taken_over(folder):
+            found = sorted(manifest["config"]["multiagent"]["policies"])
         own = sorted(algo._population.policies)
         if found != own:
             raise ConfigError(f"{folder}: policies {found}, expected {own}; {_AGAIN}")
-        algo._state.restore(read_files(folder, manifest))
+        files = read_files(folder, manifest)
+        with _taken_over(folder):
+            algo._state.restore(files)
         algo._callbacks.on_checkpoint_loaded(algorithm=algo)
+
+
+@contextmanager
+def _taken_over(folder: Path) -> Iterator[None]:
+    """Raise one kind of error for whatever the content of a checkpoint leads to.
+
+    Raises:
+        ConfigError: It is not what `save` writes; the hashes are right, so somebody else wrote it.
+    """
+    try:
+        yield
+    except (MenvError, OSError):
+        raise
+    except Exception as error:
+        why = " ".join(ascii(str(error))[1:-1].split())
+        raise ConfigError(
+            f"{folder}: cannot be taken over ({type(error).__name__}: {why:.120}), expected what save wrote of such a "
+            "run; build the algorithm anew, it cannot go on from here, and load another checkpoint"
+        ) from error
 
 
 def _manifest(folder: Path, kind: type) -> dict[str, Any]:
@@ -167,9 +190,9 @@ def _manifest(folder: Path, kind: type) -> dict[str, Any]:
     from menv.loop.checkpoint_folder import read_manifest
 
     manifest = read_manifest(folder)
-    if manifest.get("kind") != _KIND:
+    if manifest.get("kind") != _KIND or not isinstance(manifest.get("algorithm"), str):
         raise ConfigError(
-            f"{folder}: {manifest.get('kind')!r}, expected a {_KIND}; pass a folder that save wrote"
+            f"{folder}: {manifest.get('kind')!r:.60}, expected a {_KIND}; pass a folder that save wrote"
         )
     recipe = getattr(kind, "recipe", None)
     name = manifest["algorithm"] if recipe is None else recipe.name

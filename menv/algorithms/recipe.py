@@ -145,11 +145,11 @@ def recipe_named(name: str, policy_id: str) -> Recipe:
     Raises:
         ConfigError: There is no such algorithm.
     """
-    if name not in _HOMES:
+    if not isinstance(name, str) or name not in _HOMES:
         near = difflib.get_close_matches(name.upper(), _HOMES, 1, 0.4) if isinstance(name, str) else []
         hint = f"did you mean {near[0]!r}?" if near else "choose one of these"
         raise ConfigError(
-            f"policies[{policy_id!r}]: algorithm={name!r}, expected one of {', '.join(sorted(_HOMES))}; {hint}"
+            f"policies[{policy_id!r}]: algorithm={name!r:.60}, expected one of {', '.join(sorted(_HOMES))}; {hint}"
         )
     module, _, attribute = _HOMES[name].partition(":")
     recipe: Recipe = getattr(import_module(module), attribute)()

@@ -192,13 +192,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     text = path.read_bytes()
     try:
         manifest = json.loads(text)
+        if not isinstance(manifest, dict):
+            raise TypeError
         changed = _manifest_text({key: manifest[key] for key in manifest if key != "sha256"}).encode() != text
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, type(error).__name__) from error
     if isinstance(manifest.get("format"), int) and manifest["format"] > FORMAT:
         raise ConfigError(
             f"{path}: format {manifest['format']}, expected at most {FORMAT}; it was written by menv "
-            f"{manifest.get('menv_version')}, load it with that or a later one"
+            f"{str(manifest.get('menv_version'))[:40]}, load it with that or a later one"
         )
     if changed or not _lists_files(manifest.get("files")):
         raise _damaged(path, "changed bytes")
@@ -244,7 +246,8 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
 def _lists_files(files: Any) -> bool:
     """Return whether a manifest's list of files is one, whose names lead nowhere else."""
     return isinstance(files, dict) and all(
-        _FILE.fullmatch(name) and isinstance(told, dict) for name, told in files.items()
+        _FILE.fullmatch(name) and isinstance(told, dict) and {"bytes", "sha256"} <= told.keys()
+        for name, told in files.items()
     )
 
 

@@ -180,4 +180,5 @@ def _why(error: Exception) -> str:
 
 def _hash(home: Path) -> str:
     """Return the hash of the manifest of a policy."""
-    return hashlib.sha256((home / bundle_files.MANIFEST).read_bytes()).hexdigest()
+    with (home / bundle_files.MANIFEST).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

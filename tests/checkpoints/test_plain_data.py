@@ -69,7 +69,16 @@ def test_anything_else_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "tree", [{"$array": "7"}, {"$class": "os"}, {"$dict": [1]}, {"$float": "x"}, {"$objects": 3}]
+    "tree",
+    [
+        {"$array": "7"},
+        {"$class": "os"},
+        {"$dict": [1]},
+        {"$float": "x"},
+        {"$float": 10**400},
+        {"$objects": 3},
+        {"$objects": [[10**30], [1]]},
+    ],
 )
 def test_marks_that_nobody_writes_are_refused(tree: Any) -> None:
     with pytest.raises(ConfigError, match="expected what to_plain writes"):

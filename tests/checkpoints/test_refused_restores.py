@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +56,43 @@ def test_who_saves_without_a_folder_is_told_to_give_one() -> None:
         pytest.raises(ConfigError, match=r"^save: no folder is given, .*call save\(folder\)"),
     ):
         algo.save()
+
+
+def _signed(folder: Path, name: str, keys: list[str], value: Any) -> None:
+    """Change an entry of a file of a checkpoint and make all hashes right again, as somebody who means harm."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("sha256")
+    tree = manifest if name == "manifest.json" else json.loads((folder / name).read_text())
+    part = tree
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    if name != "manifest.json":
+        data = json.dumps(tree).encode()
+        (folder / name).write_bytes(data)
+        manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    text = json.dumps(manifest, indent=1, sort_keys=True)
+    manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
+
+
+@pytest.mark.parametrize(("name", "keys", "value", "said"), [
+    ("manifest.json", ["algorithm"], 3, "expected a menv training checkpoint"),
+    ("manifest.json", ["config"], {}, "cannot be taken over"),
+    ("manifest.json", ["config", "multiagent", "policies"], 1, "cannot be taken over"),
+    ("manifest.json", ["files", "state.json"], {}, "expected the file as it was written"),
+    ("state.json", ["metrics"], None, "cannot be taken over"),
+    ("state.json", ["sampler"], [["\n" * 300]], "cannot be taken over"),
+    ("state.json", ["learners"], [[[], 1]], "cannot be taken over"),
+])  # fmt: skip
+def test_what_somebody_made_up_with_right_hashes_is_refused_in_one_line(
+    name: str, keys: list[str], value: Any, said: str, tmp_path: Path
+) -> None:
+    with DQN(env="CartPole-v1", config=REPLAYED) as algo:
+        folder = algo.save(tmp_path)
+        _signed(folder, name, keys, value)
+        for load in (algo.restore, DQN.from_checkpoint):
+            with pytest.raises(ConfigError, match=said) as caught:
+                load(tmp_path)
+            assert "\n" not in str(caught.value)
+            assert len(str(caught.value)) < 600
