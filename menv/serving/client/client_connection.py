@@ -12,7 +12,7 @@ import secrets
 from typing import Protocol
 
 from menv.serving.client.client_address import ClientAddress
-from menv.serving.client.client_socket import encryption, end_socket, lost, open_socket
+from menv.serving.client.client_socket import MOST_ANSWER_BYTES, encryption, end_socket, lost, open_socket
 from menv.serving.client.websocket_client import WebSocketClientConnection
 from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.framing import MOST_BODY_BYTES, Frames, frame
@@ -149,6 +149,10 @@ class HttpClientConnection:
                 # Where headers break off the rest would pass for an empty body.
                 if not response.length:
                     raise ConnectionResetError("the response broke off, or is none of a server of menv")
+                if response.length > MOST_ANSWER_BYTES:
+                    raise ConnectionResetError(
+                        f"a response of {response.length} bytes is none of a server of menv"
+                    )
                 return response.read()
         except (OSError, http.client.HTTPException) as error:
             raise lost(error) from error

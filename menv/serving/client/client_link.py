@@ -16,15 +16,24 @@ from menv.serving.client.client_connection import ClientConnection, connect, new
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect
 from menv.serving.wire.messages import (
+    Action,
     Answer,
     Episodes,
+    EpisodesAndGetState,
+    EpisodeStarted,
     Error,
+    GetAction,
     GetConfig,
+    GetPolicies,
+    GetState,
     Ok,
     Ping,
+    Policies,
     Pong,
     Request,
     SetConfig,
+    SetState,
+    StartEpisode,
     decode_answer,
     encode,
 )
@@ -35,6 +44,14 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _PING = encode(Ping(), Dialect.MSGPACK)
 _STALE = frozenset({Code.UNKNOWN_EPISODE, Code.WRONG_ORDER})
+_ANSWERS: dict[type[Any], type[Any]] = {
+    StartEpisode: EpisodeStarted,
+    GetAction: Action,
+    GetPolicies: Policies,
+    GetState: SetState,
+    EpisodesAndGetState: SetState,
+}
+_MOST_TOLD = 1000
 
 
 class SessionLostError(EpisodeError):
@@ -93,11 +110,13 @@ class ClientLink:
             ServerGoneError: Nobody answered in time.
             EpisodeError: The server does not know the episode, or not at this point.
             RefusedError: It refuses the request for another reason.
+            ConfigError: It answers something else, which no server of menv does.
         """
         with self._lock:
             answer = self._ask_until_answered(encode(request, Dialect.MSGPACK), anew)
-        if isinstance(answer, Error):
-            raise self._refusal(answer)
+            if isinstance(answer, Error):
+                raise self._refusal(answer)
+            self._require_answer(request, answer)
         return answer
 
     def bring(self, request: Episodes) -> None:
@@ -180,8 +199,8 @@ class ClientLink:
         if isinstance(answer, Error):
             self._drop()
             raise ConfigError(
-                f"PolicyClient: {self._address} refuses ({answer.code}: {answer.message}), expected to be let in; "
-                "check token and address"
+                f"PolicyClient: {self._address} refuses ({_told(answer.code)}: {_told(answer.message)}), expected to "
+                "be let in; check token and address"
             )
         if not isinstance(answer, SetConfig) or answer.session is None:
             self._drop()
@@ -196,6 +215,20 @@ class ClientLink:
                 "in time; start new episodes"
             )
 
+    def _require_answer(self, request: Request, answer: Answer) -> None:
+        """Refuse an answer to another question, so that nobody takes it for the one to this."""
+        kind, seq = type(request), getattr(request, "seq", None)
+        fits = isinstance(answer, _ANSWERS.get(kind, Ok))
+        if fits and getattr(answer, "seq", None) in (None, seq):
+            return
+        # What comes next over this connection may be late as well.
+        self._drop()
+        told = f"{type(answer).__name__} of number {getattr(answer, 'seq', None)}"
+        raise ConfigError(
+            f"PolicyClient: {self._address} answers {kind.__name__} of number {seq} with {told}, expected the answer "
+            "to this message; check the address, and what lies between"
+        )
+
     def _drop(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -204,5 +237,10 @@ class ClientLink:
     def _refusal(self, answer: Error) -> MenvError:
         """Return the error that tells the caller what to do next."""
         if answer.code in _STALE:
-            return EpisodeError(answer.message)
-        return RefusedError(answer.message, answer.code)
+            return EpisodeError(_told(answer.message))
+        return RefusedError(_told(answer.message), answer.code)
+
+
+def _told(text: str) -> str:
+    """Return what a server says as a line of a message, whatever it holds."""
+    return "".join(one if one.isprintable() else " " for one in text[:_MOST_TOLD])

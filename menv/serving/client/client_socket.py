@@ -11,6 +11,9 @@ import ssl
 
 from menv.serving.client.client_address import ClientAddress
 
+MOST_ANSWER_BYTES = 1 << 30
+"""Of HTTP and WebSocket, where frames do not count; what is longer comes from no server of menv."""
+
 
 def open_socket(address: ClientAddress, timeout: float) -> socket.socket:
     """Return a socket that is connected, and encrypted if the address says so.

@@ -28,7 +28,11 @@ class ClientSpaces:
     def __init__(self, config: SetConfig) -> None:
         self.multi_agent = bool(config.multi_agent)
         own = config.action_space
-        told = [own] if own is not None else [one["action_space"] for one in (config.policies or {}).values()]
+        told = (
+            [own]
+            if own is not None
+            else [one.get("action_space") for one in (config.policies or {}).values()]
+        )
         # Agents of different spaces cannot be told apart by what the server says of its policies.
         alike = bool(told) and all(one == told[0] for one in told)
         self._action_space = space_from_json(told[0], "SET_CONFIG.action_space") if alike else None

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 from msgspec import Raw
 
+from menv.acting.action_head import in_a_line
 from menv.errors import ContractError
 from menv.serving.wire.dialect import Dialect
 from menv.serving.wire.packed import to_raw
@@ -46,15 +47,36 @@ def element_of(space: gym.Space[Any] | None, value: Any) -> Any:
     Args:
         space: Its space; None if nobody told, lists are then arrays.
         value: Decoded from a message.
+
+    Raises:
+        ContractError: It is no such element; numbers of a Box may be outside its bounds, where actions are not clipped.
     """
+    try:
+        return _element(space, value)
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise ContractError(
+            f"PolicyClient: the server answers with an action that is none ({ascii(str(error))[1:-1]:.100}), expected "
+            f"an element of {in_a_line(space) if space is not None else 'a space'}; look at the server's policy"
+        ) from error
+
+
+def _element(space: gym.Space[Any] | None, value: Any) -> Any:
+    """Return what `element_of` does, or raise anything."""
     if isinstance(space, gym.spaces.Dict):
-        return {key: element_of(part, value[key]) for key, part in space.spaces.items()}
+        return {key: _element(part, value[key]) for key, part in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):
-        return tuple(element_of(part, one) for part, one in zip(space.spaces, value, strict=True))
+        return tuple(_element(part, one) for part, one in zip(space.spaces, value, strict=True))
     if isinstance(space, gym.spaces.Discrete):
-        return space.dtype.type(value)
+        choice = space.dtype.type(value)
+        if choice != value or not space.start <= choice < space.start + space.n:
+            raise ValueError(f"{value!r:.40} is no choice")
+        return choice
     if isinstance(space, gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
-        return np.array(value, space.dtype).reshape(space.shape)
+        array = np.array(value, space.dtype).reshape(space.shape)
+        fits = np.isfinite(array).all() if isinstance(space, gym.spaces.Box) else space.contains(array)
+        if not fits:
+            raise ValueError("its numbers are outside")
+        return array
     if space is None and isinstance(value, list) and value and isinstance(value[0], int | float):
         return np.array(value, np.float32 if isinstance(value[0], float) else np.int64)
     return value

@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from menv.errors import MenvError, ServerGoneError
+from menv.errors import ConfigError, MenvError, ServerGoneError
 from menv.segments import Column
 from menv.serving.client.client_link import ClientLink, SessionLostError
 from menv.serving.client.local_policy import Dice, LocalPolicy
@@ -154,13 +154,16 @@ class LocalActor:
         self._follow_session()
         episode.known = trained
         names: dict[str, str] = answer.policy_ids
+        _require("GetPolicies", agents, names)
         return names
 
     def _fetch(self, names: list[str]) -> None:
         """Fetch policies that have not been needed before."""
         state = self._link.ask(GetState(form="bundle", policy_ids=names), anew=True)
+        bundles = state.bundles or {}
+        _require("GetState", names, bundles)
         for name in names:
-            self._policies[name] = LocalPolicy(state.bundles[name], state.weights_seq_no)
+            self._policies[name] = LocalPolicy(bundles[name], state.weights_seq_no)
         self._asks = self._asks or state.ask_policies
         if self.weights_seq_no is None:
             # Those that were here before have older ones still, and get newer ones with the next update.
@@ -242,3 +245,13 @@ class LocalActor:
                     self._policies[name] = LocalPolicy(bundles[name], state.weights_seq_no)
         self.weights_seq_no = state.weights_seq_no
         self._asks = self._asks or state.ask_policies
+
+
+def _require(asked: str, wanted: Sequence[str], found: Mapping[str, Any]) -> None:
+    """Refuse an answer in which something is missing that was asked for."""
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ConfigError(
+            f"PolicyClient: the answer to {asked} holds nothing for {missing[:5]!a:.120}, expected all that was "
+            "asked for; check the address"
+        )

@@ -80,7 +80,11 @@ class PolicyClient:
         self._links: list[tuple[threading.Thread, ClientLink]] = []
         self._own = threading.local()
         self._first = self._own.link = self._new_link(session)
-        self._spaces = ClientSpaces(self._first.config)
+        try:
+            self._spaces = ClientSpaces(self._first.config)
+        except BaseException:
+            self._disconnect()
+            raise
         self._multi_agent = self._spaces.multi_agent
         self._episodes: dict[str, RemoteEpisode | LocalEpisode] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -90,7 +94,7 @@ class PolicyClient:
 
             self._actor = LocalActor(self._first, update_interval, seed)
         for name, where in (self._first.config.resume or {}).items() if session else ():
-            if "seq" in where:
+            if isinstance(where, dict) and type(where.get("seq")) is int:
                 self._episodes[name] = RemoteEpisode(self._first, self._spaces, name, where["seq"])
 
     def __enter__(self) -> PolicyClient:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from menv.base_env import SINGLE_AGENT
-from menv.errors import MenvError, RefusedError, ServerGoneError
+from menv.errors import ContractError, MenvError, RefusedError, ServerGoneError
 from menv.serving.client.client_link import ClientLink
 from menv.serving.client.client_spaces import ClientSpaces
 from menv.serving.client.client_values import element_of, written
@@ -61,6 +61,11 @@ class RemoteEpisode:
         space = self._spaces.action_space
         if not self._spaces.multi_agent:
             return element_of(space, answer.action)
+        if not isinstance(answer.action, dict):
+            raise ContractError(
+                f"PolicyClient: the server answers with a {type(answer.action).__name__}, expected actions by agent; "
+                "look at the server's config"
+            )
         return {agent: element_of(space, action) for agent, action in answer.action.items()}
 
     def log(self, observation: Any, action: Any) -> None:

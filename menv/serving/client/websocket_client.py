@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from typing import Any
 
 from menv.errors import ConfigError, MissingExtraError
 from menv.serving.client.client_address import ClientAddress
-from menv.serving.client.client_socket import end_socket, lost, open_socket
+from menv.serving.client.client_socket import MOST_ANSWER_BYTES, end_socket, lost, open_socket
 
 _CHUNK = 1 << 16
 _GOING_AWAY = 1001
@@ -37,11 +38,12 @@ class WebSocketClientConnection:
                 "or take an address that begins with http:// or tcp://"
             ) from error
         uri = parse_uri(f"ws{'s' * address.tls}://{address.authority}{address.path}")
-        self._protocol = ClientProtocol(uri, max_size=None, logger=_UNHEARD)
+        self._protocol = ClientProtocol(uri, max_size=MOST_ANSWER_BYTES, logger=_UNHEARD)
         self._bodies: list[bytes] = []
         self._fragments: list[bytes] = []
         # Whoever closes may be another thread than the one that sends.
         self._writing = threading.Lock()
+        self._timeout = timeout
         self._socket = open_socket(address, timeout)
         try:
             self._shake_hands(address, token)
@@ -61,9 +63,14 @@ class WebSocketClientConnection:
 
     def receive(self) -> bytes:
         """Return the next message; see `ClientConnection`."""
+        end = time.monotonic() + self._timeout
         while not self._bodies:
-            for frame in self._read():
-                self._take(frame)
+            frames = self._read()
+            # Nobody waits longer for somebody who only says that he is there.
+            if sum(map(self._take, frames)) or not frames:
+                end = time.monotonic() + self._timeout
+            elif time.monotonic() > end:
+                raise ConnectionAbortedError("no answer in time")
             if not self._bodies and self._protocol.close_expected():
                 raise ConnectionResetError("the server ended the connection")
         return self._bodies.pop(0)
@@ -132,16 +139,17 @@ class WebSocketClientConnection:
             raise ConnectionResetError("the server ended the connection")
         return events
 
-    def _take(self, frame: Any) -> None:
-        """Take a frame in, a part of a message or something about the connection."""
+    def _take(self, frame: Any) -> bool:
+        """Take a frame in, and return whether it is a part of a message and nothing about the connection."""
         from websockets.frames import Opcode
 
         if frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
-            return
+            return False
         self._fragments.append(bytes(frame.data))
         if frame.fin:
             self._bodies.append(b"".join(self._fragments))
             self._fragments.clear()
+        return True
 
     def _flush(self) -> None:
         """Send what the protocol has to say."""

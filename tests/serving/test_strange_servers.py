@@ -1,0 +1,125 @@
+"""Clients beside servers that mean harm, or are none: a call ends in one line, and no action comes from nowhere."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+import pytest
+from websockets.sync.server import serve
+
+from menv.errors import MenvError, ServerGoneError
+from menv.serving.client.policy_client import PolicyClient
+from menv.serving.wire.framing import Frames, frame
+
+DISCRETE = {"space": "discrete", "n": 2, "start": 0, "dtype": "int64"}
+BOX = {"space": "box", "low": -1, "high": 1, "shape": [2], "dtype": "float32"}
+GREETING = {"type": "SET_CONFIG", "env_steps_per_sample": 1, "force_on_policy": False, "session": "s"}
+OBS = [0.0] * 4
+
+
+def _answer(asked: dict[str, Any], space: dict[str, Any]) -> dict[str, Any]:
+    """Return what a server of one policy "p" answers."""
+    seq = {"seq": asked["seq"]} if "seq" in asked else {}
+    answers: dict[str, dict[str, Any]] = {
+        "GET_CONFIG": {**GREETING, "action_space": space, "policies": {"p": {"action_space": space}}},
+        "PING": {"type": "PONG"},
+        "START_EPISODE": {"type": "EPISODE", "episode_id": asked.get("episode_id"), **seq},
+        "GET_ACTION": {"type": "ACTION", "episode_id": "e", "action": 1, "weights_seq_no": 0, **seq},
+    }
+    return answers.get(asked["type"], {"type": "OK", **seq})
+
+
+@contextmanager
+def strange(changes: dict[str, dict[str, Any]], space: dict[str, Any] = DISCRETE) -> Iterator[str]:
+    """Yield the address of a server that answers messages of some types in its own way."""
+
+    def talk(peer: socket.socket) -> None:
+        frames = Frames(1 << 20)
+        with suppress(OSError), peer:
+            while data := peer.recv(1 << 16):
+                for body in frames.feed(data):
+                    asked = msgspec.msgpack.decode(body)
+                    answer = {**_answer(asked, space), **changes.get(asked["type"], {})}
+                    peer.sendall(frame(msgspec.msgpack.encode(answer)))
+
+    def listen() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=talk, args=(door.accept()[0],), daemon=True).start()
+
+    door = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        yield f"tcp://127.0.0.1:{door.getsockname()[1]}"
+    finally:
+        with suppress(OSError):
+            door.shutdown(socket.SHUT_RDWR)
+        door.close()
+
+
+@pytest.mark.parametrize(("mode", "changes", "space", "said"), [
+    ("remote", {"GET_ACTION": {"type": "OK"}}, DISCRETE, "answers GetAction of number 1 with Ok"),
+    ("remote", {"GET_ACTION": {"seq": 7}}, DISCRETE, "of number 1 with Action of number 7"),
+    ("remote", {"START_EPISODE": {"type": "PONG"}}, DISCRETE, "answers StartEpisode of number 0 with Pong"),
+    ("remote", {"GET_ACTION": {"action": 7}}, DISCRETE, "an action that is none"),
+    ("remote", {"GET_ACTION": {"action": 0.5}}, DISCRETE, "an action that is none"),
+    ("remote", {"GET_ACTION": {"action": None}}, DISCRETE, "an action that is none"),
+    ("remote", {"GET_ACTION": {"action": [1.0]}}, BOX, "an action that is none"),
+    ("remote", {"GET_ACTION": {"action": [0.0, float("nan")]}}, BOX, "an action that is none"),
+    ("remote", {"GET_CONFIG": {"multi_agent": True}}, DISCRETE, "expected actions by agent"),
+    ("remote", {"GET_CONFIG": {"action_space": None, "policies": {"p": {}}}}, DISCRETE, "unknown space tag"),
+    ("remote", {"GET_ACTION": {"type": "ERROR", "code": "x", "message": "a\n\x1b[2J" * 900}}, DISCRETE, "a "),
+    ("local", {"GET_STATE": {"type": "OK"}}, DISCRETE, "answers GetState of number None with Ok"),
+    ("local", {"GET_STATE": {"type": "SET_STATE", "weights_seq_no": 1}}, DISCRETE, "holds nothing for"),
+    ("local", {"GET_CONFIG": {"policies": {}}, "GET_POLICIES": {"type": "POLICIES", "policy_ids": {}}},
+     DISCRETE, "holds nothing for"),
+])  # fmt: skip
+def test_an_answer_that_is_none_is_one_clear_error(
+    mode: Any, changes: dict[str, dict[str, Any]], space: dict[str, Any], said: str
+) -> None:
+    with (
+        strange(changes, space) as address,
+        pytest.raises(MenvError) as caught,
+        PolicyClient(address, mode, timeout=5) as client,
+    ):
+        client.get_action(client.start_episode(), OBS)
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1200
+
+
+def test_pings_alone_do_not_keep_a_client_waiting() -> None:
+    def only_pings(peer: Any) -> None:
+        with suppress(Exception):
+            while True:
+                peer.ping()
+                time.sleep(0.05)
+
+    with serve(only_pings, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        begun = time.monotonic()
+        with pytest.raises(ServerGoneError, match="no answer in time"):
+            PolicyClient(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", "remote", timeout=0.5)
+        assert time.monotonic() - begun < 20
+        server.shutdown()
+
+
+def test_a_response_of_absurd_length_is_not_waited_for() -> None:
+    def boast() -> None:
+        with suppress(OSError):
+            while True:
+                with door.accept()[0] as peer:
+                    peer.recv(1 << 16)
+                    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        threading.Thread(target=boast, daemon=True).start()
+        with pytest.raises(ServerGoneError, match="a response of 99999999999 bytes"):
+            PolicyClient(f"http://127.0.0.1:{door.getsockname()[1]}", "remote", timeout=0.2)
+        door.shutdown(socket.SHUT_RDWR)
