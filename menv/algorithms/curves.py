@@ -158,11 +158,11 @@ class _Canvas:
 
     def width(self, text: str) -> float:
         """Return how wide a text is."""
-        return float(self._draw.textlength(text, self._font)) / _SCALE
+        return float(self._draw.textlength(_line(text), self._font)) / _SCALE
 
     def text(self, at: tuple[float, float], text: str, anchor: str) -> None:
         """Write at a place that is the text's `anchor`, as Pillow calls it."""
-        self._draw.text(_scaled(at), text, _INK, self._font, anchor)
+        self._draw.text(_scaled(at), _line(text), _INK, self._font, anchor)
 
     def line(
         self, start: tuple[float, float], end: tuple[float, float], colour: tuple[int, int, int]
@@ -181,6 +181,11 @@ class _Canvas:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the picture."""
         self._image.reduce(_SCALE).save(path, "PNG")
+
+
+def _line(text: str) -> str:
+    """Return a text as one line: Pillow measures no other, and names of agents and runs may hold anything."""
+    return " ".join(text.splitlines())
 
 
 def _scaled(point: tuple[float, float]) -> tuple[float, float]:

@@ -107,7 +107,8 @@ def _numbers(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, float]
     for key, value in values.items():
         if key in _REPEATED:
             continue
-        tag = f"{path}{key}"
+        # Halves of characters have no place in the file.
+        tag = f"{path}{key}".encode("utf-8", "backslashreplace").decode("utf-8")
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{tag}/")
         elif _is_number(value) and math.isfinite(value):

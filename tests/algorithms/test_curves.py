@@ -72,6 +72,16 @@ def test_level_lines_and_single_points_have_axes_too(tmp_path: Path, points: Any
     assert len(where(drawn(tmp_path, {"a": points}), 0)) > 20
 
 
+def test_names_of_several_lines_are_drawn_in_one(tmp_path: Path) -> None:
+    drawn = []
+    for number, between in enumerate((" ", "\n")):
+        path = tmp_path / f"{number}.png"
+        name = f"agent{between}0"
+        plot_curves(path, {name: [(0, 1.0), (1, 2.0)]}, title=name, x_label=name, y_label=name)
+        drawn.append(path.read_bytes())
+    assert drawn[0] == drawn[1]
+
+
 def test_points_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     good = [(0.0, 1.0), (2.0, 3.0)]
     bad: list[Any] = [(0.5, None), (1.0, math.nan), (1.5, math.inf), (math.nan, 1.0)]

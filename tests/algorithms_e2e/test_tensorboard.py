@@ -92,6 +92,13 @@ def test_only_finite_numbers_are_curves(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_names_that_no_file_can_hold_are_written_with_escapes(tmp_path: Path) -> None:
+    with TensorBoardWriter(tmp_path) as writer:
+        writer.write({"custom_metrics": {"\ud800": 1.0, "../../x": 2.0}}, 1)
+    found = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
+    assert found == ["custom_metrics/\\ud800", "custom_metrics/../../x"]
+
+
 def test_a_policy_may_be_called_learner(tmp_path: Path) -> None:
     settings = {"multiagent": {"policies": ["learner"], "policy_mapping_fn": lambda agent_id: "learner"}}
     config = {**SMALL, **settings, "callbacks": TensorBoardCallbacks(tmp_path)}
