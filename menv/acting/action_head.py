@@ -54,7 +54,7 @@ class ActionHead:
         """Refuse a kind or sizes that describe no distribution."""
         if self.kind not in KINDS or not self.sizes or min(self.sizes) < 1 or not self._right_number():
             raise ConfigError(
-                f"ActionHead: kind {self.kind!r} with sizes {self.sizes}, expected one of {KINDS} and "
+                f"ActionHead: kind {self.kind!r:.60} with sizes {self.sizes!r:.60}, expected one of {KINDS} and "
                 "positive sizes (exactly one unless multi_categorical, equal ones for multi_q_values); "
                 "use ActionHead.for_space"
             )
@@ -185,7 +185,7 @@ class ActionHead:
             return cls(value["kind"], tuple(int(size) for size in value["sizes"]))
         except (KeyError, TypeError) as error:
             raise ConfigError(
-                f"ActionHead.from_json: {type(error).__name__} {error}, expected 'kind' and a list 'sizes'; "
+                f"ActionHead.from_json: {type(error).__name__} {error!s:.60}, expected 'kind' and a list 'sizes'; "
                 "pass what to_json returned"
             ) from error
 

@@ -378,4 +378,5 @@ def _with(manifest: Mapping[str, Any]) -> str:
     """Return the versions that a policy was written with."""
     versions: Any = manifest.get("written_with")
     pairs: Sequence[Any] = list(versions.items()) if isinstance(versions, dict) else []
-    return ", ".join(f"{name} {version}" for name, version in itertools.islice(pairs, 5))
+    told = (f"{name} {version}" for name, version in itertools.islice(pairs, 5))
+    return ", ".join("".join(filter(str.isprintable, one))[:60] for one in told)

@@ -106,6 +106,7 @@ def test_a_newer_format_asks_for_a_newer_version_whatever_else_is_in_it(folder: 
     (lambda m: m["action_space"].update(n=3), "'head' does not fit the rest"),
     (lambda m: m["head"].update(kind="gaussian"), "'head' does not fit the rest"),
     (lambda m: m["head"].update(kind="magic"), "ActionHead: kind 'magic'"),
+    (lambda m: m["head"].update(kind="magic" * 900), "ActionHead: kind 'magicmagic"),
     (lambda m: m.update(mask_width=2), "'mask_width' does not fit the rest"),
     (lambda m: m.update(state_sizes=[4]), "cannot act"),
     (lambda m: m.update(state_sizes=[1 << 60]), "'state_sizes' does not fit the rest"),
@@ -142,6 +143,8 @@ def test_golden_outputs_that_do_not_come_out_name_what_differs_and_the_versions(
             node.op_type = swapped.get(node.op_type, node.op_type)
         onnx.save(model, folder / name)
     sign(folder)
+    assert "written with menv " in refused(folder)
+    sign(folder, lambda manifest: manifest.update(written_with={"n\n" * 900: "\ud800"}))
     text = refused(folder)
     assert "golden.safetensors: 'dist_inputs' differs by up to" in text
     assert "onnxruntime" in text
