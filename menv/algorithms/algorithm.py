@@ -200,17 +200,11 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             **sampler_results,
             "sampler_results": sampler_results,
             "info": learner_info({policy_id: merged(own) for policy_id, own in stats.items()}),
-            "training_iteration": self.iteration,
-            "num_env_steps_sampled": rollouts.env_steps,
-            "num_agent_steps_sampled": rollouts.agent_steps,
+            **self.counts(),
             "num_env_steps_sampled_this_iter": rollouts.env_steps - env_steps,
             "num_agent_steps_sampled_this_iter": rollouts.agent_steps - agent_steps,
-            "num_env_steps_trained": learners.env_steps_trained,
-            "num_agent_steps_trained": learners.agent_steps_trained,
             "num_env_steps_trained_this_iter": learners.env_steps_trained - env_trained,
             "num_agent_steps_trained_this_iter": learners.agent_steps_trained - agent_trained,
-            "timesteps_total": rollouts.env_steps,
-            "agent_timesteps_total": rollouts.agent_steps,
             "digest": rollouts.digest.hex(),
             "inference": self.inference,
             **self._of_workers(),
@@ -222,6 +216,23 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         self.last_result = result
         self._callbacks.on_train_result(algorithm=self, result=result)
         return result
+
+    def counts(self) -> dict[str, int]:
+        """Return how far the run has come, earlier parts of a resumed one among it.
+
+        Returns:
+            `training_iteration`, and env and agent steps under the keys that results have for all of a run.
+        """
+        rollouts, learners = self._rollouts, self._population.learners
+        return {
+            "training_iteration": self.iteration,
+            "num_env_steps_sampled": rollouts.env_steps,
+            "num_agent_steps_sampled": rollouts.agent_steps,
+            "num_env_steps_trained": learners.env_steps_trained,
+            "num_agent_steps_trained": learners.agent_steps_trained,
+            "timesteps_total": rollouts.env_steps,
+            "agent_timesteps_total": rollouts.agent_steps,
+        }
 
     @classic_keywords(duration_fn=_DURATION, episodes_left_fn=_DURATION, parallel_train_future=_DURATION)
     def evaluate(self) -> dict[str, Any]:

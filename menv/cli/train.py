@@ -34,7 +34,7 @@ def train(given: argparse.Namespace) -> int:
         raise ConfigError("--every and --keep: no folder is given, expected --save FOLDER; add it")
     with algorithm_of(given) as algo, display(given.json) as shown, Ending() as ending:
         saved = algo.iteration
-        result: Mapping[str, Any] = {"training_iteration": algo.iteration}
+        result: Mapping[str, Any] = algo.counts()
         while not ending.signal and not _reached(result, given.stop):
             result = algo.train()
             shown.result(result)

@@ -55,6 +55,7 @@ def to_base_env(
             missing.
         ContractError: Its constructor has left out that of its base class.
     """
+    check_make_env(make_env)
     if isinstance(env, BaseEnv):
         return _own(env, num_envs)
     if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
@@ -80,6 +81,15 @@ def to_base_env(
         "wrap the object in one, an environment of PettingZoo in menv.wrappers.PettingZooEnv or ParallelPettingZooEnv, "
         "one of the old gym API in menv.wrappers.LegacyGym"
     )
+
+
+def check_make_env(make_env: Any) -> None:
+    """Refuse what creates no environments."""
+    if make_env is not None and not callable(make_env):
+        raise ConfigError(
+            f"to_base_env: make_env is {make_env!r:.100}, expected a function of one index; pass "
+            "make_env=lambda index: YourEnv(...)"
+        )
 
 
 def _own(env: BaseEnv, num_envs: int) -> BaseEnv:

@@ -102,6 +102,7 @@ def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> 
             f"remote_envs: make_env is None, expected one that creates a {kind} in another process; pass "
             "make_env=lambda index: YourEnv(...)"
         )
+    convert.check_make_env(make_env)
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ConfigError(
             f"num_envs: {num_envs!r}, expected at least 1; set num_envs_per_worker to 1 or more"

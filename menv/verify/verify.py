@@ -63,6 +63,7 @@ def verify_backends(
             f"verify_backends: config is {config!r:.100}, expected a dict of settings; write "
             '{"env_config": {"size": 5}}'
         )
+    _check_backends(backends)
     _check_counts(num_envs=(num_envs, 1), env_steps=(env_steps, 1), seed=(seed, 0))
     task = Task(env, config, num_envs, env_steps, seed)
     reference: Record | None = None
@@ -99,6 +100,19 @@ def verify_backends(
     return Report(
         task.name, task.num_envs, played, seed, digests, tuple(differences), left_out, generators
     )  # fmt: skip
+
+
+def _check_backends(backends: Any) -> None:
+    """Refuse anything but a few of the back-ends that there are."""
+    if (
+        not isinstance(backends, Sequence)
+        or not backends
+        or not all(isinstance(one, Backend) for one in backends)
+    ):
+        raise ConfigError(
+            f"verify_backends: backends is {backends!r:.100}, expected some of menv.verify.backends.BACKENDS; leave it "
+            "out for all of them"
+        )
 
 
 def _check_counts(**counts: tuple[int, int]) -> None:

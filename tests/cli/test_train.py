@@ -130,8 +130,10 @@ def test_a_bound_that_is_reached_already_trains_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results(capsys, "corridors:Corridor", *ONCE, "--save", "run")
-    again = ["--resume", "run", "--stop", "training_iteration=1"]
-    assert results(capsys, "corridors:Corridor", *again) == []
+    again = ["corridors:Corridor", "--resume", "run", "--stop"]
+    for key in ("training_iteration=1", "num_env_steps_sampled=64", "agent_timesteps_total=64"):
+        assert results(capsys, *again, key) == []
+    assert results(capsys, *again, "num_env_steps_trained=65")[0]["training_iteration"] == 2
 
 
 def test_a_mapping_that_was_written_by_hand_is_given_again(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gymnasium as gym
@@ -11,6 +12,7 @@ import pytest
 from menv.base_env import ALL, BaseEnv, Ready
 from menv.errors import ConfigError, ContractError, EnvCrashError
 from menv.loop.convert import to_base_env
+from menv.scale import convert as anywhere
 from menv.vector_env import VectorEnv
 from tests.contract.adapters import (
     ALL_ADAPTERS,
@@ -25,6 +27,8 @@ from tests.contract.adapters import (
     run,
 )
 from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SixDicts, SoloGym, seen
+
+to_remote_env = functools.partial(anywhere.to_base_env, remote_envs=True)
 
 local_adapter = pytest.mark.parametrize("adapter", LOCAL_ADAPTERS, ids=name_of)
 copies_adapter = pytest.mark.parametrize("adapter", [*LOCAL_ADAPTERS, *REMOTE_ADAPTERS], ids=name_of)
@@ -317,6 +321,14 @@ def test_several_environments_need_a_creator() -> None:
         ConfigError, match="num_envs=2 and make_env is None, expected one that creates 1 more; pass make_env"
     ):
         to_base_env(SoloGym(SOLO), None, 2)
+
+
+@pytest.mark.parametrize("convert", [to_base_env, to_remote_env])
+def test_what_creates_no_environments_is_refused(convert: Any) -> None:
+    with pytest.raises(
+        ConfigError, match="make_env is 3, expected a function of one index; pass make_env=lambda"
+    ):
+        convert(SoloGym(SOLO), 3, 2)
 
 
 def test_anything_else_is_refused_with_the_accepted_kinds() -> None:

@@ -298,6 +298,8 @@ def test_where_an_environment_fails_is_told_with_its_error() -> None:
         (unsteady.Walk, {"seed": -1}, "seed is -1"),
         (unsteady.Walk, {"config": {"gama": 1}}, "did you mean 'gamma'"),
         (unsteady.Walk, {"config": 3}, "config is 3, expected a dict of settings"),
+        (unsteady.Walk, {"backends": ()}, "backends is .., expected some of menv.verify.backends.BACKENDS"),
+        (unsteady.Walk, {"backends": ["ray"]}, "backends is .'ray'., expected some"),
         ("no_such_env", {}, "no_such_env"),
     ],
 )
