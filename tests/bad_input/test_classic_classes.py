@@ -127,6 +127,19 @@ def test_defaults_of_ones_own_hold_where_a_dict_says_nothing_else() -> None:
     assert read_config(PPOConfig, {"lr": 0.125}, None, given) == PPOConfig(gamma=0.75, lr=0.125)
 
 
+def test_sections_are_put_over_those_of_ones_own_defaults_key_by_key() -> None:
+    own = {
+        "model": {"fcnet_hiddens": [7], "use_lstm": True},
+        "multiagent": {"policies": ["a"], "count_steps_by": "agent_steps"},
+        "env_config": {"size": 5, "walls": True},
+    }
+    given = {"model": {"fcnet_hiddens": [3]}, "multiagent": {"policies": ["b"]}, "env_config": {"size": 6}}
+    read = read_config(PPOConfig, given, None, own)
+    assert (list(read.model.fcnet_hiddens), read.model.use_lstm) == ([3], True)
+    assert (read.multiagent.policies, read.multiagent.count_steps_by) == (["b"], "agent_steps")
+    assert read.env_config == {"size": 6, "walls": True}
+
+
 def test_what_is_told_of_nobody_here_has() -> None:
     tables = {Algorithm: own_classes.OF_ALGORITHMS, PPOPolicy: own_classes.OF_POLICIES}
     for owner, names in {**tables, torch.nn.Module: own_classes.OF_MODULES}.items():

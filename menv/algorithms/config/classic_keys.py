@@ -5,13 +5,12 @@ Unknown keys are refused with the nearest right one; keys that have no meaning h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.keys import RENAMED, refuse_or_warn, section_values
-from menv.algorithms.config.model_config import ModelConfig
 from menv.errors import ConfigError
 
 C = TypeVar("C", bound=AlgorithmConfig)
@@ -49,7 +48,8 @@ def read_config(config_class: type[C], config: Any, env: Any = None, default: An
         values["env"] = env
     if default is None:
         return config_class(**values)
-    return replace(read_config(config_class, default), **values)
+    below = read_config(config_class, default)
+    return replace(below, **{**values, **_sections(below, config)})
 
 
 def override(
@@ -79,9 +79,23 @@ def override(
             f"{where}{shared[0]!r} holds for all policies, expected one of {', '.join([*own, *sorted(OF_A_POLICY)])}; "
             "set it in the main config"
         )
-    if isinstance(changes.get("model"), Mapping):
-        values["model"] = replace(config.model, **section_values(ModelConfig, changes["model"], "model"))
-    return replace(config, **values)
+    return replace(config, **{**values, **_sections(config, changes, ("model",))})
+
+
+def _sections(
+    config: AlgorithmConfig,
+    changes: Mapping[str, Any],
+    names: Sequence[str] = ("model", "multiagent", "env_config"),
+) -> dict[str, Any]:
+    """Return the nested sections that `changes` has as dicts, put over those of `config`."""
+    sections: dict[str, Any] = {}
+    for name in names:
+        before, given = getattr(config, name), changes.get(name)
+        if isinstance(given, Mapping) and isinstance(before, Mapping):
+            sections[name] = {**before, **given}
+        elif isinstance(given, Mapping):
+            sections[name] = replace(before, **section_values(type(before), given, name))
+    return sections
 
 
 def adopt(
