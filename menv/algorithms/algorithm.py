@@ -16,8 +16,8 @@ from menv.algorithms.answers import Answers
 from menv.algorithms.checkpoints import Checkpoints
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
-from menv.algorithms.evaluation import Evaluation
-from menv.algorithms.evaluations import Evaluations
+from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
+from menv.algorithms.evaluation.evaluations import Evaluations
 from menv.algorithms.export.exports import Exports
 from menv.algorithms.learning.learners import learner_info, merged
 from menv.algorithms.outside import Outside
@@ -26,7 +26,6 @@ from menv.algorithms.own_classes import warn_of_uncalled
 from menv.algorithms.policies import Policies
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
-from menv.algorithms.rollouts.experience import make_evaluation_envs
 from menv.algorithms.rollouts.gathering import Gathering
 from menv.algorithms.rollouts.rollouts import LocalRollouts
 from menv.algorithms.rollouts.workforce import Workforce
@@ -68,7 +67,8 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         """
         warn_of_uncalled(type(self).__name__, type(self), UNCALLED)
         self.config = read_config(self.recipe.config_class, config, env, self.get_default_config())
-        Evaluation.check(self.config)
+        # Settings that no evaluation can have are refused at once: the first one may be hours away.
+        evaluation_settings(self.config)
         multi = self.config.multiagent
         self._callbacks = read_callbacks(self.config.callbacks)
         seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
@@ -89,9 +89,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         self._rollouts = self._workforce.rollouts(
             self._base_env, self._population, self._callbacks, seed, self._metrics
         )
-        self._evaluations = Evaluations(
-            self.config, self._population, partial(make_evaluation_envs, training_env=first), self._callbacks, seed
-        )  # fmt: skip
+        self._evaluations = Evaluations(self.config, self._population, first, self._callbacks, seed)
         # Where all sub-environments step together there is one agent in each.
         by_rows = multi.count_steps_by == "agent_steps" and not self._base_env.lockstep
         self._gathering = Gathering(self._rollouts, by_rows=by_rows)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.algorithms.evaluations import Evaluations
+from menv.algorithms.evaluation.evaluations import Evaluations
 from menv.algorithms.export.published import Published
 from menv.algorithms.population import Population
 from menv.algorithms.rollouts.gathering import Gathering

@@ -131,6 +131,13 @@ class PeerGroup:
         self._unmade.discard(index)
         self.peers[index] = self._briefed(index)
 
+    def brief_again(self, index: int) -> None:
+        """Let one of them become anew what it is to be by now, in the process that it has."""
+        self.settle(index)
+        method, *args = self._brief(index, self._replaced[index])
+        self.peers[index].ask(method, *args)
+        self._first[index] += 1
+
     def _briefed(self, index: int, peer: Peer | None = None) -> Peer:
         """Return a peer that knows what it is to be, a new one if none is given."""
         if peer is None:

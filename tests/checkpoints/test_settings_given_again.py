@@ -18,7 +18,7 @@ import menv
 from menv import PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config.classic_keys import read_config
-from menv.algorithms.evaluation import evaluation_settings
+from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
 from menv.algorithms.stored_config import restored_config, stored_config
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError, ContractError

@@ -30,6 +30,10 @@ _FLAGS = (
 _LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 _AT_LEAST_ONE = ("num_envs_per_worker", "train_batch_size", "metrics_num_episodes_for_smoothing")
 
+_AT_LEAST = {
+    "num_workers": 0, "evaluation_num_workers": 0, "remote_env_batch_wait_ms": 0, "max_staleness": 1,
+}  # fmt: skip
+
 _MEANS_NOTHING_WITHOUT = {
     "max_staleness": ("overlap", 1),
     "remote_env_batch_wait_ms": ("remote_worker_envs", 0),
@@ -112,6 +116,8 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     """What `evaluation_duration` counts, "episodes" or ("timesteps") env steps, rounded up to whole episodes."""
     evaluation_config: Mapping[str, Any] | None = None
     """Settings that differ in evaluations, such as `{"explore": False}`; items of `env_config` are merged."""
+    evaluation_num_workers: int = 0
+    """Processes that play evaluations, each in `num_envs_per_worker` sub-environments; 0 plays in this one."""
     always_attach_evaluation_results: bool = False
     """Whether results without an evaluation of their own repeat the last one."""
     callbacks: Any = None
@@ -181,14 +187,14 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
         check_number("config", "num_gpus", self.num_gpus, 0, 1)
         if self.torch_threads not in ("auto", None):
             _check_count("torch_threads", self.torch_threads)
-        for name, least in (("num_workers", 0), ("remote_env_batch_wait_ms", 0), ("max_staleness", 1)):
+        for name, least in _AT_LEAST.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: {value!r}, expected an integer of at least {least}; choose one")
         _check_choice("log_level", self.log_level, (None, *_LEVELS))
         if self.env_timeout is not None:
             _check_seconds("env_timeout", self.env_timeout)
-            if not self.num_workers and not self.remote_worker_envs:
+            if not (self.num_workers or self.evaluation_num_workers or self.remote_worker_envs):
                 raise ConfigError(
                     f"env_timeout: {self.env_timeout} with environments in this process, which cannot be given up, "
                     "expected some in others; set num_workers or remote_worker_envs=True"

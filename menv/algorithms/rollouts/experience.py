@@ -81,11 +81,11 @@ def make_experience(config: AlgorithmConfig, place: Place = _DRIVER) -> tuple[An
     return (base_env if stub is None else stub), base_env
 
 
-def make_evaluation_envs(config: AlgorithmConfig, training_env: Any) -> BaseEnv:
-    """Create the environments of evaluations.
+def check_evaluable(config: AlgorithmConfig, training_env: Any) -> None:
+    """Refuse evaluations without an environment that menv steps.
 
     Raises:
-        ConfigError: The config's `env` is that which is trained in, or there is none.
+        ConfigError: There is none.
     """
     if config.env is None or (
         config.input is not None and config.input is not False and training_env is None
@@ -94,7 +94,16 @@ def make_evaluation_envs(config: AlgorithmConfig, training_env: Any) -> BaseEnv:
             "evaluate: clients of an input cannot be evaluated, expected an environment that menv steps; give one with "
             'evaluation_config={"env": ...}'
         )
-    make = partial(_make_env, config, _DRIVER)
+
+
+def make_evaluation_envs(config: AlgorithmConfig, training_env: Any, place: Place = _DRIVER) -> BaseEnv:
+    """Create the environments of evaluations, or one worker's share of them.
+
+    Raises:
+        ConfigError: The config's `env` is that which is trained in, or there is none.
+    """
+    check_evaluable(config, training_env)
+    make = partial(_make_env, config, place)
     env = make(0)
     if env is training_env:
         raise ConfigError(
@@ -102,7 +111,7 @@ def make_evaluation_envs(config: AlgorithmConfig, training_env: Any) -> BaseEnv:
             "in the function"
         )
     seed = None if config.seed is None else config.seed + 10_000
-    return _in_table_form(config, env, make, seed)
+    return _in_table_form(config, env, make, seed, place)
 
 
 def _in_table_form(

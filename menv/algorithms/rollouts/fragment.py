@@ -11,33 +11,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.rollouts.completion import Completion
+from menv.algorithms.rollouts.company import Company
 from menv.algorithms.rollouts.experience import Place
-from menv.connectors.policy_connectors import PolicyConnectors
-from menv.loop.cohort import Cohort
 from menv.metrics import Taken
 from menv.multi_agent_batch import MultiAgentBatch
-from menv.policy import Policy
-from menv.policy_map import PolicyMap
 from menv.registry import Known
 from menv.scale.packing import Sealed
-
-
-@dataclass(slots=True)
-class Company:
-    """The policies, as a worker has them; a `Crew`. It is pickled in one go, because its parts know each other.
-
-    Attributes:
-        policy_map: Who answers for whom.
-        policies: The policy objects by id.
-        cohorts: Who answers together.
-        completion: Makes fragments ready to be learned from.
-    """
-
-    policy_map: PolicyMap
-    policies: Mapping[str, Policy]
-    cohorts: list[Cohort]
-    completion: Completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +47,6 @@ class Plan:
     place: Place
     company: Company
     seed: int
-
-
-class News(NamedTuple):
-    """What has changed of the policies since the last news.
-
-    Attributes:
-        weights: By policy id.
-        connectors: Pipelines that were edited, by policy id.
-        filters: By policy id: the place in its agent connectors, and a filter whose statistics are to be taken over.
-    """
-
-    weights: Mapping[str, Mapping[str, Any]]
-    connectors: Mapping[str, PolicyConnectors]
-    filters: Mapping[str, Sequence[tuple[int, Any]]]
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing has changed."""
-        return not (self.weights or self.connectors or self.filters)
 
 
 class Fragment(NamedTuple):

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.algorithms.rollouts.fragment import Company, News
-from menv.algorithms.rollouts.rollout_worker import synced
+from menv.algorithms.rollouts.company import Company, News, synced
 from menv.algorithms.rollouts.rollouts import Crew
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.loop.net_policy import NetPolicy
@@ -74,6 +73,10 @@ class Headlines:
         self._moved.clear()
         self.version += bool(weights)
         return News(weights, edited, filters)
+
+    def tell_filters(self) -> None:
+        """Let the next news tell of all filters, for those who look on while others sample."""
+        self._moved |= {name for name, policy in self._crew.policies.items() if synced(policy)}
 
     def absorb(self, seen: Mapping[str, Sequence[tuple[int, Any]]]) -> None:
         """Merge what the filters of a worker have seen."""

@@ -7,23 +7,22 @@ unless a policy acts with it.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.rollouts.company import Company, News, synced
 from menv.algorithms.rollouts.experience import make_experience
-from menv.algorithms.rollouts.fragment import Company, Fragment, News, Plan
+from menv.algorithms.rollouts.fragment import Fragment, Plan
 from menv.algorithms.rollouts.rollouts import LocalRollouts, Tree, freeze
 from menv.callbacks import overrides, read_callbacks
-from menv.connectors.default_pipelines import leaf_connectors
-from menv.connectors.kept_lives import hand_on_lives
-from menv.connectors.mean_std_filter import SyncedFilterAgentConnector
 from menv.errors import EnvFaultWarning
 from menv.loop.net_policy import NetPolicy
 from menv.loop.own_cohort import OwnCohort
 from menv.metrics import Metrics
-from menv.policy import Policy
 from menv.scale.log_level import set_log_level
 from menv.scale.packing import Sealed
 from menv.scale.watchdog import Watchdog, creation_limit, limited
@@ -32,17 +31,22 @@ Filters = dict[str, list[tuple[int, Any]]]
 _ALWAYS = ("always", None, EnvFaultWarning)
 
 
-class WorkerSeat:
+class Seat(ABC):
     """A place for a worker, which has imported what that will need; all but `take` is asked of the worker."""
 
     def __init__(self) -> None:
         import menv.acting.onnx_acting  # noqa: F401 - takes longest of all, and nobody has to wait for it yet
 
-        self._worker: RolloutWorker | None = None
+        self._worker: Any = None
 
     def take(self, plan: Plan) -> None:
-        """Create the worker."""
-        self._worker = RolloutWorker(plan)
+        """Create the worker, in the place of the one that is here."""
+        self.stop()
+        self._worker = self._made(plan)
+
+    @abstractmethod
+    def _made(self, plan: Plan) -> Any:
+        """Return a worker."""
 
     def __getattr__(self, name: str) -> Any:
         """Return a method of the worker."""
@@ -54,6 +58,14 @@ class WorkerSeat:
             self._worker.stop()
 
 
+class WorkerSeat(Seat):
+    """A place for one that samples."""
+
+    def _made(self, plan: Plan) -> RolloutWorker:
+        """Return a worker."""
+        return RolloutWorker(plan)
+
+
 class RolloutWorker:
     """Samples the share of the sub-environments that its place says.
 
@@ -62,12 +74,7 @@ class RolloutWorker:
     """
 
     def __init__(self, plan: Plan) -> None:
-        settings = plan.settings.opened() if isinstance(plan.settings, Sealed) else plan.settings
-        config = settings.config
-        if plan.place.recreated and config.seed is not None:
-            config = replace(config, seed=plan.seed)
-        set_log_level(config.log_level)
-        settings.known.tell()
+        config = opened(plan)
         self._company = plan.company
         self._metrics = Metrics(0)
         # Environments in processes of their own are watched from here.
@@ -98,12 +105,12 @@ class RolloutWorker:
             news: What has changed of the policies.
         """
         if news is not None:
-            self._take(news)
+            self._company.take(news, range(self._rollouts.sampler.slots_used))
         rollouts = self._rollouts
         for cohort in self._company.cohorts:
             cohort.weights_seq_no = weights_seq_no
         rollouts.sampler.explore = explore
-        with _heard() as faults:
+        with heard() as faults:
             batch = rollouts.sample()
         return Fragment(
             batch, rollouts.env_steps, rollouts.agent_steps, rollouts.digest.state(), rollouts.left_out,
@@ -160,23 +167,6 @@ class RolloutWorker:
         steps = getattr(self._rollouts.base_env, "env_steps", None)
         return 0 if steps is None else int(steps.sum())
 
-    def _take(self, news: News) -> None:
-        """Let policies be as they are in the driver."""
-        policies = self._company.policies
-        for policy_id, own in news.connectors.items():
-            policy = policies[policy_id]
-            assert isinstance(policy, NetPolicy)
-            before = policy.networks.connectors[policy.index]
-            # The driver knows nothing of the lives that are lived here.
-            hand_on_lives(before.agent, own.agent, range(self._rollouts.sampler.slots_used))
-            policy.networks.connectors[policy.index] = own  # type: ignore[index]
-        for policy_id, weights in news.weights.items():
-            policies[policy_id].set_weights(weights)
-        for policy_id, filters in news.filters.items():
-            mine = synced(policies[policy_id])
-            for place, theirs in filters:
-                mine[place].sync(theirs)
-
     def _seen(self) -> Filters:
         """Return what filters have seen since the last time."""
         found: Filters = {}
@@ -188,8 +178,19 @@ class RolloutWorker:
         return found
 
 
+def opened(plan: Plan) -> AlgorithmConfig:
+    """Return the settings of a plan; names of environments mean here by then what they mean in the driver."""
+    settings = plan.settings.opened() if isinstance(plan.settings, Sealed) else plan.settings
+    config = settings.config
+    if plan.place.recreated and config.seed is not None:
+        config = replace(config, seed=plan.seed)
+    set_log_level(config.log_level)
+    settings.known.tell()
+    return config
+
+
 @contextmanager
-def _heard() -> Iterator[list[str]]:
+def heard() -> Iterator[list[str]]:
     """Keep warnings of faults, which the driver shows; others are shown as ever, each once."""
     faults: list[str] = []
     show = warnings.showwarning
@@ -208,14 +209,3 @@ def _heard() -> Iterator[list[str]]:
         yield faults
     finally:
         warnings.showwarning = show
-
-
-def synced(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
-    """Return the filters of a policy whose statistics are merged, by their place among its agent connectors."""
-    if not isinstance(policy, NetPolicy):
-        return {}
-    return {
-        place: one
-        for place, one in enumerate(leaf_connectors(policy.agent_connectors))
-        if isinstance(one, SyncedFilterAgentConnector)
-    }

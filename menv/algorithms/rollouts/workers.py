@@ -7,7 +7,7 @@ one takes its place, with the policies of now, and samples its fragment. How fra
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from menv.algorithms.rollouts.experience import Place
 from menv.algorithms.rollouts.fragment import Fragment, Plan, Settings
 from menv.algorithms.rollouts.headlines import Headlines
 from menv.algorithms.rollouts.inbox import Inbox
-from menv.algorithms.rollouts.rollout_worker import WorkerSeat
+from menv.algorithms.rollouts.rollout_worker import Seat, WorkerSeat
 from menv.errors import CallOrderError, EnvFaultWarning, WorkerLostError
 from menv.metrics import Metrics
 from menv.scale.engine import Engine, Peer
@@ -39,6 +39,8 @@ class Workers:
         engine: Starts the workers.
         num_envs: Sub-environments of each.
         early: Seats that the engine has started already.
+        seat: Creates another kind of seat.
+        label: What messages call a worker.
 
     Attributes:
         inboxes: What has come from each and nobody has taken yet, and what it has done.
@@ -55,6 +57,9 @@ class Workers:
         engine: Engine,
         num_envs: int,
         early: Sequence[Peer] = (),
+        *,
+        seat: Callable[[], Seat] = WorkerSeat,
+        label: str = "worker",
     ) -> None:
         self._seed = seed
         self.inboxes = [Inbox() for _ in range(config.num_workers)]
@@ -66,7 +71,7 @@ class Workers:
         self._engine = engine
         self._each = num_envs
         self._stopped = False
-        self._group = PeerGroup(engine, WorkerSeat, self._plan, config.num_workers, "worker", early)
+        self._group = PeerGroup(engine, seat, self._plan, config.num_workers, label, early)
         self._first = Sealed(self._settings())
 
     def __len__(self) -> int:
@@ -136,16 +141,24 @@ class Workers:
         """Return what a worker answers to something else than for a fragment; of another worker, if it is lost."""
         self.fetch(index)
         self._group.settle(index)
-        while True:
-            self._group.ask(index, method, *args, parcel=parcel)
-            try:
-                return self._group.answer(index)
-            except WorkerLostError as error:
-                self._replace(index, error)
+        self._group.ask(index, method, *args, parcel=parcel)
+        return self._answer(index, method, args, parcel)
 
     def sure_of_all(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
         """Return what each answers, one after the other."""
         return [self.sure(index, method, *args, parcel=parcel) for index in range(len(self))]
+
+    def all_at_once(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
+        """Return what each answers, in their order; all are asked before anybody is waited for."""
+        for index in range(len(self)):
+            self._group.settle(index)
+            self._group.ask(index, method, *args, parcel=parcel)
+        return [self._answer(index, method, args, parcel) for index in range(len(self))]
+
+    def brief_again(self) -> None:
+        """Let each become a worker anew, with the policies of now, in the process that it has."""
+        for index in range(len(self)):
+            self._group.brief_again(index)
 
     def begin_again(self, seed: int) -> None:
         """Let each begin anew with another seed; what they have done is forgotten."""
@@ -164,6 +177,15 @@ class Workers:
         """End all of them."""
         self._stopped = True
         self._engine.stop()
+
+    def _answer(self, index: int, method: str, args: tuple[Any, ...], parcel: Any) -> Any:
+        """Wait for the answer of a worker that has been asked; another one is asked again, if it is lost."""
+        while True:
+            try:
+                return self._group.answer(index)
+            except WorkerLostError as error:
+                self._replace(index, error)
+                self._group.ask(index, method, *args, parcel=parcel)
 
     def _plan(self, index: int, times: int) -> tuple[Any, ...]:
         """Return what a seat is asked to make a worker; one that takes another's place draws other numbers."""

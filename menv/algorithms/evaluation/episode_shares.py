@@ -1,7 +1,7 @@
 """How many episodes of each sub-environment an evaluation plays, so that short ones are not preferred.
 
-`menv.algorithms.evaluation` hands one of these quotas to its sampler. Where all sub-environments step at once, one
-that has played its share plays on until all have; `FirstEpisodes` then leaves out what is too much.
+`menv.algorithms.evaluation.evaluation` hands one of these quotas to its sampler. Where all sub-environments step at
+once, one that has played its share plays on until all have; `FirstEpisodes` then leaves out what is too much.
 """
 
 from __future__ import annotations

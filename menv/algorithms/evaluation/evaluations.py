@@ -1,19 +1,29 @@
 """The evaluations of one run: what plays them, made when the first one begins, and what the latest told.
 
-`menv.algorithms.algorithm` has one. How episodes are played is in `menv.algorithms.evaluation`.
+`menv.algorithms.algorithm` has one. How episodes are played is in `menv.algorithms.evaluation.evaluation`, and by whom
+in `menv.algorithms.evaluation.evaluation_workers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.evaluation import Evaluation, MakeBaseEnv
+from menv.algorithms.evaluation.evaluation import Evaluation
+from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
+from menv.algorithms.evaluation.players import Players
 from menv.algorithms.population import Population
-from menv.callbacks import DefaultCallbacks
+from menv.algorithms.rollouts.experience import make_evaluation_envs
+from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import CallOrderError
 from menv.plain_data import is_plain
+
+if TYPE_CHECKING:
+    from menv.algorithms.evaluation.evaluation_workers import EvaluationWorkers
+
+_SEED = 10_000
 
 
 class Evaluations:
@@ -22,7 +32,7 @@ class Evaluations:
     Args:
         config: The training run's settings.
         population: The policies.
-        make_base_env: Creates the environments.
+        training_env: That which is trained in, if there is one.
         callbacks: Told about evaluations and their episodes.
         seed: Of the training run.
 
@@ -34,17 +44,17 @@ class Evaluations:
         self,
         config: AlgorithmConfig,
         population: Population,
-        make_base_env: MakeBaseEnv,
+        training_env: Any,
         callbacks: DefaultCallbacks,
         seed: int,
     ) -> None:
         self.latest: dict[str, Any] = {}
         self._config = config
         self._population = population
-        self._make_base_env = make_base_env
+        self._training_env = training_env
         self._callbacks = callbacks
         self._seed = seed
-        self._evaluation: Evaluation | None = None
+        self._evaluation: Evaluation | EvaluationWorkers | None = None
         self._playing = False
 
     def run(self, algorithm: Any) -> dict[str, Any]:
@@ -62,6 +72,11 @@ class Evaluations:
             self._playing = True
             self._callbacks.on_evaluate_start(algorithm=algorithm)
             self.latest = {"evaluation": evaluation.run()}
+            numbers = evaluation.recreated()
+            if numbers:
+                self._callbacks.on_workers_recreated(
+                    algorithm=algorithm, worker_ids=list(numbers), is_evaluation=True
+                )
             self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
         finally:
             self._playing = False
@@ -95,10 +110,22 @@ class Evaluations:
         if self._evaluation is not None:
             self._evaluation.stop()
 
-    def _ready(self) -> Evaluation:
+    def _ready(self) -> Evaluation | EvaluationWorkers:
         """Return what plays."""
         if self._evaluation is None:
-            self._evaluation = Evaluation(
-                self._config, self._population, self._make_base_env, self._callbacks, self._seed
-            )
+            self._evaluation = self._new_evaluation()
         return self._evaluation
+
+    def _new_evaluation(self) -> Evaluation | EvaluationWorkers:
+        config, first, seed = self._config, self._training_env, self._seed + _SEED
+        settings = evaluation_settings(config)
+        mapped = "policy_mapping_fn" in ((config.evaluation_config or {}).get("multiagent") or {})
+        players = Players(self._population, settings.multiagent.policy_mapping_fn if mapped else None)
+        if config.evaluation_num_workers:
+            from menv.algorithms.evaluation.evaluation_workers import EvaluationWorkers
+
+            return EvaluationWorkers(settings, players, first, seed)
+        own = settings.callbacks
+        callbacks = self._callbacks if own is config.callbacks else read_callbacks(own)
+        make = partial(make_evaluation_envs, training_env=first)
+        return Evaluation(settings, players, make, callbacks, seed)

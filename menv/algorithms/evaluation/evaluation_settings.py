@@ -1,0 +1,44 @@
+"""The settings of evaluations: a run's own, with `evaluation_config` put over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
+from menv.algorithms.config.classic_keys import read_keys
+from menv.algorithms.config.keys import section_values
+from menv.algorithms.config.multi_agent_config import MultiAgentConfig
+from menv.errors import ConfigError
+from menv.policy_map import PolicyMap
+
+
+def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
+    """Return the settings of an evaluation: the run's own, with `evaluation_config` put over them."""
+    changes = dict(config.evaluation_config or {})
+    values = read_keys(type(config), changes, "evaluation_config: ")
+    if "env_config" in values:
+        values["env_config"] = {**config.env_config, **values["env_config"]}
+    if isinstance(values.get("multiagent"), Mapping):
+        own = section_values(MultiAgentConfig, values["multiagent"], "evaluation_config.multiagent")
+        _check_policies(own.get("policies"), config.multiagent.policies)
+        values["multiagent"] = replace(config.multiagent, **own)
+    return replace(config, **left_over({**vars(config), **values}, values), **values)
+
+
+def _check_policies(given: Any, known: Any) -> None:
+    """Refuse policies that the run has not got.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    if given is None:
+        return
+    ids = list(PolicyMap(known).specs)
+    strange = [name for name in PolicyMap(given).specs if name not in ids]
+    if strange:
+        raise ConfigError(
+            f"evaluation_config.multiagent: policies {strange} are none of the run, expected some of {ids}; put them "
+            "into its own multiagent, and let a policy_mapping_fn here choose who plays"
+        )

@@ -1,0 +1,133 @@
+"""An evaluation that workers play: each has its share of the sub-environments, and so of the episodes.
+
+`menv.algorithms.evaluation.evaluations` has one where `evaluation_num_workers` is not 0. What comes out is what one
+process tells that has as many sub-environments.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.evaluation.evaluation import as_result
+from menv.algorithms.evaluation.evaluation_seat import EvaluationSeat, Played
+from menv.algorithms.rollouts.experience import check_evaluable
+from menv.algorithms.rollouts.headlines import Headlines
+from menv.algorithms.rollouts.rollouts import Crew
+from menv.algorithms.rollouts.stand import Stand
+from menv.algorithms.rollouts.workers import Workers
+from menv.errors import EnvFaultWarning
+from menv.metrics import Metrics
+from menv.policy_map import PolicyMap
+from menv.scale.engines import make_engine
+
+
+class EvaluationWorkers:
+    """Workers that play; they are started when the first evaluation begins.
+
+    Args:
+        settings: Those of evaluations.
+        crew: The policies; what workers know of them is made good before each evaluation.
+        training_env: That which is trained in, if there is one.
+        seed: Key of every random draw.
+
+    Raises:
+        ConfigError: There is no environment to play in.
+    """
+
+    def __init__(self, settings: AlgorithmConfig, crew: Crew, training_env: Any, seed: int) -> None:
+        check_evaluable(settings, training_env)
+        self._settings = replace(
+            settings, num_workers=settings.evaluation_num_workers, overlap=False, max_staleness=1, input=None
+        )
+        self._crew = crew
+        self._seed = seed
+        self._metrics = Metrics(0)
+        self._headlines = Headlines(crew)
+        self._engine = make_engine(settings.engine)
+        self._workers: Workers | None = None
+        self._playing: PolicyMap | None = None
+        self._broken_off = False
+        # Where another run's samplers stood, until somebody plays on from there.
+        self._resumed: Mapping[str, Any] | None = None
+        self._warned: set[str] = set()
+
+    def run(self) -> dict[str, Any]:
+        """Play, and return the metrics of the episodes that were played.
+
+        Raises:
+            WorkerLostError: Workers are lost again and again.
+        """
+        workers = self._ready()
+        self._headlines.tell_filters()
+        parcel = self._engine.put(self._headlines.news())
+        self._broken_off = True
+        if self._resumed is not None:
+            tree, self._resumed = self._resumed, None
+            workers.all_at_once("resume", tree)
+        played: list[Played] = workers.all_at_once("play", parcel=parcel)
+        self._broken_off = False
+        for own in played:
+            self._metrics.absorb(own.metrics)
+            self._warn(own)
+        env_steps, agent_steps = (sum(getattr(own, name) for own in played) for name in _STEPS)
+        return as_result(self._metrics, env_steps, agent_steps)
+
+    def recreated(self) -> list[int]:
+        """Return the numbers, from 1, of the workers that were replaced since the last look."""
+        if self._workers is None:
+            return []
+        numbers, self._workers.recreated = self._workers.recreated, []
+        return numbers
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
+        if self._resumed is not None:
+            return {"sampler": self._resumed, "metrics": self._metrics.state()}
+        if self._workers is None or self._broken_off:
+            return None
+        # With other policies than those that played, the next one begins anew.
+        states = self._workers.all_at_once("state") if self._playing is self._crew.policy_map else [None]
+        whole = None
+        if None not in states:
+            whole = {"workers": states, "gone": Stand().state(), "pieces": 0}
+        return {"sampler": whole, "metrics": self._metrics.state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` of another run's evaluation returned, whoever played it."""
+        self._resumed = state["sampler"]
+        self._metrics.set_state(state["metrics"])
+
+    def stop(self) -> None:
+        """End the workers."""
+        if self._workers is not None:
+            self._workers.stop()
+
+    def _ready(self) -> Workers:
+        """Return the workers, who know which policies there are."""
+        policy_map = self._crew.policy_map
+        if self._workers is None:
+            self._workers = Workers(
+                self._settings, self._headlines, self._seed, self._metrics, self._engine,
+                self._settings.num_envs_per_worker, seat=EvaluationSeat, label="evaluation worker",
+            )  # fmt: skip
+        elif self._broken_off or policy_map is not self._playing:
+            self._workers.brief_again()
+        else:
+            return self._workers
+        self._headlines.told()
+        self._playing = policy_map
+        return self._workers
+
+    def _warn(self, played: Played) -> None:
+        """Warn of faults of environments, of each cause once."""
+        for line in played.warnings:
+            if line not in self._warned:
+                self._warned.add(line)
+                warnings.warn(line, EnvFaultWarning, stacklevel=2)
+
+
+_STEPS = ("env_steps", "agent_steps")

@@ -1,0 +1,254 @@
+"""Evaluations that workers play: the same episodes as in one process, in less time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import DefaultCallbacks, PolicySpec, RandomPolicy
+from menv.algorithms import PPO
+from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning
+from tests.workers.crews import (
+    PLAYERS,
+    ROADS,
+    Counting,
+    Dying,
+    Hanging,
+    Raising,
+    gone,
+    running,
+    same,
+    weights_of,
+)
+
+GAMES: dict[str, dict[str, Any]] = {
+    "one agent": {"env": "CartPole-v1"},
+    "means of observations": {"env": "CartPole-v1", "observation_filter": "MeanStdFilter"},
+    "turns": {"env": "tictactoe", "multiagent": PLAYERS},
+    "agents that leave": {"env": "traffic", "multiagent": ROADS},
+    "env steps": {"env": "CartPole-v1", "evaluation_duration_unit": "timesteps", "evaluation_duration": 90},
+    "recurrent": {
+        "env": "CartPole-v1",
+        "model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 8},
+    },
+    "own torch": {"env": "CartPole-v1", "inference": "torch"},
+}
+
+
+class Pair(gym.vector.SyncVectorEnv):
+    """Two CartPoles that step together."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__([lambda: gym.make("CartPole-v1", max_episode_steps=40)] * 2)
+
+
+class Noting(DefaultCallbacks):
+    """Notes what it hears of evaluations."""
+
+    heard: list[Any] = []  # noqa: RUF012
+
+    def on_workers_recreated(self, *, worker_ids: Any, is_evaluation: bool, **kwargs: Any) -> None:
+        """Note who."""
+        self.heard.append((worker_ids, is_evaluation))
+
+    def on_episode_end(self, *, worker: Any, episode: Any, **kwargs: Any) -> None:
+        """Tell where it was."""
+        episode.custom_metrics["played_by"] = worker.worker_index
+        episode.custom_metrics["of"] = worker.num_workers
+
+
+def evaluated(players: int, each: int, rounds: int = 3, **settings: Any) -> list[dict[str, Any]]:
+    """Return what evaluations between iterations told."""
+    settings = {"evaluation_duration": 7, "evaluation_config": {"num_envs_per_worker": each}} | settings
+    with running(0, evaluation_num_workers=players, **settings) as algo:
+        found = []
+        for _ in range(rounds):
+            algo.train()
+            found.append(algo.evaluate()["evaluation"])
+        return found
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_two_workers_play_what_one_process_plays(game: str) -> None:
+    assert evaluated(2, 2, **GAMES[game]) == evaluated(0, 4, **GAMES[game])
+
+
+def test_vectorised_environments_are_played_in_workers_too() -> None:
+    for found in evaluated(2, 1, env=Pair, evaluation_duration=6):
+        assert found["episodes_this_iter"] == 6
+        assert max(found["hist_stats"]["episode_lengths"]) <= 40
+
+
+def test_training_notices_nothing_of_it() -> None:
+    def trained(**settings: Any) -> Any:
+        with running(1, **settings) as algo:
+            result = [algo.train() for _ in range(3)][-1]
+            return weights_of(algo), result["digest"]
+
+    plain, beside = trained(), trained(evaluation_num_workers=1, evaluation_interval=1)
+    assert same(plain[0], beside[0])
+    assert plain[1] == beside[1]
+
+
+def test_episodes_are_spread_over_the_workers_and_their_callbacks_are_told() -> None:
+    with running(0, evaluation_num_workers=3, callbacks=Noting, evaluation_duration=9) as algo:
+        metrics = algo.evaluate()["evaluation"]["custom_metrics"]
+    assert (metrics["played_by_min"], metrics["played_by_mean"], metrics["played_by_max"]) == (1, 2, 3)
+    assert metrics["of_mean"] == 3
+
+
+def test_policies_that_come_and_another_mapping_are_known_to_workers() -> None:
+    def to(name: str) -> Any:
+        return lambda agent_id, episode, worker, **kwargs: name
+
+    multiagent = {"policies": ["one", "two"], "policy_mapping_fn": to("one")}
+    with running(0, evaluation_num_workers=2, multiagent=multiagent) as algo:
+        assert set(algo.evaluate()["evaluation"]["policy_reward_mean"]) == {"one"}
+        algo.add_policy("random", PolicySpec(RandomPolicy), policy_mapping_fn=to("random"))
+        assert set(algo.evaluate()["evaluation"]["policy_reward_mean"]) == {"random"}
+    own = {"multiagent": {"policy_mapping_fn": to("two")}}
+    with running(0, evaluation_num_workers=2, multiagent=multiagent, evaluation_config=own) as algo:
+        algo.train()
+        assert set(algo.evaluate()["evaluation"]["policy_reward_mean"]) == {"two"}
+
+
+def test_weights_that_are_set_play_in_the_next_evaluation() -> None:
+    def found(algo: Any) -> Any:
+        return algo.evaluate()["evaluation"]["hist_stats"]
+
+    still = {"evaluation_config": {"explore": False}, "evaluation_duration": 8}
+    with (
+        running(0, evaluation_num_workers=2, **still) as there,
+        running(0, num_envs_per_worker=4, **still) as here,
+    ):
+        for _ in range(3):
+            weights = {
+                policy: {name: np.flip(value).copy() for name, value in own.items()}
+                for policy, own in here.get_weights().items()
+            }
+            for algo in (here, there):
+                algo.set_weights(weights)
+            assert found(here) == found(there)
+
+
+def test_a_worker_that_dies_is_replaced_and_all_episodes_are_played(tmp_path: Path) -> None:
+    Noting.heard.clear()
+    settings = {"env": Counting, "callbacks": Noting, "evaluation_duration": 8, "evaluation_num_workers": 2}
+    own = {"evaluation_config": {"env": Dying, "env_config": {"flag": str(tmp_path / "died")}}}
+    with running(0, **settings, **own) as algo:
+        with pytest.warns(EnvFaultWarning, match="evaluation worker 2.*another worker was started"):
+            found = algo.evaluate()["evaluation"]
+        assert found["hist_stats"]["episode_lengths"] == [5] * 8
+        assert found["num_faulty_episodes"] == 2
+        assert Noting.heard == [([2], True)]
+        assert algo.evaluate()["evaluation"]["hist_stats"]["episode_lengths"] == [5] * 8
+        assert len(Noting.heard) == 1
+
+
+def test_an_environment_that_hangs_is_given_up_and_all_episodes_are_played(tmp_path: Path) -> None:
+    own = {"env": Hanging, "env_config": {"flag": str(tmp_path / "hung")}, "env_timeout": 1.0}
+    with running(0, env=Counting, evaluation_num_workers=2, evaluation_config=own) as algo:
+        with pytest.warns(EnvFaultWarning, match=r"did not return for env_timeout=1 s, from hang"):
+            found = algo.evaluate()["evaluation"]
+        assert found["hist_stats"]["episode_lengths"] == [5] * 10
+
+
+def test_faults_of_environments_are_warned_of_here(tmp_path: Path) -> None:
+    own = {"evaluation_config": {"env": Raising, "env_config": {"flag": str(tmp_path / "raised")}}}
+    with running(0, env=Counting, evaluation_num_workers=2, **own) as algo:
+        with pytest.warns(EnvFaultWarning, match="no wheels"):
+            found = algo.evaluate()["evaluation"]
+        assert found["num_faulty_episodes"] == 1
+        assert found["episodes_this_iter"] == 10
+
+
+def test_after_an_evaluation_that_failed_the_next_one_begins_anew(tmp_path: Path) -> None:
+    own = {
+        "env": Raising,
+        "env_config": {"flag": str(tmp_path / "raised")},
+        "restart_failed_sub_environments": False,
+    }
+    with running(0, env=Counting, evaluation_num_workers=2, evaluation_config=own) as algo:
+        with pytest.raises(EnvCrashError, match="no wheels"):
+            algo.evaluate()
+        for _ in range(2):
+            assert algo.evaluate()["evaluation"]["hist_stats"]["episode_lengths"] == [5] * 10
+
+
+def test_an_environment_that_cannot_be_made_there_is_named(tmp_path: Path) -> None:
+    with running(0, env=Counting, evaluation_num_workers=1, evaluation_config={"env": NoMap}) as algo:
+        with pytest.raises(EnvCrashError, match="the map is missing"):
+            algo.evaluate()
+        assert algo.train()["episodes_total"] > 0
+
+
+class NoMap(Counting):
+    """Cannot be made."""
+
+    def __init__(self, config: Any) -> None:
+        raise OSError("the map is missing")
+
+
+def resumed(path: Path, players: int, each: int) -> Mapping[str, Any]:
+    """Return what a restored run's next evaluation tells."""
+    changes = {"evaluation_num_workers": players, "evaluation_config": {"num_envs_per_worker": each}}
+    with PPO.from_checkpoint(path, config=changes) as algo:
+        return dict(algo.evaluate()["evaluation"])
+
+
+def test_a_restored_run_plays_on_where_the_workers_stood(tmp_path: Path) -> None:
+    settings = {"evaluation_num_workers": 2, "evaluation_config": {"num_envs_per_worker": 2}}
+    with running(0, **settings) as algo:
+        for _ in range(2):
+            algo.evaluate()
+        algo.save(tmp_path)
+        after = algo.evaluate()["evaluation"]
+    assert resumed(tmp_path, 2, 2) == after
+    # Spread in another way it plays other episodes, as many.
+    assert resumed(tmp_path, 0, 4)["episodes_total"] == after["episodes_total"] == 30
+    assert resumed(tmp_path, 1, 3)["episodes_total"] == 30
+
+
+def test_a_restored_run_that_has_not_played_hands_on_where_it_stood(tmp_path: Path) -> None:
+    with running(0, evaluation_num_workers=2) as algo:
+        algo.evaluate()
+        algo.save(tmp_path / "first")
+        after = algo.evaluate()["evaluation"]
+    with PPO.from_checkpoint(tmp_path / "first") as algo:
+        algo.save(tmp_path / "second")
+    with PPO.from_checkpoint(tmp_path / "second") as algo:
+        assert algo.evaluate()["evaluation"] == after
+
+
+def test_stop_ends_the_processes() -> None:
+    with running(0, env=Telling, evaluation_num_workers=2, evaluation_duration=4) as algo:
+        pids = {int(reward) for reward in algo.evaluate()["evaluation"]["hist_stats"]["episode_reward"]}
+        assert len(pids) == 2
+        assert not any(map(gone, pids))
+    assert all(map(gone, pids))
+
+
+class Telling(Counting):
+    """Pays the id of its process in its first step."""
+
+    def step(self, action: Any) -> Any:
+        import os
+
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, float(os.getpid() if self.at == 1 else 0), terminated, truncated, info
+
+
+@pytest.mark.parametrize("wrong", [-1, True, "2", 1.5])
+def test_numbers_that_are_none_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"evaluation_num_workers: .*, expected an integer of at least 0"):
+        PPO(env="CartPole-v1", config={"evaluation_num_workers": wrong})
+
+
+@pytest.mark.slow
+def test_evaluations_are_played_on_ray_as_in_processes() -> None:
+    assert evaluated(2, 2, 1, engine="ray") == evaluated(2, 2, 1)
