@@ -169,6 +169,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
               (`num_agent_steps_left_out`), and `idle`, a sentence, if nobody has called for a while.
         """
         began = time.perf_counter()
+        self._evaluations.begin(self, self.iteration + 1)
         rollouts = self._rollouts
         env_steps, agent_steps = rollouts.env_steps, rollouts.agent_steps
         learners = self._population.learners

@@ -243,6 +243,63 @@ class Telling(Counting):
         return obs, float(os.getpid() if self.at == 1 else 0), terminated, truncated, info
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_workers_play_with_the_weights_of_before_while_an_iteration_trains(num_workers: int) -> None:
+    class Order(DefaultCallbacks):
+        heard: list[str] = []  # noqa: RUF012
+
+        def on_evaluate_start(self, **kwargs: Any) -> None:
+            self.heard.append("start")
+
+        def on_evaluate_end(self, **kwargs: Any) -> None:
+            self.heard.append("end")
+
+        def on_learn_on_batch(self, **kwargs: Any) -> None:
+            self.heard.append("learn")
+
+    settings = {"evaluation_num_workers": 2, "evaluation_duration": 6, "observation_filter": "MeanStdFilter"}
+    beside = {"evaluation_interval": 2, "evaluation_parallel_to_training": True, "callbacks": Order}
+    with running(num_workers, **settings, **beside) as algo:
+        results = [algo.train() for _ in range(5)]
+    assert ["evaluation" in result for result in results] == [False, True, False, True, False]
+    assert Order.heard == ["learn", "start", "learn", "end"] * 2 + ["learn"]
+    with running(num_workers, **settings) as algo:
+        for result in results[:4]:
+            if "evaluation" in result:
+                assert algo.evaluate()["evaluation"] == result["evaluation"]
+            algo.train()
+    assert results[1]["evaluation"]["episodes_this_iter"] == 6
+
+
+def test_what_was_begun_is_saved_with_the_run_and_forgotten_after_an_error(tmp_path: Path) -> None:
+    class Stops(DefaultCallbacks):
+        def on_learn_on_batch(self, **kwargs: Any) -> None:
+            if not (tmp_path / "stopped").exists():
+                (tmp_path / "stopped").touch()
+                raise ZeroDivisionError("no learning today")
+
+    settings = {
+        "evaluation_num_workers": 2,
+        "evaluation_interval": 1,
+        "evaluation_parallel_to_training": True,
+    }
+    with running(0, callbacks=Stops, **settings) as algo:
+        with pytest.raises(ZeroDivisionError):
+            algo.train()
+        algo.save(tmp_path / "run")
+        assert algo.evaluate()["evaluation"]["episodes_total"] == 10
+        assert algo.train()["evaluation"]["episodes_this_iter"] == 10
+    with PPO.from_checkpoint(tmp_path / "run", config={"callbacks": None}) as algo:
+        assert algo.train()["evaluation"]["episodes_total"] == 10
+
+
+def test_playing_beside_training_needs_workers() -> None:
+    with pytest.raises(
+        ConfigError, match="evaluation_parallel_to_training: True without evaluation_num_workers"
+    ):
+        PPO(env="CartPole-v1", config={"evaluation_parallel_to_training": True})
+
+
 @pytest.mark.parametrize("wrong", [-1, True, "2", 1.5])
 def test_numbers_that_are_none_are_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"evaluation_num_workers: .*, expected an integer of at least 0"):

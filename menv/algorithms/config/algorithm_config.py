@@ -24,8 +24,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "observation_filter": ("NoFilter", "MeanStdFilter"),
 }
 _FLAGS = (
-    "always_attach_evaluation_results", "explore", "clip_actions", "normalize_actions",
-    "restart_failed_sub_environments", "remote_worker_envs", "overlap",
+    "always_attach_evaluation_results", "evaluation_parallel_to_training", "explore", "clip_actions",
+    "normalize_actions", "restart_failed_sub_environments", "remote_worker_envs", "overlap",
 )  # fmt: skip
 _LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 _AT_LEAST_ONE = ("num_envs_per_worker", "train_batch_size", "metrics_num_episodes_for_smoothing")
@@ -36,6 +36,7 @@ _AT_LEAST = {
 
 _MEANS_NOTHING_WITHOUT = {
     "max_staleness": ("overlap", 1),
+    "evaluation_parallel_to_training": ("evaluation_num_workers", False),
     "remote_env_batch_wait_ms": ("remote_worker_envs", 0),
 }
 """Settings with the one that each belongs to, and its default."""
@@ -118,6 +119,8 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     """Settings that differ in evaluations, such as `{"explore": False}`; items of `env_config` are merged."""
     evaluation_num_workers: int = 0
     """Processes that play evaluations, each in `num_envs_per_worker` sub-environments; 0 plays in this one."""
+    evaluation_parallel_to_training: bool = False
+    """With `evaluation_num_workers`: whether they play while an iteration trains, with the weights of its beginning."""
     always_attach_evaluation_results: bool = False
     """Whether results without an evaluation of their own repeat the last one."""
     callbacks: Any = None
@@ -209,9 +212,10 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
         """Refuse settings that mean nothing without another one; a default is no setting."""
         for name, (other, default) in _MEANS_NOTHING_WITHOUT.items():
             if getattr(self, name) != default and not getattr(self, other):
+                needed = "True" if isinstance(getattr(self, other), bool) else "1 or more"
                 raise ConfigError(
-                    f"{name}: {getattr(self, name)} without {other}, expected {other}=True; set that, or leave this "
-                    f"at {default}"
+                    f"{name}: {getattr(self, name)} without {other}, expected {other}={needed}; set that, or leave "
+                    f"this at {default}"
                 )
 
     own_meaning: ClassVar[frozenset[str]] = frozenset()

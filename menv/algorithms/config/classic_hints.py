@@ -40,7 +40,7 @@ _TELL = "let the environment show previous actions and rewards in its observatio
 _NONE = "it is not there; leave it out"
 _BETA = "prioritized_replay_beta stays as it is; leave it out"
 _EPSILON = 'write exploration_config={"final_epsilon": ..., "epsilon_timesteps": ...}'
-_BETWEEN = (
+_GOES_ON = (
     "evaluations play between two iterations; leave it out, and set evaluation_num_workers for faster ones"
 )
 _LINE = "epsilon falls on a straight line from initial_epsilon to final_epsilon; set epsilon_timesteps"
@@ -67,8 +67,7 @@ _ADVICE = {
     "env_runner_cls": _NONE,
     "env_task_fn": 'call algorithm.call_envs("set_task", task) in on_train_result of callbacks',
     "epsilon_schedule": _LINE,
-    "evaluation_force_reset_envs_before_iteration": _BETWEEN,
-    "evaluation_parallel_to_training": _BETWEEN,
+    "evaluation_force_reset_envs_before_iteration": _GOES_ON,
     "exploration_config": "PPO draws from its policy; leave it out, or set explore",
     "exploration_final_eps": _EPSILON,
     "exploration_fraction": _EPSILON,
@@ -164,7 +163,7 @@ HOLDS_ANYHOW: dict[str, Any] = {
     "custom_eval_function": None,
     "custom_evaluation_function": None, "custom_preprocessor": None, "encoder_latent_dim": None,
     "env_runner_cls": None, "env_task_fn": None,
-    "evaluation_parallel_to_training": False, "exploration_config": {"type": "StochasticSampling"},
+    "exploration_config": {"type": "StochasticSampling"},
     "extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}, "fake_sampler": False,
     "framestack": False, "free_log_std": False, "grad_clip_by": "global_norm", "grayscale": False, "hiddens": [],
     "horizon": None, "in_evaluation": False, "input_config": {}, "input_evaluation": None, "is_atari": False,

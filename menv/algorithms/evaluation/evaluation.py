@@ -92,6 +92,9 @@ class Evaluation:
         """How many play together."""
         return self._settings.num_workers if self._place.worker_index else 1
 
+    def begin(self) -> None:
+        """Do nothing: this process plays when it is waited for."""
+
     def run(self) -> dict[str, Any]:
         """Play, and return the metrics of the episodes that were played."""
         env_steps, agent_steps = self.play()

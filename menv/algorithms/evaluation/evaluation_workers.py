@@ -7,7 +7,7 @@ process tells that has as many sub-environments.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,30 +51,53 @@ class EvaluationWorkers:
         self._workers: Workers | None = None
         self._playing: PolicyMap | None = None
         self._broken_off = False
+        # Whether workers were asked to play and nobody has waited for them, what they were told, and what came of it.
+        self._begun = False
+        self._parcel: Any = None
+        self._played: Sequence[Played] | None = None
         # Where another run's samplers stood, until somebody plays on from there.
         self._resumed: Mapping[str, Any] | None = None
         self._warned: set[str] = set()
 
+    def begin(self) -> None:
+        """Let workers play with the policies of now; `run` waits for them."""
+        # What was begun and nobody has waited for is forgotten.
+        self._broken_off |= self._begun
+        self._played = None
+        workers = self._ready()
+        self._headlines.tell_filters()
+        parcel = self._engine.put(self._headlines.news())
+        self._broken_off = self._begun = True
+        if self._resumed is not None:
+            tree, self._resumed = self._resumed, None
+            workers.all_at_once("resume", tree)
+        workers.ask_all("play", parcel=parcel)
+        self._parcel, self._broken_off = parcel, False
+
     def run(self) -> dict[str, Any]:
-        """Play, and return the metrics of the episodes that were played.
+        """Play, or wait for what was begun, and return the metrics of the episodes that were played.
 
         Raises:
             WorkerLostError: Workers are lost again and again.
         """
-        workers = self._ready()
-        self._headlines.tell_filters()
-        parcel = self._engine.put(self._headlines.news())
-        self._broken_off = True
-        if self._resumed is not None:
-            tree, self._resumed = self._resumed, None
-            workers.all_at_once("resume", tree)
-        played: list[Played] = workers.all_at_once("play", parcel=parcel)
-        self._broken_off = False
-        for own in played:
+        if not self._begun and self._played is None:
+            self.begin()
+        env_steps = agent_steps = 0
+        for own in self._all_played():
             self._metrics.absorb(own.metrics)
             self._warn(own)
-        env_steps, agent_steps = (sum(getattr(own, name) for own in played) for name in _STEPS)
+            env_steps, agent_steps = env_steps + own.env_steps, agent_steps + own.agent_steps
+        self._played = None
         return as_result(self._metrics, env_steps, agent_steps)
+
+    def _all_played(self) -> Sequence[Played]:
+        """Wait for what was begun."""
+        if self._played is None:
+            assert self._workers is not None
+            self._begun, self._broken_off = False, True
+            self._played = self._workers.answers("play", parcel=self._parcel)
+            self._broken_off = False
+        return self._played
 
     def recreated(self) -> list[int]:
         """Return the numbers, from 1, of the workers that were replaced since the last look."""
@@ -89,6 +112,8 @@ class EvaluationWorkers:
             return {"sampler": self._resumed, "metrics": self._metrics.state()}
         if self._workers is None or self._broken_off:
             return None
+        if self._begun:
+            self._all_played()
         # With other policies than those that played, the next one begins anew.
         states = self._workers.all_at_once("state") if self._playing is self._crew.policy_map else [None]
         whole = None
@@ -128,6 +153,3 @@ class EvaluationWorkers:
             if line not in self._warned:
                 self._warned.add(line)
                 warnings.warn(line, EnvFaultWarning, stacklevel=2)
-
-
-_STEPS = ("env_steps", "agent_steps")

@@ -56,6 +56,8 @@ class Evaluations:
         self._seed = seed
         self._evaluation: Evaluation | EvaluationWorkers | None = None
         self._playing = False
+        # Whether workers play what the next `run` tells.
+        self._begun = False
 
     def run(self, algorithm: Any) -> dict[str, Any]:
         """Play, and return what it told; `algorithm` is what callbacks are shown.
@@ -70,7 +72,9 @@ class Evaluations:
         evaluation = self._ready()
         try:
             self._playing = True
-            self._callbacks.on_evaluate_start(algorithm=algorithm)
+            if not self._begun:
+                self._callbacks.on_evaluate_start(algorithm=algorithm)
+            self._begun = False
             self.latest = {"evaluation": evaluation.run()}
             numbers = evaluation.recreated()
             if numbers:
@@ -82,6 +86,13 @@ class Evaluations:
             self._playing = False
         return self.latest
 
+    def begin(self, algorithm: Any, iteration: int) -> None:
+        """Let workers play what an iteration ends with while it trains, where they shall."""
+        if self._config.evaluation_parallel_to_training and self.due(iteration):
+            self._callbacks.on_evaluate_start(algorithm=algorithm)
+            self._ready().begin()
+            self._begun = True
+
     def due(self, iteration: int) -> bool:
         """Return whether an iteration ends with an evaluation."""
         interval = self._config.evaluation_interval
@@ -90,7 +101,7 @@ class Evaluations:
     def begin_again(self, seed: int) -> None:
         """Forget what plays, for a run with this seed."""
         self.stop()
-        self._evaluation, self._seed = None, seed
+        self._evaluation, self._seed, self._begun = None, seed, False
 
     def state(self) -> dict[str, Any]:
         """Return what the next evaluation depends on, and what the latest told as far as a file can hold it."""

@@ -148,12 +148,20 @@ class Workers:
         """Return what each answers, one after the other."""
         return [self.sure(index, method, *args, parcel=parcel) for index in range(len(self))]
 
-    def all_at_once(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
-        """Return what each answers, in their order; all are asked before anybody is waited for."""
+    def ask_all(self, method: str, *args: Any, parcel: Any = None) -> None:
+        """Ask each for something else than a fragment."""
         for index in range(len(self)):
             self._group.settle(index)
             self._group.ask(index, method, *args, parcel=parcel)
+
+    def answers(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
+        """Return what each answers that has been asked this, in their order; another one is asked, if it is lost."""
         return [self._answer(index, method, args, parcel) for index in range(len(self))]
+
+    def all_at_once(self, method: str, *args: Any) -> list[Any]:
+        """Return what each answers; all are asked before anybody is waited for."""
+        self.ask_all(method, *args)
+        return self.answers(method, *args)
 
     def brief_again(self) -> None:
         """Let each become a worker anew, with the policies of now, in the process that it has."""
