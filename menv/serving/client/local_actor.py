@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from menv.errors import ConfigError, MenvError, ServerGoneError
+from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, ServerGoneError
 from menv.segments import Column
 from menv.serving.client.client_link import ClientLink, SessionLostError
 from menv.serving.client.local_policy import Dice, LocalPolicy
@@ -57,6 +57,8 @@ class LocalActor:
         self._open: dict[str, LocalEpisode] = {}
         self._outbox: list[tuple[LocalEpisode, Raw, int]] = []
         self._steps = self._bytes = 0
+        # Of episodes that are over and were given up.
+        self._untold: list[EpisodeError] = []
 
     def noise(self, *dice: Dice) -> Column | None:
         """Return [R, width] draws, one of each; None where the server's policies take the most likely actions."""
@@ -170,29 +172,56 @@ class LocalActor:
             self.weights_seq_no = state.weights_seq_no
 
     def _send(self, wait: bool = False) -> None:
-        """Send everything that is complete, and if `wait`, wait for the weights that come of it."""
+        """Send everything that is complete, and if `wait`, wait for the weights that come of it.
+
+        Raises:
+            EpisodeError: A part of an episode was refused that the application has ended; all others were sent.
+        """
         self._follow_session()
-        for episode in list(self._open.values()):
-            self.set_aside(episode)
+        self._of_each(self.set_aside)
+        state, alone = None, False
         while self._outbox:
-            count = self._next_message()
-            entries = self._outbox[:count]
-            last = wait and count == len(self._outbox)
+            count = 1 if alone else self._next_message()
             try:
-                self._bring(entries, last)
+                state = self._bring(self._outbox[:count], wait and count == len(self._outbox))
             except SessionLostError:
                 self._follow_session()
-                continue
             except ServerGoneError:
                 # Kept: the server may be back when the application calls again.
                 raise
-            except MenvError:
+            except MenvError as error:
+                # A message is taken or refused as a whole; whose fault it was shows when each part goes alone.
+                alone = True
+                if count == 1:
+                    self._give_up(self._outbox[0][0], error)
+            else:
                 del self._outbox[:count]
-                raise
-            for episode, _, _ in entries:
-                episode.known = True
-            del self._outbox[:count]
         self._bytes = 0
+        self._conclude(state)
+
+    def _conclude(self, state: SetState | None) -> None:
+        """Go on with the weights that came with the last answer, and tell of episodes that were given up."""
+        if state is not None:
+            self._take(state)
+        if self._untold:
+            raise self._untold.pop()
+
+    def _of_each(self, do: Callable[[LocalEpisode], None]) -> None:
+        """Do something with each open episode; those with which it cannot be done are given up."""
+        for episode in list(self._open.values()):
+            try:
+                do(episode)
+            except ContractError as error:
+                self._give_up(episode, error)
+
+    def _give_up(self, episode: LocalEpisode, error: MenvError) -> None:
+        """Send nothing more of an episode of which a part was refused."""
+        episode.refused = f"a part of it was refused ({error})"
+        self._open.pop(episode.episode_id, None)
+        self._outbox = [entry for entry in self._outbox if entry[0] is not episode]
+        if episode.over:
+            # Of others their next call tells.
+            self._untold.append(episode.gone())
 
     def _next_message(self) -> int:
         """Return how many entries the next message takes."""
@@ -204,18 +233,22 @@ class LocalActor:
             count += 1
         return count
 
-    def _bring(self, entries: Sequence[tuple[Any, Raw, int]], wait: bool) -> None:
-        """Send one message."""
+    def _bring(self, entries: Sequence[tuple[LocalEpisode, Raw, int]], wait: bool) -> SetState | None:
+        """Send one message; return the weights that come of it, if somebody waits for them."""
+        state: SetState | None = None
         about: dict[str, Any] = {
             "episodes": [raw for _, raw, _ in entries],
             "env_steps": sum(steps for _, _, steps in entries),
             "weights_seq_no": self.weights_seq_no,
         }
         if wait:
-            self._take(self._link.ask(self._request(EpisodesAndGetState, **about)))
+            state = self._link.ask(self._request(EpisodesAndGetState, **about))
             self._next_update = self._due()
         else:
             self._link.bring(Episodes(**about))
+        for episode, _, _ in entries:
+            episode.known = True
+        return state
 
     def _follow_session(self) -> None:
         """Give up all episodes that the server knew a part of, if it has forgotten the session."""
@@ -237,8 +270,7 @@ class LocalActor:
         """Go on with other weights."""
         weights, bundles = state.weights or {}, state.bundles or {}
         if weights or bundles:
-            for episode in self._open.values():
-                episode.judge()
+            self._of_each(lambda episode: episode.judge())
             for name, policy in list(self._policies.items()):
                 if not policy.take(weights.get(name), bundles.get(name), state.weights_seq_no):
                     # Episodes that run keep the one of before.

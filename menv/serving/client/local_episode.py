@@ -37,12 +37,14 @@ class LocalEpisode:
         trained: As given.
         known: Whether the server has heard of it.
         lost: Whether the server has forgotten it.
+        refused: Why the server will hear nothing more of it, "" as long as it does.
     """
 
     def __init__(self, actor: LocalActor, episode_id: str, trained: bool, multi: bool) -> None:
         self.episode_id = episode_id
         self.trained = trained
         self.known = self.lost = False
+        self.refused = ""
         self._actor = actor
         self._multi = multi
         self._seats: dict[str, LocalTrajectory] = {}
@@ -68,9 +70,14 @@ class LocalEpisode:
         return bool(self._seats or self._left)
 
     @property
+    def over(self) -> bool:
+        """Whether the application has ended it."""
+        return self._terminated is not None
+
+    @property
     def only_paid(self) -> bool:
         """Whether somebody was paid, which is to be told, and nobody has acted."""
-        return self.trained and not self.begun and not self.lost and any(self._early.values())
+        return self.trained and not (self.begun or self.lost or self.refused) and any(self._early.values())
 
     @property
     def early(self) -> dict[str, float]:
@@ -132,7 +139,7 @@ class LocalEpisode:
 
     def chunk(self) -> tuple[Raw, int] | None:
         """Take off what is complete, as an entry of EPISODES, and the length of it; None if there is nothing."""
-        over = self._terminated is not None
+        over = self.over
         chunks = {
             agent: chunk
             for agent, seat in self._seats.items()
@@ -195,12 +202,14 @@ class LocalEpisode:
     def _where(self) -> str:
         return f"get_action: episode {self.episode_id!r}"
 
+    def gone(self) -> EpisodeError:
+        """Return the error for an episode of which the server hears nothing more."""
+        why = self.refused or "the server has forgotten it, expected this client back in time"
+        return EpisodeError(f"episode {self.episode_id!r}: {why}; start a new one")
+
     def _check(self) -> None:
-        if self.lost:
-            raise EpisodeError(
-                f"episode {self.episode_id!r}: the server has forgotten it, expected this client back in time; start a "
-                "new one"
-            )
+        if self.lost or self.refused:
+            raise self.gone()
 
     def _act_together(self, observations: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the policies do about the observations of several agents."""
