@@ -13,10 +13,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from menv.base_env import AgentId
 from menv.classic_names import Told
 from menv.episode import Episode
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError, ContractError, MenvError
 from menv.policy_spec import PolicySpec, check_policy_id
 
 DEFAULT_POLICY = "default_policy"
@@ -126,7 +128,7 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
                     f"add_policy: {policy_id!r} exists already, expected a new id; remove it first or choose another"
                 )
         for policy_id in remove:
-            if policy_id not in self.specs:
+            if not isinstance(policy_id, str) or policy_id not in self.specs:
                 raise ConfigError(
                     f"remove_policy: {policy_id!r} does not exist, expected one of {sorted(self.specs)}; check the id"
                 )
@@ -134,7 +136,9 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
         trained: Any = self._trained if policies_to_train is None else policies_to_train
         if policies_to_train is None and not callable(trained) and trained is not None:
             trained = [policy_id for policy_id in self._to_train if policy_id not in remove]
-        changed = PolicyMap({**specs, **add}, policy_mapping_fn or self._fn, trained)
+        changed = PolicyMap(
+            {**specs, **add}, self._fn if policy_mapping_fn is None else policy_mapping_fn, trained
+        )
         changed._numbers |= {name: self._numbers[name] for name in specs}
         if changed._fn is self._fn:
             changed._fn_number = self._fn_number
@@ -152,7 +156,7 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
             ContractError: The mapping function returned an id that is not among the policies.
         """
         policy_id = self._mapping(agent_id, episode, worker)
-        if policy_id not in self.specs:
+        if not isinstance(policy_id, str) or policy_id not in self.specs:
             raise ContractError(
                 f"policy_mapping_fn: returned {policy_id!r} for agent {agent_id!r}, expected one of "
                 f"{sorted(self.specs)}; add the policy to `policies` (to a run from a checkpoint by add_policy) or "
@@ -174,9 +178,13 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
         return self._fn, trained
 
     def trains(self, policy_id: str, batch: Any = None) -> bool:
-        """Return whether a policy shall learn from `batch`."""
+        """Return whether a policy shall learn from `batch`.
+
+        Raises:
+            ContractError: The function that decides it raised, or returned something else than True or False.
+        """
         if callable(self._to_train):
-            return bool(self._to_train(policy_id, batch))
+            return _decided(self._to_train, policy_id, batch)
         return self._to_train is None or policy_id in self._to_train
 
     def is_frozen(self, policy_id: str) -> bool:
@@ -224,14 +232,56 @@ def _ids(setting: str, value: Any) -> list[Any]:
 
 
 def _with_batch(fn: Callable[..., Any]) -> Callable[[str, Any], Any]:
-    """Return `fn` as a function of (policy_id, batch); one of the id alone is fine."""
+    """Return `fn` as a function of (policy_id, batch); one of the id alone is fine.
+
+    Raises:
+        ConfigError: It can be called with neither.
+    """
     try:
-        inspect.signature(fn).bind("policy", None)
-    except TypeError:
-        return lambda policy_id, batch: fn(policy_id)
-    except ValueError:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        # A builtin that does not tell.
         return fn
-    return fn
+    if _takes(signature, 2):
+        return fn
+    if not _takes(signature, 1):
+        raise ConfigError(
+            f"policies_to_train: its parameters are ({', '.join(signature.parameters)}), expected (policy_id, batch) "
+            "or the id alone; give the others defaults"
+        )
+    return lambda policy_id, batch: fn(policy_id)
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    """Return whether a function can be called with so many arguments."""
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _decided(fn: Callable[[str, Any], Any], policy_id: str, batch: Any) -> bool:
+    """Return what a function says about a policy's batch.
+
+    Raises:
+        ContractError: It raised, or returned something else than True or False.
+    """
+    try:
+        answer = fn(policy_id, batch)
+    except MenvError:
+        raise
+    except Exception as error:
+        raise ContractError(
+            f"policies_to_train: raised {type(error).__name__}: {error} for policy {policy_id!r}, expected True or "
+            "False; its own traceback is above"
+        ) from error
+    if not isinstance(answer, int | np.bool_):
+        raise ContractError(
+            f"policies_to_train: returned a {type(answer).__name__} for policy {policy_id!r}, expected True or False; "
+            "mend the function (is a `return` missing?)"
+        )
+    return bool(answer)
 
 
 def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:

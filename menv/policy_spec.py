@@ -55,10 +55,10 @@ class PolicySpec:
                 f"PolicySpec: policy_class={self.policy_class.__name__} and algorithm={self.algorithm!r}, expected one "
                 "of them; an own class is not trained by an algorithm"
             )
-        if self.algorithm is not None and self.algorithm != (self.trained_by or self.algorithm):
-            assert self.policy_class is not None
+        own = getattr(self.policy_class, "algorithm", None)
+        if self.policy_class is not None and self.algorithm is not None and self.algorithm != own:
             raise ConfigError(
-                f"PolicySpec: policy_class={self.policy_class.__name__} is trained by {self.trained_by} and "
+                f"PolicySpec: policy_class={self.policy_class.__name__} is trained by {own} and "
                 f"algorithm={self.algorithm!r}, expected one of them; leave algorithm out"
             )
         if self.config is not None and not isinstance(self.config, Mapping):
@@ -75,7 +75,8 @@ class PolicySpec:
     @property
     def trained_by(self) -> str | None:
         """Name of the algorithm that trains it, None for the one that is built."""
-        return getattr(self.policy_class, "algorithm", None) or self.algorithm
+        own: str | None = getattr(self.policy_class, "algorithm", None)
+        return self.algorithm if own is None else own
 
     @classmethod
     def of(cls, policy_id: str, value: Any) -> PolicySpec:

@@ -249,7 +249,7 @@ class Population:
 
     def _recipe_of(self, policy_id: str, spec: PolicySpec) -> Recipe:
         """Return what trains a policy."""
-        return recipe_named(spec.trained_by, policy_id) if spec.trained_by else self._recipe
+        return self._recipe if spec.trained_by is None else recipe_named(spec.trained_by, policy_id)
 
     def _config_of(
         self, policy_id: str, spec: PolicySpec, recipe: Recipe, specs: Mapping[str, PolicySpec]

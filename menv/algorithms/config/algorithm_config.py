@@ -164,7 +164,7 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
         if self.clip_rewards is None:
             # The classic default, which clips those of Atari's games alone.
             object.__setattr__(self, "clip_rewards", False)
-        if not isinstance(self.clip_rewards, bool | int | float) or self.clip_rewards < 0:
+        if not isinstance(self.clip_rewards, bool | int | float) or not self.clip_rewards >= 0:
             raise ConfigError(
                 f"clip_rewards: {self.clip_rewards!r}, expected True (signs), False or a positive limit; choose one"
             )

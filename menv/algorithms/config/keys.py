@@ -133,7 +133,7 @@ def section_values(section_class: type[Any], value: Any, where: str) -> dict[str
     return {key: entry for key, entry in value.items() if key in known}
 
 
-def refuse_or_warn(key: str, value: Any, known: set[str], where: str, *, python_names: bool = False) -> None:
+def refuse_or_warn(key: Any, value: Any, known: set[str], where: str, *, python_names: bool = False) -> None:
     """Warn once about a key without meaning; refuse any other unknown key, unless it says what holds anyhow.
 
     Args:
@@ -143,6 +143,11 @@ def refuse_or_warn(key: str, value: Any, known: set[str], where: str, *, python_
         where: Begins the message.
         python_names: Whether near names are those of the fields, rather than classic keys.
     """
+    if not isinstance(key, str):
+        raise ConfigError(
+            f"{where}unknown key {key!r:.60}, a {type(key).__name__}, expected the name of a setting; "
+            "write it as a string"
+        )
     if key in _NOT_YET:
         if value != _NOT_YET[key]:
             raise ConfigError(

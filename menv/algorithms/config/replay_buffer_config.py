@@ -38,7 +38,7 @@ class ReplayBufferConfig:
     def __post_init__(self) -> None:
         """Let `type` decide, and refuse values that cannot work."""
         if self.type is not None:
-            if self.type not in _KINDS:
+            if not isinstance(self.type, str) or self.type not in _KINDS:
                 raise ConfigError(
                     f"replay_buffer_config: type is {self.type!r}, expected one of {', '.join(_KINDS)}; leave it out"
                 )

@@ -1,0 +1,109 @@
+"""Values of settings that Python would have stumbled over, or taken in silence, are refused in a line."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv import PolicySpec
+from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig
+from menv.errors import ConfigError, ContractError
+from tests.bad_input.broken_envs import SMALL, Faulty, checked
+
+NUMBERED: Any = {1: 2}
+TWO = {"policies": ["ann", "bob"], "policy_mapping_fn": lambda agent_id, *args, **kwargs: agent_id}
+
+
+def refused(config: Any, message: str, error: type[Exception] = ConfigError) -> None:
+    with pytest.raises(error, match=message) as caught:
+        PPO(env=Faulty, config={**SMALL, **config})
+    checked(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("config", "where"),
+    [
+        ({1: 2}, "config: "),
+        ({"model": {1: 2}}, r"config\['model'\]: "),
+        ({"evaluation_config": {1: 2}}, "evaluation_config: "),
+        ({"multiagent": {"policies": {"ann": PolicySpec(config=NUMBERED)}}}, r"policies\['ann'\].config: "),
+    ],
+)
+def test_a_key_that_is_no_string_is_refused(config: Any, where: str) -> None:
+    refused(config, where + "unknown key 1, a int, expected the name of a setting; write it as a string")
+
+
+@pytest.mark.parametrize("kind", [[], {}, ["ReplayBuffer"], 3])
+def test_a_kind_of_replay_buffer_that_is_no_name_is_refused(kind: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"replay_buffer_config: type is .*, expected one of ReplayBuffer"
+    ) as caught:
+        DQNConfig(replay_buffer_config={"type": kind})  # type: ignore[arg-type]
+    checked(str(caught.value))
+
+
+@pytest.mark.parametrize("limit", [math.nan, np.float64("nan"), -1.0])
+def test_rewards_clipped_to_no_number_are_refused(limit: float) -> None:
+    with pytest.raises(ConfigError, match=r"clip_rewards: (nan|-1\.0), expected True"):
+        PPOConfig(clip_rewards=limit)
+
+
+@pytest.mark.parametrize("algorithm", [0, "", [], math.nan, np.array([1, 2])])
+def test_an_algorithm_that_is_no_name_is_refused_and_not_taken_for_none(algorithm: Any) -> None:
+    policies = {"ann": PolicySpec(algorithm=algorithm), "bob": None}
+    refused(
+        {"multiagent": {**TWO, "policies": policies}},
+        r"policies\['ann'\]: algorithm=.*, expected one of DQN, PPO",
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"), [(lambda: True, ""), (lambda a, b, c: True, "a, b, c"), (object, "")]
+)
+def test_a_function_of_something_else_cannot_choose_who_learns(function: Any, parameters: str) -> None:
+    message = rf"policies_to_train: its parameters are \({parameters}\), expected \(policy_id, batch\)"
+    refused({"multiagent": {**TWO, "policies_to_train": function}}, message)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda policy_id, batch: None, "returned a NoneType for policy 'ann'"),
+        (lambda policy_id: "no", "returned a str for policy 'ann'"),
+        (lambda policy_id, batch: np.array([True, False]), "returned a ndarray for policy 'ann'"),
+        (lambda policy_id, batch: {}[policy_id], "raised KeyError: 'ann' for policy 'ann'"),
+        (int, "raised TypeError: .* for policy 'ann'"),
+    ],
+)
+def test_a_function_that_does_not_say_who_learns_is_named(function: Any, message: str) -> None:
+    with PPO(env=Faulty, config={**SMALL, "multiagent": {**TWO, "policies_to_train": function}}) as algo:
+        with pytest.raises(
+            ContractError, match=f"policies_to_train: {message}, expected True or False"
+        ) as caught:
+            algo.train()
+        checked(str(caught.value))
+
+
+@pytest.mark.parametrize("yes", [True, np.bool_(True), 1])
+def test_a_yes_of_any_kind_lets_a_policy_learn(yes: Any) -> None:
+    multiagent = {**TWO, "policies_to_train": lambda policy_id: yes if policy_id == "ann" else not yes}
+    with PPO(env=Faulty, config={**SMALL, "multiagent": multiagent}) as algo:
+        assert set(algo.train()["info"]["learner"]) == {"ann"}
+
+
+def test_a_mapping_that_returns_a_list_is_named() -> None:
+    multiagent = {**TWO, "policy_mapping_fn": lambda agent_id: [agent_id]}
+    refused(
+        {"multiagent": multiagent}, r"policy_mapping_fn: returned \['ann'\] for agent 'ann'", ContractError
+    )
+
+
+@pytest.mark.parametrize("mapping", [0, "", [], {}])
+def test_a_mapping_that_is_none_is_not_taken_for_none_when_a_policy_comes(mapping: Any) -> None:
+    with DQN(env=Faulty) as algo:
+        with pytest.raises(ConfigError, match=r"policy_mapping_fn: .*, expected a function") as caught:
+            algo.add_policy("new", policy_mapping_fn=mapping)
+        checked(str(caught.value))
