@@ -133,7 +133,7 @@ def resolve_env(env: Any) -> EnvCreator:
         UnknownNameError: Nothing has this name; near names are listed.
     """
     if isinstance(env, str):
-        return _checked_creator(describe_env(env), _resolve_name(env))
+        return checked_creator(f"env {describe_env(env)}", _resolve_name(env))
     if env is None:
         raise ConfigError(f"env: got None, {_WHAT_IS_TAKEN}; pass env=...")
     if not isinstance(env, type) and (not callable(env) or _acts_like_an_env(env)):
@@ -142,7 +142,7 @@ def resolve_env(env: Any) -> EnvCreator:
             "is created anew; pass the class, `lambda context: ...`, or a name after "
             "register_env('my_env', lambda context: ...)"
         )
-    return _checked_creator(describe_env(env), env)
+    return checked_creator(f"env {describe_env(env)}", env)
 
 
 def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
@@ -265,8 +265,17 @@ def _make_gym(gym_id: str, context: EnvContext) -> Any:
     return gym.make(gym_id, **context)
 
 
-def _checked_creator(label: str, creator: EnvCreator) -> EnvCreator:
-    """Return `creator` if one positional argument is what it can be called with."""
+def checked_creator(label: str, creator: EnvCreator, kind: str = "EnvContext") -> EnvCreator:
+    """Return `creator` if one positional argument is what it can be called with.
+
+    Args:
+        label: Begins the message.
+        creator: What a user gave.
+        kind: The class of the argument.
+
+    Raises:
+        ConfigError: It takes none, or more.
+    """
     try:
         signature = inspect.signature(creator)
     except (TypeError, ValueError):  # some built-in callables do not tell
@@ -275,7 +284,7 @@ def _checked_creator(label: str, creator: EnvCreator) -> EnvCreator:
         signature.bind(None)
     except TypeError as error:
         raise ConfigError(
-            f"env {label}: takes {signature}, expected one argument, the EnvContext; "
+            f"{label}: takes {signature}, expected one argument, the {kind}; "
             "pass `lambda context: ...` and pick from the context what it needs"
         ) from error
     return creator

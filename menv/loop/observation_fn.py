@@ -103,7 +103,7 @@ class ObservationFn:
         except Exception as error:
             raise ContractError(
                 f"observation_fn, env {env_id}: raised {type(error).__name__}: {error}, expected a new observation for "
-                f"each of {sorted(map(repr, agent_obs))[:8]}; its own traceback is above"
+                f"each of {sorted(agent_obs, key=repr)[:8]}; its own traceback is above"
             ) from error
         if not isinstance(shown, Mapping):
             raise ContractError(

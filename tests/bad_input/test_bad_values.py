@@ -107,3 +107,44 @@ def test_a_mapping_that_is_none_is_not_taken_for_none_when_a_policy_comes(mappin
         with pytest.raises(ConfigError, match=r"policy_mapping_fn: .*, expected a function") as caught:
             algo.add_policy("new", policy_mapping_fn=mapping)
         checked(str(caught.value))
+
+
+@pytest.mark.parametrize("given", [3, "length=2", [("length", 2)], None])
+def test_an_env_config_of_evaluations_that_is_no_dict_is_refused(given: Any) -> None:
+    refused(
+        {"evaluation_config": {"env_config": given}}, "evaluation_config: env_config: .*, expected a dict"
+    )
+
+
+def test_a_value_among_settings_of_evaluations_or_of_a_policy_is_told_with_its_place() -> None:
+    refused({"evaluation_config": {"explore": "no"}}, "evaluation_config: explore: 'no', expected one of")
+    policies = {"ann": PolicySpec(config={"gamma": "x"}), "bob": None}
+    with pytest.raises(ConfigError, match=r"^policies\['ann'\].config: PPO: gamma is 'x', expected a number"):
+        PPO(env=Faulty, config={"multiagent": {**TWO, "policies": policies}})
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda ioctx, port: None, object])
+def test_a_function_of_something_else_is_no_input(function: Any) -> None:
+    refused({"input": function}, r"input: takes \(.*\), expected one argument, the InputContext; pass")
+
+
+@pytest.mark.parametrize("function", [3, "shown", [], {}])
+def test_an_observation_fn_that_cannot_be_called_is_refused_when_it_is_given(function: Any) -> None:
+    refused(
+        {"multiagent": {"observation_fn": function}},
+        "multiagent: observation_fn is a .*, expected a function",
+    )
+
+
+@pytest.mark.parametrize("name", ["fcnet_activation", "conv_activation"])
+@pytest.mark.parametrize("value", ["rellu", None, 3, ["relu"]])
+def test_an_activation_that_does_not_exist_is_refused_though_nothing_asks_for_it(
+    name: str, value: Any
+) -> None:
+    refused({"model": {name: value}}, f"model: {name} .*, expected one of tanh, relu, silu, elu, linear")
+
+
+def test_a_flag_is_no_seed() -> None:
+    with pytest.raises(ConfigError, match="seed: True, expected an integer of at least 0, or None"):
+        PPOConfig(seed=True)
+    assert PPOConfig(seed=np.int64(3)).seed == 3  # type: ignore[arg-type]

@@ -178,7 +178,8 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
             raise ConfigError(
                 f"env_config: {type(self.env_config).__name__}, expected a dict; pass env_config={{...}}"
             )
-        if self.seed is not None and (not isinstance(self.seed, int | np.integer) or self.seed < 0):
+        no_number = isinstance(self.seed, bool) or not isinstance(self.seed, int | np.integer)
+        if self.seed is not None and (no_number or self.seed < 0):
             raise ConfigError(f"seed: {self.seed!r}, expected an integer of at least 0, or None; choose one")
         if self.seed is not None:
             # Those of numpy overflow where seeds are mixed.

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.keys import RENAMED, refuse_or_warn, section_values
+from menv.algorithms.config.keys import RENAMED, prefixed, refuse_or_warn, section_values
 from menv.errors import ConfigError
 
 C = TypeVar("C", bound=AlgorithmConfig)
@@ -79,7 +79,8 @@ def override(
             f"{where}{shared[0]!r} holds for all policies, expected one of {', '.join([*own, *sorted(OF_A_POLICY)])}; "
             "set it in the main config"
         )
-    return replace(config, **{**values, **_sections(config, changes, ("model",))})
+    with prefixed(where):
+        return replace(config, **{**values, **_sections(config, changes, ("model",))})
 
 
 def _sections(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -105,6 +106,19 @@ _NOT_YET: dict[str, Any] = {
 }
 """Classic keys with the one value that they can have so far."""
 _warned: set[str] = set()
+
+
+@contextmanager
+def prefixed(where: str) -> Iterator[None]:
+    """Let what is wrong with settings begin with `where` they were given.
+
+    Raises:
+        ConfigError: One of the settings is wrong.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}{error}") from error
 
 
 def section(section_class: type[S], value: Any, where: str) -> S:

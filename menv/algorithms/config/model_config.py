@@ -13,6 +13,7 @@ from menv.algorithms.networks.cell import Cell
 from menv.algorithms.networks.conv_stack import ConvFilter, is_count, read_filters
 from menv.errors import ConfigError
 
+_ACTIVATIONS = ("tanh", "relu", "silu", "elu", "linear")
 _FLAGS = ("vf_share_layers", "use_lstm", "use_gru")
 
 
@@ -63,6 +64,8 @@ class ModelConfig:
                 f"model: fcnet_hiddens is {widths!r}, expected a list of positive integers; for example [64, 64]"
             )
         object.__setattr__(self, "fcnet_hiddens", tuple(map(int, widths)))
+        for name in ("fcnet_activation", "conv_activation"):
+            _check_activation(name, getattr(self, name))
         for name in _FLAGS:
             object.__setattr__(self, name, _flag(name, getattr(self, name)))
         if self.shared_layers is not None and (
@@ -117,3 +120,10 @@ def _positive(name: str, value: Any) -> int:
     if not is_count(value):
         raise ConfigError(f"model: {name} is {value!r}, expected a positive integer; for example {name}=20")
     return int(value)
+
+
+def _check_activation(name: str, value: Any) -> None:
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
+        raise ConfigError(
+            f"model: {name} {value!r:.60}, expected one of {', '.join(_ACTIVATIONS)}; choose one of these"
+        )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from menv.algorithms.config.keywords import section_named
+from menv.errors import ConfigError
 
 
 @section_named("multiagent")
@@ -26,3 +27,11 @@ class MultiAgentConfig:
     action then: episodes that they played by themselves are refused."""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     """What fragment lengths and the train batch size count: "env_steps", or "agent_steps", the actions of agents."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be called; ids and functions are looked at together, where the policies are."""
+        if self.observation_fn is not None and not callable(self.observation_fn):
+            raise ConfigError(
+                f"multiagent: observation_fn is a {type(self.observation_fn).__name__}, expected a function "
+                "(agent_obs, worker, base_env, policies, episode) -> {agent_id: new obs}; pass the function itself"
+            )

@@ -8,7 +8,7 @@ from typing import Any
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
 from menv.algorithms.config.classic_keys import read_keys
-from menv.algorithms.config.keys import section_values
+from menv.algorithms.config.keys import prefixed, section_values
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
@@ -18,13 +18,14 @@ def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
     """Return the settings of an evaluation: the run's own, with `evaluation_config` put over them."""
     changes = dict(config.evaluation_config or {})
     values = read_keys(type(config), changes, "evaluation_config: ")
-    if "env_config" in values:
+    if isinstance(values.get("env_config"), Mapping):
         values["env_config"] = {**config.env_config, **values["env_config"]}
     if isinstance(values.get("multiagent"), Mapping):
         own = section_values(MultiAgentConfig, values["multiagent"], "evaluation_config.multiagent")
         _check_policies(own.get("policies"), config.multiagent.policies)
         values["multiagent"] = replace(config.multiagent, **own)
-    return replace(config, **left_over({**vars(config), **values}, values), **values)
+    with prefixed("evaluation_config: "):
+        return replace(config, **left_over({**vars(config), **values}, values), **values)
 
 
 def _check_policies(given: Any, known: Any) -> None:

@@ -21,7 +21,7 @@ from menv.loop.quota import ExternalQuota, Quota
 from menv.loop.whole_episodes import WholeQuota
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_spec import PolicySpec
-from menv.registry import make_env
+from menv.registry import checked_creator, make_env
 from menv.scale.convert import to_base_env
 from menv.scale.far_env import FarEnv
 
@@ -70,8 +70,9 @@ def make_experience(config: AlgorithmConfig, place: Place = _DRIVER) -> tuple[An
             "PolicyServerInput(ioctx, address, port), or leave it out to step the env; examples/offline_logs.py "
             "learns from episodes that were logged"
         )
+    source_of: Callable[..., Any] = checked_creator("input", config.input, "InputContext")
     stub = None if config.env is None else _make_env(config, place, 0)
-    source = config.input(_input_context(config, stub))
+    source = source_of(_input_context(config, stub))
     if not isinstance(source, BaseEnv):
         raise ConfigError(
             f"input: the function returned {type(source).__name__}, expected a BaseEnv such as PolicyServerInput; "
