@@ -13,7 +13,7 @@ import numpy as np
 from menv import draws
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId
 from menv.classic_names import Told
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
 
 MEMBER_REWARDS = "__member_rewards__"
 """The key in the last info dict of a group's life, at which is what each of its members earned in that life."""
@@ -115,6 +115,11 @@ class Episode(Told, told=_CLASSIC):
         return self._extras.setdefault(name, {})
 
     def _set_extra(self, name: str, value: Any) -> None:
+        if name != "user_data" and not isinstance(value, Mapping):
+            raise ContractError(
+                f"episode.{name}: a {type(value).__name__}, expected a dict by name; put values into that "
+                "which is there"
+            )
         self._extra(name)
         assert self._extras is not None
         self._extras[name] = value

@@ -5,7 +5,7 @@ Whoever looks at the parts of a space or of an observation asks it. It knows no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -97,3 +97,12 @@ def own_copy(element: Any) -> Any:
         make = getattr(type(element), "_make", type(element))
         return make(own_copy(value) for value in element)
     return element
+
+
+def has_order(value: Any) -> bool:
+    """Return whether something is a number of elements one after the other, as lists, arrays and tensors are."""
+    try:
+        len(value)
+    except TypeError:
+        return False
+    return not isinstance(value, Mapping | Set | str | bytes)

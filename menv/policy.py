@@ -18,6 +18,8 @@ import numpy.typing as npt
 from menv import draws
 from menv.classic_names import OF_POLICIES, Told
 from menv.errors import ConfigError, ContractError
+from menv.nested import has_order
+from menv.paths import path_given
 from menv.spec_config import SpecConfig
 
 if TYPE_CHECKING:
@@ -49,6 +51,29 @@ class RowDraws:
 def weights_of(policy: Policy) -> Mapping[str, Any]:
     """Return a policy's weights by name; none where a `get_weights` of the classic kind returns None."""
     return policy.get_weights() or {}
+
+
+def parts_given(where: str, state: Any) -> Sequence[Any]:
+    """Return the parts of a state that a user gave; `where` begins the message.
+
+    Raises:
+        ContractError: It is no list.
+    """
+    if not has_order(state):
+        raise ContractError(
+            f"{where}: the state is a {type(state).__name__}, expected a list of arrays; pass "
+            "policy.get_initial_state() at first, then what was returned"
+        )
+    return state  # type: ignore[no-any-return]
+
+
+def one_row(where: str, state: Any) -> list[Any]:
+    """Return one agent's state as `state_batches` of one row; `where` begins the message.
+
+    Raises:
+        ContractError: It is no list.
+    """
+    return [np.asarray(part)[None] for part in parts_given(where, state)]
 
 
 class Policy(Told, told=OF_POLICIES):
@@ -184,7 +209,7 @@ class Policy(Told, told=OF_POLICIES):
         """
         from menv.loop.policy_folders import read_policies
 
-        return read_policies(Path(checkpoint), policy_ids)
+        return read_policies(path_given("from_checkpoint", checkpoint), policy_ids)
 
     def get_initial_state(self) -> list[Any]:
         """Return what `state_batches` holds for one agent as its life begins; [] for a policy without a memory."""

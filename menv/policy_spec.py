@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 
@@ -129,6 +129,25 @@ def spec_by_parts(method: F) -> F:
         return method(self, policy_id, PolicySpec(**parts) if parts else spec, **given)
 
     return call  # type: ignore[return-value]
+
+
+def ids_given(where: str, policy_ids: Any) -> list[str]:
+    """Return policy ids that a user gave, one or several, each once.
+
+    Args:
+        where: Begins the message: what they were given to.
+        policy_ids: As they were given.
+
+    Raises:
+        ConfigError: They are no strings.
+    """
+    ids = [policy_ids] if isinstance(policy_ids, str) else policy_ids
+    found = list(ids) if isinstance(ids, Iterable) else []
+    if not isinstance(ids, Iterable) or not all(isinstance(one, str) for one in found):
+        raise ConfigError(
+            f"{where}: policy_ids is {policy_ids!r:.100}, expected a list of policy ids, or one; pass strings"
+        )
+    return list(dict.fromkeys(found))
 
 
 def check_policy_id(policy_id: Any) -> str:

@@ -366,10 +366,11 @@ class OnnxActing:
             )
 
     def _checked(self, weights: Weights) -> dict[str, Floats]:
-        found = {name: np.shape(weights[name]) for name in sorted(weights)}
+        found = {name: np.shape(weights[name]) for name in sorted(weights, key=str)}
         if found != self._shapes:
             wrong = sorted(
-                name for name in {*found, *self._shapes} if found.get(name) != self._shapes.get(name)
+                (name for name in {*found, *self._shapes} if found.get(name) != self._shapes.get(name)),
+                key=str,
             )
             name = wrong[0]
             raise ConfigError(

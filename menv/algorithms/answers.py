@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from menv.classic_names import classic_keywords
-from menv.errors import ContractError
-from menv.policy import Policy
+from menv.errors import ConfigError, ContractError
+from menv.policy import Policy, one_row
 from menv.policy_map import DEFAULT_POLICY
 
 if TYPE_CHECKING:
@@ -58,14 +58,19 @@ class Answers:
             ContractError: The observation is outside the space, or a recurrent policy is given no state.
         """
         explore = self.config.explore if explore is None else explore
+        if not isinstance(explore, int | np.bool_):
+            raise ConfigError(
+                f"compute_single_action: explore is {explore!r:.60}, expected True, False or None; "
+                "leave it out to do as config.explore says"
+            )
         policy = self.get_policy(policy_id)
-        if (state is None or not len(state)) and policy.get_initial_state():
+        batches = [] if state is None else one_row("compute_single_action", state)
+        if not batches and policy.get_initial_state():
             raise ContractError(
                 f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
                 "state=policy.get_initial_state() at first and the returned state from then on"
             )
         if state is None and not full_fetch:
             return policy.compute_actions([obs], explore=explore)[0][0]
-        batches = [np.asarray(part)[None] for part in ([] if state is None else state)]
         actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)
         return actions[0], [part[0] for part in states], {name: value[0] for name, value in fetches.items()}

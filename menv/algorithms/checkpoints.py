@@ -16,6 +16,7 @@ from menv.algorithms.recipe import recipe_named
 from menv.algorithms.stored_config import restored_config, stored_config
 from menv.classic_names import classic_keywords
 from menv.errors import CallOrderError, ConfigError, MenvError
+from menv.paths import path_given
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm
@@ -73,6 +74,7 @@ class Checkpoints:
                 "save: no folder is given, expected one, because none is chosen for you; call save(folder), which "
                 "returns the numbered folder that restore takes"
             )
+        root = path_given("save", path)
         _check_keeping(keep_last, keep_best)
         metric = keep_best and keep_best[0]
         manifest = {
@@ -83,7 +85,6 @@ class Checkpoints:
             "config": stored_config(algo.config, algo._population.policy_map),
             "metrics": {metric: _metric(self.last_result, metric)} if metric else {},
         }
-        root = Path(path)
         policies = partial(write_policies, policies=algo._population.policies, trained=algo._trained)
         folder = write_checkpoint(root, algo.iteration, manifest, algo._state.files(), policies)
         if keep_last is not None or keep_best is not None:

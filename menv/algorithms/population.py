@@ -29,7 +29,7 @@ from menv.loop.net_policy import NetPolicy
 from menv.loop.own_cohort import OwnCohort
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
-from menv.policy_spec import PolicySpec, check_policy_id
+from menv.policy_spec import PolicySpec, check_policy_id, ids_given
 
 Resolve = Callable[[PolicyMap], Mapping[str, PolicySpec]]
 Agents = Callable[[PolicyMap], Mapping[AgentId, str]]
@@ -186,7 +186,7 @@ class Population:
         """Return ids that a user gives: one, several, or None for all."""
         if policy_ids is None:
             return list(self.policies)
-        return [policy_ids] if isinstance(policy_ids, str) else list(policy_ids)
+        return ids_given("get_weights", policy_ids)
 
     def read_weights(self, weights: Any) -> Mapping[str, Mapping[str, Any]]:
         """Return weights that a user gives, once they are of policies that there are.

@@ -17,7 +17,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
 from menv.algorithms.config.classic_keys import read_config, read_keys
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
-from menv.policy_spec import PolicySpec
+from menv.policy_spec import PolicySpec, ids_given
 from menv.registry import is_known
 
 _NAMED = "$named"
@@ -96,7 +96,7 @@ def restored_config(
     Raises:
         ConfigError: Something that is stored by name only is not given, or a wanted policy is not there.
     """
-    policy_ids = [policy_ids] if isinstance(policy_ids, str) else policy_ids
+    policy_ids = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
     values = _read(stored)
     multi = values.pop("multiagent")
     own = _given(config_class, given)

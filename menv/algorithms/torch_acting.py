@@ -187,7 +187,9 @@ class TorchActing:
         """
         self._network(policy)
         found = {name: np.shape(weights[name]) for name in weights}
-        wrong = sorted(name for name in {*found, *self._shapes} if found.get(name) != self._shapes.get(name))
+        wrong = sorted(
+            (name for name in {*found, *self._shapes} if found.get(name) != self._shapes.get(name)), key=str
+        )
         if wrong:
             raise ConfigError(
                 f"TorchActing: {len(wrong)} weights do not fit the architecture, first {wrong[0]!r} of shape "

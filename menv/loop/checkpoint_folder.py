@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from menv.errors import ConfigError
+from menv.paths import path_given
 
 FORMAT = 1
 """Raised whenever what is written can no longer be read by the code of before."""
@@ -156,7 +157,7 @@ def find_checkpoint(path: Any) -> Path:
     Raises:
         ConfigError: There is none.
     """
-    folder = Path(path)
+    folder = path_given("checkpoint", path)
     if (folder / MANIFEST).is_file():
         return folder
     if not (folder / LATEST).is_file():

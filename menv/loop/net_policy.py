@@ -26,7 +26,9 @@ from menv.loop.agent_answers import Shown, answered, as_it_is
 from menv.loop.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.loop.networks import Networks
 from menv.loop.turns import Turn, in_turn
-from menv.policy import Policy
+from menv.nested import has_order
+from menv.paths import path_given
+from menv.policy import Policy, one_row, parts_given
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
 
@@ -112,6 +114,11 @@ class NetPolicy(Policy):
         Raises:
             ContractError: An observation is outside the policy's space, or a state does not fit.
         """
+        if not has_order(obs_batch):
+            raise ContractError(
+                f"policy {self.policy_id!r}: obs_batch is a {type(obs_batch).__name__}, expected a list of "
+                "observations; pass [obs] for one"
+            )
         obs, mask = self._rows(obs_batch)
         state = self._state(state_batches, len(obs))
         backend, noise = self.networks.backend, self._noise_for(explore, len(obs))
@@ -132,7 +139,7 @@ class NetPolicy(Policy):
         if state is None and networks.state_sizes:
             raise self.without_state()
         rows, mask = self._rows([obs])
-        before = self._state(None if state is None else [np.asarray(part)[None] for part in state], 1)
+        before = self._state(None if state is None else one_row(f"policy {self.policy_id!r}", state), 1)
         decision = networks.backend.decide(
             rows, mask, self._noise(1) if explore else None, self.index, before
         )
@@ -194,7 +201,7 @@ class NetPolicy(Policy):
         """Write the policy into a new folder; see `Policy.export_checkpoint`."""
         from menv.loop.bundle import write_policy
 
-        return write_policy(self, Path(folder), trained or {})
+        return write_policy(self, path_given("export_checkpoint", folder), trained or {})
 
     @in_turn
     def answer_agents(
@@ -342,7 +349,10 @@ class NetPolicy(Policy):
         sizes = self.networks.state_sizes
         if not sizes:
             return None
-        if state_batches is None or not len(state_batches):
+        if state_batches is None:
+            return np.zeros((rows, sum(sizes)), np.float32)
+        parts_given(f"policy {self.policy_id!r}", state_batches)
+        if not len(state_batches):
             return np.zeros((rows, sum(sizes)), np.float32)
         found = [np.shape(part) for part in state_batches]
         if found != [(rows, size) for size in sizes]:

@@ -18,6 +18,7 @@ from menv.loop import bundle_files, checkpoint_folder
 from menv.loop.bundle import Rehearsals, read_policy, write_policy
 from menv.loop.net_policy import NetPolicy
 from menv.policy import Policy
+from menv.policy_spec import ids_given
 
 POLICIES, LEFT_OUT = "policies", "policies_left_out"
 """Entries of a checkpoint's manifest; the first is also the folder of the policies."""
@@ -62,8 +63,7 @@ def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict
     """Return the policy in a folder, or those in a folder of several; see `Policy.from_checkpoint`."""
     if (path / bundle_files.MANIFEST).exists():
         return read_policy(path)
-    wanted = [policy_ids] if isinstance(policy_ids, str) else policy_ids
-    chosen = None if wanted is None else list(dict.fromkeys(wanted))
+    chosen = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
     is_checkpoint = (path / checkpoint_folder.MANIFEST).exists()
     folders = {} if is_checkpoint else _side_by_side(path)
     if is_checkpoint or (path / checkpoint_folder.LATEST).exists():

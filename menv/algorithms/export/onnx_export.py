@@ -29,6 +29,7 @@ from menv.errors import ConfigError
 from menv.loop.golden import Golden, difference, make_golden, rehearsal
 from menv.loop.net_policy import NetPolicy
 from menv.nested import leaves, paths
+from menv.paths import path_given
 from menv.policy import Policy
 from menv.spaces_json import space_to_json
 
@@ -56,7 +57,7 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
         ConfigError: The policy has no acting graph, or connectors that no graph expresses, or ONNX Runtime does not
             reproduce its actions; or the path is a folder.
     """
-    if Path(path).is_dir():
+    if path_given("export_onnx", path).is_dir():
         raise ConfigError(
             f"export_onnx: {path} is a folder, expected a file's name; write {str(path)!r} + '/policy.onnx'"
         )

@@ -263,8 +263,14 @@ class LocalRollouts:
         """See `Rollouts.begin_again`.
 
         Raises:
+            CallOrderError: A fragment is being sampled.
             ConfigError: The environment cannot.
         """
+        if self._sampling:
+            raise CallOrderError(
+                "restore: a fragment is being sampled, expected to stand between two; call it after train() or "
+                "sample(), or in on_train_result"
+            )
         if self.sampler.polled and not isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
             raise ConfigError(
                 f"restore: {type(self.base_env).__name__} cannot begin again, expected environments that menv made; "

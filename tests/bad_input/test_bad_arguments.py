@@ -1,0 +1,166 @@
+"""Arguments of calls that are of another kind are refused in a line, and those that anybody would expect are taken."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv import DefaultCallbacks, Policy, export_onnx
+from menv.algorithms import PPO
+from menv.errors import CallOrderError, ConfigError, ContractError, MenvError
+from tests.bad_input.broken_envs import GOOD, SMALL, Faulty, checked
+
+
+@pytest.fixture(scope="module")
+def algo() -> Iterator[PPO]:
+    with PPO(env=Faulty, config=SMALL) as algo:
+        yield algo
+
+
+@pytest.fixture(scope="module")
+def saved(algo: PPO, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return algo.save(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture(scope="module")
+def remembers() -> Iterator[PPO]:
+    with PPO(env=Faulty, config={**SMALL, "model": {"use_lstm": True, "lstm_cell_size": 4}}) as algo:
+        yield algo
+
+
+def refused(call: Callable[[], Any], message: str, error: type[MenvError] = ConfigError) -> None:
+    with pytest.raises(error, match=message) as caught:
+        call()
+    checked(str(caught.value))
+
+
+@pytest.mark.parametrize("path", [3, ["run"], b"run", 1.5, "a\0b"])
+def test_a_path_that_is_none_is_refused(algo: PPO, path: Any) -> None:
+    policy = algo.get_policy()
+    calls: dict[str, Callable[[], Any]] = {
+        "save": lambda: algo.save(path),
+        "checkpoint": lambda: algo.restore(path),
+        "checkpoint:": lambda: PPO.from_checkpoint(path),
+        "from_checkpoint": lambda: Policy.from_checkpoint(path),
+        "export_checkpoint": lambda: algo.export_policy_checkpoint(path),
+        "export_onnx": lambda: export_onnx(policy, path),
+    }
+    for where, call in calls.items():
+        refused(call, where + ".*, expected a path, a string or a pathlib.Path; pass the name")
+
+
+def test_a_restore_from_none_says_what_a_path_is(algo: PPO) -> None:
+    refused(lambda: algo.restore(None), "checkpoint: None, a NoneType, expected a path")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ids", [3, [3], [None], True])
+def test_policy_ids_that_are_none_are_refused(algo: PPO, saved: Path, ids: Any) -> None:
+    message = "policy_ids is .*, expected a list of policy ids, or one; pass strings"
+    for call in (
+        lambda: algo.get_weights(ids),
+        lambda: Policy.from_checkpoint(saved, ids),
+        lambda: PPO.from_checkpoint(saved, policy_ids=ids),
+    ):
+        refused(call, message)
+
+
+@pytest.mark.parametrize("ids", ["default_policy", ("default_policy",), {"default_policy": 1}.keys()])
+def test_policy_ids_of_any_kind_are_taken(algo: PPO, saved: Path, ids: Any) -> None:
+    assert set(algo.get_weights(ids)) == {"default_policy"}
+    assert Policy.from_checkpoint(saved, ids) is not None
+
+
+@pytest.mark.parametrize("policy_id", [[], {}, ["default_policy"], None])
+def test_a_policy_to_remove_that_has_no_id_is_refused(algo: PPO, policy_id: Any) -> None:
+    refused(lambda: algo.remove_policy(policy_id), "remove_policy: .* does not exist, expected one of")
+
+
+@pytest.mark.parametrize("inference", ["onnx", "torch"])
+def test_weights_with_names_that_are_no_strings_are_refused_and_change_nothing(inference: str) -> None:
+    with PPO(env=Faulty, config={**SMALL, "inference": inference}) as algo:
+        before = algo.get_weights()["default_policy"]
+        weights: Any = {"default_policy": {**before, 1: np.zeros(2)}}
+        refused(lambda: algo.set_weights(weights), "weights do not fit the architecture, first 1 of shape")
+        after = algo.get_weights()["default_policy"]
+        assert all(np.array_equal(after[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("batch", [None, 3, np.array(3), {1: GOOD}, {1, 2}, "obs", iter([GOOD])])
+def test_a_batch_of_observations_that_is_no_list_is_refused(algo: PPO, batch: Any) -> None:
+    call = lambda: algo.get_policy().compute_actions(batch)  # noqa: E731
+    refused(
+        call,
+        r"policy 'default_policy': obs_batch is a .*, expected a list of observations; pass",
+        ContractError,
+    )
+
+
+@pytest.mark.parametrize("batch", [[GOOD], (GOOD,), deque([GOOD]), {"ann": GOOD}.values()])
+def test_a_batch_of_observations_of_any_kind_is_taken(algo: PPO, batch: Any) -> None:
+    actions, _, _ = algo.get_policy().compute_actions(batch, explore=False)
+    assert len(actions) == 1
+
+
+@pytest.mark.parametrize("state", [3, {"h": 1}, "state", np.array(3)])
+def test_a_state_that_is_no_list_is_refused(remembers: PPO, state: Any) -> None:
+    policy = remembers.get_policy()
+    for call in (
+        lambda: remembers.compute_single_action(GOOD, state=state),
+        lambda: policy.act(GOOD, state=state),
+        lambda: policy.compute_actions([GOOD], state),
+    ):
+        refused(
+            call, "the state is a .*, expected a list of arrays; pass policy.get_initial_state", ContractError
+        )
+
+
+def test_a_state_of_one_array_or_of_lists_is_taken(remembers: PPO) -> None:
+    first = remembers.get_policy().get_initial_state()
+    wanted, _, _ = remembers.compute_single_action(GOOD, state=first, explore=False)
+    states: list[Any] = [tuple(first), np.stack(first), [part.tolist() for part in first]]
+    for state in states:
+        action, _, _ = remembers.compute_single_action(GOOD, state=state, explore=False)
+        assert np.array_equal(action, wanted)
+
+
+@pytest.mark.parametrize("explore", ["no", [], np.array([True, False]), 0.5])
+def test_exploring_that_is_no_flag_is_refused(algo: PPO, explore: Any) -> None:
+    call = lambda: algo.compute_single_action(GOOD, explore=explore)  # noqa: E731
+    refused(call, "compute_single_action: explore is .*, expected True, False or None")
+
+
+@pytest.mark.parametrize("name", ["custom_metrics", "hist_data", "media"])
+@pytest.mark.parametrize("value", [None, 3, [1.0]])
+def test_what_an_episode_keeps_is_replaced_by_dicts_alone(name: str, value: Any) -> None:
+    class Replaces(DefaultCallbacks):
+        def on_episode_start(self, *, episode: Any, **kwargs: Any) -> None:
+            setattr(episode, name, value)
+
+    with PPO(env=Faulty, config={**SMALL, "callbacks": Replaces}) as algo:
+        refused(
+            algo.sample, rf"episode\.{name}: a {type(value).__name__}, expected a dict by name", ContractError
+        )
+
+
+def test_restoring_in_the_middle_of_a_fragment_is_refused_and_the_fragment_goes_on(saved: Path) -> None:
+    told: list[str] = []
+
+    class Restores(DefaultCallbacks):
+        def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
+            with pytest.raises(CallOrderError) as caught:
+                runs[0].restore(saved)
+            told.append(str(caught.value))
+
+    with PPO(env=Faulty, config={**SMALL, "callbacks": Restores}) as run:
+        runs = [run]
+        result = run.train()
+    assert result["num_env_steps_sampled"] == SMALL["train_batch_size"]
+    assert set(told) == {
+        "restore: a fragment is being sampled, expected to stand between two; call it after train() or sample(), or in "
+        "on_train_result"
+    }
