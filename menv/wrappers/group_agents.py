@@ -251,6 +251,13 @@ def _by_group(
         given = given.spaces
     if isinstance(given, gym.Space):
         return dict.fromkeys(groups, given)
+    spaces = list(given.values()) if isinstance(given, Mapping) else [given]
+    wrong = next((one for one in spaces if one is not None and not isinstance(one, gym.Space)), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"with_agent_groups: {kind} spaces are given as a {type(wrong).__name__}, expected a gymnasium Space, or a "
+            "dict of them by group; leave them out for those of the members"
+        )
     unknown = [group for group in given if group not in groups]
     if unknown:
         raise ConfigError(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
-from menv.errors import EpisodeError, MenvError, ServerGoneError
+from menv.errors import ConfigError, EpisodeError, MenvError, ServerGoneError
 from menv.serving.client import client_link
 from menv.serving.client.policy_client import PolicyClient
 from tests.serving.courses import Course, cut_wire, observation, play
@@ -173,3 +175,11 @@ def test_closing_wakes_a_thread_that_waits_for_an_answer() -> None:
         thread.join(10)
         assert not thread.is_alive()
         assert len(failed) == 1
+
+
+@pytest.mark.parametrize("timeout", [None, "60", 0, math.nan, math.inf, 1e30])
+def test_a_timeout_that_no_socket_can_wait_for_is_refused(timeout: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"PolicyClient: timeout=.*, expected seconds above 0, at most 1e\+09"
+    ):
+        PolicyClient("http://127.0.0.1:9", timeout=timeout)

@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from menv.base_env import SINGLE_AGENT
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from menv.serving.client.local_episode import LocalEpisode
 
 _MODES = ("local", "remote")
+_LONGEST = 1e9
+"""Seconds; what waits for a socket takes no number that is much larger, infinity neither."""
 _KEPT_IDS = 10_000
 
 
@@ -341,7 +344,8 @@ def _check(inference_mode: str, session: object, timeout: float) -> None:
             f"PolicyClient: session is a {type(session).__name__}, expected None or the `session` of another client; "
             "leave it out"
         )
-    if not timeout > 0:
+    if not isinstance(timeout, Real) or not 0 < timeout <= _LONGEST:
         raise ConfigError(
-            f"PolicyClient: timeout={timeout!r:.40}, expected seconds above 0; leave it out for 60"
+            f"PolicyClient: timeout={timeout!r:.40}, expected seconds above 0, at most {_LONGEST:g}; leave it out for "
+            "60"
         )
