@@ -55,6 +55,26 @@ def close_env(env: Any) -> None:
             close()
 
 
+def as_flag(flag: Any, whose: str) -> bool:
+    """Return a flag that an environment has set as a truth value.
+
+    Args:
+        flag: What the environment returned; arrays of one element will do.
+        whose: Begins the message, such as "env 3 step: terminated".
+
+    Raises:
+        ContractError: It is a text, a container, or an array of several: `[False, False]` is true.
+    """
+    if isinstance(flag, bool):
+        return flag
+    if not isinstance(flag, str | bytes | list | tuple | dict | set):
+        try:
+            return bool(flag)
+        except (ValueError, RuntimeError, TypeError):
+            pass
+    raise ContractError(f"{whose} is {type(flag).__name__}, expected True or False; return one flag")
+
+
 def how_many(result: Any) -> str:
     """Describe a return value by how many values it has."""
     several = isinstance(result, tuple | list)

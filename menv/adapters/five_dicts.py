@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from menv.base_env import ALL
-from menv.env_calls import how_many
+from menv.base_env import ALL, AgentId
+from menv.env_calls import as_flag, how_many
 from menv.errors import ContractError
 
 _NAMES = ("obs", "rewards", "terminateds", "truncateds", "infos")
@@ -38,3 +38,20 @@ def five_dicts(result: Any, wrong: Callable[..., ContractError]) -> tuple[Any, A
     if ALL in obs or ALL in rewards:
         raise wrong("step", f"{ALL!r} is among obs or rewards", "agent ids only")
     return obs, rewards, terminateds, truncateds, infos
+
+
+def flag_of(flags: Mapping[AgentId, Any], agent: AgentId, where: Callable[[str], str]) -> bool:
+    """Return whether an agent's flag is set, or that of all.
+
+    Args:
+        flags: One of the two dicts of flags.
+        agent: Whose; without one it is not set.
+        where: Makes the beginning of a message of the method's name.
+
+    Raises:
+        ContractError: It is no truth value.
+    """
+    flag = flags.get(agent)
+    if flag is None or flag is True or flag is False:
+        return bool(flag)
+    return as_flag(flag, f"{where('step')}: the flag of {agent!r}")

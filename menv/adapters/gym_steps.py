@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from menv.adapters.report import check_info
+from menv.env_calls import as_flag
 from menv.errors import ContractError, MenvError
 from menv.fault import raised_by_envs
 from menv.nested import own_copy
@@ -103,7 +104,7 @@ def _step_until_one_raises(
             if type(info) is not dict:
                 check_info(info, f"env {index} step")
             if terminated or truncated:
-                flags = bool(terminated), bool(truncated)
+                flags = _flag(index, "terminated", terminated), _flag(index, "truncated", truncated)
                 taken.overs.append(Over(len(rewards), index, own_copy(obs), reward, info, flags))
             all_obs[index], all_infos[index], fresh[index] = obs, info, False
             rewards.append(reward)
@@ -113,6 +114,11 @@ def _step_until_one_raises(
         _check_unpacking(index, error)
         return error
     return None
+
+
+def _flag(index: int, name: str, flag: Any) -> bool:
+    """Return one of the two flags of an environment that says that its episode is over."""
+    return flag if flag is True or flag is False else as_flag(flag, f"env {index} step: {name}")
 
 
 def _check_unpacking(index: int, error: BaseException) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.five_dicts import five_dicts
+from menv.adapters.five_dicts import five_dicts, flag_of
 from menv.adapters.layout import Layout
 from menv.adapters.report import Report, all_empty, check_info
 from menv.adapters.rewards import finite
@@ -107,7 +107,7 @@ class Roster:
             plain = False
         if not plain or ALL in rewards or ALL in obs:
             obs, rewards, terminateds, truncateds, infos = five_dicts(result, self._wrong)
-            over = terminateds[ALL] or truncateds[ALL]
+            over = any(self._flags(ALL, terminateds, truncateds))
         self.episode_steps += 1
         if over:
             self._finish(obs, rewards, terminateds, truncateds, infos, report)
@@ -215,7 +215,7 @@ class Roster:
             [agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag]
         )
         for agent in flagged:
-            terminated, truncated = bool(terminateds.get(agent)), bool(truncateds.get(agent))
+            terminated, truncated = self._flags(agent, terminateds, truncateds)
             self._end(agent, terminated, truncated, obs.get(agent), infos.get(agent, _NO_INFO), report)
         return {agent: value for agent, value in obs.items() if agent not in flagged}
 
@@ -252,9 +252,9 @@ class Roster:
     ) -> None:
         """End the episode for everyone and settle what is owed."""
         self._pay(rewards, (), terminateds, truncateds, report)
-        everyone = bool(terminateds[ALL]), bool(truncateds[ALL])
+        everyone = self._flags(ALL, terminateds, truncateds)
         for agent in self.living():
-            own = bool(terminateds.get(agent)), bool(truncateds.get(agent))
+            own = self._flags(agent, terminateds, truncateds)
             terminated, truncated = own if any(own) else everyone
             self._end(agent, terminated, truncated, obs.get(agent), infos.get(agent, _NO_INFO), report)
         for agent, reward in self._held.items():
@@ -378,10 +378,15 @@ class Roster:
         self, where: str, got: str, expected: str, fix: str = "mend the environment's return value"
     ) -> ContractError:
         """Return the error for a broken contract."""
-        return ContractError(
-            f"env {self.env_id} {where}, env step {self.episode_steps} of the episode: {got}, "
-            f"expected {expected}; {fix}"
-        )
+        return ContractError(f"{self._where(where)}: {got}, expected {expected}; {fix}")
+
+    def _where(self, method: str) -> str:
+        """Return what begins a message about what a method returned."""
+        return f"env {self.env_id} {method}, env step {self.episode_steps} of the episode"
+
+    def _flags(self, agent: AgentId, terminateds: Any, truncateds: Any) -> tuple[bool, bool]:
+        """Return whether an agent is terminated and truncated, or all are."""
+        return flag_of(terminateds, agent, self._where), flag_of(truncateds, agent, self._where)
 
 
 def possible_agents(env: Any) -> frozenset[AgentId] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 
 from menv.base_env import ALL
-from menv.env_calls import close_env, how_many
+from menv.env_calls import as_flag, close_env, how_many
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.wrappers.legacy_spaces import to_gymnasium
@@ -85,8 +85,9 @@ class LegacyGym(gym.Env[Any, Any]):
             present: tuple[Any, Any, bool, bool, dict[str, Any]] = result
             return present
         obs, reward, done, info = result
-        cut = bool(done) and bool(info.get(TRUNCATED_KEY))
-        return obs, reward, bool(done) and not cut, cut, info
+        over = as_flag(done, f"{type(self.env).__name__}.step: done")
+        cut = over and bool(info.get(TRUNCATED_KEY))
+        return obs, reward, over and not cut, cut, info
 
     def render(self) -> Any:
         """Return what the environment renders."""
@@ -151,10 +152,12 @@ class LegacyMultiAgent(MultiAgentEnv):
                 f"{type(self.env).__name__}.step: dones are {type(dones).__name__} and infos {type(infos).__name__}, "
                 "expected dicts keyed by agent id; use LegacyGym(env, multi_agent=False) if there is one agent only"
             )
+        name = type(self.env).__name__
+        dones = {agent: as_flag(done, f"{name}.step: dones[{agent!r}]") for agent, done in dones.items()}
         cut = {agent: _is_cut(infos.get(agent)) for agent in {*dones, *infos} - {ALL}}
         cut[ALL] = any(cut.values())
-        terminateds = {agent: bool(done) and not cut[agent] for agent, done in dones.items()}
-        truncateds = {agent: bool(done) and cut[agent] for agent, done in dones.items()}
+        terminateds = {agent: done and not cut[agent] for agent, done in dones.items()}
+        truncateds = {agent: done and cut[agent] for agent, done in dones.items()}
         gone = {agent for agent, done in dones.items() if done}
         self.agents = [] if ALL in gone else [a for a in dict.fromkeys([*self.agents, *obs]) if a not in gone]
         return obs, rewards, terminateds, truncateds, infos

@@ -138,6 +138,40 @@ def test_a_reward_that_is_no_number_is_named(kind: Any, reward: Any) -> None:
     assert "expected a number" in message
 
 
+@pytest.mark.parametrize("flag", [[False, False], [True], {"ann": False}, "False", (False,)])
+def test_a_flag_of_several_or_a_text_is_not_taken_for_true(flag: Any) -> None:
+    class Ends(FaultyGym):
+        def step(self, action: Any) -> Any:
+            return GOOD, 1.0, flag, False, {}
+
+    message = refusal(Ends, error=ContractError)
+    assert f"env 0 step: terminated is {type(flag).__name__}, expected True or False" in message
+
+
+@pytest.mark.parametrize(("agent", "flag"), [
+    (ALL, [False]), (ALL, "False"), (ALL, np.ones(2, np.bool_)), ("ann", [False]), ("ann", "False"),
+])  # fmt: skip
+def test_a_flag_of_an_agent_is_a_truth_value(agent: str, flag: Any) -> None:
+    class Ends(Faulty):
+        def step(self, action_dict: AgentDict) -> Any:
+            obs, rewards, terminateds, *rest = super().step(action_dict)
+            return obs, rewards, {**terminateds, agent: flag if self.at == 3 else False}, *rest
+
+    message = refusal(Ends, error=ContractError)
+    assert "env 0 step, env step " in message
+    assert f"the flag of {agent!r} is {type(flag).__name__}, expected True or False" in message
+
+
+def test_a_flag_may_be_an_array_of_one() -> None:
+    class Ends(Faulty):
+        def step(self, action_dict: AgentDict) -> Any:
+            obs, rewards, _, *rest = super().step(action_dict)
+            return obs, rewards, {ALL: np.array([self.at == 3])}, *rest
+
+    with PPO(env=Ends, config={"rollout_fragment_length": 6}) as algorithm:
+        assert algorithm.sample()["default_policy"]["terminateds"].sum() == 4
+
+
 @pytest.mark.parametrize("reward", ["", [], {}, None])
 def test_a_reward_that_is_nothing_is_not_taken_for_0(reward: Any) -> None:
     class Pays(Faulty):

@@ -311,6 +311,25 @@ def test_a_step_of_neither_form_is_named(result: Any) -> None:
         LegacyGym(old, multi_agent=True).step({})
 
 
+def test_a_list_of_dones_is_not_taken_for_an_end() -> None:
+    old = types.SimpleNamespace(
+        reset=len, step=lambda action: (0, 1.0, [False, False], {}), observation_space=BOX, action_space=BOX
+    )
+    env = LegacyGym(old)
+    with pytest.raises(ContractError, match=r"step: done is list, expected True or False") as caught:
+        env.step(0)
+    checked(str(caught.value))
+
+
+def test_the_dones_of_a_team_are_truth_values() -> None:
+    old = types.SimpleNamespace(
+        reset=dict, step=lambda action: ({}, {}, {"a": [False], ALL: False}, {}), agents=["a"]
+    )
+    env = LegacyMultiAgent(old)
+    with pytest.raises(ContractError, match=r"step: dones\['a'\] is list, expected True or False"):
+        env.step({"a": 0})
+
+
 def test_a_team_whose_dones_are_no_dict_is_named() -> None:
     env = LegacyMultiAgent(OldCorridor())
     env.reset()
