@@ -5,7 +5,8 @@ Adapters, wrappers and checks share it. It knows neither rows nor episodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from menv.errors import ConfigError, ContractError
@@ -53,6 +54,23 @@ def close_env(env: Any) -> None:
     if close is not None:
         with no_exit(f"{type(env).__name__}.close"):
             close()
+
+
+def close_unused(env: Any) -> None:
+    """Close an environment that was never reset; many cannot be closed then, and there is nothing to free.
+
+    Raises:
+        EnvCrashError: It called `sys.exit()`.
+    """
+    with no_exit(f"{type(env).__name__}.close"), suppress(Exception):
+        env.close()
+
+
+def close_all(envs: Iterable[Any]) -> None:
+    """Close environments one after another, also past those that raise, and raise what the last of these did."""
+    with ExitStack() as closing:
+        for env in reversed([*envs]):
+            closing.callback(close_env, env)
 
 
 def as_flag(flag: Any, whose: str) -> bool:

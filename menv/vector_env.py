@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.as_base_env import AsBaseEnv
-from menv.env_calls import close_env, how_many, reset_env
+from menv.env_calls import close_all, close_env, how_many, reset_env
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.fault import raised_by_envs
 
@@ -229,8 +229,7 @@ class _GymEnvs(VectorEnv):
         return self.envs[self._index(index)].render()
 
     def close(self) -> None:
-        for env in self.envs:
-            close_env(env)
+        close_all(self.envs)
 
     def _index(self, index: Any) -> int:
         """Return the place of a sub-environment, the first by default."""

@@ -10,6 +10,8 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
 from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict
-from menv.env_calls import call_method, close_env, reset_env
+from menv.env_calls import call_method, close_all, close_env, close_unused, reset_env
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.fault import Fault, raised_by_envs
 from menv.plain_data import digest
@@ -100,11 +102,12 @@ class LocalEnvs(CreatedEnvs):
         return call_method(self._envs[index], method, index, args)
 
     def stop(self) -> None:
-        """Close every sub-environment that has a `close`."""
+        """Close every sub-environment that has a `close`, also past those that raise."""
         if not self._stopped:
             self._stopped = True
-            for env in self._envs:
-                close_env(env)
+            for env in compress(self._envs, map(not_, self._was_reset)):
+                close_unused(env)
+            close_all(compress(self._envs, self._was_reset))
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -287,11 +288,12 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         return self._rollouts.call_envs(method, args)
 
     def stop(self) -> None:
-        """Close the environments; may be called more than once."""
+        """Close the environments, all of them where one raises; may be called more than once."""
         self._stopped = True
-        self._rollouts.stop()
-        self._base_env.stop()
-        self._evaluations.stop()
+        with ExitStack() as stopping:
+            stopping.callback(self._evaluations.stop)
+            stopping.callback(self._base_env.stop)
+            stopping.callback(self._rollouts.stop)
 
     def __enter__(self) -> Self:
         """Return the algorithm."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 
 from menv.base_env import ALL, AgentId, BaseEnv
-from menv.env_calls import reset_env
+from menv.env_calls import close_all, reset_env
 from menv.env_context import EnvContext
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
@@ -107,8 +107,7 @@ class IndependentCopies(MultiAgentEnv):
 
     def close(self) -> None:
         """Close all copies."""
-        for env in self.envs:
-            env.close()
+        close_all(self.envs)
 
     def _cannot_act(self, agent_id: AgentId) -> str:
         state = "has ended" if agent_id in self.possible_agents else "is unknown"

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 
 from menv.base_env import BaseEnv
-from menv.env_calls import close_env
+from menv.env_calls import close_unused
 from menv.errors import ConfigError
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.loop import convert
@@ -73,7 +73,7 @@ def to_base_env(
         first_index,
     )  # fmt: skip
     found = RemoteEnvs(make, num_envs, _engine(engine), like=env, settings=settings)
-    close_env(env)
+    close_unused(env)
     return found
 
 

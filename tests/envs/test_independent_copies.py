@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -219,6 +220,14 @@ def test_close_closes_every_copy() -> None:
     env = copies(3)
     env.close()
     assert all(copy.closed for copy in env.envs)
+
+
+def test_copies_are_closed_past_one_that_raises() -> None:
+    env = copies(3)
+    env.envs[0].close = partial(open, "no such file")
+    with pytest.raises(FileNotFoundError):
+        env.close()
+    assert [copy.closed for copy in env.envs[1:]] == [True, True]
 
 
 def test_render_shows_the_copy_of_agent_0() -> None:

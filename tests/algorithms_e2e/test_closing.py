@@ -1,0 +1,51 @@
+"""Environments that cannot be closed, or not before they were used, when an algorithm stops."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from menv.algorithms import PPO
+from tests.loop.reference_envs import Steady
+
+TINY: dict[str, Any] = {
+    "train_batch_size": 64,
+    "sgd_minibatch_size": 32,
+    "num_sgd_iter": 2,
+    "num_envs_per_worker": 4,
+}
+
+
+def test_all_environments_are_closed_where_one_cannot_be() -> None:
+    closed: list[int] = []
+
+    class Closes(Steady):
+        def close(self) -> None:
+            closed.append(1)
+            raise OSError(f"no window of number {len(closed)}")
+
+    algorithm = PPO(env=lambda context: Closes(), config=TINY)
+    algorithm.sample()
+    algorithm.evaluate()
+    with pytest.raises(OSError, match="no window of number"):
+        algorithm.stop()
+    # Those of the evaluation too.
+    assert len(closed) == 8
+
+
+@pytest.mark.parametrize("elsewhere", [{"num_workers": 1}, {"remote_worker_envs": True}])
+def test_an_environment_that_only_tells_its_spaces_need_not_be_able_to_close(
+    elsewhere: dict[str, Any],
+) -> None:
+    class Opens(Steady):
+        def reset(self, **asked: Any) -> Any:
+            self.window = io.StringIO()
+            return super().reset(**asked)
+
+        def close(self) -> None:
+            self.window.close()
+
+    with PPO(env=lambda context: Opens(), config={**TINY, "engine": "process", **elsewhere}) as algorithm:
+        assert algorithm.sample().env_steps() == 64
