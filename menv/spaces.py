@@ -84,7 +84,7 @@ def _stack_discrete(values: Sequence[Any] | Array, space: gym.spaces.Discrete, p
     """Return [R] int64 of scalars that lie within `space`."""
     try:
         out = np.array(values)
-    except ValueError:
+    except (ValueError, TypeError, RuntimeError):
         return _stack_slowly(values, space, path)
     if out.ndim != 1 or out.dtype.kind not in "iu":
         return _stack_slowly(values, space, path)
@@ -140,7 +140,9 @@ def _why_outside_tuple(space: gym.spaces.Tuple[Any], value: Any, where: str) -> 
 
 def _why_outside_discrete(space: gym.spaces.Discrete, value: Any, where: str) -> str | None:
     expected = f"{where}: expected an integer from {space.start} to {space.start + space.n - 1}"
-    scalar = np.asarray(value)
+    scalar, why = _as_array(value)
+    if why:
+        return f"{expected}, got {why}"
     if scalar.ndim or scalar.dtype.kind not in "iu":
         return f"{expected}, got {_kind(value)}"
     return None if space.start <= int(scalar) < space.start + space.n else f"{expected}, got {int(scalar)}"
@@ -148,12 +150,11 @@ def _why_outside_discrete(space: gym.spaces.Discrete, value: Any, where: str) ->
 
 def _why_outside_array(space: Any, value: Any, where: str) -> str | None:
     expected = f"{where}: expected {space.dtype} of shape {space.shape}"
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        return f"{expected}, got a ragged {type(value).__name__}"
+    array, why = _as_array(value)
+    if why:
+        return f"{expected}, got {why}"
     if array.shape != space.shape:
-        return f"{expected}, got shape {array.shape}"
+        return f"{expected}, got {_kind(value) if isinstance(value, dict) else f'shape {array.shape}'}"
     if isinstance(value, np.ndarray) and not np.can_cast(array.dtype, space.dtype):
         return f"{expected}, got {array.dtype}; convert it with .astype(np.{space.dtype})"
     if array.dtype.kind not in "biuf":
@@ -165,6 +166,17 @@ def _why_outside_array(space: Any, value: Any, where: str) -> str | None:
     ):
         return f"{expected}, got {broken.flat[0]} in it; round it, or declare a float Box"
     return why_out_of_bounds(array, *bounds(space), where)
+
+
+def _as_array(value: Any) -> tuple[Array, str]:
+    """Return a value as numpy reads it, or what it is where numpy cannot, as a tensor of another device."""
+    try:
+        return np.asarray(value), ""
+    except ValueError:
+        return np.empty(0), f"a ragged {type(value).__name__}"
+    except (TypeError, RuntimeError) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        return np.empty(0), f"a {type(value).__name__} that numpy cannot read ({first})"
 
 
 def why_out_of_bounds(array: Array, low: Array, high: Array, where: str) -> str | None:

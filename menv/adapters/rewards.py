@@ -35,7 +35,7 @@ def as_rewards(rewards: Any, whose: Callable[[], Iterable[str]]) -> FloatArray:
     try:
         # No dtype is asked for: texts would be read as numbers.
         numbers = np.asarray(rewards)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         numbers = _NONE
     if numbers.dtype is not _FLOAT64 and numbers.dtype.kind in "fiub":
         numbers = numbers.astype(_FLOAT64)
@@ -79,7 +79,7 @@ def finite(reward: Any, whose: str) -> float:
         # Texts would be read as numbers, and None as NaN.
         if one.dtype.kind in "fiubO" and reward is not None:
             number = float(one.astype(np.float64).reshape(()))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         pass
     if number is None:
         got = f"{type(reward).__name__} of shape {shape}" if shape else type(reward).__name__

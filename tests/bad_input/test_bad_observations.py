@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from menv.errors import ContractError
 from tests.bad_input.broken_envs import GOOD, UNIT, FaultyGym, refusal, seeing
@@ -132,3 +133,34 @@ def test_compute_single_action_says_it_too(bad: Any) -> None:
         pytest.raises(ContractError, match=r"policy 'default_policy'.*obs.*; "),
     ):
         algorithm.compute_single_action(bad)
+
+
+@pytest.mark.parametrize(("space", "path"), [
+    (UNIT, "obs: expected float32 of shape (3,)"),
+    (gym.spaces.Discrete(3), "obs: expected an integer from 0 to 2"),
+    (gym.spaces.Dict({"a": UNIT, "b": gym.spaces.Discrete(2)}), "obs['a']: expected float32 of shape (3,)"),
+])  # fmt: skip
+@pytest.mark.parametrize("tensor", [torch.zeros(3, requires_grad=True), torch.zeros(3, device="meta")])
+def test_a_tensor_that_numpy_cannot_read_is_named(space: gym.Space[Any], path: str, tensor: Any) -> None:
+    class Simulates(FaultyGym):
+        observation_space = space
+
+        def observe(self) -> Any:
+            return {"a": tensor, "b": 0} if isinstance(space, gym.spaces.Dict) else tensor
+
+    message = refusal(Simulates, error=ContractError)
+    assert f"env 0, agent 'agent0', env step 0: {path}, got a Tensor that numpy cannot read" in message
+
+
+@pytest.mark.parametrize("reward", [torch.ones((), requires_grad=True), torch.ones((), device="meta")])
+def test_a_reward_that_numpy_cannot_read_is_named(reward: Any) -> None:
+    class Simulates(FaultyGym):
+        def step(self, action: Any) -> Any:
+            return GOOD, reward, False, False, {}
+
+    assert "env 0 step: the reward is Tensor, expected a number" in refusal(Simulates, error=ContractError)
+
+
+def test_a_dict_in_the_place_of_an_array_is_named() -> None:
+    message = refusal(seeing({"left": GOOD}), error=ContractError)
+    assert "obs: expected float32 of shape (3,), got a dict with keys ['left']" in message
