@@ -113,10 +113,11 @@ class AgentSpaces:
         if shared is None and not by_agent and not own:
             return None
         if lookup is not None:
-            return lookup(agent)
-        inner: Any = shared.spaces if isinstance(shared, gym.spaces.Dict) else {}
-        found = (by_agent or inner).get(agent, shared)
-        if isinstance(found, gym.Space):
+            found: Any = lookup(agent)
+        else:
+            inner: Any = shared.spaces if isinstance(shared, gym.spaces.Dict) else {}
+            found = (by_agent or inner).get(agent, shared)
+        if isinstance(found, gym.Space) or (lookup is not None and found is None):
             return found
         raise ConfigError(
             f"agent {agent!r}: the environment's {kind} space is {type(found).__name__}, expected a gymnasium Space; "

@@ -282,6 +282,20 @@ def test_an_environment_without_spaces_is_told_to_declare_them() -> None:
     assert "observation space" in refusal(Bare)
 
 
+@pytest.mark.parametrize("spaces", [[UNIT, UNIT], {"ann": UNIT, "bob": UNIT}])
+@pytest.mark.parametrize("kind", [Faulty, FaultyGym])
+def test_spaces_in_the_place_of_a_space_are_named(kind: Any, spaces: Any) -> None:
+    class Lists(kind):  # type: ignore[misc]
+        def __init__(self, context: Any) -> None:
+            super().__init__()
+            self.observation_space = spaces
+
+    told = refusal(Lists, error=ConfigError)
+    assert (
+        f"the environment's observation space is {type(spaces).__name__}, expected a gymnasium Space" in told
+    )
+
+
 def test_all_among_the_observations_of_a_reset_is_named() -> None:
     class Odd(Faulty):
         def reset(self, **kwargs: Any) -> Any:
