@@ -53,7 +53,7 @@ class Leaf:
 
     def __post_init__(self) -> None:
         """Write the path once; every batch asks for it."""
-        object.__setattr__(self, "path", "obs" + "".join(f"[{key!r}]" for key in self.keys))
+        object.__setattr__(self, "path", _path(self.keys))
 
 
 class ObsPreprocessor:
@@ -104,7 +104,7 @@ class ObsPreprocessor:
         """Walk the space depth first and note its leaves."""
         parts = parts_of(space)
         if parts is None:
-            self.leaves.append(Leaf(keys, space, self.size, _width(space)))
+            self.leaves.append(Leaf(keys, space, self.size, _width(space, keys)))
             self.size += self.leaves[-1].width
             return
         for name, part in parts:
@@ -210,7 +210,9 @@ class ObsPreprocessor:
         for leaf in self.leaves:
             if isinstance(leaf.space, gym.spaces.Box):
                 columns = slice(leaf.start, leaf.start + leaf.width)
-                low[columns], high[columns] = (bound.reshape(-1) for bound in bounds(leaf.space))
+                # Bounds of wider types than the rows' overflow to infinity.
+                with np.errstate(over="ignore"):
+                    low[columns], high[columns] = (bound.reshape(-1) for bound in bounds(leaf.space))
         return low, high
 
     def plainly_good(self, rows: Rows) -> bool:
@@ -288,18 +290,24 @@ def _halves(low: Rows, high: Rows) -> tuple[Rows, Rows]:
     return (least + half).astype(np.float32), per_half.astype(np.float32)
 
 
-def _width(space: gym.Space[Any]) -> int:
-    """Return the number of columns that one element of a leaf space fills."""
+def _width(space: gym.Space[Any], keys: tuple[Any, ...]) -> int:
+    """Return the number of columns that one element of a leaf space, to which `keys` lead, fills."""
     if isinstance(space, gym.spaces.Discrete):
         return int(space.n)
     if isinstance(space, gym.spaces.MultiDiscrete):
         return int(space.nvec.sum())
     if isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
         return int(np.prod(space.shape))
+    where = f"{_path(keys)}, a " if keys else ""
     raise ConfigError(
-        f"observation space: {type(space).__name__} cannot be flattened, expected Box, Discrete, MultiDiscrete, "
+        f"observation space: {where}{type(space).__name__} cannot be flattened, expected Box, Discrete, MultiDiscrete, "
         "MultiBinary, or Dict and Tuple of these; change the space or wrap the environment"
     )
+
+
+def _path(keys: tuple[Any, ...]) -> str:
+    """Return the way to a part of an observation, as it would be written in Python."""
+    return "obs" + "".join(f"[{key!r}]" for key in keys)
 
 
 def _at(element: Any, keys: tuple[Any, ...]) -> Any:

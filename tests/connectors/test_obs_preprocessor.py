@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -148,6 +149,23 @@ def test_a_bound_that_float32_cannot_hold_refuses_nothing_that_lies_on_it() -> N
     space = spaces.Box(-0.1, 0.1, (1,), np.float64)
     preprocess = ObsPreprocessor(space)
     assert preprocess.why_bad_row(preprocess([np.array([0.1]), np.array([-0.1])])[0]) is None
+
+
+def test_bounds_that_float32_cannot_hold_warn_nobody() -> None:
+    most = np.finfo(np.float64).max
+    space = gym.spaces.Box(-most, most, (2,), np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        preprocess = ObsPreprocessor(space)
+    assert preprocess.why_bad_row(preprocess([np.array([1.0, -3e38])])[0]) is None
+
+
+def test_the_part_that_cannot_be_flattened_is_named() -> None:
+    space = gym.spaces.Dict(
+        {"seen": gym.spaces.Dict({"mission": gym.spaces.Text(9), "at": gym.spaces.Discrete(3)})}
+    )
+    with pytest.raises(ConfigError, match=r"obs\['seen'\]\['mission'\], a Text cannot be flattened"):
+        ObsPreprocessor(space)
 
 
 @pytest.mark.parametrize(
