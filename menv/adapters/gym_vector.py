@@ -120,7 +120,7 @@ class GymVectorEnvs(LockstepEnvs):
                     f"{self._name}.step: returned {len(rewards)} rewards, expected {self.num_envs}, one for each "
                     "sub-environment; return all of them"
                 )
-        done: Flags = np.logical_or(terminated, truncated)
+        done = self._over(terminated, truncated)
         begun, self._due = self._due, None
         frame = Frame(self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun)
         # A look at the bytes takes a tenth of what asking numpy does.
@@ -128,6 +128,16 @@ class GymVectorEnvs(LockstepEnvs):
             frame.done = done
             self._see_to_ends(frame, infos)
         return frame
+
+    def _over(self, terminated: Any, truncated: Any) -> Flags:
+        """Return [E] which sub-environments have ended."""
+        done: Flags = np.logical_or(terminated, truncated)
+        if done.shape != self._everybody.shape:
+            raise ContractError(
+                f"{self._name}.step: returned terminations of shape {np.shape(terminated)} and truncations of shape "
+                f"{np.shape(truncated)}, expected {self._everybody.shape}, one flag each; flatten them"
+            )
+        return done
 
     def _see_to_ends(self, frame: Frame, infos: Mapping[str, Any]) -> None:
         """Add what is known of the ends to a frame, as the environment's mode says."""
