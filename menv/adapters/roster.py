@@ -386,6 +386,9 @@ class Roster:
 
     def _flags(self, agent: AgentId, terminateds: Any, truncateds: Any) -> tuple[bool, bool]:
         """Return whether an agent is terminated and truncated, or all are."""
+        ended, cut = terminateds.get(agent, False), truncateds.get(agent, False)
+        if (ended is True or ended is False) and (cut is True or cut is False):
+            return ended, cut
         return flag_of(terminateds, agent, self._where), flag_of(truncateds, agent, self._where)
 
 
