@@ -16,6 +16,7 @@ from menv.cli.arguments import put_over, with_objects
 from menv.cli.display import display
 from menv.cli.names import named_again, policies_by_name
 from menv.errors import ConfigError
+from menv.loop.checkpoint_folder import MANIFEST, check_root
 
 _SOMETIMES = {"evaluation", "custom_metrics", "info", "external"}
 
@@ -29,11 +30,10 @@ def train(given: argparse.Namespace) -> int:
     Raises:
         ConfigError: A setting is wrong.
     """
-    folder = given.save or given.resume
-    if folder is None and (given.every or given.keep):
-        raise ConfigError("--every and --keep: no folder is given, expected --save FOLDER; add it")
+    folder = _folder(given)
     with algorithm_of(given) as algo, display(given.json) as shown, Ending() as ending:
-        saved = algo.iteration
+        # What a resumed run begins with is written already, but in another folder nothing is.
+        saved = None if given.resume and not _same(folder, given.resume) else algo.iteration
         result: Mapping[str, Any] = algo.counts()
         while not ending.signal and not _reached(result, given.stop):
             result = algo.train()
@@ -45,6 +45,29 @@ def train(given: argparse.Namespace) -> int:
         if folder is not None and saved != algo.iteration:
             shown.saved(algo.save(folder, keep_last=given.keep))
     return 128 + ending.signal if ending.signal else 0
+
+
+def _folder(given: argparse.Namespace) -> str | None:
+    """Return where checkpoints go, None if nowhere; refuse before anything is trained what could not be written then.
+
+    Raises:
+        ConfigError: No checkpoint can lie there, or nobody said where they shall.
+    """
+    folder: str | None = given.save or given.resume
+    if folder is None and (given.every or given.keep):
+        raise ConfigError("--every and --keep: no folder is given, expected --save FOLDER; add it")
+    if given.save is not None:
+        check_root(Path(given.save))
+    elif folder is not None and (Path(folder) / MANIFEST).is_file():
+        raise ConfigError(
+            f"--resume {folder}: one checkpoint of a run, whose later ones would be replaced, expected --save too; add "
+            f"--save and another folder, or --save {Path(folder).parent}"
+        )
+    return folder
+
+
+def _same(one: str | None, other: str) -> bool:
+    return one is not None and Path(one).resolve() == Path(other).resolve()
 
 
 class Ending:

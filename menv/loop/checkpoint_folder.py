@@ -43,6 +43,24 @@ _BLOCK = 1 << 20
 _here = threading.local()
 
 
+def check_root(root: Path) -> None:
+    """Refuse a place in which no checkpoint can lie.
+
+    Raises:
+        ConfigError: `root` is a file, or a checkpoint itself.
+    """
+    if root.exists() and not root.is_dir():
+        raise ConfigError(
+            f"save: {root} is a file, expected a folder or a name that is free; choose another name"
+        )
+    if (root / MANIFEST).is_file():
+        # Whoever loads this folder would go on finding the checkpoint that it is.
+        raise ConfigError(
+            f"save: {root} is a checkpoint itself, expected the folder that such lie in; pass {str(root.parent)!r}, "
+            "or another name"
+        )
+
+
 def write_checkpoint(
     root: Path,
     number: int,
@@ -66,16 +84,7 @@ def write_checkpoint(
     Raises:
         ConfigError: `root` is a file, or a checkpoint itself.
     """
-    if root.exists() and not root.is_dir():
-        raise ConfigError(
-            f"save: {root} is a file, expected a folder or a name that is free; choose another name"
-        )
-    if (root / MANIFEST).is_file():
-        # Whoever loads this folder would go on finding the checkpoint that it is.
-        raise ConfigError(
-            f"save: {root} is a checkpoint itself, expected the folder that such lie in; pass {str(root.parent)!r}, "
-            "or another name"
-        )
+    check_root(root)
     root.mkdir(parents=True, exist_ok=True)
     with _alone(root) as outermost:
         written = _written(root, f"{number:06d}", manifest, files, add)

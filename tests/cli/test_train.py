@@ -136,6 +136,30 @@ def test_a_bound_that_is_reached_already_trains_nothing(
     assert results(capsys, *again, "num_env_steps_trained=65")[0]["training_iteration"] == 2
 
 
+def test_what_could_not_be_saved_is_refused_before_anything_is_trained(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results(capsys, "corridors:Corridor", *ONCE, "--save", "run")
+    for places, why in (
+        (["--resume", "run/000001"], "expected --save too"),
+        (["corridors:Corridor", "--save", "run/000001"], "is a checkpoint itself"),
+        (["corridors:Corridor", "--save", "corridors.py"], "is a file"),
+    ):
+        assert main(["train", *places, *SMALL, "--stop", "training_iteration=2"]) == 2
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert why in told.err
+
+
+def test_a_run_that_has_nothing_left_to_train_is_saved_where_it_is_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results(capsys, "corridors:Corridor", *ONCE, "--save", "run")
+    again = ["corridors:Corridor", "--resume", "run/000001", "--stop", "training_iteration=1"]
+    assert results(capsys, *again, "--save", "copy") == [{"saved": "copy/000001"}]
+    assert results(capsys, "corridors:Corridor", "--resume", "run", *ONCE) == []
+
+
 def test_a_mapping_that_was_written_by_hand_is_given_again(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
