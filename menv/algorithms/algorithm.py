@@ -21,6 +21,7 @@ from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
 from menv.algorithms.evaluation.evaluations import Evaluations
 from menv.algorithms.export.exports import Exports
 from menv.algorithms.learning.learners import learner_info, merged
+from menv.algorithms.needed_packages import check_packages
 from menv.algorithms.outside import Outside
 from menv.algorithms.own_classes import OF_ALGORITHMS as UNCALLED
 from menv.algorithms.own_classes import warn_of_uncalled
@@ -65,7 +66,9 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         Raises:
             ConfigError: A setting is wrong.
             EnvCrashError: An environment could not be created.
+            MissingExtraError: torch or onnx is not installed.
         """
+        check_packages(type(self).__name__, "torch", "onnx")
         warn_of_uncalled(type(self).__name__, type(self), UNCALLED)
         self.config = read_config(self.recipe.config_class, config, env, self.get_default_config())
         # Settings that no evaluation can have are refused at once: the first one may be hours away.

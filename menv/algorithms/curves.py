@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TypeAlias
 
-from menv.errors import ConfigError
+from menv.errors import ConfigError, MissingExtraError
 
 Points: TypeAlias = Sequence[tuple[float, float | None]]
 
@@ -51,7 +51,8 @@ def plot_curves(
         y_label: Above the axis of y.
 
     Raises:
-        ConfigError: There is no point at all, or Pillow is not installed.
+        ConfigError: There is no point at all.
+        MissingExtraError: Pillow is not installed.
     """
     lines = {name: _finite(points) for name, points in series.items()}
     points = [point for line in lines.values() for point in line]
@@ -148,9 +149,9 @@ class _Canvas:
         try:
             from PIL import Image, ImageDraw, ImageFont
         except ImportError as error:
-            raise ConfigError(
-                "plot_curves: the package pillow is not installed, expected it; pip install 'menv[train]', or leave "
-                "the picture out"
+            raise MissingExtraError(
+                "plot_curves: the package pillow is not installed, expected it; run: pip install 'menv[train]', or "
+                "leave the picture out"
             ) from error
         self._image = Image.new("RGB", (_SIZE[0] * _SCALE, _SIZE[1] * _SCALE), _PAPER)
         self._draw = ImageDraw.Draw(self._image)

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from menv.callbacks import DefaultCallbacks
-from menv.errors import ConfigError
+from menv.errors import MissingExtraError
 
 _REPEATED = ("sampler_results",)
 
@@ -44,7 +44,7 @@ class TensorBoardWriter:
             step: Where on the axis; results of `train()` have `num_env_steps_sampled`.
 
         Raises:
-            ConfigError: tensorboard is not installed.
+            MissingExtraError: tensorboard is not installed.
         """
         event, summary, file_writer = _tensorboard()
         if self._writer is None:
@@ -126,8 +126,8 @@ def _tensorboard() -> tuple[Any, Any, Any]:
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ConfigError(
+        raise MissingExtraError(
             "TensorBoardWriter: the package tensorboard is not installed, expected it; "
-            "pip install 'menv[train]', or leave the writer out"
+            "run: pip install 'menv[train]', or leave the writer out"
         ) from error
     return Event, Summary, EventFileWriter

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from menv.algorithms.needed_packages import check_packages
 from menv.checking.global_draws import state_of_generators, used_since
 from menv.errors import ConfigError, MenvError
 from menv.scale.engines import ray_runs
@@ -57,7 +58,9 @@ def verify_backends(
         ConfigError: `env` is no environment that can be created anew, or a setting is wrong.
         ContractError: The environment broke its interface.
         EnvCrashError: It raised; a note says in which back-end.
+        MissingExtraError: onnx is not installed.
     """
+    check_packages("verify_backends", "onnx")
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError(
             f"verify_backends: config is {config!r:.100}, expected a dict of settings; write "

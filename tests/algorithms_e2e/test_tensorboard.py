@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from menv import DefaultCallbacks
 from menv.algorithms import PPO, TensorBoardCallbacks, TensorBoardWriter
-from menv.errors import ConfigError
+from menv.errors import MissingExtraError
 from tests.bad_input.broken_envs import checked
 
 SMALL = {"train_batch_size": 128, "num_envs_per_worker": 4, "num_sgd_iter": 1, "seed": 0}
@@ -138,6 +138,8 @@ def test_nothing_is_imported_or_created_before_the_first_result(tmp_path: Path) 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    with pytest.raises(ConfigError, match="the package tensorboard is not installed, expected it") as caught:
+    with pytest.raises(
+        MissingExtraError, match="the package tensorboard is not installed, expected it"
+    ) as caught:
         TensorBoardWriter(tmp_path).write({"a": 1.0}, 1)
     checked(str(caught.value))

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, helper, load_from_string
+
+from menv.errors import ConfigError, MissingExtraError
+
+try:
+    from onnx import ModelProto, helper, load_from_string
+except ImportError as error:
+    raise MissingExtraError(
+        "export_onnx: the package onnx is not installed, expected it; run: pip install 'menv[train]'"
+    ) from error
 
 import menv
 from menv.acting.acting_graphs import GraphKind
@@ -25,7 +33,6 @@ from menv.algorithms.export.onnx_steps import Steps
 from menv.connectors.default_pipelines import action_plan
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.policy_connectors import PolicyConnectors
-from menv.errors import ConfigError
 from menv.loop.golden import Golden, difference, make_golden, rehearsal
 from menv.loop.net_policy import NetPolicy
 from menv.nested import leaves, paths
@@ -56,6 +63,7 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     Raises:
         ConfigError: The policy has no acting graph, or connectors that no graph expresses, or ONNX Runtime does not
             reproduce its actions; or the path is a folder.
+        MissingExtraError: onnx is not installed; importing the name tells so.
     """
     if path_given("export_onnx", path).is_dir():
         raise ConfigError(
