@@ -326,6 +326,7 @@ class BaseEnv(AsBaseEnv, Told, abc.ABC, told=OF_BASE_ENVS):
         Raises:
             ContractError: Somebody was answered who does not wait, or only a part of those who
                 wait in one sub-environment.
+            ConfigError: The nested dict names a sub-environment that there is not.
         """
 
     def try_reset(

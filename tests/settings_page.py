@@ -47,7 +47,12 @@ def page() -> str:
     parts = [
         ("Every algorithm", "", AlgorithmConfig, common),
         ("PPO", "", PPOConfig, _names(PPOConfig) - common),
-        ("DQN", "Of those above `train_batch_size` is another.", DQNConfig, _said_anew(DQNConfig, common)),
+        (
+            "DQN",
+            "Of those above `rollout_fragment_length` and `train_batch_size` are others.",
+            DQNConfig,
+            _said_anew(DQNConfig, common),
+        ),
         ("QMIX", "All of DQN, and:", QMIXConfig, _said_anew(QMIXConfig, off_policy)),
         ("`model`", "", ModelConfig, _names(ModelConfig)),
         ("`multiagent`", "", MultiAgentConfig, _names(MultiAgentConfig)),

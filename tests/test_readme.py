@@ -1,11 +1,14 @@
 """The README's example runs as printed and does what it says."""
 
 import ast
+import inspect
 import re
 import runpy
 from pathlib import Path
 
 import pytest
+
+from menv import errors
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,3 +34,18 @@ def test_the_example_of_the_readme_runs_and_learns(
     assert ast.literal_eval(lines[8]) == {"mean": 1.0, "max": 1}
     returns = ast.literal_eval(lines[4])
     assert min(returns["even"], returns["odd"]) > 4.8
+
+
+def test_every_error_is_in_the_table_with_what_it_is_besides() -> None:
+    text = (
+        (ROOT / "README.md")
+        .read_text("utf-8")
+        .partition("## When something is wrong")[2]
+        .partition("\n## ")[0]
+    )
+    raised = dict(inspect.getmembers(errors, inspect.isclass))
+    assert {name for name in re.findall(r"`(\w+)`", text) if name in raised} == raised.keys()
+    besides = re.findall(r"`(\w+)` \(an? `(\w+)`\)", text)
+    assert len(besides) == 4
+    for name, builtin in besides:
+        assert builtin in [kind.__name__ for kind in raised[name].__mro__]

@@ -26,7 +26,8 @@ class MultiAgentConfig:
     the policies' `observation_space` says what the new observations look like. Remote clients have to ask for each
     action then: episodes that they played by themselves are refused."""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
-    """What fragment lengths and the train batch size count: "env_steps", or "agent_steps", the actions of agents."""
+    """What fragment lengths, the train batch size and `min_sample_timesteps_per_iteration` count: "env_steps", or
+    "agent_steps", the actions of agents."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be called; ids and functions are looked at together, where the policies are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.dqn_settings import DQNSettings
@@ -22,10 +22,14 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
     own_meaning: ClassVar[frozenset[str]] = frozenset({"train_batch_size"})
     of_the_run: ClassVar[frozenset[str]] = frozenset({"min_sample_timesteps_per_iteration"})
 
+    rollout_fragment_length: int | Literal["auto"] = "auto"
+    """Steps of each sub-environment between two times of learning; "auto" makes 64 of all together, at least 4 of each,
+    and of each at least `max_seq_len` where there is a memory."""
     train_batch_size: int = 256
     """Rows of one gradient step, drawn from the replay buffer; how often, `training_intensity` says."""
     min_sample_timesteps_per_iteration: int = 1_000
-    """Env steps, of all sub-environments together, that one training iteration samples."""
+    """Env steps, or what `count_steps_by` says, of all sub-environments together, that one training iteration samples
+    at least."""
 
     def __post_init__(self) -> None:
         """Check both halves."""
