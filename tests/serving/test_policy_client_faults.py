@@ -46,6 +46,17 @@ def test_connections_may_be_cut_anywhere(
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", [5, "", "x" * 257])
+def test_an_id_that_no_server_takes_is_refused_before_anything_is_played(mode: str, name: str) -> None:
+    with Course() as course, PolicyClient(course.address, mode, update_interval=None) as client:  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="expected a text of 1 to 256 characters"):
+            client.start_episode(name)
+        play(client, [1.0, 2.0])
+        client.close()
+        assert course.has_rewards([1.0, 2.0])
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_server_that_is_gone_is_one_clear_error(mode: str) -> None:
     with Course() as course:
         client = PolicyClient(course.address, mode, update_interval=None, timeout=0.5)  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ _MODES = ("local", "remote")
 _LONGEST = 1e9
 """Seconds; what waits for a socket takes no number that is much larger, infinity neither."""
 _KEPT_IDS = 10_000
+_LONGEST_ID = 256
 
 
 class PolicyClient:
@@ -129,15 +130,17 @@ class PolicyClient:
         """Begin an episode.
 
         Args:
-            episode_id: A new id; None makes one up.
+            episode_id: A new id, a text of 1 to 256 characters; None makes one up.
             training_enabled: Whether policies may learn from it.
 
         Returns:
             The id.
 
         Raises:
+            ConfigError: The id is none.
             EpisodeError: The id was used before.
         """
+        _check_id(episode_id)
         name = uuid.uuid4().hex if episode_id is None else episode_id
         if name in self._episodes or name in self._ended:
             state = "completed" if name in self._ended else "started"
@@ -159,7 +162,8 @@ class PolicyClient:
 
         Raises:
             EpisodeError: There is no such episode, or the server has forgotten it.
-            ContractError: The observation is outside its space (local inference).
+            ContractError: With local inference: the observation is of another kind or shape than its space, or one of
+                this or another episode was outside the bounds, which are looked at before rows are sent.
             RefusedError: The server does not take it.
             ServerGoneError: The server does not answer.
         """
@@ -199,8 +203,8 @@ class PolicyClient:
 
         Raises:
             EpisodeError: There is no such episode.
-            ContractError: The reward is of another kind, or not finite, or the info cannot be sent; nothing has been
-                noted then.
+            ContractError: The reward is of another kind, or not finite, or the info cannot be sent (remote inference);
+                nothing has been noted then.
         """
         try:
             episode = self._episodes[episode_id]
@@ -228,6 +232,7 @@ class PolicyClient:
 
         Raises:
             EpisodeError: There is no such episode, or the server has forgotten it.
+            ContractError: As for `get_action` (local inference).
             RefusedError: The server does not take it.
             ServerGoneError: The server does not answer.
         """
@@ -348,4 +353,13 @@ def _check(inference_mode: str, session: object, timeout: float) -> None:
         raise ConfigError(
             f"PolicyClient: timeout={timeout!r:.40}, expected seconds above 0, at most {_LONGEST:g}; leave it out for "
             "60"
+        )
+
+
+def _check_id(episode_id: object) -> None:
+    """Refuse what the server would only when the episode is sent, and with it all that go in the same message."""
+    if episode_id is not None and not (isinstance(episode_id, str) and 0 < len(episode_id) <= _LONGEST_ID):
+        raise ConfigError(
+            f"start_episode: the id is {episode_id!r:.60}, expected a text of 1 to {_LONGEST_ID} characters; write "
+            "str(...) of a number, or leave the id out to get one"
         )
