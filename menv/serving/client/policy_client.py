@@ -161,9 +161,9 @@ class PolicyClient:
             An element of the action space, or one by agent.
 
         Raises:
-            EpisodeError: There is no such episode, or the server has forgotten it.
-            ContractError: With local inference: the observation is of another kind or shape than its space, or one of
-                this or another episode was outside the bounds, which are looked at before rows are sent.
+            EpisodeError: There is no such episode, the server has forgotten it, or a part of it was refused. With local
+                inference bounds are looked at before rows are sent.
+            ContractError: With local inference: the observation is of another kind or shape than its space.
             RefusedError: The server does not take it.
             ServerGoneError: The server does not answer.
         """
@@ -231,8 +231,8 @@ class PolicyClient:
             truncated: Whether it was cut short, so that there would have been more to earn.
 
         Raises:
-            EpisodeError: There is no such episode, or the server has forgotten it.
-            ContractError: As for `get_action` (local inference).
+            EpisodeError: As for `get_action`; also of another episode that was ended, of which a part was refused.
+            ContractError: As for `get_action`; also where an observation was outside its bounds.
             RefusedError: The server does not take it.
             ServerGoneError: The server does not answer.
         """
