@@ -30,7 +30,7 @@ from typing import Any, Final, Self, TypeAlias
 import gymnasium as gym
 
 from menv.env_context import EnvContext
-from menv.errors import ConfigError, ContractError, EnvCrashError, UnknownNameError
+from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError, UnknownNameError
 from menv.fault import raised_by_envs
 
 EnvCreator: TypeAlias = Callable[[EnvContext], Any]
@@ -295,7 +295,8 @@ def _acts_like_an_env(env: Any) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")[:200]
+    # What menv says itself ends with what to do.
+    return next(iter(str(error).splitlines()), "")[: 1000 if isinstance(error, MenvError) else 200]
 
 
 def _unknown(name: str, asked: str | None = None, inside: Iterable[str] = ()) -> UnknownNameError:

@@ -245,6 +245,16 @@ def test_a_creator_that_cannot_take_the_context_is_refused_before_it_is_called()
         resolve_env(lambda context, size: Game(context))
 
 
+def test_what_menv_itself_says_in_a_creator_is_not_cut_short() -> None:
+    advice = "then do as this says"
+
+    def wrong(context: EnvContext) -> Game:
+        raise ConfigError("x" * 300 + advice)
+
+    with pytest.raises(EnvCrashError, match=advice):
+        make_env(wrong, EnvContext())
+
+
 def test_a_creator_that_raises_keeps_its_traceback_and_is_named_with_its_place() -> None:
     def build_a_wall(context: EnvContext) -> Game:
         raise ValueError("no bricks left\nand more detail")

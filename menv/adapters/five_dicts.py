@@ -55,3 +55,16 @@ def flag_of(flags: Mapping[AgentId, Any], agent: AgentId, where: Callable[[str],
     if flag is None or flag is True or flag is False:
         return bool(flag)
     return as_flag(flag, f"{where('step')}: the flag of {agent!r}")
+
+
+def any_set(flags: Mapping[AgentId, Any], where: Callable[[str], str]) -> bool:
+    """Return whether a flag is set.
+
+    Args:
+        flags: One of the two dicts of flags.
+        where: As for `flag_of`.
+
+    Raises:
+        ContractError: One is an array of several.
+    """
+    return any(flag_of(flags, agent, where) for agent in flags)

@@ -132,7 +132,13 @@ def _check_unpacking(index: int, error: BaseException) -> None:
         ContractError: It is the former.
     """
     here = error.__traceback__
-    if isinstance(error, ValueError | TypeError) and here is not None and here.tb_next is None:
+    if here is None or here.tb_next is not None:
+        return
+    if isinstance(error, ValueError | RuntimeError) and "ambiguous" in str(error):
+        raise ContractError(
+            f"env {index} step: terminated or truncated is an array of several, expected True or False; return one flag"
+        ) from error
+    if isinstance(error, ValueError | TypeError):
         raise ContractError(
             f"env {index} step: could not unpack what step returned ({error}), expected "
             "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "

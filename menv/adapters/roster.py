@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.five_dicts import five_dicts, flag_of
+from menv.adapters.five_dicts import any_set, five_dicts, flag_of
 from menv.adapters.layout import Layout
 from menv.adapters.report import Report, all_empty, check_info
 from menv.adapters.rewards import finite
@@ -103,20 +103,21 @@ class Roster:
             over = terminateds[ALL] or truncateds[ALL]
             # Each is a dict, or a subclass of one: cheaper than asking five times in the usual case.
             plain = type(obs) is type(rewards) is type(terminateds) is type(truncateds) is type(infos) is dict
-        except (TypeError, ValueError, KeyError, IndexError):
+            flagged = (len(terminateds) > 1 or len(truncateds) > 1) and (
+                any(terminateds.values()) or any(truncateds.values())
+            )
+        except (TypeError, ValueError, KeyError, IndexError, RuntimeError):
             plain = False
         if not plain or ALL in rewards or ALL in obs:
             obs, rewards, terminateds, truncateds, infos = five_dicts(result, self._wrong)
             over = any(self._flags(ALL, terminateds, truncateds))
+            flagged = any_set(terminateds, self._where) or any_set(truncateds, self._where)
         self.episode_steps += 1
         if over:
             self._finish(obs, rewards, terminateds, truncateds, infos, report)
             return True
         if COMMON in infos:
             self._share(infos[COMMON], report)
-        flagged = (len(terminateds) > 1 or len(truncateds) > 1) and (
-            any(terminateds.values()) or any(truncateds.values())
-        )
         layout = self.waiting
         if flagged:
             self._pay(rewards, obs, terminateds, truncateds, report)

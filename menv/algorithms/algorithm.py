@@ -94,6 +94,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             self._base_env, self._population, self._callbacks, seed, self._metrics
         )
         self._evaluations = Evaluations(self.config, self._population, first, self._callbacks, seed)
+        self._evaluations.rehearse()
         # Where all sub-environments step together there is one agent in each.
         by_rows = multi.count_steps_by == "agent_steps" and not self._base_env.lockstep
         self._gathering = Gathering(self._rollouts, by_rows=by_rows)

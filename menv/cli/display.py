@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections import deque
@@ -137,8 +138,20 @@ def of_policy(result: Mapping[str, Any], policy_id: str) -> tuple[str, ...]:
 
 
 def as_json(result: Mapping[str, Any]) -> str:
-    """Return a result as one line; what JSON has no form for, as callbacks may add it, is shown as text."""
-    return json.dumps(result, default=str)
+    """Return a result as one line; what JSON has no form for is null if it is a number, and else shown as text."""
+    try:
+        return json.dumps(result, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(result), default=str)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with None in the place of numbers that are NaN or infinite."""
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _by_policy(result: Mapping[str, Any]) -> list[str]:

@@ -207,3 +207,64 @@ def test_an_environment_that_is_trained_in_is_not_evaluated_in() -> None:
         pytest.raises(ConfigError, match="a new one at each call"),
     ):
         algo.evaluate()
+
+
+WRONG_ONES: dict[str, tuple[dict[str, Any], str]] = {
+    "another observation": (
+        {"env": "Acrobot-v1"},
+        r"evaluation_config: policies\['default_policy'\].observation_space: Box.*, expected that of its agent",
+    ),
+    "other actions": (
+        {"env": lambda context: Loud(gym.make("CartPole-v1"))},
+        "evaluation_config: .*action_space",
+    ),
+    "an environment that cannot be made": (
+        {"env_config": {"no_such_keyword": 1}},
+        r"evaluation_config: env .*creator raised TypeError: .*no_such_keyword",
+    ),
+    "an unknown name": ({"env": "CartPol-v1"}, "evaluation_config: .*CartPole-v1"),
+    "an unknown policy": (
+        {"multiagent": {"policy_mapping_fn": to(agent0="nobody")}},
+        "evaluation_config: policy_mapping_fn: returned 'nobody'",
+    ),
+}
+
+
+class Loud(gym.ActionWrapper[Any, Any, Any]):
+    """Has more actions."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.action_space = gym.spaces.Discrete(3)
+
+
+@pytest.mark.parametrize("wrong", WRONG_ONES)
+def test_what_no_evaluation_can_be_played_with_is_refused_before_anything_is_trained(wrong: str) -> None:
+    own, message = WRONG_ONES[wrong]
+    multiagent = {
+        "multiagent": {"policies": ["default_policy"], "policy_mapping_fn": to(agent0="default_policy")}
+    }
+    settings = {**SMALL, **multiagent, "evaluation_config": own}
+    with pytest.raises(MenvError, match=message):
+        PPO(env="CartPole-v1", config={**settings, "evaluation_interval": 1000})
+    # Who never asks for one is not kept from training.
+    PPO(env="CartPole-v1", config=settings).stop()
+
+
+def test_what_was_tried_out_is_closed_and_evaluations_have_their_own() -> None:
+    class Closing(gym.Wrapper[Any, Any, Any, Any]):
+        open = 0
+
+        def __init__(self, context: Any) -> None:
+            super().__init__(gym.make("CartPole-v1"))
+            Closing.open += 1
+
+        def close(self) -> None:
+            Closing.open -= 1
+
+    settings = {**SMALL, "evaluation_interval": 1, "evaluation_config": {"env": Closing}}
+    with PPO(env="CartPole-v1", config=settings) as algo:
+        assert Closing.open == 0
+        assert algo.train()["evaluation"]["episodes_this_iter"] == 10
+        assert Closing.open == 2
+    assert Closing.open == 0

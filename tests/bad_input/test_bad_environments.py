@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from menv import register_env
 from menv.algorithms import PPO
@@ -148,8 +149,19 @@ def test_a_flag_of_several_or_a_text_is_not_taken_for_true(flag: Any) -> None:
     assert f"env 0 step: terminated is {type(flag).__name__}, expected True or False" in message
 
 
+@pytest.mark.parametrize("flag", [np.ones(2, np.bool_), torch.ones(2)])
+def test_an_array_of_flags_of_one_agent_is_named_as_such(flag: Any) -> None:
+    class Ends(FaultyGym):
+        def step(self, action: Any) -> Any:
+            return GOOD, 1.0, flag, False, {}
+
+    message = refusal(Ends, error=ContractError)
+    assert "env 0 step: terminated or truncated is an array of several, expected True or False" in message
+
+
 @pytest.mark.parametrize(("agent", "flag"), [
     (ALL, [False]), (ALL, "False"), (ALL, np.ones(2, np.bool_)), ("ann", [False]), ("ann", "False"),
+    ("ann", np.zeros(2, np.bool_)), ("ann", torch.zeros(2)),
 ])  # fmt: skip
 def test_a_flag_of_an_agent_is_a_truth_value(agent: str, flag: Any) -> None:
     class Ends(Faulty):

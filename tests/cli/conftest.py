@@ -35,6 +35,12 @@ class Note(DefaultCallbacks):
         result["noted"] = algorithm.iteration * 10
 
 
+class Priceless(Corridor):
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, 1e30, *rest
+
+
 def broken(config):
     raise RuntimeError("no power")
 

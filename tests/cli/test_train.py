@@ -187,6 +187,18 @@ def test_the_library_reads_what_the_command_wrote(folder: Path) -> None:
         assert algo.train()["training_iteration"] == 2
 
 
+@pytest.mark.filterwarnings("ignore:policy 'default_policy'. a gradient was NaN:RuntimeWarning")
+def test_numbers_that_json_has_no_form_for_are_null(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    assert main(["train", "corridors:Priceless", *ONCE, "--json"]) == 0
+    (told,) = [json.loads(line, parse_constant=refuse) for line in capsys.readouterr().out.splitlines()]
+    assert told["info"]["default_policy"]["vf_loss"] is None
+    assert told["info"]["default_policy"]["skipped_updates"] > 0
+    assert told["episode_reward_mean"] == pytest.approx(3e30)
+
+
 def test_without_a_terminal_there_is_a_line_for_each_iteration(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,5 +86,5 @@ _RANGES = {
     "gamma": (0.0, 1.0),
     "training_intensity": (0.0, math.inf),
     "grad_clip": (0.0, math.inf),
-    "adam_epsilon": (0.0, 1.0),
+    "adam_epsilon": (1e-30, 1.0),
 }

@@ -6,7 +6,9 @@ in `menv.algorithms.evaluation.evaluation_workers`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +17,19 @@ from menv.algorithms.evaluation.evaluation import Evaluation
 from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
 from menv.algorithms.evaluation.players import Players
 from menv.algorithms.population import Population
-from menv.algorithms.rollouts.experience import make_evaluation_envs
+from menv.algorithms.rollouts.experience import make_evaluation_envs, make_evaluation_experience
 from menv.callbacks import DefaultCallbacks, read_callbacks
-from menv.errors import CallOrderError
+from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
+from menv.loop.dry_run import GivenSpaces, resolve_specs
 from menv.plain_data import is_plain
 
 if TYPE_CHECKING:
     from menv.algorithms.evaluation.evaluation_workers import EvaluationWorkers
 
 _SEED = 10_000
+_OWN = {"env", "env_config", "multiagent"}
+"""Settings of evaluations that decide who plays in what."""
+_NEAR: dict[str, Any] = {"remote_worker_envs": False, "remote_env_batch_wait_ms": 0, "env_timeout": None}
 
 
 class Evaluations:
@@ -58,6 +64,32 @@ class Evaluations:
         self._playing = False
         # Whether workers play what the next `run` tells.
         self._begun = False
+
+    def rehearse(self) -> None:
+        """Try out who plays in what, where evaluations have an environment or a mapping of their own.
+
+        It is found out at once then what is wrong, and not when the first of them is due.
+
+        Raises:
+            ConfigError: The environment cannot be played in by the policies, or is none.
+            ContractError: An agent maps to no policy.
+            EnvCrashError: The environment could not be created.
+        """
+        config = self._config
+        if config.evaluation_interval is None or not _OWN & set(config.evaluation_config or ()):
+            return
+        settings = replace(evaluation_settings(config), num_envs_per_worker=1, **_NEAR)
+        multi = settings.multiagent
+        given = GivenSpaces(
+            settings.observation_space, settings.action_space, multi.observation_fn is not None
+        )
+        with _told_where():
+            env, base_env = make_evaluation_experience(settings, self._training_env)
+            try:
+                if not base_env.external:
+                    resolve_specs(self._players(settings).as_built(), base_env, env, given)
+            finally:
+                base_env.stop()
 
     def run(self, algorithm: Any) -> dict[str, Any]:
         """Play, and return what it told; `algorithm` is what callbacks are shown.
@@ -130,8 +162,7 @@ class Evaluations:
     def _new_evaluation(self) -> Evaluation | EvaluationWorkers:
         config, first, seed = self._config, self._training_env, self._seed + _SEED
         settings = evaluation_settings(config)
-        mapped = "policy_mapping_fn" in ((config.evaluation_config or {}).get("multiagent") or {})
-        players = Players(self._population, settings.multiagent.policy_mapping_fn if mapped else None)
+        players = self._players(settings)
         if config.evaluation_num_workers:
             from menv.algorithms.evaluation.evaluation_workers import EvaluationWorkers
 
@@ -140,3 +171,16 @@ class Evaluations:
         callbacks = self._callbacks if own is config.callbacks else read_callbacks(own)
         make = partial(make_evaluation_envs, training_env=first)
         return Evaluation(settings, players, make, callbacks, seed)
+
+    def _players(self, settings: AlgorithmConfig) -> Players:
+        mapped = "policy_mapping_fn" in ((self._config.evaluation_config or {}).get("multiagent") or {})
+        return Players(self._population, settings.multiagent.policy_mapping_fn if mapped else None)
+
+
+@contextmanager
+def _told_where() -> Iterator[None]:
+    """Let messages about what is wrong begin with the setting."""
+    try:
+        yield
+    except (ConfigError, ContractError, EnvCrashError) as error:
+        raise type(error)(f"evaluation_config: {error}") from (error.__cause__ or error)

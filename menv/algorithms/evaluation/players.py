@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from menv.algorithms.rollouts.completion import Completion
@@ -35,6 +36,19 @@ class Players:
         if self._maps is None or self._maps[0] is not now:
             self._maps = now, now.changed(policy_mapping_fn=self._mapping_fn)
         return self._maps[1]
+
+    def as_built(self) -> PolicyMap:
+        """Return a map whose specs have the spaces that the policies were built with."""
+        now, policies = self.policy_map, self.policies
+        specs = {
+            name: replace(
+                spec,
+                observation_space=policies[name].observation_space,
+                action_space=policies[name].action_space,
+            )
+            for name, spec in now.specs.items()
+        }
+        return PolicyMap(specs, now.settings[0], [])
 
     @property
     def policies(self) -> Mapping[str, Policy]:

@@ -6,6 +6,7 @@ and no sampler.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -71,6 +72,7 @@ class Learners:
         self._seed = seed
         self._learners: dict[str, Learner] = {}
         self._seeds: dict[str, int] = {}
+        self._warned: set[str] = set()
         self._policies = policies
         self._callbacks = callbacks
         self.env_steps_trained = 0
@@ -106,6 +108,7 @@ class Learners:
             self._catch_up(policy_id, learner)
             with threads(self._threads_of(built, policy_id)):
                 stats[policy_id] = {**learner.learn(own, env_steps), **_plain(told)}
+            self._warn_of_skipped(policy_id, stats[policy_id])
             weights = learner.weights()
             policy.set_weights(weights)
             self._hand_on(policy_id, weights)
@@ -120,6 +123,17 @@ class Learners:
         own = learner.weights()
         if not all(np.array_equal(given[name], own[name]) for name in given.keys() & own.keys()):
             self.set_weights(policy_id, given)
+
+    def _warn_of_skipped(self, policy_id: str, stats: Mapping[str, Any]) -> None:
+        """Warn, once of each policy, of gradients that could not be learned from: it may be all of them."""
+        if "skipped_updates" in stats and policy_id not in self._warned:
+            self._warned.add(policy_id)
+            warnings.warn(
+                f"policy {policy_id!r}: a gradient was NaN or infinite and was left out, expected finite ones; look at "
+                "the size of rewards, or lower lr (skipped_updates in the result counts them)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def forget(self, policy_id: str) -> None:
         """Drop the learner of a policy that is removed."""

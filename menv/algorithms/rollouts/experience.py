@@ -102,7 +102,15 @@ def make_evaluation_envs(config: AlgorithmConfig, training_env: Any, place: Plac
 
     Raises:
         ConfigError: The config's `env` is that which is trained in, or there is none.
+        EnvCrashError: An environment could not be created.
     """
+    return make_evaluation_experience(config, training_env, place)[1]
+
+
+def make_evaluation_experience(
+    config: AlgorithmConfig, training_env: Any, place: Place = _DRIVER
+) -> tuple[Any, BaseEnv]:
+    """Return what `make_evaluation_envs` does, after the first environment, which knows the agents and their spaces."""
     check_evaluable(config, training_env)
     make = partial(_make_env, config, place)
     env = make(0)
@@ -112,7 +120,7 @@ def make_evaluation_envs(config: AlgorithmConfig, training_env: Any, place: Plac
             "in the function"
         )
     seed = None if config.seed is None else config.seed + 10_000
-    return _in_table_form(config, env, make, seed, place)
+    return env, _in_table_form(config, env, make, seed, place)
 
 
 def _in_table_form(
