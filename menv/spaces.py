@@ -192,6 +192,18 @@ def why_out_of_bounds(array: Array, low: Array, high: Array, where: str) -> str 
     )
 
 
+def alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
+    """Return whether two spaces differ in the bounds of Boxes at most."""
+    spaces = gym.spaces
+    if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, spaces.Tuple) and isinstance(other, spaces.Tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, spaces.Box) and isinstance(other, spaces.Box):
+        return one.shape == other.shape and one.dtype == other.dtype
+    return one == other
+
+
 def bounds(space: Any) -> tuple[Array, Array]:
     """Return the least and the greatest element of an array space, both inclusive."""
     if isinstance(space, gym.spaces.Box):

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.spaces import OutsideSpaceError, bounds, stack, why_outside
+from menv.spaces import OutsideSpaceError, alike, bounds, stack, why_outside
 
 BOX = gym.spaces.Box(-1.0, 1.0, (2, 2), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (4,), np.uint8)
@@ -152,3 +152,17 @@ def test_spaces_and_arrays_that_were_pickled_are_stacked_as_quickly_as_others(
     for one in (space, pickle.loads(pickle.dumps(space))):
         for values in (rows, pickle.loads(pickle.dumps(rows))):
             np.testing.assert_array_equal(stack(values, one), expected)
+
+
+def test_spaces_are_alike_that_differ_in_bounds_alone() -> None:
+    def nested(high: float, choices: int, dtype: Any = np.float32) -> gym.Space[Any]:
+        box = gym.spaces.Box(-1.0, high, (2,), dtype)
+        return gym.spaces.Dict({"a": gym.spaces.Tuple([box, gym.spaces.Discrete(choices)])})
+
+    assert alike(nested(1.0, 3), nested(np.inf, 3))
+    assert not alike(nested(1.0, 3), nested(1.0, 4))
+    assert not alike(nested(1.0, 3), nested(1.0, 3, np.float64))
+    assert not alike(nested(1.0, 3), gym.spaces.Dict({"b": nested(1.0, 3)["a"]}))  # type: ignore[index]
+    assert not alike(
+        gym.spaces.Tuple([gym.spaces.Discrete(2)]), gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2)
+    )

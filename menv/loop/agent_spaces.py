@@ -64,6 +64,11 @@ class AgentSpaces:
                 )
         return space
 
+    def found(self, agent: AgentId) -> Space | None:
+        """Return one agent's space, None where it is not known."""
+        given = self._given_to(agent)
+        return self._declared(agent) if given is None else given
+
     def _of_agent(self, agent: AgentId) -> Space:
         """Return one agent's space."""
         given = self._given_to(agent)

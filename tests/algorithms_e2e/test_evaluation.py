@@ -212,11 +212,11 @@ def test_an_environment_that_is_trained_in_is_not_evaluated_in() -> None:
 WRONG_ONES: dict[str, tuple[dict[str, Any], str]] = {
     "another observation": (
         {"env": "Acrobot-v1"},
-        r"evaluation_config: policies\['default_policy'\].observation_space: Box.*, expected that of its agent",
+        r"evaluation_config: the observation space of agent 'agent0' is Box.*, expected one like",
     ),
     "other actions": (
         {"env": lambda context: Loud(gym.make("CartPole-v1"))},
-        "evaluation_config: .*action_space",
+        "evaluation_config: the action space of agent .* is Discrete.3.",
     ),
     "an environment that cannot be made": (
         {"env_config": {"no_such_keyword": 1}},
@@ -249,6 +249,20 @@ def test_what_no_evaluation_can_be_played_with_is_refused_before_anything_is_tra
         PPO(env="CartPole-v1", config={**settings, "evaluation_interval": 1000})
     # Who never asks for one is not kept from training.
     PPO(env="CartPole-v1", config=settings).stop()
+
+
+def test_an_environment_of_other_bounds_is_played_in() -> None:
+    class Narrow(gym.ObservationWrapper[Any, Any, Any]):
+        def __init__(self, context: Any) -> None:
+            super().__init__(gym.make("CartPole-v1"))
+            self.observation_space = gym.spaces.Box(-1e3, 1e3, (4,), np.float32)
+
+        def observation(self, observation: Any) -> Any:
+            return observation.clip(-1e3, 1e3)
+
+    settings = {**SMALL, "evaluation_interval": 1, "evaluation_config": {"env": Narrow}}
+    with PPO(env="CartPole-v1", config=settings) as algo:
+        assert algo.train()["evaluation"]["episodes_this_iter"] == 10
 
 
 def test_what_was_tried_out_is_closed_and_evaluations_have_their_own() -> None:

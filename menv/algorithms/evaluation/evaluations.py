@@ -20,7 +20,6 @@ from menv.algorithms.population import Population
 from menv.algorithms.rollouts.experience import make_evaluation_envs, make_evaluation_experience
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
-from menv.loop.dry_run import GivenSpaces, resolve_specs
 from menv.plain_data import is_plain
 
 if TYPE_CHECKING:
@@ -79,15 +78,11 @@ class Evaluations:
         if config.evaluation_interval is None or not _OWN & set(config.evaluation_config or ()):
             return
         settings = replace(evaluation_settings(config), num_envs_per_worker=1, **_NEAR)
-        multi = settings.multiagent
-        given = GivenSpaces(
-            settings.observation_space, settings.action_space, multi.observation_fn is not None
-        )
         with _told_where():
             env, base_env = make_evaluation_experience(settings, self._training_env)
             try:
                 if not base_env.external:
-                    resolve_specs(self._players(settings).as_built(), base_env, env, given)
+                    self._players(settings).check_plays(base_env, env, settings)
             finally:
                 base_env.stop()
 

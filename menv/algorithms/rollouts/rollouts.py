@@ -271,6 +271,9 @@ class LocalRollouts:
                 "restore: a fragment is being sampled, expected to stand between two; call it after train() or "
                 "sample(), or in on_train_result"
             )
+        self._begin_again(seed)
+
+    def _begin_again(self, seed: int) -> None:
         if self.sampler.polled and not isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
             raise ConfigError(
                 f"restore: {type(self.base_env).__name__} cannot begin again, expected environments that menv made; "
@@ -297,7 +300,7 @@ class LocalRollouts:
         before = self.sampler
         left = before.state_without_episodes()
         try:
-            self.begin_again(self._seed)
+            self._begin_again(self._seed)
             self.sampler.explore = before.explore
             lost = self.resume(left)
         except BaseException:
