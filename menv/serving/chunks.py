@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,7 @@ class ChunkDesk:
                 and those before it were taken.
         """
         name = str(type(request).__struct_config__.tag)
+        self._lose(state, request.lost or ())
         # Let go of one by one: tens of thousands at once would take long.
         read: deque[WireEpisode] = deque()
         for index, raw in enumerate(request.episodes):
@@ -205,6 +206,15 @@ class ChunkDesk:
             self._check_room(state, "GET_POLICIES")
             state.chunks[name] = Chunks("")
         return state.chunks[name]
+
+    def _lose(self, state: ClientState, names: Sequence[str]) -> None:
+        """Break off episodes of which the client will bring nothing more, as far as they are open."""
+        for name in names:
+            chunks = state.chunks.get(name)
+            if chunks is not None and not chunks.over:
+                chunks.over = True
+                state.chunks_over += 1
+                self._board.lose(chunks.board_id)
 
     def _chunks_of(self, state: ClientState, episode: WireEpisode, where: str) -> Chunks:
         """Return the episode that a chunk belongs to, a new one if it begins one."""

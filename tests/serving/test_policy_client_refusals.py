@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from menv.errors import EpisodeError
+from menv import DefaultCallbacks
+from menv.errors import EpisodeError, RefusedError
+from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
@@ -77,6 +81,56 @@ def test_clients_that_wait_for_weights_get_them_all_the_same() -> None:
         steps()
         client.end_episode(names[0], observation(0))
         eventually(lambda: course.algo.iteration > 5)
+
+
+@pytest.mark.parametrize("begun", [0, 12])
+def test_nobody_waits_for_the_end_of_an_episode_that_was_given_up(begun: int) -> None:
+    whole = {"batch_mode": "complete_episodes", "rollout_fragment_length": 20}
+    with Course(whole) as course, client_of(course) as client:
+        bad = client.start_episode()
+        for step in range(begun):
+            client.get_action(bad, observation(step))
+            client.log_returns(bad, 7.0)
+        client.get_action(bad, NOTHING)
+        with pytest.raises(EpisodeError, match=REFUSED.format(bad)):
+            client.end_episode(bad, observation(1))
+        play(client, [1.0] * 15)
+        play(client, [2.0] * 15)
+        client.update_policy_weights()
+        eventually(lambda: set(course.column("rewards").tolist()) >= {1.0, 2.0})
+        assert course.column("rewards").tolist().count(7.0) <= begun
+        assert course.algo._outside.report()["external"]["open_episodes"] == 0
+
+
+def test_what_is_refused_for_lack_of_room_is_kept_for_the_next_time() -> None:
+    sampling, go = threading.Event(), threading.Event()
+
+    class Stalls(DefaultCallbacks):
+        def on_sample_end(self, **kwargs: Any) -> None:
+            sampling.set()
+            go.wait(30)
+
+    little = Limits(max_waiting=20_000)
+    with (
+        Course({"callbacks": Stalls}, limits=little, force_on_policy=False) as course,
+        client_of(course) as client,
+    ):
+        play(client, [5.0] * 20)
+        assert sampling.wait(30)
+        name, refused = client.start_episode(), []
+        for step in range(1500):
+            try:
+                client.get_action(name, observation(step % 5))
+            except RefusedError as error:
+                refused.append(error.code)
+                go.set()
+                time.sleep(0.05)
+                client.get_action(name, observation(step % 5))
+            client.log_returns(name, float(step))
+        assert set(refused) == {"too_many"}
+        client.end_episode(name, observation(0))
+        client.update_policy_weights()
+        assert course.has_rewards([5.0] * 20 + [float(step) for step in range(1500)])
 
 
 def client_of(course: Course) -> Any:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, ServerGoneError
+from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError
 from menv.segments import Column
 from menv.serving.client.client_link import ClientLink, SessionLostError
 from menv.serving.client.local_policy import Dice, LocalPolicy
+from menv.serving.wire.bad_message import Code
 from menv.serving.wire.messages import Episodes, EpisodesAndGetState, GetPolicies, GetState, SetState
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class LocalActor:
         self._steps = self._bytes = 0
         # Of episodes that are over and were given up.
         self._untold: list[EpisodeError] = []
+        # Those that the server would wait for.
+        self._lost: list[str] = []
 
     def noise(self, *dice: Dice) -> Column | None:
         """Return [R, width] draws, one of each; None where the server's policies take the most likely actions."""
@@ -96,9 +99,14 @@ class LocalActor:
 
     def ended(self, episode: LocalEpisode) -> None:
         """Take over what is left of an episode that is over."""
-        if self._open.pop(episode.episode_id, None) is not None:
+        if self._open.pop(episode.episode_id, None) is None:
+            return
+        try:
             self.set_aside(episode)
-            self.stepped(0)
+        except ContractError as error:
+            self._give_up(episode, error)
+            self._conclude(None)
+        self.stepped(0)
 
     def set_aside(self, episode: LocalEpisode) -> None:
         """Put what is complete of an episode where the next message takes it."""
@@ -186,10 +194,10 @@ class LocalActor:
                 state = self._bring(self._outbox[:count], wait and count == len(self._outbox))
             except SessionLostError:
                 self._follow_session()
-            except ServerGoneError:
-                # Kept: the server may be back when the application calls again.
-                raise
-            except MenvError as error:
+            except (EpisodeError, RefusedError) as error:
+                if getattr(error, "code", None) == Code.TOO_MANY:
+                    # Kept: there may be room when the application calls again, as the server may be back then.
+                    raise
                 # A message is taken or refused as a whole; whose fault it was shows when each part goes alone.
                 alone = True
                 if count == 1:
@@ -197,6 +205,9 @@ class LocalActor:
             else:
                 del self._outbox[:count]
         self._bytes = 0
+        if self._lost:
+            self._link.bring(Episodes(episodes=[], env_steps=0, lost=self._lost))
+            self._lost = []
         self._conclude(state)
 
     def _conclude(self, state: SetState | None) -> None:
@@ -219,6 +230,8 @@ class LocalActor:
         episode.refused = f"a part of it was refused ({error})"
         self._open.pop(episode.episode_id, None)
         self._outbox = [entry for entry in self._outbox if entry[0] is not episode]
+        if episode.known:
+            self._lost.append(episode.episode_id)
         if episode.over:
             # Of others their next call tells.
             self._untold.append(episode.gone())
@@ -254,7 +267,7 @@ class LocalActor:
         """Give up all episodes that the server knew a part of, if it has forgotten the session."""
         if self._link.session == self._session:
             return
-        self._session = self._link.session
+        self._session, self._lost = self._link.session, []
         for episode in (*self._open.values(), *(entry[0] for entry in self._outbox)):
             episode.lost = episode.known
         self._open = {name: episode for name, episode in self._open.items() if not episode.lost}

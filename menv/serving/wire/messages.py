@@ -68,9 +68,10 @@ class GetState(Message, frozen=True, kw_only=True, tag="GET_STATE"):
 
 
 class Episodes(Message, frozen=True, kw_only=True, tag="EPISODES"):
-    """Brings episodes that were played elsewhere. Not answered."""
+    """Brings episodes that were played elsewhere, and tells of some that were given up. Not answered."""
 
     episodes: list[Raw]
+    lost: list[Id] | None = None
     env_steps: Count | None = None
     timesteps: Count | None = None
     weights_seq_no: Count | None = None
