@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias
 
 import gymnasium as gym
+import numpy as np
+from gymnasium.utils import seeding
 
 from menv.as_base_env import AsBaseEnv
 from menv.base_env import AgentId
@@ -62,6 +64,7 @@ class MultiAgentEnv(AsBaseEnv):
     action_space: gym.Space[Any] | None = None
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     render_mode: str | None = None
+    _np_random: np.random.Generator | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Give the instance lists of its own, before any `__init__` of a subclass runs."""
@@ -82,10 +85,16 @@ class MultiAgentEnv(AsBaseEnv):
             seed: Makes the episode reproducible; None leaves the randomness alone.
             options: Whatever the environment understands.
 
+        A subclass may call it as that of a `gymnasium.Env`, `super().reset(seed=seed)`: it seeds `np_random`.
+
         Returns:
             `(obs, infos)`, both keyed by agent id; `obs` holds those that act first.
         """
-        raise ContractError(_not_written(self, "reset", "(obs, infos)"))
+        if type(self).reset is MultiAgentEnv.reset:
+            raise ContractError(_not_written(self, "reset", "(obs, infos)"))
+        if seed is not None:
+            self._np_random = seeding.np_random(seed)[0]
+        return {}, {}
 
     def step(self, action_dict: AgentDict) -> StepDicts:
         """Let the agents act that the last `obs` asked.
@@ -104,6 +113,17 @@ class MultiAgentEnv(AsBaseEnv):
 
     def close(self) -> None:
         """Free what the environment holds; may be called more than once."""
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """The generator that `super().reset(seed=seed)` seeds; one of its own before that."""
+        if self._np_random is None:
+            self._np_random = seeding.np_random()[0]
+        return self._np_random
+
+    @np_random.setter
+    def np_random(self, value: np.random.Generator) -> None:
+        self._np_random = value
 
     @property
     def num_agents(self) -> int:
@@ -195,10 +215,11 @@ def _not_written(env: MultiAgentEnv, method: str, returned: str) -> str:
 def _known_agents(env: MultiAgentEnv) -> list[AgentId]:
     """Return every agent id that `env` shows anywhere, once, the possible ones first."""
     known: dict[AgentId, None] = dict.fromkeys(env.possible_agents)
-    # `_agent_ids` is where environments written for the classic interface keep theirs.
+    # `_agent_ids` is where environments written for the classic interface keep theirs; `agents` had no meaning there,
+    # and is often what plays for each of them: an environment of its own, or an object.
+    classic: Iterable[AgentId] | None = getattr(env, "_agent_ids", None)
     more: Iterable[Iterable[AgentId] | None] = (
-        env.agents,
-        getattr(env, "_agent_ids", None),
+        classic or [agent for agent in env.agents if not isinstance(agent, gym.Env)],
         env.observation_spaces,
         env.action_spaces,
     )

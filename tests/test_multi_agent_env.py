@@ -78,6 +78,45 @@ def test_ids_of_the_classic_interface_are_known() -> None:
     assert set(env.action_space_sample()) == {1, 2}
 
 
+class Cart:
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("inner", [gym.Env, Cart])
+def test_objects_that_a_classic_environment_keeps_in_agents_are_no_ids(inner: type[Any]) -> None:
+    env = MultiAgentEnv()
+    env._agent_ids = {0, 1}  # type: ignore[attr-defined]
+    env.agents = [inner(), inner()]
+    assert env.get_agent_ids() == {0, 1}
+
+
+def test_environments_in_agents_are_no_ids_where_there_are_no_others() -> None:
+    env = MultiAgentEnv()
+    env.agents = [gym.Env(), gym.Env()]
+    assert env.get_agent_ids() == set()
+
+
+class Seeded(Duel):
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[AgentDict, AgentDict]:
+        super().reset(seed=seed, options=options)
+        return {"ann": int(self.np_random.integers(1000))}, {}
+
+
+def test_a_subclass_may_call_super_reset_to_seed_its_generator() -> None:
+    first, second = Seeded(), Seeded()
+    drawn = [first.reset(seed=7), first.reset()]
+    assert drawn == [second.reset(seed=7), second.reset()]
+    assert drawn[0] != drawn[1]
+
+
+def test_the_generator_of_an_environment_may_be_replaced() -> None:
+    env = Seeded()
+    env.np_random = np.random.default_rng(3)
+    assert env.reset()[0]["ann"] == np.random.default_rng(3).integers(1000)
+
+
 def test_an_env_survives_pickling() -> None:
     env = pickle.loads(pickle.dumps(Duel()))
     assert env.possible_agents == ["ann", "bob"]
