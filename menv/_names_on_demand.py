@@ -18,11 +18,19 @@ def names_on_demand(
     Args:
         package: Its name.
         homes: The module below it in which each name lives.
+
+    Raises:
+        AttributeError: From the former: the package has no such name.
+        ImportError: From the former: it is a classic name. Of an AttributeError `from menv import ...` tells nothing.
     """
     names = sorted(homes)
 
     def fetch(name: str) -> Any:
         if name not in homes:
+            from menv.classic_imports import ELSEWHERE
+
+            if name in ELSEWHERE:
+                raise ImportError(f"{package} has no {name!r}; {ELSEWHERE[name]}", name=package)
             raise AttributeError(f"module {package!r} has no attribute {name!r}, expected one of {names}")
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 

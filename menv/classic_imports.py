@@ -1,0 +1,71 @@
+"""Where what is imported under a classic name, or from another package of menv's, is to be had.
+
+`_names_on_demand` asks when a package has no such name. Nothing here imports anything.
+"""
+
+from __future__ import annotations
+
+_ALGORITHMS = (
+    "Algorithm", "DQN", "DQNConfig", "ModelConfig", "MultiAgentConfig", "PPO", "PPOConfig", "PPOPolicy", "QMIX",
+    "QMIXConfig", "TensorBoardCallbacks", "compute_advantages",
+)  # fmt: skip
+_ROOT = (
+    "BaseEnv", "DefaultCallbacks", "EnvContext", "Episode", "ExternalEnv", "ExternalMultiAgentEnv", "MultiAgentBatch",
+    "MultiAgentEnv", "Policy", "PolicySpec", "RandomPolicy", "SampleBatch", "VectorEnv", "check_env",
+    "make_multi_agent", "make_multi_callbacks", "register_env",
+)  # fmt: skip
+_MISSING = (
+    "A2C",
+    "A3C",
+    "APPO",
+    "DDPG",
+    "ES",
+    "IMPALA",
+    "Impala",
+    "MADDPG",
+    "PG",
+    "R2D2",
+    "SAC",
+    "SimpleQ",
+    "TD3",
+)
+
+
+def _from(package: str, name: str) -> str:
+    return f"write from {package} import {name}"
+
+
+_MODEL = (
+    'a torch.nn.Module of your own is model={"custom_model": YourModule}; docs/classic.md has what it returns'
+)
+_NO_TUNE = "there is no Tune here; build one algorithm after another, each with a config of its own"
+_CONFIG = "each algorithm has its own, such as menv.algorithms.PPOConfig"
+_WORKER = 'algo.call_envs("method", ...) calls environments, get_policy(policy_id) has policies'
+
+ELSEWHERE = {
+    **{name: _from("menv.algorithms", name) for name in _ALGORITHMS},
+    **{name: _from("menv", name) for name in _ROOT},
+    **{name: _from("menv.serving", name) for name in ("PolicyClient", "PolicyServerInput")},
+    **{
+        name: _from("menv.wrappers", name)
+        for name in ("GroupAgentsWrapper", "ParallelPettingZooEnv", "PettingZooEnv")
+    },
+    **dict.fromkeys(_MISSING, "menv.algorithms has PPO, DQN and QMIX"),
+    "AlgorithmConfig": _CONFIG,
+    "DQNTrainer": _from("menv.algorithms", "DQN"),
+    "ModelCatalog": _MODEL,
+    "MultiAgentCartPole": 'write menv.make_multi_agent("CartPole-v1")',
+    "MultiAgentEpisode": _from("menv", "Episode"),
+    "PPOTorchPolicy": _from("menv.algorithms", "PPOPolicy"),
+    "PPOTrainer": _from("menv.algorithms", "PPO"),
+    "QMix": _from("menv.algorithms", "QMIX"),
+    "QMixConfig": _from("menv.algorithms", "QMIXConfig"),
+    "QMixTrainer": _from("menv.algorithms", "QMIX"),
+    "RolloutWorker": _WORKER,
+    "TaskSettableEnv": 'any environment with a set_task is one; algo.call_envs("set_task", task) sets tasks',
+    "TorchModelV2": _MODEL,
+    "Trainer": _from("menv.algorithms", "Algorithm"),
+    "convert_to_base_env": _from("menv", "to_base_env"),
+    "tune": _NO_TUNE,
+}
+"""What to write, by the name that a package of menv's was asked for and does not have."""

@@ -1,0 +1,38 @@
+"""Who imports what is elsewhere, or what the classic API had, is told where it is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+
+from menv.classic_imports import ELSEWHERE
+
+PACKAGES = ("menv", "menv.algorithms", "menv.serving", "menv.wrappers")
+CASES = [
+    (package, name)
+    for package in PACKAGES
+    for name in ELSEWHERE
+    if name not in importlib.import_module(package).__all__
+]
+
+
+@pytest.mark.parametrize(("package", "name"), CASES)
+def test_an_import_from_the_wrong_place_says_what_to_write(package: str, name: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(f"from {package} import {name}", {})
+    assert str(caught.value) == f"{package} has no {name!r}; {ELSEWHERE[name]}"
+
+
+@pytest.mark.parametrize("advice", sorted(set(ELSEWHERE.values())))
+def test_what_is_to_be_written_can_be_written(advice: str) -> None:
+    if found := re.match(r"write (from \S+ import \S+)$", advice):
+        exec(found[1], {})
+
+
+def test_any_other_name_is_missing_in_the_usual_words() -> None:
+    menv = importlib.import_module("menv")
+    assert not hasattr(menv, "trian")
+    with pytest.raises(AttributeError, match=r"^module 'menv' has no attribute 'trian', expected one of"):
+        _ = menv.trian
