@@ -300,6 +300,11 @@ class Doubles(Net):
         self.scale = nn.Parameter(torch.ones(2, dtype=torch.float64))
 
 
+class Classic(Net):
+    def forward(self, input_dict: Any, state: Any, seq_lens: Any) -> Any:  # type: ignore[override]
+        return super().forward(input_dict["obs"]), state
+
+
 class Unlearned(Net):
     def __init__(self, obs_space: Any, num_outputs: int) -> None:
         super().__init__(obs_space, num_outputs)
@@ -319,6 +324,11 @@ class Unlearned(Net):
             r"get_initial_state gave list \(float32 \[1, 4\]\), expected a list of tensors of one axis",
         ),
         (Doubles, r"parameter 'scale' is torch\.float64 on cpu, expected parameters of float32"),
+        (Classic, r"write forward\(obs\), which returns \(outputs, values\), and no value_function"),
+        (
+            gives(lambda outputs, values: {"obs": outputs}["action_mask"]),
+            'KeyError.*; leave "action_mask" out, menv applies masks',
+        ),
         (Unlearned, "none at all, expected parameters of float32"),
         (lambda obs_space, num_outputs: 7, r"gave int, expected a torch\.nn\.Module"),
         (lambda obs_space: None, r"failed with TypeError: .*called as \(obs_space, num_outputs\)"),

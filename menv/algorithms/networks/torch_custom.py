@@ -155,8 +155,18 @@ def _tried(spec: CustomSpec, module: nn.Module) -> Any:
         with_state = " and a list of states" if state else ""
         raise ConfigError(
             f"{_where(spec)}: forward failed with {_told(error)}; expected to take "
-            f"{_shapes(inputs[0])}{with_state} for {spec.structure.space}"
+            f"{_shapes(inputs[0])}{with_state} for {spec.structure.space}{_advice(module, error)}"
         ) from error
+
+
+def _advice(module: nn.Module, error: Exception) -> str:
+    """Return what to do about a forward that was written for another contract, "" if it was not."""
+    if isinstance(error, KeyError) and error.args[:1] == ("action_mask",):
+        return '; leave "action_mask" out, menv applies masks to the outputs itself'
+    if isinstance(error, TypeError) and "seq_lens" in str(error):
+        states = "forward(obs, state)" if hasattr(module, "get_initial_state") else "forward(obs)"
+        return f"; write {states}, which returns (outputs, values), and no value_function: docs/classic.md, Models"
+    return ""
 
 
 def _checked_state(spec: CustomSpec, module: nn.Module) -> list[Tensor]:
