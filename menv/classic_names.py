@@ -43,11 +43,14 @@ OF_ALGORITHMS = {
     "env_creator": "menv.registry.make_env(config.env, config.env_config) makes an environment",
     "env_runner": f"{_CALL_ENVS}, get_policy(policy_id) for a policy",
     "env_runner_group": f"{_CALL_ENVS}, get_policy(policy_id) for a policy",
-    "eval_env_runner_group": "call evaluate(); evaluations play in this process",
+    "eval_env_runner_group": "call evaluate(); evaluation_num_workers says in which processes evaluations play",
     "evaluation_metrics": 'read last_result["evaluation"]',
-    "evaluation_workers": "call evaluate(); evaluations play in this process",
+    "evaluation_workers": "call evaluate(); evaluation_num_workers says in which processes evaluations play",
     "export_model": "call export_policy_checkpoint(folder, policy_id), or menv.export_onnx(policy, path)",
     "export_policy_model": "call export_policy_checkpoint(folder, policy_id), or menv.export_onnx(policy, path)",
+    "foreach_env": _CALL_ENVS,
+    "foreach_env_runner": _CALL_ENVS,
+    "foreach_worker": _CALL_ENVS,
     "get_config": "read config",
     "get_default_policy_class": "leave the class out; PolicySpec() is a policy of this algorithm",
     "get_module": "call get_policy(policy_id)",
@@ -74,7 +77,8 @@ OF_ALGORITHMS = {
     "training_step": "call train()",
     "trial_id": _NO_TRIALS,
     "trial_name": _NO_TRIALS,
-    "workers": f"{_CALL_ENVS}, get_policy(policy_id) and get_weights() for policies, worker_pids() for the processes",
+    "workers": f"{_CALL_ENVS}, get_policy(policy_id) and get_weights() for policies, worker_pids() for the processes; "
+    "weights go out by themselves",
 }
 OF_WORKERS = {
     "async_env": "it is called base_env",

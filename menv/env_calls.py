@@ -108,8 +108,8 @@ def call_method(env: Any, name: str, env_id: Any, args: Sequence[Any]) -> Any:
     """
     if not isinstance(name, str):
         raise ConfigError(
-            f"call: the method of env {env_id} is {type(name).__name__}, expected the name of one of its methods; "
-            'write call(env_id, "name", ...)'
+            f"call: the method of env {env_id} is {type(name).__name__}, expected the name of one of its methods, "
+            "because it may live in another process; pass that, such as 'set_task', and the arguments behind it"
         )
     found = getattr(env, name, None) or getattr(getattr(env, "unwrapped", None), name, None)
     if not callable(found):

@@ -12,8 +12,8 @@ from menv.errors import ConfigError
 _BAD_IN_IDS = '<>:"/\\|?*'
 _MOST_BYTES = 200
 _PARTS = {
-    "policy_cls": "policy_class", "observation_space": "observation_space", "action_space": "action_space",
-    "config": "config",
+    "policy_cls": "policy_class", "policy_class": "policy_class", "observation_space": "observation_space",
+    "action_space": "action_space", "config": "config",
 }  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -103,6 +103,13 @@ def test_classic_arguments_are_taken_by_their_names_here_or_say_what_to_do(owner
         algo.compute_single_action(obz=obs)
 
 
+def test_call_envs_wants_a_name_where_classic_workers_took_a_function(owners: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"is function, expected the name of one of its methods, because.*'set_task'"
+    ):
+        owners["algorithm"].call_envs(lambda env: env.set_task(1))
+
+
 def test_the_class_of_a_policy_that_plays_stands_for_the_algorithms_own(owners: dict[str, Any]) -> None:
     algo = owners["algorithm"]
     spec = PolicySpec(type(algo.get_policy()))
@@ -120,9 +127,10 @@ def test_add_policy_takes_the_parts_of_a_spec_by_their_classic_names(owners: dic
         ((), {"policy_cls": type(first), "config": {"gamma": 0.5}}),
         ((PPOPolicy,), {**spaces, "config": None}),
         ((), {"policy_cls": RandomPolicy, **spaces}),
+        ((), {"policy_class": RandomPolicy, **spaces}),
     ):
         added = algo.add_policy("new", *args, **parts, policy_mapping_fn=lambda *args, **kwargs: "new")
-        assert type(added) is (*args, parts.get("policy_cls"))[0]
+        assert type(added) is (*args, parts.get("policy_cls", parts.get("policy_class")))[0]
         assert added.act([0.0] * 4) in (0, 1)
         algo.remove_policy("new", policy_mapping_fn=lambda *args, **kwargs: "default_policy")
     with pytest.raises(ConfigError, match=r"^add_policy: a spec and \['config'\] beside it.*put all into"):

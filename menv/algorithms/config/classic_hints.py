@@ -166,7 +166,7 @@ HOLDS_ANYHOW: dict[str, Any] = {
     "exploration_config": {"type": "StochasticSampling"},
     "extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}, "fake_sampler": False,
     "framestack": False, "free_log_std": False, "grad_clip_by": "global_norm", "grayscale": False, "hiddens": [],
-    "horizon": None, "in_evaluation": False, "input_config": {}, "input_evaluation": None, "is_atari": False,
+    "horizon": None, "in_evaluation": False, "input_config": {}, "input_evaluation": [], "is_atari": False,
     "keep_per_episode_custom_metrics": False, "logger_config": None, "lr_schedule": None,
     "lstm_use_prev_action": False, "lstm_use_prev_action_reward": False, "lstm_use_prev_reward": False,
     "min_iter_time_s": 0, "min_sample_timesteps_per_iteration": 0, "min_sample_timesteps_per_reporting": 0,
