@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import DefaultCallbacks, PolicySpec, RandomPolicy
+from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
 from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning
 from tests.workers.crews import (
@@ -115,6 +115,46 @@ def test_policies_that_come_and_another_mapping_are_known_to_workers() -> None:
     with running(0, evaluation_num_workers=2, multiagent=multiagent, evaluation_config=own) as algo:
         algo.train()
         assert set(algo.evaluate()["evaluation"]["policy_reward_mean"]) == {"two"}
+
+
+class Named(Policy):
+    """Has weights of one name, which its config tells."""
+
+    weight = 0.0
+
+    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return np.zeros(len(obs_batch), np.int64), [], {}
+
+    def get_weights(self) -> Any:
+        return {self.config["name"]: np.asarray(self.weight)}
+
+    def set_weights(self, weights: Any) -> None:
+        self.weight = float(weights[self.config["name"]])
+
+
+@pytest.mark.parametrize("before", [PolicySpec(), PolicySpec(Named, config={"name": "first"})])
+@pytest.mark.parametrize("after", [PolicySpec(), PolicySpec(Named, config={"name": "second"})])
+def test_a_policy_that_takes_the_name_of_another_plays_in_workers(before: Any, after: Any) -> None:
+    def to(name: str) -> Any:
+        return lambda agent_id, episode, worker, **kwargs: name
+
+    multiagent = {
+        "policies": {"own": PolicySpec(), "guest": before},
+        "policy_mapping_fn": to("guest"),
+        "policies_to_train": ["own"],
+    }
+
+    def found(algo: Any) -> Any:
+        told = [algo.evaluate()["evaluation"]["hist_stats"]]
+        algo.remove_policy("guest", policy_mapping_fn=to("own"))
+        algo.add_policy("guest", after, policy_mapping_fn=to("guest"))
+        return [*told, algo.evaluate()["evaluation"]["hist_stats"]]
+
+    with (
+        running(0, evaluation_num_workers=1, multiagent=multiagent) as there,
+        running(0, multiagent=multiagent) as here,
+    ):
+        assert found(there) == found(here)
 
 
 def test_weights_that_are_set_play_in_the_next_evaluation() -> None:

@@ -6,7 +6,7 @@ lets it take the news.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,6 +39,15 @@ class News(NamedTuple):
         """Whether nothing has changed."""
         return not (self.weights or self.connectors or self.filters)
 
+    def of(self, policy_ids: Collection[str]) -> News:
+        """Return what is told of some policies."""
+        weights, connectors, filters = self
+        return News(
+            {name: own for name, own in weights.items() if name in policy_ids},
+            {name: own for name, own in connectors.items() if name in policy_ids},
+            {name: own for name, own in filters.items() if name in policy_ids},
+        )
+
 
 @dataclass(slots=True)
 class Company:
@@ -63,6 +72,8 @@ class Company:
             news: Of them.
             slots: On which lives may be lived here that connectors remember; the driver knows nothing of them.
         """
+        # Who takes the place of a lost worker has not all whom it is told of, if some were removed since.
+        news = news.of(self.policies)
         for policy_id, own in news.connectors.items():
             policy = self.policies[policy_id]
             assert isinstance(policy, NetPolicy)

@@ -92,7 +92,8 @@ class Headlines:
         found: dict[str, Weights] = {}
         for name, policy in self._crew.policies.items():
             before, now = self._weights.get(name), weights_of(policy)
-            if before is None or not all(np.array_equal(before[key], now[key]) for key in now):
+            # Another policy may have the name by now, with weights of other names.
+            if before is None or before.keys() != now.keys() or not _equal(before, now):
                 found[name] = now
         return found
 
@@ -103,3 +104,8 @@ class Headlines:
             for name, policy in self._crew.policies.items()
             if isinstance(policy, NetPolicy)
         }
+
+
+def _equal(before: Weights, now: Weights) -> bool:
+    """Return whether weights of the same names are the same."""
+    return all(np.array_equal(before[key], now[key]) for key in now)
