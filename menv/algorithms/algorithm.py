@@ -94,18 +94,26 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             self._base_env, self._population, self._callbacks, seed, self._metrics
         )
         self._evaluations = Evaluations(self.config, self._population, first, self._callbacks, seed)
-        self._evaluations.rehearse()
         # Where all sub-environments step together there is one agent in each.
         by_rows = multi.count_steps_by == "agent_steps" and not self._base_env.lockstep
         self._gathering = Gathering(self._rollouts, by_rows=by_rows)
-        self._progress.began = time.perf_counter()
         self._stopped = False
         self._outside = Outside(self.config, self._base_env, self._rollouts, self._population)
         self._state = TrainingState(
             self._progress, self._population, self._rollouts, self._metrics, self._evaluations, self._gathering,
             self._outside.published,
         )  # fmt: skip
-        self._callbacks.on_algorithm_init(algorithm=self)
+        self._open()
+
+    def _open(self) -> None:
+        """Try out evaluations and tell the callbacks that all is there; nothing stays open where one of them raises."""
+        try:
+            self._evaluations.rehearse()
+            self._progress.began = time.perf_counter()
+            self._callbacks.on_algorithm_init(algorithm=self)
+        except BaseException:
+            self.stop()
+            raise
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
@@ -173,6 +181,8 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
               (`num_off_policy_steps`, of which `num_stale_steps` for their old weights) and that were left out
               (`num_agent_steps_left_out`), and `idle`, a sentence, if nobody has called for a while.
         """
+        if self._stopped:
+            raise CallOrderError("train: this algorithm was stopped; build a new one")
         began = time.perf_counter()
         self._evaluations.begin(self, self.iteration + 1)
         rollouts = self._rollouts

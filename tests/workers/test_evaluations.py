@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
-from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning
+from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning
 from tests.workers.crews import (
     PLAYERS,
     ROADS,
@@ -271,6 +272,24 @@ def test_stop_ends_the_processes() -> None:
         assert len(pids) == 2
         assert not any(map(gone, pids))
     assert all(map(gone, pids))
+
+
+def test_train_after_stop_is_refused_and_starts_no_processes() -> None:
+    class Starts(DefaultCallbacks):
+        heard: list[str] = []  # noqa: RUF012
+
+        def on_evaluate_start(self, **kwargs: Any) -> None:
+            self.heard.append("start")
+
+    beside = {"evaluation_interval": 1, "evaluation_parallel_to_training": True, "callbacks": Starts}
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    with running(0, evaluation_num_workers=1, **beside) as algo:
+        algo.stop()
+        before = children.read_text()
+        with pytest.raises(CallOrderError, match="train: this algorithm was stopped"):
+            algo.train()
+        assert children.read_text() == before
+        assert not Starts.heard
 
 
 class Telling(Counting):
