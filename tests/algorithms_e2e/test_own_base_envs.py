@@ -79,6 +79,15 @@ def test_evaluations_are_shared_out_to_all_sub_environments(
             assert found["hist_stats"]["episode_lengths"] == [LENGTH] * 6
 
 
+@pytest.mark.parametrize("players", [0, 2])
+def test_an_evaluation_has_as_many_episodes_as_it_should_where_several_end_at_once(players: int) -> None:
+    settings = {"evaluation_num_workers": players, "engine": "process", "evaluation_duration": 4}
+    with built(Matches, **settings) as algo:
+        for rounds in (1, 2):
+            found = algo.evaluate()["evaluation"]
+            assert (found["episodes_this_iter"], found["episodes_total"]) == (4, 4 * rounds)
+
+
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 def test_nobody_waits_for_the_share_of_a_sub_environment_that_went_for_good(batch_mode: str) -> None:
     with built(Matches, env_config={"leave": True}, batch_mode=batch_mode, evaluation_duration=7) as algo:

@@ -89,7 +89,7 @@ class LockstepQuota(Quota):
 
 
 class FirstEpisodes(Metrics):
-    """Metrics over the first episodes of each sub-environment that steps together with others.
+    """Metrics over the first episodes of each sub-environment that steps together with others, or of all.
 
     Attributes:
         shares: [E] what is left of each one's share, in episodes or in env steps.

@@ -123,6 +123,9 @@ class Evaluation:
         total, index = num_envs * workers, mine * num_envs + np.arange(num_envs)
         if isinstance(quota, TogetherQuota):
             quota.left_over = duration // workers + (mine < duration % workers)
+            if isinstance(self._metrics, FirstEpisodes):
+                # Several may end at once.
+                self._metrics.shares = np.array([quota.left_over])
         elif isinstance(quota, EpisodeQuota | LockstepQuota):
             # What is left over is spread evenly, so that workers have the same to do.
             shares = -(-(index + 1) * duration // total) + -index * duration // total
@@ -174,8 +177,9 @@ class Evaluation:
                 self._quota = LockstepQuota(self._in_episodes)
                 self._metrics = FirstEpisodes(self._in_episodes, index_of)
             elif not self._base_env.num_envs:
-                together = ExternalQuota(1, "complete_episodes")
-                self._quota = TogetherQuota() if self._in_episodes else together
+                self._quota = ExternalQuota(1, "complete_episodes")
+                if self._in_episodes:
+                    self._quota, self._metrics = TogetherQuota(), FirstEpisodes(True, lambda _: 0)
         # Those that step together, or share all episodes, are not all at the beginning of one when the last is done.
         midway = self._base_env.lockstep or isinstance(self._quota, TogetherQuota)
         if self._sampler is None or midway or self._playing is not self._crew.policy_map:
