@@ -365,6 +365,24 @@ def test_numbers_that_are_none_are_refused(wrong: Any) -> None:
         PPO(env="CartPole-v1", config={"evaluation_num_workers": wrong})
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"evaluation_num_workers": 0},
+        {"evaluation_interval": 2},
+        {"evaluation_parallel_to_training": True},
+        {"always_attach_evaluation_results": True},
+    ],
+)
+def test_when_evaluations_are_and_who_plays_is_no_setting_of_their_own(own: dict[str, Any]) -> None:
+    settings = {"evaluation_num_workers": 1, "evaluation_interval": 1, "engine": "process"}
+    (key,) = own
+    with pytest.raises(ConfigError, match=rf"evaluation_config: {key}=.*, expected it beside"):
+        PPO(env="CartPole-v1", config={**settings, "evaluation_config": own})
+    # Who puts something over a copy of all settings says nothing new.
+    PPO(env="CartPole-v1", config={**settings, "evaluation_config": {**settings, "explore": False}}).stop()
+
+
 @pytest.mark.slow
 def test_evaluations_are_played_on_ray_as_in_processes() -> None:
     assert evaluated(2, 2, 1, engine="ray") == evaluated(2, 2, 1)

@@ -13,11 +13,20 @@ from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 
+_OF_THE_RUN = (
+    "evaluation_interval",
+    "evaluation_num_workers",
+    "evaluation_parallel_to_training",
+    "always_attach_evaluation_results",
+)
+"""Settings that say when evaluations are, and who plays them."""
+
 
 def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
     """Return the settings of an evaluation: the run's own, with `evaluation_config` put over them."""
     changes = dict(config.evaluation_config or {})
     values = read_keys(type(config), changes, "evaluation_config: ")
+    _check_place(config, values)
     if isinstance(values.get("env_config"), Mapping):
         values["env_config"] = {**config.env_config, **values["env_config"]}
     if isinstance(values.get("multiagent"), Mapping):
@@ -26,6 +35,21 @@ def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
         values["multiagent"] = replace(config.multiagent, **own)
     with prefixed("evaluation_config: "):
         return replace(config, **left_over({**vars(config), **values}, values), **values)
+
+
+def _check_place(config: AlgorithmConfig, values: Mapping[str, Any]) -> None:
+    """Refuse settings that nobody looks for here, where they are others than the run's own.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for key in _OF_THE_RUN:
+        own = getattr(config, key)
+        if values.get(key, own) != own:
+            raise ConfigError(
+                f"evaluation_config: {key}={values[key]!r}, expected it beside evaluation_config, where it is {own!r}; "
+                "put it there"
+            )
 
 
 def _check_policies(given: Any, known: Any) -> None:
