@@ -5,6 +5,7 @@ The `__init__.py` of each such package calls it. What type checkers are to know 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -21,7 +22,8 @@ def names_on_demand(
 
     Raises:
         AttributeError: From the former: the package has no such name.
-        ImportError: From the former: it is a classic name. Of an AttributeError `from menv import ...` tells nothing.
+        ImportError: From the former: `from menv import ...` asks for a classic name; of an AttributeError it would tell
+            nothing.
     """
     names = sorted(homes)
 
@@ -29,9 +31,13 @@ def names_on_demand(
         if name not in homes:
             from menv.classic_imports import ELSEWHERE
 
-            if name in ELSEWHERE:
-                raise ImportError(f"{package} has no {name!r}; {ELSEWHERE[name]}", name=package)
-            raise AttributeError(f"module {package!r} has no attribute {name!r}, expected one of {names}")
+            advice = ELSEWHERE.get(name)
+            if advice is not None and sys._getframe(1).f_code.co_name == "_handle_fromlist":
+                raise ImportError(f"{package} has no {name!r}; {advice}", name=package)
+            what_to_do = "" if advice is None else f"; {advice}"
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}, expected one of {names}{what_to_do}"
+            )
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return fetch, lambda: names

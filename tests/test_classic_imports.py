@@ -34,5 +34,10 @@ def test_what_is_to_be_written_can_be_written(advice: str) -> None:
 def test_any_other_name_is_missing_in_the_usual_words() -> None:
     menv = importlib.import_module("menv")
     assert not hasattr(menv, "trian")
+    assert not hasattr(menv, "PPO")
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'PPO', .*; write from menv.algorithms import PPO$"
+    ):
+        _ = menv.PPO
     with pytest.raises(AttributeError, match=r"^module 'menv' has no attribute 'trian', expected one of"):
         _ = menv.trian
