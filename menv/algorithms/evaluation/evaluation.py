@@ -1,7 +1,8 @@
 """Evaluation: the current policies play episodes of their own, in environments of their own, in this process.
 
 `menv.algorithms.evaluation.evaluations` has one, or each of its workers. Nothing that is sampled here is learned from,
-and no number of the training run depends on whether or when it was asked.
+and no number of the training run depends on whether or when it was asked, unless a policy of the user's own remembers
+what it was asked here.
 """
 
 from __future__ import annotations
