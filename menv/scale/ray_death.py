@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError
+from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from menv.errors import WorkerLostError
@@ -22,6 +22,8 @@ _LINES = 20
 _BYTES = 1 << 14
 _LONGEST = 500
 _FETCH_S = 5.0
+# The first versions of Ray that will do know no such error: an actor out of reach is a dead one to them.
+_UNREACHABLE: Any = getattr(exceptions, "ActorUnavailableError", ())
 
 
 def why(label: str, place: Whereabouts | None, error: Exception) -> WorkerLostError:
@@ -44,7 +46,7 @@ def _node_lives(place: Whereabouts) -> bool:
 
 def _cause(error: Exception) -> str:
     """Return what Ray says in one line, without its list of what it might have been."""
-    if isinstance(error, ActorUnavailableError):
+    if isinstance(error, _UNREACHABLE):
         # Ray knows a node to be gone only seconds after that.
         return "it cannot be reached any more, so its process or its node is gone"
     lines = [line for line in str(error).splitlines() if line.strip() and line[0] not in "\t "]

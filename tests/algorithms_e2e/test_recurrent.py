@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import gymnasium as gym
@@ -86,9 +87,10 @@ def test_a_cue_is_remembered_by_those_that_have_a_memory(
     model: dict[str, Any], least: float, most: float
 ) -> None:
     with PPO(env=recall, config={**CONFIG, "model": {**MODEL, **model}}) as algorithm:
-        for _ in range(25):
-            result = algorithm.train()
-    assert least <= result["episode_reward_mean"] <= most
+        returns = [algorithm.train()["episode_reward_mean"] for _ in range(25)]
+    # Where all is solved, what is left of advantages is noise: now and then an update
+    # forgets, on one processor and not on another.
+    assert least <= statistics.median(returns[8:]) <= most
 
 
 @pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,3 +211,21 @@ def test_a_node_that_disappears_costs_its_own_peers(tmp_path: Path) -> None:
     assert "its process or its node is gone" in lines[told]
     assert "words of the lost one" in lines[told + 1]
     assert lines[-3:] == ["1", "1", "None True"]
+
+
+def test_a_ray_that_knows_no_unavailable_actors_will_do() -> None:
+    # Ray 2.10, which the classic API had last, is such a one.
+    script = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import ray.exceptions\n"
+            "del ray.exceptions.ActorUnavailableError\n"
+            "from menv.scale import ray_death\n"
+            "print(ray_death.why('worker 1', None, ray.exceptions.RayActorError()))",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert script.stderr == ""
+    assert script.stdout.startswith("worker 1 (was not placed): is lost: The actor ")
