@@ -142,6 +142,7 @@ def test_the_seed_decides_modules_too_and_leaves_torch_alone() -> None:
     assert not np.array_equal(first["critic.0.weight"], weights(3)["critic.0.weight"])
 
 
+@pytest.mark.slow
 def test_such_a_policy_may_come_later_and_beside_those_of_another_algorithm() -> None:
     watch, seen = watching(base=WithCritic)
     with DQN(env=Shifts, config={"seed": 1, "rollout_fragment_length": 5, "num_envs_per_worker": 2}) as algo:

@@ -18,6 +18,7 @@ def check(seconds: float, most_mb: float) -> None:
     assert grown.files <= 2
 
 
+@pytest.mark.slow
 def test_a_minute_of_churn_leaves_nothing_behind() -> None:
     check(60.0, 8.0)
 

@@ -86,6 +86,7 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_a_node_that_disappears_costs_the_episodes_of_its_workers_only(tmp_path: Any) -> None:
     rows = json.loads(ran(driver(tmp_path, NODES)).splitlines()[-1])
     assert [row[:2] for row in rows] == [[number, number * 256] for number in range(1, 6)]
