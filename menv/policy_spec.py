@@ -26,8 +26,9 @@ class PolicySpec:
     Attributes:
         policy_class: A `menv.Policy` subclass that answers by itself, or one of a trained policy's class, such as
             `menv.algorithms.PPOPolicy`, that says otherwise what is learned; None means the algorithm's own.
-        observation_space: None means that of the agents that map to the policy.
-        action_space: None means that of the agents that map to the policy.
+        observation_space: None means that of the agents that map to the policy; a Dict space that names them, such as
+            `env.observation_space` of a PettingZoo wrapper, means theirs in it.
+        action_space: The same of actions.
         config: Settings that override the main ones for this policy, such as `{"gamma": 0.85}`.
         algorithm: Name of the algorithm that trains it; None means the one that is built. Settings of another one, such
             as its `lr`, are its defaults and not the main ones, unless `config` says otherwise; `gamma` is the main.

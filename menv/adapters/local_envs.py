@@ -79,10 +79,19 @@ class LocalEnvs(CreatedEnvs):
         self._report = Report()
         self._crashes = CrashLog(restarts=restarts, creator=make_env is not None)
         self._was_reset = [False] * num_envs
-        # An environment that is built in its first reset may not have them yet.
-        self.observation_space = getattr(self._envs[0], "observation_space", None)
-        self.action_space = getattr(self._envs[0], "action_space", None)
         self._prepare()
+
+    # Asked for when they are wanted: an environment that is built in its first reset has none before it, and one
+    # that finds its spaces out has not to before anybody wants to know.
+    @property
+    def observation_space(self) -> Any:
+        """What the first sub-environment declares, None if nothing."""
+        return getattr(self._envs[0], "observation_space", None)
+
+    @property
+    def action_space(self) -> Any:
+        """The same of actions."""
+        return getattr(self._envs[0], "action_space", None)
 
     @abstractmethod
     def _prepare(self) -> None:

@@ -41,20 +41,16 @@ class AgentSpaces:
 
         Args:
             policy_id: The policy, for messages.
-            own: What its spec says.
+            own: What its spec says, a Dict space by agent if it names them.
             agents: Who may use it.
 
         Raises:
             ConfigError: Its agents differ, it contradicts them, or it cannot be found.
             ContractError: The environment declares spaces, but not that of an agent.
         """
-        if own is not None:
-            for agent in agents:
-                self._compare(f"policies[{policy_id!r}].{self._kind}_space", own, agent)
-            return own
         if not agents:
-            return self._shared(policy_id)
-        spaces = [(agent, self._of_agent(agent)) for agent in agents]
+            return self._shared(policy_id) if own is None else own
+        spaces = [(agent, self._of_agent(agent, policy_id, own)) for agent in agents]
         first, space = spaces[0]
         for agent, other in spaces[1:]:
             if other != space:
@@ -69,8 +65,13 @@ class AgentSpaces:
         given = self._given_to(agent)
         return self._declared(agent) if given is None else given
 
-    def _of_agent(self, agent: AgentId) -> Space:
+    def _of_agent(self, agent: AgentId, policy_id: str, own: Space | None) -> Space:
         """Return one agent's space."""
+        if own is not None:
+            whole = self._reshaped or own == self._declared(agent)
+            chosen = own if whole else _of_one(own, agent)
+            self._compare(f"policies[{policy_id!r}].{self._kind}_space", chosen, agent)
+            return chosen
         given = self._given_to(agent)
         if given is not None:
             self._compare(f"{self._kind}_space", given, agent)
@@ -94,14 +95,12 @@ class AgentSpaces:
     def _given_to(self, agent: AgentId) -> Space | None:
         """Return the space that the config gives an agent."""
         given: Any = self._given
-        if isinstance(given, gym.spaces.Dict):
-            by_agent: Any = given.spaces
-            space: Space = by_agent.get(agent, given)
-            return space
         if isinstance(given, Mapping) and not isinstance(given, gym.Space):
             given = given.get(agent)
-        if given is None or isinstance(given, gym.Space):
-            return given
+        if given is None:
+            return None
+        if isinstance(given, gym.Space):
+            return _of_one(given, agent)
         raise ConfigError(
             f"{self._kind}_space: {type(given).__name__}, expected a gymnasium Space, or a dict of them by agent id; "
             "give the space of one agent"
@@ -143,3 +142,10 @@ class AgentSpaces:
             f"policy {policy_id!r}: no possible agent maps to it and the environment has {len(found)} {kind} spaces, "
             f"so its own is unknown; give it with PolicySpec({kind}_space=...) or map an agent to it"
         )
+
+
+def _of_one(given: Space, agent: AgentId) -> Space:
+    """Return what a space means for one agent: a Dict that names it holds its own."""
+    by_agent: Any = given.spaces if isinstance(given, gym.spaces.Dict) else {}
+    space: Space = by_agent.get(agent, given)
+    return space

@@ -56,6 +56,24 @@ class PettingZooBase(MultiAgentEnv):
         """Action spaces of the same agents."""
         return {agent: self.get_action_space(agent) for agent in self.possible_agents or self.agents}
 
+    @property
+    def observation_space(self) -> Any:
+        """A Dict space of the observation spaces by agent, or what it was set to; None while no agent is known."""
+        return vars(self).get("observation_space") or _one_space(self.observation_spaces)
+
+    @observation_space.setter
+    def observation_space(self, value: Any) -> None:
+        vars(self)["observation_space"] = value
+
+    @property
+    def action_space(self) -> Any:
+        """The same of the action spaces."""
+        return vars(self).get("action_space") or _one_space(self.action_spaces)
+
+    @action_space.setter
+    def action_space(self, value: Any) -> None:
+        vars(self)["action_space"] = value
+
     def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
         """Return the observation space of one agent.
 
@@ -192,6 +210,12 @@ def game_name(env: Any) -> str:
     metadata = getattr(env, "metadata", None)
     named = metadata.get("name") if isinstance(metadata, Mapping) else None
     return str(named or type(env).__name__)
+
+
+def _one_space(by_agent: Mapping[AgentId, gym.Space[Any]]) -> gym.spaces.Dict | None:
+    """Return a Dict space of the agents, in their order."""
+    spaces: list[tuple[Any, gym.Space[Any]]] = list(by_agent.items())
+    return gym.spaces.Dict(spaces) if spaces else None
 
 
 def check_answers(where: str, asked: Iterable[AgentId], answers: AgentDict) -> None:
