@@ -57,13 +57,14 @@ def to_base_env(
     """
     check_make_env(make_env)
     if isinstance(env, BaseEnv):
-        return _own(env, num_envs)
+        check_number(env, num_envs)
+        return _own(env)
     if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
         _check_begun(env, "switchboard", "action_space, observation_space")
         return _external(env, make_env, num_envs)
     if isinstance(env, VectorEnv | gym.vector.VectorEnv):
         _check_begun(env, "num_envs", "observation_space, action_space, num_envs")
-        _check_number(env, num_envs)
+        check_number(env, num_envs)
         if isinstance(env, VectorEnv):
             return VectorEnvs(env, seed=seed, first_index=first_index)
         return GymVectorEnvs(env, seed=seed, first_index=first_index)
@@ -92,13 +93,27 @@ def check_make_env(make_env: Any) -> None:
         )
 
 
-def _own(env: BaseEnv, num_envs: int) -> BaseEnv:
-    """Return a `BaseEnv` in table form; what others wrote stands behind somebody who looks at what it says."""
-    if num_envs != 1 and num_envs != env.num_envs:
+def check_number(env: Any, num_envs: int) -> None:
+    """Refuse to make copies of an environment that brings its sub-environments along; others may have any number.
+
+    Raises:
+        ConfigError: `env` has another number of them.
+    """
+    if not isinstance(env, BaseEnv | VectorEnv | gym.vector.VectorEnv) or num_envs in (1, env.num_envs):
+        return
+    if isinstance(env, BaseEnv):
         raise ConfigError(
             f"to_base_env: num_envs={num_envs} for a {type(env).__name__}, expected 1: a BaseEnv holds its own "
             "sub-environments; leave num_envs (num_envs_per_worker) out"
         )
+    raise ConfigError(
+        f"to_base_env: num_envs={num_envs} for a {type(env).__name__} of {env.num_envs} sub-environments, expected "
+        "its own number; leave num_envs (num_envs_per_worker) out, or set it to that"
+    )
+
+
+def _own(env: BaseEnv) -> BaseEnv:
+    """Return a `BaseEnv` in table form; what others wrote stands behind somebody who looks at what it says."""
     if not env.returns_table:
         return CustomEnvs(env)
     return env if isinstance(env, _ADAPTERS) else TableEnvs(env)
@@ -129,12 +144,3 @@ def _external(
     if isinstance(env, ExternalMultiAgentEnv):
         return ExternalEnvs(env.switchboard, envs, possible_agents=env.possible_agents)
     return ExternalEnvs(env.switchboard, envs, possible_agents=[SINGLE_AGENT])
-
-
-def _check_number(env: Any, num_envs: int) -> None:
-    """Refuse to make copies of an environment that brings its sub-environments along."""
-    if num_envs not in (1, env.num_envs):
-        raise ConfigError(
-            f"to_base_env: num_envs={num_envs} for a {type(env).__name__} of {env.num_envs} sub-environments, expected "
-            "its own number; leave num_envs (num_envs_per_worker) out, or set it to that"
-        )

@@ -124,11 +124,19 @@ def test_policies_that_were_added_play_too() -> None:
             r"evaluation_config.multiagent: policies \['other'\] are none of the run, expected some of "
             r"\['default_policy'\]",
         ),
+        (
+            {"evaluation_config": {"num_workers": 2}},
+            "evaluation_config: num_workers=2, expected evaluation_num_workers beside evaluation_config",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(MenvError, match=message):
         PPO(env=Duo, config={**SMALL, **settings})
+
+
+def test_settings_of_the_run_may_be_given_again_as_they_are() -> None:
+    PPO(env=Duo, config={**SMALL, "evaluation_config": {**SMALL, "num_workers": 0, "explore": False}}).stop()
 
 
 def test_callbacks_are_told_of_the_sub_environments_of_evaluations() -> None:

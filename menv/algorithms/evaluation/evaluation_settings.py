@@ -50,6 +50,12 @@ def _check_place(config: AlgorithmConfig, values: Mapping[str, Any]) -> None:
                 f"evaluation_config: {key}={values[key]!r}, expected it beside evaluation_config, where it is {own!r}; "
                 "put it there"
             )
+    workers = values.get("num_workers", config.num_workers)
+    if workers not in (config.num_workers, config.evaluation_num_workers):
+        raise ConfigError(
+            f"evaluation_config: num_workers={workers!r}, expected evaluation_num_workers beside evaluation_config, "
+            f"where it is {config.evaluation_num_workers}; put the number there"
+        )
 
 
 def _check_policies(given: Any, known: Any) -> None:

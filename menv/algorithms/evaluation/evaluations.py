@@ -20,6 +20,7 @@ from menv.algorithms.population import Population
 from menv.algorithms.rollouts.experience import make_evaluation_envs, make_evaluation_experience
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
+from menv.loop.convert import check_number
 from menv.plain_data import is_plain
 
 if TYPE_CHECKING:
@@ -75,12 +76,17 @@ class Evaluations:
             EnvCrashError: The environment could not be created.
         """
         config = self._config
-        if config.evaluation_interval is None or not _OWN & set(config.evaluation_config or ()):
+        if config.evaluation_interval is None or not config.evaluation_config:
             return
-        settings = replace(evaluation_settings(config), num_envs_per_worker=1, **_NEAR)
+        settings = evaluation_settings(config)
         with _told_where():
-            env, base_env = make_evaluation_experience(settings, self._training_env)
+            if not _OWN & set(config.evaluation_config):
+                check_number(self._training_env, settings.num_envs_per_worker)
+                return
+            near = replace(settings, num_envs_per_worker=1, **_NEAR)
+            env, base_env = make_evaluation_experience(near, self._training_env)
             try:
+                check_number(env, settings.num_envs_per_worker)
                 if not base_env.external:
                     self._players(settings).check_plays(base_env, env, settings)
             finally:
