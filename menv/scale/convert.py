@@ -12,13 +12,15 @@ from typing import Any
 
 import gymnasium as gym
 
+from menv.adapters.roster import possible_agents
 from menv.base_env import BaseEnv
 from menv.env_calls import close_unused
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.loop import convert
 from menv.multi_agent_env import MultiAgentEnv
 from menv.scale.engine import Engine, EngineName
+from menv.scale.packing import Sealed
 from menv.scale.remote_envs import RemoteEnvs
 from menv.scale.remote_settings import RemoteSettings
 from menv.vector_env import VectorEnv
@@ -60,6 +62,7 @@ def to_base_env(
     Raises:
         ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is
             missing, or a setting is wrong.
+        ContractError: With `remote_envs`, an agent id does not equal its copy from another process.
     """
     _check(remote_envs, remote_env_batch_wait_ms, env_timeout, remote_envs_per_process)
     if not remote_envs:
@@ -103,11 +106,23 @@ def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> 
             "make_env=lambda index: YourEnv(...)"
         )
     convert.check_make_env(make_env)
+    _check_agents(env)
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ConfigError(
             f"num_envs: {num_envs!r}, expected at least 1; set num_envs_per_worker to 1 or more"
         )
     return make_env
+
+
+def _check_agents(env: Any) -> None:
+    """Refuse agent ids that are others once they came from another process: nobody could tell whose rows those are."""
+    for agent in (possible_agents(env) or ()) if isinstance(env, MultiAgentEnv) else ():
+        if Sealed(agent).opened() not in {agent}:
+            kind = type(agent).__name__
+            raise ContractError(
+                f"remote_envs: agent {agent!r:.100} of {type(env).__name__} does not equal its copy from another "
+                f"process, expected an id that does; take strings or numbers, or write __eq__ and __hash__ in {kind}"
+            )
 
 
 def _check(remote: bool, wait_ms: float, timeout: float | None, per_process: int) -> None:
