@@ -37,6 +37,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "near in multiagent": (
         {"multiagent": {"policy_mapping": None}}, r"config\['multiagent'\]: unknown key .*'policy_mapping_fn'"
     ),
+    "not near": ({"agent_id": 2}, r"unknown key 'agent_id', expected a known one; known keys: "),
+    "not near either": ({"worker_restart": 2}, r"unknown key 'worker_restart', expected a known one; known keys: "),
+    "called otherwise": ({"learning_rate": 2}, r"unknown key 'learning_rate', .*; it is called 'lr' here"),
     "far": ({"zzz": 2}, r"unknown key 'zzz', expected a known one; known keys: "),
     "section": ({"model": 3}, r"config\['model'\]: int, expected a dict"),
     "env_config": ({"env_config": 3}, r"env_config"),
@@ -185,6 +188,14 @@ def test_no_environment_is_refused() -> None:
 def test_a_config_of_another_type_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"config: list, expected a dict or PPOConfig; pass"):
         PPO(env=Faulty, config=[1])
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", Faulty])
+def test_an_environment_in_the_place_of_the_config_is_told_its_name(env: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"config: .*; the environment comes by name: write PPO\(env=..., config="
+    ):
+        PPO(env, {"lr": 1e-3})
 
 
 def test_an_unknown_argument_of_the_dataclass_is_an_error() -> None:

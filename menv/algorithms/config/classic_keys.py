@@ -39,10 +39,13 @@ def read_config(config_class: type[C], config: Any, env: Any = None, default: An
     if isinstance(config, config_class):
         return config if env is None else replace(config, env=env)
     if not isinstance(config, Mapping):
-        raise ConfigError(
-            f"config: {type(config).__name__}, expected a dict or {config_class.__name__}; "
-            f"pass config={{...}} or {config_class.__name__}(...).build()"
-        )
+        name = config_class.__name__
+        advice = f"pass config={{...}} or {name}(...).build()"
+        if isinstance(config, str) or callable(config):
+            advice = (
+                f"the environment comes by name: write {name.removesuffix('Config')}(env=..., config={{...}})"
+            )
+        raise ConfigError(f"config: {type(config).__name__}, expected a dict or {name}; {advice}")
     values = read_keys(config_class, config)
     if env is not None:
         values["env"] = env

@@ -105,6 +105,8 @@ _NOT_YET: dict[str, Any] = {
     "use_gae": True,
 }
 """Classic keys with the one value that they can have so far."""
+_NEAR = 0.7
+"""How alike a name has to be that is suggested; less is another word with letters in common."""
 _warned: set[str] = set()
 
 
@@ -184,7 +186,7 @@ def refuse_or_warn(key: Any, value: Any, known: set[str], where: str, *, python_
         raise ConfigError(f"{where}unknown key {key!r}, expected a known one; {hint}")
     classic = {} if python_names else {old: new for old, new in RENAMED.items() if new in known}
     names = [*sorted(known - set(classic.values())), *classic]
-    near = [name for name in names if name.startswith(key)] or difflib.get_close_matches(key, names, 1, 0.5)
+    near = [name for name in names if name.startswith(key)] or difflib.get_close_matches(key, names, 1, _NEAR)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
     raise ConfigError(f"{where}unknown key {key!r}, expected a known one; {hint}")
 
