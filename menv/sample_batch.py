@@ -93,8 +93,10 @@ class SampleBatch(Mapping[str, Column]):
 
         Raises:
             KeyError: There is a column "dones".
-            ConfigError: There are no segments.
+            ConfigError: There are no segments, or no columns.
         """
+        if not isinstance(columns, Mapping):
+            raise ConfigError(f"SampleBatch: columns are {columns!r:.60}, expected a dict; pass one")
         if "dones" in columns:
             raise KeyError(_DONES)
         self._columns = dict(columns)

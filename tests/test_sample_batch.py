@@ -290,3 +290,5 @@ def test_columns_alone_are_no_batch_and_the_line_says_what_is() -> None:
         SampleBatch({"obs": np.zeros((2, 1))})
     with pytest.raises(KeyError, match="terminateds"):
         SampleBatch({"obs": np.zeros((2, 1)), "dones": np.zeros(2)})
+    with pytest.raises(ConfigError, match="SampleBatch: columns are 3, expected a dict"):
+        SampleBatch(3)  # type: ignore[arg-type]

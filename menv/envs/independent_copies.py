@@ -127,7 +127,15 @@ def make_multi_agent(name_or_creator: Any) -> type[IndependentCopies]:
 
     Returns:
         A subclass of `MultiAgentEnv` to be made with a config dict, e.g. `{"num_agents": 4}`.
+
+    Raises:
+        ConfigError: It can be none of these.
     """
+    if not isinstance(name_or_creator, str) and not callable(name_or_creator):
+        raise ConfigError(
+            f"make_multi_agent: {name_or_creator!r:.100}, a {type(name_or_creator).__name__}, expected the name of an "
+            'environment, a class, or a function of the context; write make_multi_agent("CartPole-v1"), for instance'
+        )
     label = getattr(name_or_creator, "__name__", str(name_or_creator))
     # A plain function put on a class would turn into a method.
     original = staticmethod(name_or_creator) if callable(name_or_creator) else name_or_creator

@@ -189,6 +189,12 @@ def test_a_number_of_agents_that_makes_no_sense_is_refused(num_agents: Any) -> N
         make_multi_agent(Countdown)({"num_agents": num_agents})
 
 
+@pytest.mark.parametrize("original", [3, None, {"num_agents": 2}])
+def test_what_makes_no_environment_is_refused_at_once(original: Any) -> None:
+    with pytest.raises(ConfigError, match=r"make_multi_agent: .*, expected the name"):
+        make_multi_agent(original)
+
+
 def test_an_old_step_of_four_values_is_explained() -> None:
     class Old(Countdown):
         def step(self, action: int) -> Any:

@@ -194,3 +194,9 @@ def test_a_timeout_that_no_socket_can_wait_for_is_refused(timeout: Any) -> None:
         ConfigError, match=r"PolicyClient: timeout=.*, expected seconds above 0, at most 1e\+09"
     ):
         PolicyClient("http://127.0.0.1:9", timeout=timeout)
+
+
+def test_a_token_that_is_no_text_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="PolicyClient: token is a int, expected the server's") as caught:
+        PolicyClient("tcp://127.0.0.1:9900", token=51342)  # type: ignore[arg-type]
+    assert "51342" not in str(caught.value)

@@ -78,6 +78,7 @@ class PolicyClient:
         seed: int | None = None,
     ) -> None:
         _check(inference_mode, session, timeout)
+        _check_token(token)
         self._address, self._token, self._name, self._timeout = read_address(address), token, client, timeout
         self._lock = threading.Lock()
         self._is_closed = False
@@ -353,6 +354,15 @@ def _check(inference_mode: str, session: object, timeout: float) -> None:
         raise ConfigError(
             f"PolicyClient: timeout={timeout!r:.40}, expected seconds above 0, at most {_LONGEST:g}; leave it out for "
             "60"
+        )
+
+
+def _check_token(token: object) -> None:
+    """Refuse what is no text, without showing it."""
+    if token is not None and not isinstance(token, str):
+        raise ConfigError(
+            f"PolicyClient: token is a {type(token).__name__}, expected the server's, a text, or None; write str(...) "
+            "of a number"
         )
 
 
