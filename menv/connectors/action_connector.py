@@ -19,13 +19,18 @@ class ActionConnector(Connector):
         """Return the answer to one agent, transformed.
 
         Raises:
-            ContractError: `transform` returned something else.
+            ContractError: `transform` returned something else, or an output that is not the three of an answer.
         """
         out = self.transform(ac_data)
         if not isinstance(out, ActionConnectorDataType):
             raise ContractError(
                 f"{self.name}.transform: returned {type(out).__name__}, expected ActionConnectorDataType; return the "
                 "one that came in, changed"
+            )
+        if not isinstance(out.output, tuple | list) or len(out.output) != 3:
+            raise ContractError(
+                f"{self.name}.transform: output is {type(out.output).__name__}, expected (actions, states, fetches); "
+                "put the changed action into a tuple with the other two"
             )
         return out
 

@@ -125,24 +125,53 @@ class AgentRows:
         """Take back what a connector made of `to_agents`.
 
         Raises:
-            ContractError: They are not the same agents in the same order, or an observation is gone.
+            ContractError: They are not the same agents in the same order, a column is gone, or a reward is no finite
+                number.
         """
         whose = [] if self.seats is None else list(self.seats)
         given = list(agents) if isinstance(agents, Sequence) else []
         data: list[Any] = [getattr(agent, "data", None) for agent in given]
+        needed = [SampleBatch.NEXT_OBS]
+        if self.rewards is not None:
+            needed.append(SampleBatch.REWARDS)
+        if self.mask is not None:
+            needed.append(MASK)
         good = len(given) == len(self.obs) and all(
-            isinstance(columns, dict) and SampleBatch.NEXT_OBS in columns for columns in data
+            isinstance(columns, dict) and all(key in columns for key in needed) for columns in data
         )
         if not good or (whose and [(agent.env_id, agent.agent_id) for agent in given] != whose):
             raise ContractError(
                 f"{connector}: returned {len(given)} agents for {len(self.obs)}, expected the same agents in the same "
-                f"order, each with data[{SampleBatch.NEXT_OBS!r}]; return everything that came in, changed"
+                f"order, each with {', '.join(needed)} in its data; return everything that came in, changed"
             )
         self.obs = [single(columns[SampleBatch.NEXT_OBS]) for columns in data]
         if self.rewards is not None:
-            self.rewards = np.array([columns.get(SampleBatch.REWARDS, 0.0) for columns in data], np.float64)
+            self.rewards = _rewards([columns[SampleBatch.REWARDS] for columns in data], connector)
         if self.mask is not None:
             self.mask = np.array([columns[MASK] for columns in data], np.bool_)
+
+
+def _rewards(given: list[Any], connector: str) -> Column:
+    """Return R rewards as a connector left them, as [R] float64."""
+    try:
+        # No dtype is asked for: texts would be read as numbers.
+        rewards = np.asarray(given)
+    except ValueError:
+        rewards = np.zeros(0, np.object_)
+    if rewards.dtype.kind in "biuf" and rewards.shape == (len(given),):
+        rewards = rewards.astype(np.float64)
+        if np.isfinite(rewards).all():
+            return rewards
+    wrong = next((reward for reward in given if not _is_finite(reward)), given[0])
+    raise ContractError(
+        f"{connector}: a reward is {wrong!r}, expected a finite number, because it is learned from; return a float"
+    )
+
+
+def _is_finite(reward: Any) -> bool:
+    """Return whether a reward is a number that can be learned from."""
+    number = np.asarray(reward if isinstance(reward, np.ndarray | np.generic | int | float) else None)
+    return number.shape == () and number.dtype.kind in "biuf" and bool(np.isfinite(number))
 
 
 def as_taken(rows: Column, dtype: np.dtype[Any]) -> Column:

@@ -1,0 +1,116 @@
+"""Connectors of users that return something else than what came in, changed, are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.algorithms import PPO
+from menv.connectors import (
+    ActionConnector,
+    ActionConnectorDataType,
+    AgentConnector,
+    AgentConnectorDataType,
+    ConnectorContext,
+)
+from menv.errors import ContractError
+from tests.algorithms_e2e.comings import Comings
+
+
+class Rewards(AgentConnector):
+    """Puts something in the place of rewards."""
+
+    reward: Any = 2
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        ac_data.data["rewards"] = self.reward
+        return ac_data
+
+
+class Only(AgentConnector):
+    """Returns the observation and forgets the rest."""
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        new_obs = {"new_obs": ac_data.data["new_obs"]}
+        return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, new_obs)
+
+
+class WithoutMask(AgentConnector):
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        del ac_data.data["action_mask"]
+        return ac_data
+
+
+class Output(ActionConnector):
+    """Puts something in the place of an answer."""
+
+    output: Any = None
+
+    def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        ac_data.output = self.output
+        return ac_data
+
+
+def built(**world: Any) -> tuple[PPO, Any, ConnectorContext]:
+    algo = PPO(env=Comings, config={"env_config": world, "train_batch_size": 20, "seed": 1})
+    policy: Any = algo.get_policy()
+    return algo, policy, ConnectorContext.from_policy(policy)
+
+
+@pytest.mark.parametrize("place", ["prepend", "append"])
+def test_a_connector_that_loses_rewards_is_refused_and_may_lose_them_where_there_are_none(place: str) -> None:
+    algo, policy, ctx = built()
+    getattr(policy.agent_connectors, place)(Only(ctx))
+    policy.act(np.zeros(4, np.float32))
+    with pytest.raises(
+        ContractError, match=r"^Only: returned .* each with new_obs, rewards in its data; return"
+    ):
+        algo.sample()
+
+
+def test_a_connector_that_loses_action_masks_is_refused() -> None:
+    algo, policy, ctx = built(mask=True)
+    policy.agent_connectors.append(WithoutMask(ctx))
+    with pytest.raises(
+        ContractError, match=r"^WithoutMask: .* each with new_obs, rewards, action_mask in its"
+    ):
+        algo.sample()
+
+
+@pytest.mark.parametrize("reward", [
+    "1.5", None, float("nan"), np.float32("inf"), np.ones(2), [[1.0], [1.0, 2.0]],
+], ids=str)  # fmt: skip
+def test_rewards_that_are_no_finite_numbers_are_refused(reward: Any) -> None:
+    algo, policy, ctx = built()
+    wrong = Rewards(ctx)
+    wrong.reward = reward
+    policy.agent_connectors.prepend(wrong)
+    with pytest.raises(
+        ContractError, match=r"^Rewards: a reward is .*, expected a finite number, because it"
+    ):
+        algo.sample()
+
+
+@pytest.mark.parametrize("reward", [2, 2.0, True, np.int8(2), np.float32(2), np.array(2.0)], ids=repr)
+def test_rewards_may_be_numbers_of_any_kind(reward: Any) -> None:
+    algo, policy, ctx = built()
+    changing = Rewards(ctx)
+    changing.reward = reward
+    policy.agent_connectors.prepend(changing)
+    # What came before an agent's first action is paid with it.
+    assert set(algo.sample()["default_policy"]["rewards"].tolist()) == {float(reward), 2 * float(reward)}
+
+
+@pytest.mark.parametrize("output", [None, 1, (), (1,), (1, []), np.int64(1)], ids=repr)
+def test_what_an_action_connector_makes_of_an_answer_is_still_one(output: Any) -> None:
+    algo, policy, ctx = built()
+    wrong = Output(ctx)
+    wrong.output = output
+    policy.action_connectors.append(wrong)
+    for ask in (algo.sample, lambda: policy.act(np.zeros(4, np.float32))):
+        with pytest.raises(
+            ContractError, match=r"^Output\.transform: output is \w+, expected \(actions, states"
+        ):
+            ask()
