@@ -94,7 +94,10 @@ class DefaultCallbacks:
     def on_learn_on_batch(
         self, *, policy: Any, train_batch: Any, result: dict[str, Any], **kwargs: Any
     ) -> None:
-        """Called before a policy learns; what is put into `result` is among its statistics."""
+        """Called before a policy learns.
+
+        What is put into `result` is among its statistics, and at `info["learner"][policy_id]["custom_metrics"]`.
+        """
 
     def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
         """Called with each result of `train()`, which may be changed."""

@@ -172,7 +172,8 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             - `num_episodes_not_resumed`: since the start, those that ran at a `save`, or when `train` was broken off,
               and could not be taken up.
             - `sampler_results`: all of these again, and `sampler_perf`.
-            - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`.
+            - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`; those
+              that `on_learn_on_batch` adds at `info["learner"][policy]["custom_metrics"]` too.
             - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.
             - `digest`: of all rows sampled since the start; equal where two runs experienced the same.
             - With workers `num_worker_restarts`, those since the start, and with `overlap` the `staleness` of the rows
@@ -213,7 +214,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         result = {
             **sampler_results,
             "sampler_results": sampler_results,
-            "info": learner_info({policy_id: merged(own) for policy_id, own in stats.items()}),
+            "info": learner_info({name: merged(own) for name, own in stats.items()}, learners.told),
             **self.counts(),
             "num_env_steps_sampled_this_iter": rollouts.env_steps - env_steps,
             "num_agent_steps_sampled_this_iter": rollouts.agent_steps - agent_steps,

@@ -208,6 +208,8 @@ def test_statistics_and_results_may_be_added_to() -> None:
     assert result["mine"] == 1
     assert result["info"]["default_policy"]["rows"] == 2 * 10
     assert type(result["info"]["default_policy"]["actions"]) is int, "results can be written as JSON"
+    own = result["info"]["learner"]["default_policy"]
+    assert own["custom_metrics"] == {name: own["learner_stats"][name] for name in ("rows", "actions")}
     assert result["num_agent_steps_trained_this_iter"] == result["num_agent_steps_trained"] == 2 * 10
     assert result["num_env_steps_trained_this_iter"] == result["num_env_steps_trained"] == 10
 

@@ -7,7 +7,7 @@ and no sampler.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -52,6 +52,7 @@ class Learners:
         shared: Which of them stand on the same layers.
         env_steps_trained: Env steps of batches that learners were handed.
         agent_steps_trained: Rows that they were handed; what they replay does not count again.
+        told: By policy, the names under which callbacks have put something into its statistics.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Learners:
         self._learners: dict[str, Learner] = {}
         self._seeds: dict[str, int] = {}
         self._warned: set[str] = set()
+        self.told: dict[str, set[str]] = {}
         self._policies = policies
         self._callbacks = callbacks
         self.env_steps_trained = 0
@@ -105,6 +107,7 @@ class Learners:
             told: dict[str, Any] = {}
             policy = self._policies[policy_id]
             self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
+            self.told.setdefault(policy_id, set()).update(told)
             self._catch_up(policy_id, learner)
             with threads(self._threads_of(built, policy_id)):
                 stats[policy_id] = {**learner.learn(own, env_steps), **_plain(told)}
@@ -302,8 +305,21 @@ def _plain(told: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in told.items()}
 
 
-def learner_info(stats: Mapping[str, dict[str, float]]) -> dict[str, Any]:
-    """Return each policy's statistics at both places where the classic system has had them."""
-    learner = {policy_id: {"learner_stats": dict(own)} for policy_id, own in stats.items()}
+def learner_info(
+    stats: Mapping[str, dict[str, float]], told: Mapping[str, Collection[str]]
+) -> dict[str, Any]:
+    """Return each policy's statistics at the places where the classic system has had them.
+
+    Args:
+        stats: By policy.
+        told: By policy, the names of those that callbacks have put there.
+    """
+    learner = {
+        policy_id: {
+            "learner_stats": dict(own),
+            "custom_metrics": {name: own[name] for name in own if name in told[policy_id]},
+        }
+        for policy_id, own in stats.items()
+    }
     # A policy may be called "learner" too; its own statistics stay beside the others.
     return {**stats, "learner": {**stats.get("learner", {}), **learner}}
