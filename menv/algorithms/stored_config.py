@@ -1,7 +1,7 @@
 """Settings in a checkpoint: what JSON can hold is written, everything else by name only and given again.
 
 `menv.algorithms.checkpoints` writes and reads with it. Functions, classes and spaces are never looked up by the names
-that a file gives: whoever loads it passes them again.
+that a file gives: whoever loads it passes them again. Only the classes that menv itself offers are known here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from menv.registry import is_known
 _NAMED = "$named"
 _FLOAT = "$float"
 _TUPLE = "$tuple"
+_OFFERING = ("menv", "menv.algorithms", "menv.envs")
+"""The packages of menv whose classes need not be given again."""
 _SECTIONS = ("model", "replay_buffer_config", "exploration_config")
 _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm")
 
@@ -179,7 +182,7 @@ def _check_given(value: Any, where: str) -> None:
 
 
 def _read(value: Any) -> Any:
-    """Return a tree with the numbers and tuples that JSON cannot hold."""
+    """Return a tree with the numbers, tuples and classes of menv that JSON cannot hold."""
     if isinstance(value, list):
         return [_read(item) for item in value]
     if not isinstance(value, dict):
@@ -188,7 +191,19 @@ def _read(value: Any) -> Any:
         return float(value[_FLOAT])
     if _TUPLE in value:
         return tuple(_read(item) for item in value[_TUPLE])
+    if _NAMED in value:
+        return _offered(value) or value
     return {key: _read(item) for key, item in value.items()}
+
+
+def _offered(stored: Tree) -> type | None:
+    """Return the class that is stored by name if it is one of those that menv offers."""
+    name = str(stored[_NAMED]).rpartition(":")[2]
+    for package in map(import_module, _OFFERING):
+        found = getattr(package, name) if name in package.__all__ else None
+        if isinstance(found, type) and as_json(found) == stored:
+            return found
+    return None
 
 
 def _name_of(value: Any) -> str:

@@ -16,11 +16,12 @@ import pytest
 
 import menv
 from menv import PolicySpec, RandomPolicy
-from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig, QMIXConfig
+from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig, PPOPolicy, QMIXConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
 from menv.algorithms.stored_config import restored_config, stored_config
 from menv.callbacks import DefaultCallbacks
+from menv.envs import TwoStepGame
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.policy_map import PolicyMap
 from tests.checkpoints.runs import REPLAYED, SMALL, by_seat, trained, weights_of
@@ -138,6 +139,10 @@ class Quiet(DefaultCallbacks):
     """Does nothing."""
 
 
+class OwnRandom(RandomPolicy):
+    """A class that is not menv's."""
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -152,8 +157,8 @@ class Quiet(DefaultCallbacks):
         ),
         ({"env": Corridor, "callbacks": Quiet}, r"config\['callbacks'\] was class"),
         (
-            {"env": "tictactoe", "multiagent": {**TWO, "policies": {"a": None, "b": RandomPolicy}}},
-            r"config\['multiagent'\]\['policies'\]\['b'\]\['policy_class'\] was class menv.random_policy:Random",
+            {"env": "tictactoe", "multiagent": {**TWO, "policies": {"a": None, "b": OwnRandom}}},
+            r"config\['multiagent'\]\['policies'\]\['b'\]\['policy_class'\] was class tests\..*:OwnRandom",
         ),
     ],
 )
@@ -168,6 +173,32 @@ def test_what_is_stored_by_name_only_has_to_be_given_again(
     with pytest.raises(ConfigError, match=rf"^from_checkpoint: .*{named}.*; pass it in config$"):
         PPO.from_checkpoint(tmp_path, others)
     PPO.from_checkpoint(tmp_path, given).stop()
+
+
+def test_classes_that_menv_offers_are_known(tmp_path: Path) -> None:
+    policies = {"a": (PPOPolicy, None, None, {}), "b": RandomPolicy}
+    multiagent = {"policies": policies, "policy_mapping_fn": by_seat}
+    with PPO(env=TwoStepGame, config={**SMALL, "multiagent": multiagent}) as algo:
+        trained(algo, 1)
+        algo.save(tmp_path)
+        wanted = weights_of(algo)
+    mapped = {"multiagent": {"policy_mapping_fn": by_seat}}
+    with PPO.from_checkpoint(tmp_path, mapped) as again:
+        assert again.config.env is TwoStepGame
+        assert type(again.get_policy("b")) is RandomPolicy
+        assert weights_of(again) == wanted
+        assert trained(again, 1)["training_iteration"] == 2
+
+
+@pytest.mark.parametrize(
+    "kind", ["class menv.policy:RandomPolicy", "class os:system", "function menv.checking.check:check_env"]
+)
+def test_other_names_are_not_looked_up(kind: str) -> None:
+    stored = stored_config(read_config(PPOConfig, {"env": "CartPole-v1"}), PolicyMap())
+    with pytest.raises(
+        ConfigError, match=rf"config\['env'\] was {kind}, which a checkpoint holds by name only"
+    ):
+        restored_config(PPOConfig, {**stored, "env": {"$named": kind}}, None)
 
 
 def test_a_registered_name_is_enough(tmp_path: Path) -> None:
