@@ -1,6 +1,7 @@
 """Where what is imported under a classic name, or from another package of menv's, is to be had.
 
-`_names_on_demand` asks when a package has no such name. Nothing here imports anything.
+`_names_on_demand` asks when a package has no such name, Python's import when there is no such module. Nothing here
+imports anything.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ _ALGORITHMS = (
 _ROOT = (
     "BaseEnv", "DefaultCallbacks", "EnvContext", "Episode", "ExternalEnv", "ExternalMultiAgentEnv", "MultiAgentBatch",
     "MultiAgentEnv", "Policy", "PolicySpec", "RandomPolicy", "SampleBatch", "VectorEnv", "check_env",
-    "make_multi_agent", "make_multi_callbacks", "register_env",
+    "local_policy_inference", "make_multi_agent", "make_multi_callbacks", "register_env", "to_base_env",
+)  # fmt: skip
+_ENVS = (
+    "AlwaysSame", "BeatLastMove", "HierarchicalWindyMaze", "RandomMultiAgentEnv", "RockPaperScissors", "TwoStepGame",
+    "WindyMaze",
 )  # fmt: skip
 _MISSING = (
     "A2C",
@@ -39,6 +44,7 @@ _MODEL = (
     'a torch.nn.Module of your own is model={"custom_model": YourModule}; docs/classic.md has what it returns'
 )
 _NO_TUNE = "there is no Tune here; build one algorithm after another, each with a config of its own"
+_OF_ALGORITHMS = "menv.algorithms has PPO, DQN and QMIX"
 _CONFIG = "each algorithm has its own, such as menv.algorithms.PPOConfig"
 _WORKER = 'algo.call_envs("method", ...) calls environments, get_policy(policy_id) has policies'
 
@@ -50,12 +56,16 @@ ELSEWHERE = {
         name: _from("menv.wrappers", name)
         for name in ("GroupAgentsWrapper", "ParallelPettingZooEnv", "PettingZooEnv")
     },
-    **dict.fromkeys(_MISSING, "menv.algorithms has PPO, DQN and QMIX"),
+    **{name: _from("menv.envs", name) for name in _ENVS},
+    **{name + end: _OF_ALGORITHMS for name in _MISSING for end in ("", "Config", "Trainer")},
     "AlgorithmConfig": _CONFIG,
+    "AgentID": _from("menv.base_env", "AgentId"),
+    "DQNTorchPolicy": 'leave the class out; beside another algorithm write PolicySpec(algorithm="DQN")',
     "DQNTrainer": _from("menv.algorithms", "DQN"),
     "ModelCatalog": _MODEL,
     "MultiAgentCartPole": 'write menv.make_multi_agent("CartPole-v1")',
     "MultiAgentEpisode": _from("menv", "Episode"),
+    "Postprocessing": "write SampleBatch.ADVANTAGES, SampleBatch.VALUE_TARGETS",
     "PPOTorchPolicy": _from("menv.algorithms", "PPOPolicy"),
     "PPOTrainer": _from("menv.algorithms", "PPO"),
     "QMix": _from("menv.algorithms", "QMIX"),
@@ -65,7 +75,51 @@ ELSEWHERE = {
     "TaskSettableEnv": 'any environment with a set_task is one; algo.call_envs("set_task", task) sets tasks',
     "TorchModelV2": _MODEL,
     "Trainer": _from("menv.algorithms", "Algorithm"),
+    "air": _NO_TUNE,
+    "compute_gae_for_sample_batch": _from("menv.algorithms", "compute_advantages"),
     "convert_to_base_env": _from("menv", "to_base_env"),
+    "get_trainable_cls": _OF_ALGORITHMS,
+    "override": "leave it out",
+    "pretty_print": "results are dicts of Python's own numbers; print(json.dumps(result, indent=2)) shows one",
+    "try_import_tf": "there is no TensorFlow here; networks learn with torch",
+    "try_import_torch": "write import torch",
     "tune": _NO_TUNE,
 }
 """What to write, by the name that a package of menv's was asked for and does not have."""
+
+MODULES = {
+    "agents": _from("menv.algorithms", "PPO"),
+    "algorithms.algorithm_config": _CONFIG,
+    "algorithms.callbacks": _from("menv", "DefaultCallbacks"),
+    "connectors.action": "write from menv.connectors import ActionConnector",
+    "connectors.agent": "write from menv.connectors import AgentConnector",
+    "connectors.util": "menv.connectors has what there is",
+    "env": "write from menv import MultiAgentEnv, from menv.wrappers import PettingZooEnv, from menv.serving import "
+    "PolicyClient",
+    "evaluation": "write from menv import Episode, from menv.algorithms import compute_advantages",
+    "examples": "write from menv.envs import TwoStepGame, from menv import RandomPolicy",
+    "models": _MODEL,
+    "tune": f"{_from('menv', 'register_env')}; {_NO_TUNE}",
+    "utils": "write from menv import check_env, or leave out what helps RLlib alone, such as override",
+}
+"""What to write, by the path below `ray.rllib` that classic modules have and none of menv's."""
+
+
+class ClassicModules:
+    """Tells who imports a classic module from below `menv` what to write; it finds nothing.
+
+    `menv` puts it behind all other finders in `sys.meta_path`, so that it is asked for what nobody else has.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Say what stands in the place of a classic module.
+
+        Raises:
+            ModuleNotFoundError: `name` is one, below `menv`.
+        """
+        package, _, module = name.partition(".")
+        if package == "menv" and module in MODULES:
+            raise ModuleNotFoundError(
+                f"No module named {name!r}; {MODULES[module]} (docs/classic.md lists more)", name=name
+            )
