@@ -107,9 +107,9 @@ class Checkpoints:
 
         Args:
             path: What was given to `save`, for the latest checkpoint, or a numbered folder in it.
-            config: Settings that are put over the stored ones. Functions, classes other than menv's own, spaces and
-                environments that are not known by name in this process are not in a checkpoint, and are given here
-                again.
+            config: Settings that are put over the stored ones. Functions, classes other than menv's own and
+                gymnasium's spaces, and environments that are not known by name in this process are not in a checkpoint,
+                and are given here again.
             env: Overrides the config's `env`.
             policy_ids: The policies that are wanted, or the id of one; None takes all. Ids in `config` that the
                 checkpoint has not are passed over: `add_policy` adds policies afterwards.

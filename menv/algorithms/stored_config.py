@@ -1,17 +1,20 @@
 """Settings in a checkpoint: what JSON can hold is written, everything else by name only and given again.
 
-`menv.algorithms.checkpoints` writes and reads with it. Functions, classes and spaces are never looked up by the names
-that a file gives: whoever loads it passes them again. Only the classes that menv itself offers are known here.
+`menv.algorithms.checkpoints` writes and reads with it. Functions and classes are never looked up by the names that a
+file gives: whoever loads it passes them again. Only the classes that menv itself offers are known here, and the spaces
+of gymnasium are written out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
@@ -20,10 +23,12 @@ from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec, ids_given
 from menv.registry import is_known
+from menv.spaces_json import space_from_json, space_to_json
 
 _NAMED = "$named"
 _FLOAT = "$float"
 _TUPLE = "$tuple"
+_SPACE = "$space"
 _OFFERING = ("menv", "menv.algorithms", "menv.envs")
 """The packages of menv whose classes need not be given again."""
 _SECTIONS = ("model", "replay_buffer_config", "exploration_config")
@@ -62,7 +67,18 @@ def _of_parts(value: Any, theirs: bool) -> Any:
     if type(value) is tuple:
         # Whoever does not know the first mark asks for it to be given again.
         return {_TUPLE: [as_json(item, theirs) for item in value], _NAMED: "a tuple"}
+    if isinstance(value, gym.Space) and _is_gymnasiums(value):
+        with contextlib.suppress(ConfigError):
+            # It has no form in JSON: then it is named as well.
+            return {_SPACE: space_to_json(value), _NAMED: "a space"}
     return {_NAMED: _name_of(value)}
+
+
+def _is_gymnasiums(space: Any) -> bool:
+    """Return whether a space, and all that lie in it, come back as what they are: of gymnasium's own classes."""
+    inner = getattr(space, "spaces", ())
+    parts = inner.values() if isinstance(inner, Mapping) else inner
+    return type(space).__module__.partition(".")[0] == "gymnasium" and all(map(_is_gymnasiums, parts))
 
 
 def stored_config(config: AlgorithmConfig, policy_map: PolicyMap) -> Tree:
@@ -182,7 +198,7 @@ def _check_given(value: Any, where: str) -> None:
 
 
 def _read(value: Any) -> Any:
-    """Return a tree with the numbers, tuples and classes of menv that JSON cannot hold."""
+    """Return a tree with the numbers, tuples, spaces and classes of menv that JSON cannot hold."""
     if isinstance(value, list):
         return [_read(item) for item in value]
     if not isinstance(value, dict):
@@ -191,6 +207,8 @@ def _read(value: Any) -> Any:
         return float(value[_FLOAT])
     if _TUPLE in value:
         return tuple(_read(item) for item in value[_TUPLE])
+    if _SPACE in value:
+        return space_from_json(value[_SPACE], "from_checkpoint: a space of the config")
     if _NAMED in value:
         return _offered(value) or value
     return {key: _read(item) for key, item in value.items()}

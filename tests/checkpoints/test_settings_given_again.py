@@ -190,6 +190,34 @@ def test_classes_that_menv_offers_are_known(tmp_path: Path) -> None:
         assert trained(again, 1)["training_iteration"] == 2
 
 
+class OwnDiscrete(gym.spaces.Discrete):
+    """A space that is not gymnasium's."""
+
+
+def test_the_spaces_of_classic_tuples_come_back(tmp_path: Path) -> None:
+    box = gym.spaces.Box(0.0, 1.0, (5,), np.float32)
+    tuples = {name: (None, box, gym.spaces.Discrete(2), {"gamma": 0.5}) for name in "ab"}
+    multiagent = {"policies": tuples, "policy_mapping_fn": by_seat}
+    with PPO(env=TwoStepGame, config={**SMALL, "multiagent": multiagent}) as algo:
+        algo.save(tmp_path)
+    mapped = {"multiagent": {"policy_mapping_fn": by_seat}}
+    with PPO.from_checkpoint(tmp_path, mapped) as again:
+        assert again.get_policy("b").observation_space == box
+        assert trained(again, 1)["training_iteration"] == 1
+
+
+@pytest.mark.parametrize(
+    "space",
+    [OwnDiscrete(2), gym.spaces.Tuple([OwnDiscrete(2)]), gym.spaces.Sequence(gym.spaces.Discrete(2))],
+)
+def test_spaces_that_would_come_back_as_others_are_named(space: Any) -> None:
+    config = read_config(PPOConfig, {"env": "CartPole-v1", "env_config": {"shown": space}})
+    with pytest.raises(
+        ConfigError, match=r"\['shown'\] was an instance of .*, which a checkpoint holds by name"
+    ):
+        restored_config(PPOConfig, json.loads(json.dumps(stored_config(config, PolicyMap()))), None)
+
+
 @pytest.mark.parametrize(
     "kind", ["class menv.policy:RandomPolicy", "class os:system", "function menv.checking.check:check_env"]
 )
