@@ -4,11 +4,9 @@ Every environment becomes a `BaseEnv`; a policy mapping says who answers for who
 trains. Importing menv imports nothing heavy: each name is fetched when it is first used.
 """
 
-import sys
 from typing import TYPE_CHECKING
 
 from menv._names_on_demand import names_on_demand
-from menv.classic_imports import ClassicModules
 
 if TYPE_CHECKING:
     from menv.algorithms.export.onnx_export import export_onnx as export_onnx
@@ -97,6 +95,3 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)
-
-if ClassicModules not in sys.meta_path:
-    sys.meta_path.append(ClassicModules)

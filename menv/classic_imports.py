@@ -1,7 +1,6 @@
 """Where what is imported under a classic name, or from another package of menv's, is to be had.
 
-`_names_on_demand` asks when a package has no such name, Python's import when there is no such module. Nothing here
-imports anything.
+`_names_on_demand` asks when a package has no such name. Nothing here imports anything.
 """
 
 from __future__ import annotations
@@ -86,40 +85,3 @@ ELSEWHERE = {
     "tune": _NO_TUNE,
 }
 """What to write, by the name that a package of menv's was asked for and does not have."""
-
-MODULES = {
-    "agents": _from("menv.algorithms", "PPO"),
-    "algorithms.algorithm_config": _CONFIG,
-    "algorithms.callbacks": _from("menv", "DefaultCallbacks"),
-    "connectors.action": "write from menv.connectors import ActionConnector",
-    "connectors.agent": "write from menv.connectors import AgentConnector",
-    "connectors.util": "menv.connectors has what there is",
-    "env": "write from menv import MultiAgentEnv, from menv.wrappers import PettingZooEnv, from menv.serving import "
-    "PolicyClient",
-    "evaluation": "write from menv import Episode, from menv.algorithms import compute_advantages",
-    "examples": "write from menv.envs import TwoStepGame, from menv import RandomPolicy",
-    "models": _MODEL,
-    "tune": f"{_from('menv', 'register_env')}; {_NO_TUNE}",
-    "utils": "write from menv import check_env, or leave out what helps RLlib alone, such as override",
-}
-"""What to write, by the path below `ray.rllib` that classic modules have and none of menv's."""
-
-
-class ClassicModules:
-    """Tells who imports a classic module from below `menv` what to write; it finds nothing.
-
-    `menv` puts it behind all other finders in `sys.meta_path`, so that it is asked for what nobody else has.
-    """
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Say what stands in the place of a classic module.
-
-        Raises:
-            ModuleNotFoundError: `name` is one, below `menv`.
-        """
-        package, _, module = name.partition(".")
-        if package == "menv" and module in MODULES:
-            raise ModuleNotFoundError(
-                f"No module named {name!r}; {MODULES[module]} (docs/classic.md lists more)", name=name
-            )

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from menv.classic_imports import ELSEWHERE, MODULES
+from menv.classic_imports import ELSEWHERE
 
 PACKAGES = ("menv", "menv.algorithms", "menv.serving", "menv.wrappers")
 CASES = [
@@ -25,24 +25,10 @@ def test_an_import_from_the_wrong_place_says_what_to_write(package: str, name: s
     assert str(caught.value) == f"{package} has no {name!r}; {ELSEWHERE[name]}"
 
 
-@pytest.mark.parametrize("advice", sorted({*ELSEWHERE.values(), *MODULES.values()}))
+@pytest.mark.parametrize("advice", sorted(set(ELSEWHERE.values())))
 def test_what_is_to_be_written_can_be_written(advice: str) -> None:
     for found in re.findall(r"from \S+ import \w+", advice):
         exec(found, {})
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_classic_modules_below_menv_say_what_to_write(module: str) -> None:
-    for path in (module, f"{module}.any.deeper"):
-        with pytest.raises(ModuleNotFoundError) as caught:
-            importlib.import_module(f"menv.{path}")
-        assert str(caught.value).startswith(f"No module named 'menv.{module}'; {MODULES[module]}")
-
-
-def test_other_modules_are_missing_in_the_usual_words() -> None:
-    for name in ("menv.trian", "env_of_nobody", "menv.envs.trian"):
-        with pytest.raises(ModuleNotFoundError, match=f"^No module named '{name}'$"):
-            importlib.import_module(name)
 
 
 def test_any_other_name_is_missing_in_the_usual_words() -> None:
