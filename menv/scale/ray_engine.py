@@ -2,12 +2,11 @@
 
 Ray is started on this machine unless the program has done so or `RAY_ADDRESS` names a cluster; whoever started it stops
 it, or it ends with this process. See `menv.scale.engine` for what an engine does, `menv.scale.ray_home` for the other
-end, `menv.scale.ray_room` for actors that Ray cannot place.
+end, `menv.scale.ray_room` for actors that Ray cannot place, `menv.scale.ray_start` for clusters that are gone.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections import deque
@@ -33,6 +32,7 @@ except ImportError as error:
 from menv.scale.ray_death import why
 from menv.scale.ray_home import RayHome, Whereabouts, boxed
 from menv.scale.ray_room import no_room
+from menv.scale.ray_start import start_ray
 
 _ACTOR: Any = ray.remote(max_restarts=0, max_task_retries=0)(RayHome)
 _LOOK_S = 1.0
@@ -168,11 +168,11 @@ class RayEngine(Engine):
     def __init__(self, cpus: float = 1.0) -> None:
         self._cpus = cpus
         self._peers: weakref.WeakSet[RayPeer] = weakref.WeakSet()
-        _start_ray()
+        start_ray()
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> RayPeer:
         """Create an object in an actor; see `Engine.start`."""
-        _start_ray()
+        start_ray()
         peer = RayPeer(label, self._cpus, question(label, CREATE, (make, *args)))
         self._peers.add(peer)
         _everybody.add(peer)
@@ -180,7 +180,7 @@ class RayEngine(Engine):
 
     def put(self, value: Any) -> Any:
         """Return a parcel; see `Engine.put`."""
-        _start_ray()
+        start_ray()
         return ray.put(boxed(pack(value, "parcel")))
 
     def wait(self, peers: Sequence[Peer], timeout: float | None = None) -> list[Peer]:
@@ -200,12 +200,6 @@ class RayEngine(Engine):
 
 _everybody: weakref.WeakSet[RayPeer] = weakref.WeakSet()
 """The peers of all engines of this process."""
-
-
-def _start_ray() -> None:
-    """Start Ray unless the program has; by itself Ray would do so with a dashboard and many words."""
-    if not ray.is_initialized():
-        ray.init(include_dashboard=False, logging_level=logging.ERROR)
 
 
 def _driver() -> tuple[str, ...]:

@@ -2,8 +2,10 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -229,3 +231,26 @@ def test_a_ray_that_knows_no_unavailable_actors_will_do() -> None:
     )
     assert script.stderr == ""
     assert script.stdout.startswith("worker 1 (was not placed): is lost: The actor ")
+
+
+def test_a_cluster_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    # Sockets lie in Ray's folder, and their paths must be short.
+    with tempfile.TemporaryDirectory(prefix="ray-") as short, socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        note = Path(short) / "ray" / "ray_current_cluster"
+        note.parent.mkdir()
+        note.write_text(f"127.0.0.1:{nobody.getsockname()[1]}")
+        program = driver(tmp_path, WITHOUT_A_CLUSTER, env={"RAY_TMPDIR": short, "RAY_ADDRESS": ""})
+        assert ran(program).splitlines()[-1] == "None 1"
+
+
+WITHOUT_A_CLUSTER = """
+    from menv.scale.engines import make_engine
+    from tests.scale.homes import Counter
+
+    engine = make_engine("ray", cpus=0)
+    peer = engine.start(Counter, label="worker 1")
+    peer.ask("add", 1)
+    print(*[peer.answer() for _ in range(2)])
+    engine.stop()
+"""
