@@ -14,6 +14,7 @@ from typing import Any
 
 from menv.checking.check import ENV_STEPS, check_env
 from menv.errors import ConfigError
+from menv.first_imports import import_first, take_imports
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.checking") -> int:
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
     parser = _parser(program)
     given = parser.parse_args(arguments)
     try:
+        import_first(given.modules)
         findings = check_env(
             given.name, given.config, ignore=given.ignore, seed=given.seed, env_steps=given.steps
         )
@@ -53,6 +55,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--ignore", type=_codes, default=[], help="codes to leave out, such as ME012,ME013")
     parser.add_argument("--seed", type=int, default=0, help="of resets and random actions (%(default)s)")
     parser.add_argument("--steps", type=int, default=ENV_STEPS, help="env steps to play (%(default)s)")
+    take_imports(parser)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What stands on the command line, as settings: JSON, files, `KEY=VALUE`, modules that are imported first.
+"""What stands on the command line, as settings: JSON, files, `KEY=VALUE`.
 
 It does not know which settings there are; algorithms say what is wrong with one.
 """
@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import json
-import os
 import re
-import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from menv.errors import ConfigError
+from menv.first_imports import import_named
 
 _OBJECT = re.compile(r"@(\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
 _FILES = {".json", ".toml"}
@@ -101,26 +99,6 @@ def with_objects(value: Any) -> Any:
     return value if named is None else _object(value, *named.groups())
 
 
-def import_first(modules: Sequence[str]) -> None:
-    """Import modules, or files, whose folders come onto the path so that workers find them too.
-
-    Raises:
-        ConfigError: There is no such module or file. What it raises itself is raised as it is.
-    """
-    for name in modules:
-        path = Path(name)
-        if path.suffix == ".py":
-            if not path.is_file():
-                raise ConfigError(
-                    f"--import {name}: no such file, expected a module or a .py file; check the path"
-                )
-            folder = str(path.resolve().parent)
-            if folder not in sys.path:
-                sys.path.append(folder)
-            name = path.stem
-        _module(name, f"--import {name}")
-
-
 def _json_object(text: str) -> dict[str, Any]:
     try:
         settings = json.loads(text)
@@ -161,20 +139,8 @@ def _one(key: str, text: str) -> dict[str, Any]:
 
 def _object(text: str, module: str, name: str) -> Any:
     try:
-        return functools.reduce(getattr, name.split("."), _module(module, text))
+        return functools.reduce(getattr, name.split("."), import_named(module, text))
     except AttributeError:
         raise ConfigError(
             f"{text}: {module} has no {name}, expected a name that it defines; check it"
-        ) from None
-
-
-def _module(name: str, where: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(
-            f"{where}: there is no module {name}, expected one on the path, which ends with {os.getcwd()}; check the "
-            "name, or go to the folder that it lies in"
         ) from None

@@ -13,8 +13,9 @@ import traceback
 from collections.abc import Callable, Sequence
 
 import menv
-from menv.cli.arguments import Settings, Stop, import_first
+from menv.cli.arguments import Settings, Stop
 from menv.errors import ConfigError, EnvCrashError, MenvError
+from menv.first_imports import import_first, take_imports
 
 _CONFIG = (
     "settings of the algorithm: a JSON object, a .json or .toml file, or KEY=VALUE with dots for sections, such as "
@@ -147,10 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     show.add_argument("folder")
     for command in (train, evaluate, show):
-        command.add_argument(
-            "--import", metavar="MODULE", dest="modules", action="append", default=[],
-            help="a module or .py file to import first, which may call register_env",
-        )  # fmt: skip
+        take_imports(command)
     commands.add_parser("check", help="find what is wrong with an environment (python -m menv.checking)")
     commands.add_parser("verify", help="compare an environment in all back-ends (python -m menv.verify)")
     return parser

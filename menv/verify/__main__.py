@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from menv.errors import ConfigError
+from menv.first_imports import import_first, take_imports
 from menv.verify.backends import play_here
 from menv.verify.other_process import ROWS
 from menv.verify.task import Task
@@ -36,12 +37,13 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
     parser = _parser(program)
     given = parser.parse_args(arguments)
     try:
+        import_first(given.modules)
         if given.rows is not None:
             play_here(Task(given.env, given.config, given.envs, given.steps, given.seed)).save(given.rows)
             return 0
         report = verify_backends(
             given.env, given.config, num_envs=given.envs, env_steps=given.steps, seed=given.seed,
-            ray=given.ray or None,
+            ray=given.ray or None, modules=given.modules,
         )  # fmt: skip
     except ConfigError as error:
         parser.error(str(error))
@@ -63,6 +65,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of resets, draws and weights (%(default)s)")
     parser.add_argument("--ray", action="store_true", help="also in workers on Ray, which is started")
+    take_imports(parser)
     parser.add_argument(ROWS, type=Path, help=argparse.SUPPRESS)
     return parser
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from menv.errors import MenvError
+from menv.first_imports import IMPORT
 from menv.registry import describe_env, resolve_env
 from menv.scale.home import import_paths
 from menv.verify.record import Record
@@ -40,7 +41,7 @@ def play_in_another_process(task: Task) -> Record:
     Raises:
         NotHostedError: No name leads there, or the environment cannot be played there.
     """
-    name, settings = _name_of(task.env), _as_json(task.settings)
+    name, settings = _name_of(task), _as_json(task.settings)
     seed = next(seed for seed in _HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED"))
     env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(import_paths())}
     with tempfile.TemporaryDirectory() as folder:
@@ -48,6 +49,7 @@ def play_in_another_process(task: Task) -> Record:
         command = [
             sys.executable, "-m", "menv.verify", name, "--config", settings, "--envs", str(task.num_envs),
             "--steps", str(task.num_envs * task.env_steps), "--seed", str(task.seed), ROWS, str(rows),
+            *(word for module in task.modules for word in (IMPORT, module)),
         ]  # fmt: skip
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode or not rows.exists():
@@ -56,12 +58,13 @@ def play_in_another_process(task: Task) -> Record:
         return Record.load(rows)
 
 
-def _name_of(env: Any) -> str:
-    """Return what another process finds an environment by.
+def _name_of(task: Task) -> str:
+    """Return what another process finds the environment of a task by.
 
     Raises:
         NotHostedError: There is no such name.
     """
+    env = task.env
     creator = resolve_env(env)
     module, name = getattr(creator, "__module__", None), getattr(creator, "__qualname__", "")
     if isinstance(creator, partial) and isinstance(env, str):
@@ -71,6 +74,9 @@ def _name_of(env: Any) -> str:
         found: Any = sys.modules[str(module)]
         if module != "__main__" and reduce(getattr, name.split("."), found) is creator:
             return f"{module}:{name}"
+    if task.modules and isinstance(env, str):
+        # They made the name known here.
+        return env
     raise NotHostedError(
         f"another process: no name leads to {describe_env(env)}, expected a class or a function at the top of a module "
         "that can be imported; move it there"

@@ -6,7 +6,7 @@ back-end, and nothing here learns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -44,10 +44,17 @@ class Task:
         env_steps: Of each sub-environment.
         seed: Of everything.
         kind: `SINGLE`, `MULTI` or `WHOLE`.
+        modules: What a process imports before it knows `env` by name.
     """
 
     def __init__(
-        self, env: Any, settings: Mapping[str, Any] | None, num_envs: int, env_steps: int, seed: int
+        self,
+        env: Any,
+        settings: Mapping[str, Any] | None,
+        num_envs: int,
+        env_steps: int,
+        seed: int,
+        modules: Sequence[str] = (),
     ) -> None:
         """Look at one environment, and make the policies.
 
@@ -58,6 +65,7 @@ class Task:
         self.env = env
         self.settings = dict(settings or {})
         self.seed = seed
+        self.modules = tuple(modules)
         config = read_config(PPOConfig, self.settings, env)
         self._config = _acting_by_onnx(replace(config, seed=seed))
         first = self.make_env(0)

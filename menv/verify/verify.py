@@ -12,6 +12,7 @@ from typing import Any
 from menv.algorithms.needed_packages import check_packages
 from menv.checking.global_draws import state_of_generators, used_since
 from menv.errors import ConfigError, MenvError
+from menv.first_imports import import_first
 from menv.scale.engines import ray_runs
 from menv.verify.backends import BACKENDS, Backend
 from menv.verify.difference import first_difference
@@ -33,6 +34,7 @@ def verify_backends(
     seed: int = 0,
     backends: Sequence[Backend] = BACKENDS,
     ray: bool | None = None,
+    modules: Sequence[str] = (),
 ) -> Report:
     """Play an environment with fixed policies in every back-end that can host it, and compare.
 
@@ -50,6 +52,8 @@ def verify_backends(
         seed: Of resets, draws and weights.
         backends: Which ones to play; all are compared with the first.
         ray: Whether those on Ray are played too, which starts it; None plays them where it runs already.
+        modules: Modules, or paths of .py files, to import first, here and in another process: those that make `env`
+            known by name.
 
     Returns:
         A report; nothing is printed. `report.same` says whether all agree.
@@ -68,7 +72,9 @@ def verify_backends(
         )
     _check_backends(backends)
     _check_counts(num_envs=(num_envs, 1), env_steps=(env_steps, 1), seed=(seed, 0))
-    task = Task(env, config, num_envs, env_steps, seed)
+    _check_modules(modules)
+    import_first(modules, "verify_backends: module")
+    task = Task(env, config, num_envs, env_steps, seed, modules)
     reference: Record | None = None
     digests, left_out = {}, {}
     differences: list[Finding] = []
@@ -115,6 +121,15 @@ def _check_backends(backends: Any) -> None:
         raise ConfigError(
             f"verify_backends: backends is {backends!r:.100}, expected some of menv.verify.backends.BACKENDS; leave it "
             "out for all of them"
+        )
+
+
+def _check_modules(modules: Any) -> None:
+    """Refuse anything but a few names."""
+    if not isinstance(modules, list | tuple) or not all(isinstance(one, str) and one for one in modules):
+        raise ConfigError(
+            f"verify_backends: modules is {modules!r:.100}, expected a list of names of modules, or of .py files; "
+            'write ["my_game"]'
         )
 
 

@@ -50,6 +50,7 @@ def seat(agent_id, episode, worker, **kwargs):
 
 
 register_env("corridor", Corridor)
+register_env("long_corridor", lambda context: Corridor({"length": 5}))
 '''
 
 

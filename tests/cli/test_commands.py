@@ -97,6 +97,29 @@ def test_check_and_verify_are_those_of_the_modules(folder: Path, capsys: pytest.
         assert capsys.readouterr().out.startswith(f"usage: menv {command} ")
 
 
+@pytest.mark.parametrize("module", ["corridors", "corridors.py"])
+def test_check_takes_modules_that_register_environments(
+    folder: Path, capsys: pytest.CaptureFixture[str], module: str
+) -> None:
+    assert main(["check", "long_corridor", "--import", module]) == 0
+    assert capsys.readouterr().out == "long_corridor: nothing found\n"
+    with pytest.raises(SystemExit):
+        main(["check", "long_corridor", "--import", "gone.py"])
+    assert "menv check: error: --import gone.py: no such file" in capsys.readouterr().err
+
+
+def test_verify_takes_them_and_hands_them_on_to_the_process_that_it_starts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--envs", "2", "--steps", "20"]
+    # No name of a module leads to a lambda: only who imports the module knows it.
+    assert main(["verify", "long_corridor", "--import", "corridors.py", *few]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("'long_corridor': the same everywhere")
+    assert any(line.startswith("  another process: ") for line in others)
+    assert not any(line.startswith("  left out, another process") for line in others)
+
+
 def test_nothing_heavy_is_imported_before_a_command_is_known() -> None:
     assert (
         heavy_modules_after("import menv.cli.main", ("torch", "onnx", "onnxruntime", "ray", "rich", "numpy"))

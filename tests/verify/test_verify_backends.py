@@ -216,6 +216,12 @@ def test_what_no_name_leads_to_is_left_out_of_another_process_and_said_so() -> N
     assert report.lines[-1].startswith("  left out, another process: no name leads to ")
 
 
+@pytest.mark.parametrize("modules", ["tictactoe", [3], [""]], ids=str)
+def test_modules_that_are_no_list_of_names_are_refused(modules: Any) -> None:
+    with pytest.raises(ConfigError, match=r"modules is .*, expected a list of names of modules"):
+        verify_backends("tictactoe", modules=modules)
+
+
 def test_settings_that_are_no_json_are_left_out_of_another_process() -> None:
     config = {"multiagent": {"policies": ["a", "b"], "policy_mapping_fn": by_seat}}
     report = verify_backends("tictactoe", config, num_envs=2, env_steps=40, backends=OVER_THERE)
