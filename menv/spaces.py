@@ -24,12 +24,23 @@ class OutsideSpaceError(ContractError):
     Attributes:
         row: Index of the element in the batch.
         why: Path in the space, expected and got, first bad index.
+        makers: Names of the connectors of a user's own that it came through, if there are any.
     """
 
-    def __init__(self, row: int, why: str) -> None:
+    def __init__(self, row: int, why: str, makers: Sequence[str] = ()) -> None:
         super().__init__(f"element {row} of the batch: {why}")
         self.row = row
         self.why = why
+        self.makers = makers
+
+    def among(self, places: npt.NDArray[np.intp]) -> OutsideSpaceError:
+        """Return the error of a larger batch, in which the elements of this one have these places."""
+        return OutsideSpaceError(int(places[self.row]), self.why, self.makers)
+
+    def mended(self, advice: str) -> str:
+        """Return what is wrong and what to do about it, which is `advice` where no connector is to blame."""
+        makers = f"mend what {', '.join(self.makers)} made of it, or " if self.makers else ""
+        return f"{self.why}; {makers}{advice}"
 
 
 def stack(values: Sequence[Any] | Array, space: gym.Space[Any], path: str = "") -> Array:

@@ -20,6 +20,7 @@ from menv.connectors.connector import Connector
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.connector_registry import get_connector, register_connector
 from menv.errors import ConfigError, UnknownNameError
+from menv.spaces import OutsideSpaceError
 
 C = TypeVar("C", bound=Connector)
 
@@ -194,21 +195,34 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
 
     def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
         """Return what all connectors together make of the agents' data."""
-        for connector in self.connectors:
-            acd_list = connector(acd_list)
+        asked: list[str] = []
+        try:
+            for connector in self.connectors:
+                if not connector.takes_rows:
+                    asked.append(connector.name)
+                acd_list = connector(acd_list)
+        except OutsideSpaceError as error:
+            error.makers = [*asked, *error.makers]
+            raise
         return acd_list
 
     def over_rows(self, rows: AgentRows) -> None:
         """Transform a whole batch; only a user's own connectors see agent by agent."""
-        for takes_rows, group in self._grouped():
-            if takes_rows:
+        asked: list[str] = []
+        try:
+            for takes_rows, group in self._grouped():
+                if takes_rows:
+                    for connector in group:
+                        connector.over_rows(rows)
+                    continue
+                agents = rows.to_agents()
                 for connector in group:
-                    connector.over_rows(rows)
-                continue
-            agents = rows.to_agents()
-            for connector in group:
-                agents = connector(agents)
-                rows.take(agents, connector.name)
+                    asked.append(connector.name)
+                    agents = connector(agents)
+                    rows.take(agents, connector.name)
+        except OutsideSpaceError as error:
+            error.makers = [*asked, *error.makers]
+            raise
 
     def _grouped(self) -> list[tuple[bool, list[AgentConnector]]]:
         """Return neighbours that are called in the same way; found out once for each change."""

@@ -101,7 +101,7 @@ class Cohort(ABC):
             try:
                 end = self.path.final(policy, end)
             except OutsideSpaceError as error:
-                raise outside(end.env_id, end.agent_id, "final observation", error.why) from error
+                raise outside(end.env_id, end.agent_id, "final observation", error) from error
         self.ledger.end(end)
 
     def end_episode(self, env_id: EnvId) -> None:
@@ -271,7 +271,7 @@ class Cohort(ABC):
         bad = self.preprocess.why_bad_row(self.ledger.obs[: self.ledger.rows])
         if bad is not None:
             env_index, agent_id, t = self.ledger.locate(bad[0])
-            raise outside(env_index, agent_id, f"agent step {t}", bad[1])
+            raise outside(env_index, agent_id, f"agent step {t}", OutsideSpaceError(*bad))
 
     def _finals(self, finals: list[Any], owners: Trajectories) -> Prepared:
         """Return the rows and masks of final observations."""
@@ -283,24 +283,23 @@ class Cohort(ABC):
                 return self.path.finals(finals, np.maximum(owners.policy, ~owners.policy))
             rows, masks = self.preprocess(finals, final=True)
         except OutsideSpaceError as error:
-            raise _bad_final(owners, error.row, error.why) from error
+            raise _bad_final(owners, error) from error
         bad = self.preprocess.why_bad_row(rows)
         if bad is not None:
-            raise _bad_final(owners, *bad)
+            raise _bad_final(owners, OutsideSpaceError(*bad))
         return rows, masks
 
 
-def _bad_final(owners: Trajectories, index: int, why: str) -> ContractError:
+def _bad_final(owners: Trajectories, error: OutsideSpaceError) -> ContractError:
     """Return the error for a final observation outside its space."""
-    return outside(owners.env_index[index], owners.agent_id[index], "final observation", why)
+    row = error.row
+    return outside(owners.env_index[row], owners.agent_id[row], "final observation", error)
 
 
-def outside(env_index: Any, agent_id: Any, when: str, why: str) -> ContractError:
+def outside(env_index: Any, agent_id: Any, when: str, error: OutsideSpaceError) -> ContractError:
     """Return the error for an observation outside its space."""
-    return ContractError(
-        f"env {env_index}, agent {agent_id!r}, {when}: {why}; mend the environment's observation or its "
-        "observation_space"
-    )
+    wrong = error.mended("mend the environment's observation or its observation_space")
+    return ContractError(f"env {env_index}, agent {agent_id!r}, {when}: {wrong}")
 
 
 def refused(env_id: Any, agent_id: Any, why: str) -> ContractError:

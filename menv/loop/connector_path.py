@@ -148,7 +148,7 @@ class ConnectorPath:
                     None if slots is None else slots[places], seats, _some(infos, places), final,
                 )  # fmt: skip
             except OutsideSpaceError as error:
-                raise OutsideSpaceError(int(places[error.row]), error.why) from error
+                raise error.among(places) from error
             if whole is None:
                 whole = Connected(*(_room(len(obs), column) for column in part))
             for column, own in zip(whole, part, strict=True):
@@ -208,7 +208,7 @@ class ConnectorPath:
             try:
                 done = self.rows(which, [finals[place] for place in places.tolist()], final=True)
             except OutsideSpaceError as error:
-                raise OutsideSpaceError(int(places[error.row]), error.why) from error
+                raise error.among(places) from error
             for index, place in enumerate(places.tolist()):
                 rows[place] = Final(done.obs[index], None if done.mask is None else done.mask[index])
         masked = bool(rows) and rows[0].mask is not None
@@ -272,7 +272,7 @@ class ConnectorPath:
             try:
                 part = self.outputs[index].inverse(_some(actions, places))
             except OutsideSpaceError as error:
-                raise OutsideSpaceError(int(places[error.row]), error.why) from error
+                raise error.among(places) from error
             found = _room(len(actions), part) if found is None else found
             found[places] = part
         return np.asarray(found)
@@ -330,13 +330,21 @@ class ConnectorPath:
 
     def _run(self, index: int, rows: AgentRows) -> Connected:
         self._agent[index].over_rows(rows)
+        try:
+            return Connected(self._taken(rows), rows.mask, rows.rewards)
+        except OutsideSpaceError as error:
+            error.makers = [leaf.name for leaf in self._asked[index]]
+            raise
+
+    def _taken(self, rows: AgentRows) -> Column:
+        """Return [R, F] what the network takes of rows that have gone through their pipeline."""
         obs = rows.array()
         if obs.shape[1] != self._width:
             raise OutsideSpaceError(
                 0,
                 f"obs: expected {self._width} numbers for the network after the agent connectors, got {obs.shape[1]}",
             )
-        return Connected(as_taken(obs, self._dtype), rows.mask, rows.rewards)
+        return as_taken(obs, self._dtype)
 
 
 def looks(connector: AgentConnector) -> bool:

@@ -89,5 +89,5 @@ class Framed:
             obs, mask = self._cohort.frame_rows(self._policy, frame)
         except OutsideSpaceError as error:
             step = int(self.env_steps[error.row])
-            raise outside(error.row, SINGLE_AGENT, f"env step {step}", error.why) from error
+            raise outside(error.row, SINGLE_AGENT, f"env step {step}", error) from error
         self._rows = self._ledger.add_frame(frame, obs, mask)

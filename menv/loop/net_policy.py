@@ -223,7 +223,9 @@ class NetPolicy(Policy):
         assert cohort.preprocess is not None
         for row, agent in enumerate(agents):
             if isinstance(agent.data, Mapping) and agent.data.get(SampleBatch.NEXT_OBS, 0) is None:
-                raise self._outside(row, len(agents), "obs: expected an observation, got None")
+                raise self._outside(
+                    OutsideSpaceError(row, "obs: expected an observation, got None"), len(agents)
+                )
         try:
             with as_it_is(own.agent):
                 connected = own.agent(list(agents))
@@ -231,7 +233,7 @@ class NetPolicy(Policy):
         except OutsideSpaceError as error:
             # Connectors are shown agent by agent, so that its row is of no use.
             raise ContractError(
-                f"policy {self.policy_id!r}: {error.why}; pass observations of policy.observation_space"
+                f"policy {self.policy_id!r}: {error.mended('pass observations of policy.observation_space')}"
             ) from error
         noise = self._noise_for(explore, len(connected))
         decision = cohort.backend.decide(shown.obs, shown.mask, noise, self.index, shown.state)
@@ -312,10 +314,10 @@ class NetPolicy(Policy):
                 return path.rows(0, obs_batch)[:2]
             obs, mask = networks.preprocess(obs_batch)
         except OutsideSpaceError as error:
-            raise self._outside(error.row, len(obs_batch), error.why) from error
+            raise self._outside(error, len(obs_batch)) from error
         bad = networks.preprocess.why_bad_row(obs)
         if bad is not None:
-            raise self._outside(bad[0], len(obs), bad[1])
+            raise self._outside(OutsideSpaceError(*bad), len(obs))
         return obs, mask
 
     @property
@@ -366,12 +368,10 @@ class NetPolicy(Policy):
         """Return the parts of [R, S] states."""
         return np.split(state, np.cumsum(self.networks.state_sizes)[:-1], 1)
 
-    def _outside(self, row: int, rows: int, why: str) -> ContractError:
+    def _outside(self, error: OutsideSpaceError, rows: int) -> ContractError:
         """Return the error for an observation outside the space."""
-        return ContractError(
-            f"policy {self.policy_id!r}, observation {row} of {rows}: {why}; "
-            "pass observations of policy.observation_space"
-        )
+        wrong = error.mended("pass observations of policy.observation_space")
+        return ContractError(f"policy {self.policy_id!r}, observation {error.row} of {rows}: {wrong}")
 
     def _noise_for(self, explore: bool | None, rows: int) -> Any:
         """Return fresh draws for R rows, None where none are wanted."""

@@ -165,7 +165,7 @@ class PlayedRows:
             except OutsideSpaceError as error:
                 env_id, agent_id = ready.seats[slot]
                 row = own.start + error.row
-                raise outside(env_id, agent_id, f"observation {row} of a piece", error.why) from error
+                raise outside(env_id, agent_id, f"observation {row} of a piece", error) from error
             assert isinstance(added, slice)
             places.append(np.arange(added.start, added.stop))
         rows = np.concatenate(places)

@@ -16,6 +16,7 @@ from menv.connectors import (
     ConnectorContext,
 )
 from menv.errors import ContractError
+from menv.loop.inference import local_policy_inference
 from tests.algorithms_e2e.comings import Comings
 
 
@@ -40,6 +41,16 @@ class Only(AgentConnector):
 class WithoutMask(AgentConnector):
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         del ac_data.data["action_mask"]
+        return ac_data
+
+
+class Observations(AgentConnector):
+    """Puts something in the place of observations."""
+
+    obs: Any = None
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        ac_data.data["new_obs"] = self.obs
         return ac_data
 
 
@@ -77,6 +88,35 @@ def test_a_connector_that_loses_action_masks_is_refused() -> None:
         ContractError, match=r"^WithoutMask: .* each with new_obs, rewards, action_mask in its"
     ):
         algo.sample()
+
+
+@pytest.mark.parametrize("place", ["prepend", "append"])
+@pytest.mark.parametrize("obs", [np.zeros(7, np.float32), None, "abc"], ids=["shape", "None", "text"])
+def test_observations_that_nobody_can_take_are_blamed_on_the_connector_that_made_them(
+    obs: Any, place: str
+) -> None:
+    algo, policy, ctx = built()
+    wrong = Observations(ctx)
+    wrong.obs = obs
+    getattr(policy.agent_connectors, place)(wrong)
+    for ask in (algo.sample, lambda: policy.act(np.zeros(4, np.float32))):
+        with pytest.raises(ContractError, match=r"; mend what Observations made of it, or (mend|pass)"):
+            ask()
+
+
+def test_agents_asked_one_by_one_are_told_the_same() -> None:
+    _, policy, ctx = built()
+    policy.agent_connectors.prepend(wrong := Observations(ctx))
+    wrong.obs = np.zeros(7, np.float32)
+    with pytest.raises(ContractError, match="; mend what Observations made of it, or pass"):
+        local_policy_inference(policy, 0, "a", np.zeros(4, np.float32))
+
+
+def test_an_observation_that_is_wrong_before_a_connector_is_asked_is_not_blamed_on_it() -> None:
+    _, policy, ctx = built()
+    policy.agent_connectors.append(Observations(ctx))
+    with pytest.raises(ContractError, match=r"got shape \(7,\); pass observations of"):
+        policy.act(np.zeros(7, np.float32))
 
 
 @pytest.mark.parametrize("reward", [

@@ -148,7 +148,7 @@ class LocalPolicy:
             decided = self.policy.decide(obs, noise, states, [self._as_now(life) for life in lives])
         except OutsideSpaceError as error:
             raise ContractError(
-                f"{where}: {error.why}; pass observations of the space that the server was configured with"
+                f"{where}: {error.mended('pass observations of the space that the server was configured with')}"
             ) from error
         if decided.lives is None:
             return decided
