@@ -269,7 +269,10 @@ def _components(leaves: Sequence[Leaf], action_space: gym.Space[Any] | None) -> 
 def _why_nothing(leaf: Leaf, mask: Mask, begins: Begins | None) -> str:
     """Return what is wrong with a mask that leaves no choice."""
     if begins is None or not mask.any():
-        return f"{leaf.path}: allows none of {leaf.width} actions, expected at least one"
+        return (
+            f"{leaf.path}: allows none of {leaf.width} actions, expected at least one, because whoever is in obs is "
+            "asked (in PettingZoo's games of turns PettingZooEnv shows only who is to act)"
+        )
     parts = np.split(mask, begins[1:])
     number = next(index for index, part in enumerate(parts) if not part.any())
     first = int(begins[number])

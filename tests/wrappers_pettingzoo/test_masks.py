@@ -95,6 +95,20 @@ def test_a_mask_in_the_observation_stays_where_it_is() -> None:
     assert sorted(obs) == ["action_mask", "observation"]
 
 
+def test_a_game_of_turns_that_was_made_parallel_is_told_of_the_wrapper_of_turns() -> None:
+    from pettingzoo.classic import tictactoe_v3
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel
+
+    def game(context: Any) -> ParallelPettingZooEnv:
+        return ParallelPettingZooEnv(turn_based_aec_to_parallel(tictactoe_v3.env()))
+
+    with (
+        PPO(env=game) as algo,
+        pytest.raises(ContractError, match=r"'player_2'.* allows none of 9 actions, .* PettingZooEnv shows"),
+    ):
+        algo.sample()
+
+
 def test_asking_for_a_space_resets_a_game_at_most_once() -> None:
     game = Turns(PLAN, masks="always")
     env = PettingZooEnv(game)
