@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -10,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.connectors.action_output import ActionOutput
+from menv.connectors.connector import Connector
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.default_pipelines import action_pipeline, action_plan, agent_pipeline
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -78,11 +80,23 @@ class PolicyConnectors:
         """
         try:
             agent, action = copy.deepcopy(self.agent), copy.deepcopy(self.action)
-        except TypeError as error:
+        except Exception as error:  # whatever a user's __deepcopy__ raises
+            whose = ", ".join(_uncopied([*self.agent.connectors, *self.action.connectors])) or "connectors"
             raise ContractError(
-                f"connectors: {error}, expected connectors that copy.deepcopy can copy, because evaluations have their "
-                "own; define __deepcopy__ in your class"
+                f"{whose}: cannot be copied ({type(error).__name__}: {error}), expected connectors that copy.deepcopy "
+                "can copy, because evaluations have their own; define __deepcopy__ in your class"
             ) from error
         agent.in_eval()
         action.in_eval()
         return type(self)(agent, action)
+
+
+def _uncopied(connectors: Iterable[Connector]) -> list[str]:
+    """Return the names of connectors that cannot be copied."""
+    names = []
+    for connector in connectors:
+        try:
+            copy.deepcopy(connector)
+        except Exception:
+            names.append(connector.name)
+    return names

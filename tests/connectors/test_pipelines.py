@@ -163,10 +163,18 @@ def test_a_connector_that_cannot_be_copied_for_evaluation_is_named() -> None:
             super().__init__()
             self.lock = threading.Lock()
 
+    class Refuses(AddsOne):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise KeyError("gone")
+
     own = PolicyConnectors.plain(CTX)
     assert not own.for_evaluation().agent.is_training
     own.agent.append(Locks())
-    with pytest.raises(ContractError, match="__deepcopy__"):
+    with pytest.raises(ContractError, match=r"^Locks: cannot be copied \(TypeError: .*; define __deepcopy__"):
+        own.for_evaluation()
+    own.agent.prepend(Refuses())
+    own.agent.remove("Locks")
+    with pytest.raises(ContractError, match=r"^Refuses: cannot be copied \(KeyError: 'gone'\), expected"):
         own.for_evaluation()
 
 
