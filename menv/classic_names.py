@@ -170,6 +170,7 @@ OF_CONFIGS = {
     "fault_tolerance": f"{_SETTINGS}restart_failed_sub_environments=True",
     "framework": "leave it out; networks learn with torch",
     "freeze": "leave it out; settings never change",
+    "from_dict": "give the dict to the algorithm, such as PPO(env=..., config={...})",
     "get_multi_agent_setup": "read multiagent",
     "is_multi_agent": "read multiagent.policies",
     "learner_class": "leave it out; one process learns",
@@ -179,6 +180,7 @@ OF_CONFIGS = {
     "num_env_runners": "it is called num_workers",
     "num_rollout_workers": "it is called num_workers",
     "offline_data": f"{_SETTINGS}input=...",
+    "overrides": 'write a dict, such as PolicySpec(config={"gamma": 0.9})',
     "policies": "read multiagent.policies",
     "policies_to_train": "read multiagent.policies_to_train",
     "policy_mapping_fn": "read multiagent.policy_mapping_fn",
@@ -226,6 +228,26 @@ class Told:
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=self
             )
+
+
+class OnClass:
+    """A classic method that is asked of a class itself, which has it no more than its instances; says what they say."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Note what it is called."""
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type[Told]) -> Any:
+        """Say what stands in its place.
+
+        Raises:
+            AttributeError: Always; one for an instance goes on to `Told`.
+        """
+        raise AttributeError(
+            f"type object {owner.__name__!r} has no attribute {self._name!r}; {owner._classic[self._name]}",
+            name=self._name,
+            obj=owner,
+        )
 
 
 def classic_keywords(**instead: str) -> Callable[[F], F]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import draws
-from menv.classic_names import OF_POLICIES, Told
+from menv.classic_names import OF_POLICIES, Told, classic_keywords
 from menv.errors import ConfigError, ContractError
 from menv.nested import has_order
 from menv.paths import path_given
@@ -166,6 +166,7 @@ class Policy(Told, told=OF_POLICIES):
             "because the policy has a memory; pass state=policy.get_initial_state() at first, then what was returned"
         )
 
+    @classic_keywords(export_dir="=folder")
     def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
         """Write the policy into a new folder, from which `from_checkpoint` makes it again, without torch.
 

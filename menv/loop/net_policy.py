@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from menv import draws
+from menv.classic_names import classic_keywords
 from menv.connectors.action_data import PolicyOutput
 from menv.connectors.agent_rows import AgentConnectorDataType
 from menv.connectors.kept_lives import keepers
@@ -197,6 +198,7 @@ class NetPolicy(Policy):
         path = self._connected()
         return path is None or path.whole
 
+    @classic_keywords(export_dir="=folder")
     def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
         """Write the policy into a new folder; see `Policy.export_checkpoint`."""
         from menv.loop.bundle import write_policy

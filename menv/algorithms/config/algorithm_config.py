@@ -13,7 +13,7 @@ from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.algorithms.config.numbers import check_number
 from menv.algorithms.config.read_as_dict import ReadAsDict
-from menv.classic_names import OF_CONFIGS, Told
+from menv.classic_names import OF_CONFIGS, OnClass, Told
 from menv.errors import ConfigError
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -45,6 +45,8 @@ _MEANS_NOTHING_WITHOUT = {
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     """Environment, sampling and policies; an algorithm's own config adds how it learns."""
+
+    from_dict, overrides = OnClass(), OnClass()
 
     env: Any = None
     """A registered name, a class, a function of the context, a gymnasium id, or "package.module:Class"."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from menv.algorithms.config.keywords import by_name
 from menv.algorithms.config.off_policy_config import OffPolicyConfig
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class DQNConfig(OffPolicyConfig):
     """What `AlgorithmConfig` says about sampling and `DQNSettings` about learning; `docs/settings.md` explains both."""
 
-    def build(self) -> DQN:
-        """Return the algorithm, its environments created."""
+    def build(self, env: Any = None) -> DQN:
+        """Return the algorithm, its environments created; `env` overrides the config's own."""
         from menv.algorithms.dqn import DQN
 
-        return DQN(config=self)
+        return DQN(config=self, env=env)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.keywords import by_name
@@ -33,8 +33,8 @@ class PPOConfig(AlgorithmConfig, PPOSettings):
         """Return the rows of one gradient step."""
         return min(self.sgd_minibatch_size, self.train_batch_size)
 
-    def build(self) -> PPO:
-        """Return the algorithm, its environments created."""
+    def build(self, env: Any = None) -> PPO:
+        """Return the algorithm, its environments created; `env` overrides the config's own."""
         from menv.algorithms.ppo import PPO
 
-        return PPO(config=self)
+        return PPO(config=self, env=env)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from menv.algorithms.config.keywords import by_name
 from menv.algorithms.config.numbers import check_count
@@ -49,8 +49,8 @@ class QMIXConfig(OffPolicyConfig):
             raise ConfigError(f"QMIX: mixer is {self.mixer!r}, expected one of {MIXERS}; choose one of these")
         check_count(self.algorithm, "mixing_embed_dim", self.mixing_embed_dim)
 
-    def build(self) -> QMIX:
-        """Return the algorithm, its environments created."""
+    def build(self, env: Any = None) -> QMIX:
+        """Return the algorithm, its environments created; `env` overrides the config's own."""
         from menv.algorithms.qmix import QMIX
 
-        return QMIX(config=self)
+        return QMIX(config=self, env=env)
