@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from menv import ConfigError, DefaultCallbacks, Episode, Policy, PolicySpec, RandomPolicy
-from menv.algorithms import PPO, PPOConfig, PPOPolicy
+from menv.algorithms import PPO, DQNConfig, PPOConfig, PPOPolicy
 from menv.base_env import SINGLE_AGENT
 from menv.classic_names import OF_ALGORITHMS, OF_BASE_ENVS, OF_CONFIGS, OF_POLICIES, OF_WORKERS
 from menv.loop.sampler import Sampler
@@ -101,6 +102,32 @@ def test_classic_arguments_are_taken_by_their_names_here_or_say_what_to_do(owner
         algo.add_policy("new", module_spec=Policy)
     with pytest.raises(TypeError, match="'obz'"):
         algo.compute_single_action(obz=obs)
+    for state in (None, [np.zeros(4, np.float32)]):
+        with pytest.raises(
+            ConfigError, match=r"second argument beside policy_id, expected .* by name, state="
+        ):
+            algo.compute_single_action(obs, state, policy_id="default_policy")
+
+
+def test_classic_methods_of_the_class_of_a_config_say_what_to_write() -> None:
+    for name in ("overrides", "from_dict"):
+        with pytest.raises(AttributeError) as caught:
+            getattr(PPOConfig, name)
+        assert str(caught.value) == f"type object 'PPOConfig' has no attribute {name!r}; {OF_CONFIGS[name]}"
+        assert not hasattr(DQNConfig, name)
+
+
+def test_an_algorithm_is_built_with_the_environment_that_build_is_given() -> None:
+    for built in (PPOConfig().build("CartPole-v1"), PPOConfig(env="Pendulum-v1").build(env="CartPole-v1")):
+        with built as algo:
+            assert algo.config.env == "CartPole-v1"
+
+
+def test_a_policy_is_exported_by_the_classic_name_of_the_folder(
+    owners: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = owners["algorithm"].get_policy().export_checkpoint(export_dir=tmp_path / "p")
+    assert isinstance(Policy.from_checkpoint(folder), Policy)
 
 
 def test_call_envs_wants_a_name_where_classic_workers_took_a_function(owners: dict[str, Any]) -> None:

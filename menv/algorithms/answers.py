@@ -5,12 +5,13 @@ A base class of `menv.algorithms.algorithm.Algorithm`; `menv.policy` answers who
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from menv.classic_names import classic_keywords
+from menv.classic_names import F, classic_keywords
 from menv.errors import ConfigError, ContractError
 from menv.policy import Policy, one_row
 from menv.policy_map import DEFAULT_POLICY
@@ -24,6 +25,21 @@ _ROWS = (
 )
 
 
+def _state_by_name(method: F) -> F:
+    """Say of a second argument beside `policy_id=`, which is the state in the classic order, what to write."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **given: Any) -> Any:
+        if len(args) > 2 and "policy_id" in given:
+            raise ConfigError(
+                f"compute_single_action: a {type(args[2]).__name__} as the second argument beside policy_id, expected "
+                "the observation alone; pass a memory's state by name, state=..."
+            )
+        return method(*args, **given)
+
+    return call  # type: ignore[return-value]
+
+
 class Answers:
     """Answers one observation."""
 
@@ -34,6 +50,7 @@ class Answers:
         observation="=obs", prev_action=_ROWS, prev_reward=_ROWS, info=_ROWS, input_dict=_ROWS, episode=_ROWS,
         timestep=_ROWS, unsquash_action=_READY, clip_action=_READY, unsquash_actions=_READY, clip_actions=_READY,
     )  # fmt: skip
+    @_state_by_name
     def compute_single_action(
         self,
         obs: Any,
