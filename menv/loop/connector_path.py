@@ -331,18 +331,25 @@ class ConnectorPath:
     def _run(self, index: int, rows: AgentRows) -> Connected:
         self._agent[index].over_rows(rows)
         try:
-            return Connected(self._taken(rows), rows.mask, rows.rewards)
+            return Connected(self._taken(index, rows), rows.mask, rows.rewards)
         except OutsideSpaceError as error:
             error.makers = [leaf.name for leaf in self._asked[index]]
             raise
 
-    def _taken(self, rows: AgentRows) -> Column:
+    def _taken(self, index: int, rows: AgentRows) -> Column:
         """Return [R, F] what the network takes of rows that have gone through their pipeline."""
         obs = rows.array()
         if obs.shape[1] != self._width:
             raise OutsideSpaceError(
                 0,
                 f"obs: expected {self._width} numbers for the network after the agent connectors, got {obs.shape[1]}",
+            )
+        # Nobody else looks at what users' connectors have made.
+        if self._asked[index] and not np.isfinite(obs).all():
+            row = int(np.argmin(np.isfinite(obs).all(1)))
+            wrong = obs[row][~np.isfinite(obs[row])][0]
+            raise OutsideSpaceError(
+                row, f"obs: expected finite numbers for the network after the agent connectors, got {wrong}"
             )
         return as_taken(obs, self._dtype)
 

@@ -91,7 +91,9 @@ def test_a_connector_that_loses_action_masks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("place", ["prepend", "append"])
-@pytest.mark.parametrize("obs", [np.zeros(7, np.float32), None, "abc"], ids=["shape", "None", "text"])
+@pytest.mark.parametrize("obs", [
+    np.zeros(7, np.float32), None, "abc", np.array([0, np.nan, 0, 0], np.float32), np.full(4, np.inf, np.float32),
+], ids=["shape", "None", "text", "nan", "inf"])  # fmt: skip
 def test_observations_that_nobody_can_take_are_blamed_on_the_connector_that_made_them(
     obs: Any, place: str
 ) -> None:
