@@ -12,7 +12,7 @@ from torch import Tensor
 from menv.algorithms.networks.group_spec import GroupSpec, Mixer
 from menv.algorithms.networks.torch_group import TorchGroup
 from tests.acting.lively import lively_weights
-from tests.algorithms.groups_of_three import MEMBERS, spec_of
+from tests.algorithms.groups_of_three import MEMBERS, STATE, spec_of
 
 
 def group(spec: GroupSpec, seed: int = 0) -> TorchGroup:
@@ -87,3 +87,20 @@ def test_specs_are_equal_if_the_networks_are(mixer: Mixer) -> None:
     assert spec_of(mixer=mixer) == spec_of(mixer=mixer)
     assert spec_of(mixer=mixer) != spec_of(mixer=mixer, hiddens=(17,))
     assert spec_of(mixer="vdn") != spec_of(mixer="qmix")
+
+
+def test_every_member_of_a_new_group_counts_in_a_state_of_zeros() -> None:
+    # |0 * weight + bias| of a bias of 0 would have no slope, and neither would the hidden unit's |0| above it.
+    spec = spec_of()
+    for seed in range(5):
+        first = spec.first_weights(seed)
+        params = {name: torch.from_numpy(value).requires_grad_() for name, value in first.items()}
+        network, worth = spec.torch_network(params), torch.ones(1, MEMBERS, requires_grad=True)
+        biases = [params["mixer.hidden_weight.bias"], params["mixer.out_weight.bias"]]
+        slopes = torch.autograd.grad(
+            network.mixed(worth, torch.zeros(1, spec.obs_size)).sum(), [worth, *biases]
+        )
+        assert float(slopes[0].min()) > 1e-3
+        for bias, slope in zip(biases, slopes[1:], strict=True):
+            assert 0.0 < float(bias.detach().abs().max()) <= 1.0 / np.sqrt(STATE)
+            assert float(slope.abs().max()) > 0.0

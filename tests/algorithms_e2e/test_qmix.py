@@ -112,7 +112,7 @@ def test_a_group_learns_beside_a_ppo_policy_and_never_does_what_a_member_may_not
         "cat": PolicySpec(config={"lr": 5e-3}),
     }  # fmt: skip
     multiagent = {"policies": policies, "policy_mapping_fn": lambda agent_id, **kw: agent_id}
-    config = {"num_envs_per_worker": 16, "train_batch_size": 512, "seed": 0, "multiagent": multiagent}
+    config = {"num_envs_per_worker": 16, "train_batch_size": 512, "seed": 1, "multiagent": multiagent}
     with PPO(env=crews(envs), config=config) as algo:
         batch = algo.sample()["pair"]
         assert batch["actions"].shape[1:] == (2,)
@@ -169,6 +169,34 @@ def test_the_same_seed_gives_the_same_run() -> None:
             return algo.train()["info"]["default_policy"], weights_of(algo, "default_policy")
 
     assert run() == run()
+
+
+class Blind(MultiAgentEnv):
+    """One move of two agents who see nothing but zeros and are paid together, most where both take 1."""
+
+    PAID = np.array([[0.0, 1.0, 0.0], [2.0, 8.0, 3.0], [1.0, 4.0, 2.0]])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["ann", "bob"]
+        self.observation_space, self.action_space = gym.spaces.Box(0, 1, (2,)), gym.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
+        return dict.fromkeys(self.possible_agents, np.zeros(2, np.float32)), {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        half = self.PAID[action_dict["ann"], action_dict["bob"]] / 2
+        obs, _ = self.reset()
+        return obs, {"ann": half, "bob": half}, {ALL: True}, {ALL: False}, {}
+
+
+@pytest.mark.slow
+def test_a_group_that_sees_nothing_but_zeros_learns_too() -> None:
+    config = {**QUICK, "lr": 3e-3, "exploration_config": {"epsilon_timesteps": 2_000, "final_epsilon": 0.0}}
+    with QMIX(env=lambda context: Blind().with_agent_groups({"pair": ["ann", "bob"]}), config=config) as algo:
+        for _ in range(6):
+            result = algo.train()
+    assert result["episode_reward_mean"] == 8.0
 
 
 class Unlike(TwoStepGame):

@@ -7,6 +7,7 @@ onnx.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,8 @@ Mixer: TypeAlias = Literal["qmix", "vdn"] | None
 MIXERS: tuple[Mixer, ...] = ("qmix", "vdn", None)
 
 _GAIN = 1.0
+# What these make are weights without their signs.
+_UNSIGNED = ("mixer.hidden_weight", "mixer.out_weight")
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,23 @@ class GroupSpec:
         return shapes
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-        """Return first weights: orthogonal matrices and zero biases; the same seed gives the same."""
+        """Return first weights: orthogonal matrices and zero biases; the same seed gives the same.
+
+        But the layers that make the mixing network's weights have biases of up to 1 / sqrt(numbers of state), as in the
+        original implementation. In a state of zeros the weights would be 0 otherwise, and as their signs are dropped
+        they would have no slope there: no member would ever learn.
+        """
         weights = self.member.first_weights(seed)
         rng = np.random.default_rng((seed, len(weights)))
         for layer in self.mixing_layers():
             matrix = layer.gain * orthogonal(rng, layer.inputs, layer.outputs)
             weights[f"{layer.name}.weight"] = matrix.astype(np.float32)
             weights[f"{layer.name}.bias"] = np.zeros(layer.outputs, np.float32)
+        rng = np.random.default_rng((seed, len(weights)))
+        for layer in self.mixing_layers():
+            if layer.name in _UNSIGNED:
+                most = 1.0 / math.sqrt(layer.inputs)
+                weights[f"{layer.name}.bias"][:] = rng.uniform(-most, most, layer.outputs)
         return weights
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchGroup:
