@@ -111,12 +111,12 @@ class DefaultCallbacks:
     def on_workers_recreated(
         self, *, algorithm: Any, worker_ids: list[int], is_evaluation: bool, **kwargs: Any
     ) -> None:
-        """Called at the end of a `train()` in which workers were lost and others took their places.
+        """Called at the end of a `train()` or evaluation in which workers were lost and others took their places.
 
         Args:
             algorithm: It.
             worker_ids: Their numbers, from 1, once for each time.
-            is_evaluation: False; evaluations have no workers.
+            is_evaluation: Whether they are those of `evaluation_num_workers`.
             kwargs: Nothing yet.
         """
 

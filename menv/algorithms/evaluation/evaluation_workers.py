@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +19,12 @@ from menv.algorithms.rollouts.experience import check_evaluable
 from menv.algorithms.rollouts.headlines import Headlines
 from menv.algorithms.rollouts.rollouts import Crew
 from menv.algorithms.rollouts.stand import Stand
-from menv.algorithms.rollouts.workers import Workers
+from menv.algorithms.rollouts.workers import Workers, sealed_settings
 from menv.errors import EnvFaultWarning
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
 from menv.scale.engines import make_engine
+from menv.scale.packing import Sealed, UnsendableError
 
 
 class EvaluationWorkers:
@@ -33,16 +35,18 @@ class EvaluationWorkers:
         crew: The policies; what workers know of them is made good before each evaluation.
         training_env: That which is trained in, if there is one.
         seed: Key of every random draw.
+        first: What `sealed` returned when the run was built.
 
     Raises:
         ConfigError: There is no environment to play in.
     """
 
-    def __init__(self, settings: AlgorithmConfig, crew: Crew, training_env: Any, seed: int) -> None:
+    def __init__(
+        self, settings: AlgorithmConfig, crew: Crew, training_env: Any, seed: int, first: Sealed | None = None
+    ) -> None:
         check_evaluable(settings, training_env)
-        self._settings = replace(
-            settings, num_workers=settings.evaluation_num_workers, overlap=False, max_staleness=1, input=None
-        )
+        self._settings = _of_workers(settings)
+        self._first = first
         self._crew = crew
         self._seed = seed
         self._metrics = Metrics(0)
@@ -138,6 +142,7 @@ class EvaluationWorkers:
             self._workers = Workers(
                 self._settings, self._headlines, self._seed, self._metrics, self._engine,
                 self._settings.num_envs_per_worker, seat=EvaluationSeat, label="evaluation worker",
+                first=self._first,
             )  # fmt: skip
         elif self._broken_off or policy_map is not self._playing:
             self._workers.brief_again()
@@ -153,3 +158,21 @@ class EvaluationWorkers:
             if line not in self._warned:
                 self._warned.add(line)
                 warnings.warn(line, EnvFaultWarning, stacklevel=2)
+
+
+def sealed(settings: AlgorithmConfig) -> Sealed | None:
+    """Return what workers of evaluations are told of the settings, as it is before callbacks hear of the run.
+
+    Returns:
+        None if that cannot be sent at all; the first evaluation says so.
+    """
+    with suppress(UnsendableError):
+        return sealed_settings(_of_workers(settings))
+    return None
+
+
+def _of_workers(settings: AlgorithmConfig) -> AlgorithmConfig:
+    """Return the settings of evaluations as those have them who play them."""
+    return replace(
+        settings, num_workers=settings.evaluation_num_workers, overlap=False, max_staleness=1, input=None
+    )

@@ -25,6 +25,7 @@ from menv.plain_data import is_plain
 
 if TYPE_CHECKING:
     from menv.algorithms.evaluation.evaluation_workers import EvaluationWorkers
+    from menv.scale.packing import Sealed
 
 _SEED = 10_000
 _OWN = {"env", "env_config", "multiagent"}
@@ -61,12 +62,14 @@ class Evaluations:
         self._callbacks = callbacks
         self._seed = seed
         self._evaluation: Evaluation | EvaluationWorkers | None = None
+        # What workers are told of the settings, from before callbacks were shown the algorithm and kept it.
+        self._first: Sealed | None = None
         self._playing = False
         # Whether workers play what the next `run` tells.
         self._begun = False
 
     def rehearse(self) -> None:
-        """Try out who plays in what, where evaluations have an environment or a mapping of their own.
+        """Keep the settings for workers, and try out who plays in what, where evaluations have their own of that.
 
         It is found out at once then what is wrong, and not when the first of them is due.
 
@@ -76,6 +79,10 @@ class Evaluations:
             EnvCrashError: The environment could not be created.
         """
         config = self._config
+        if config.evaluation_num_workers:
+            from menv.algorithms.evaluation.evaluation_workers import sealed
+
+            self._first = sealed(evaluation_settings(config))
         if config.evaluation_interval is None or not config.evaluation_config:
             return
         settings = evaluation_settings(config)
@@ -167,7 +174,7 @@ class Evaluations:
         if config.evaluation_num_workers:
             from menv.algorithms.evaluation.evaluation_workers import EvaluationWorkers
 
-            return EvaluationWorkers(settings, players, first, seed)
+            return EvaluationWorkers(settings, players, first, seed, self._first)
         own = settings.callbacks
         callbacks = self._callbacks if own is config.callbacks else read_callbacks(own)
         make = partial(make_evaluation_envs, training_env=first)

@@ -41,6 +41,7 @@ class Workers:
         early: Seats that the engine has started already.
         seat: Creates another kind of seat.
         label: What messages call a worker.
+        first: What workers were told of the settings before the program went on, if they begin only now.
 
     Attributes:
         inboxes: What has come from each and nobody has taken yet, and what it has done.
@@ -60,6 +61,7 @@ class Workers:
         *,
         seat: Callable[[], Seat] = WorkerSeat,
         label: str = "worker",
+        first: Sealed | None = None,
     ) -> None:
         self._seed = seed
         self.inboxes = [Inbox() for _ in range(config.num_workers)]
@@ -71,8 +73,9 @@ class Workers:
         self._engine = engine
         self._each = num_envs
         self._stopped = False
+        self._first = first
         self._group = PeerGroup(engine, seat, self._plan, config.num_workers, label, early)
-        self._first = Sealed(self._settings())
+        self._first = first or sealed_settings(config)
 
     def __len__(self) -> int:
         """How many there are."""
@@ -197,20 +200,13 @@ class Workers:
 
     def _plan(self, index: int, times: int) -> tuple[Any, ...]:
         """Return what a seat is asked to make a worker; one that takes another's place draws other numbers."""
-        settings: Settings | Sealed = self._settings()
-        seed = self._seed
-        if times:
-            if not can_be_pickled(settings):
-                # A function among them uses what the program has opened since; the first workers do without it.
-                settings = self._first
-            seed = draws.key(seed, index, times) >> 2
+        settings: Settings | Sealed = _settings(self._config)
+        if self._first is not None and not can_be_pickled(settings):
+            # Callbacks among them hold the algorithm, or what the program has opened since; workers do without it.
+            settings = self._first
+        seed = draws.key(self._seed, index, times) >> 2 if times else self._seed
         place = Place(index + 1, recreated=times > 0)
         return "take", Plan(settings, place, self._headlines.company(), seed)
-
-    def _settings(self) -> Settings:
-        """Return what workers are told of the settings."""
-        config = replace(self._config, evaluation_config=None, input=None)
-        return Settings(config, known_here(config.env, config.env_config))
 
     def _replace(self, index: int, error: WorkerLostError) -> None:
         """Put another worker in the place of one that is lost; the episodes that ran in it are counted."""
@@ -251,3 +247,18 @@ class Workers:
             # There may be a worker that was started since.
             self._engine.stop()
             raise CallOrderError("sample: this algorithm was stopped meanwhile; build a new one")
+
+
+def sealed_settings(config: AlgorithmConfig) -> Sealed:
+    """Return what workers are told of the settings, as they are now, for those that begin later.
+
+    Raises:
+        UnsendableError: They cannot be pickled.
+    """
+    return Sealed(_settings(config))
+
+
+def _settings(config: AlgorithmConfig) -> Settings:
+    """Return what workers are told of the settings."""
+    config = replace(config, evaluation_config=None, input=None)
+    return Settings(config, known_here(config.env, config.env_config))

@@ -1,0 +1,56 @@
+"""Callbacks given as objects that keep the algorithm, which cannot be sent: workers that begin later go without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from menv import DefaultCallbacks
+from menv.algorithms import PPO
+from tests.scale.conftest import running_ray as running_ray
+from tests.workers.crews import running, same, weights_of
+
+
+class Keeping(DefaultCallbacks):
+    """Keeps the algorithm, and marks episodes."""
+
+    algorithm: Any = None
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        self.algorithm = algorithm
+
+    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+        episode.custom_metrics["marked"] = 1.0 + (self.algorithm is not None)
+
+
+def marks(engine: str) -> list[float]:
+    """Return what workers of evaluations told, at first and with another policy."""
+    with running(0, engine=engine, evaluation_num_workers=1, callbacks=Keeping()) as algo:
+        found = [algo.evaluate()]
+        algo.add_policy("second", policy_mapping_fn=lambda *args, **kwargs: "second")
+        found.append(algo.evaluate())
+    return [one["evaluation"]["custom_metrics"]["marked_mean"] for one in found]
+
+
+def test_workers_of_evaluations_begin_without_what_callbacks_keep() -> None:
+    assert marks("process") == [1.0, 1.0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("running_ray")
+def test_workers_of_evaluations_on_ray_do_so_too() -> None:
+    assert marks("ray") == [1.0, 1.0]
+
+
+def test_a_run_that_overlaps_goes_on_from_a_checkpoint_though_callbacks_keep_it(tmp_path: Path) -> None:
+    with running(1, overlap=True, callbacks=Keeping()) as algo:
+        algo.train()
+        algo.save(tmp_path)
+        before = weights_of(algo)
+    with PPO.from_checkpoint(tmp_path, {"callbacks": Keeping()}) as again:
+        assert same(weights_of(again), before)
+        assert again.train()["training_iteration"] == 2
+        again.restore(tmp_path)
+        assert again.train()["training_iteration"] == 2
