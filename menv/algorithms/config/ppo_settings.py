@@ -40,7 +40,7 @@ class PPOSettings:
     """Weight of the value loss."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus, unless `entropy_coeff_schedule` is given."""
-    kl_coeff: float = 0.0
+    kl_coeff: float = 0.2
     """First weight of the KL term; 0 switches the term off for good. After each update it is halved where the KL
     divergence was below half of `kl_target`, and made 1.5 times as large where that was above twice the target."""
     kl_target: float = 0.01
