@@ -40,9 +40,10 @@ class PPOSettings:
     """Weight of the value loss."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus, unless `entropy_coeff_schedule` is given."""
-    kl_coeff: float = 0.2
-    """First weight of the KL term; 0 switches the term off for good. After each update it is halved where the KL
-    divergence was below half of `kl_target`, and made 1.5 times as large where that was above twice the target."""
+    kl_coeff: float | None = None
+    """First weight of the KL term; 0 switches the term off for good, None is 0.2 for Box actions, whose means and
+    deviations could run away in an update, and 0 for choices. After each update it is halved where the KL divergence
+    was below half of `kl_target`, and made 1.5 times as large where that was above twice the target."""
     kl_target: float = 0.01
     """KL divergence of one update that the adaptive weight aims at."""
     grad_clip: float | None = 1.0
@@ -70,12 +71,20 @@ class PPOSettings:
         for name in ("num_sgd_iter", "sgd_minibatch_size"):
             check_count("PPO", name, getattr(self, name))
         for name, (least, most) in _RANGES.items():
+            if name == "kl_coeff" and self.kl_coeff is None:
+                continue
             key, off = name.removesuffix("_"), name in _NONE_IS_OFF
             endless = name == "clip_param"
             check_number("PPO", key, getattr(self, name), least, most, none_is_off=off, endless=endless)
         for name in ("lr_schedule", "entropy_coeff_schedule"):
             _check_schedule(name, getattr(self, name))
         _check_critic_obs(self.critic_obs, self.critic_obs_size)
+
+    def first_kl_coeff(self, kind: str) -> float:
+        """Return the first weight of the KL term for an `ActionHead` of this kind."""
+        if self.kl_coeff is None:
+            return _KL_OF_NUMBERS if kind == "gaussian" else 0.0
+        return float(self.kl_coeff)
 
     def lr_at(self, env_steps: int) -> float:
         """Return the learning rate after `env_steps` env steps in all."""
@@ -98,6 +107,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "kl_target": (0.0, math.inf),
     "grad_clip": (0.0, math.inf),
 }
+_KL_OF_NUMBERS = 0.2
 _NONE_IS_OFF = ("vf_clip_param", "grad_clip")
 
 

@@ -76,7 +76,7 @@ class PPOLearner:
         self._settings = settings
         self._seed = seed
         self._batches = 0
-        self._kl_coeff = float(settings.kl_coeff)
+        self._kl_coeff = settings.first_kl_coeff(spec.head.kind)
         self._statistics: tuple[str, ...] = _STATISTICS
         self._told = False
         # In the order of the description, whatever the order of `weights`: state is saved flat.

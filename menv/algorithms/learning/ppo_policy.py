@@ -71,7 +71,7 @@ class PPOPolicy(NetPolicy):
         self.settings = settings
         if isinstance(settings, ReadAsDict):
             self.config = SpecConfig(config or {}, settings)
-        self.loss_weights = LossWeights.of(settings, 0, settings.kl_coeff)
+        self.loss_weights = LossWeights.of(settings, 0, settings.first_kl_coeff(network.head.kind))
         self._spec = network
         self._network: TorchNetwork | None = None
         self._learning = False
