@@ -9,6 +9,7 @@ whoever started the process shows.
 from __future__ import annotations
 
 import faulthandler
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,18 @@ def where_it_hung(words: str) -> str | None:
         return None
     # The main thread is the last one; its first frame is the innermost.
     frame = _FRAME.search(words.rpartition(_THREAD)[2])
-    return None if frame is None else f"{frame[3]} ({PurePath(frame[1]).name}:{frame[2]})"
+    if frame is not None:
+        return f"{frame[3]} ({PurePath(frame[1]).name}:{frame[2]})"
+    # It is written while threads run, and Python may crash over one that moves.
+    return "a place that could not be written down" if _FIRST in words else None
+
+
+def _pause(seconds: float) -> float:
+    """Return how long to wait between two looks, about a second: the timer rings in the middle of a pause.
+
+    It writes down where every thread stands, and would crash over one that wakes up meanwhile.
+    """
+    return seconds / (max(3, math.ceil(seconds)) + 0.5)
 
 
 def last_of(lines: Sequence[str], most: int) -> Sequence[str]:
@@ -104,7 +116,7 @@ class Watchdog:
         pause, before = threading.Event(), None
         while True:
             self._watches.wait()
-            pause.wait(min(1.0, seconds / 4))
+            pause.wait(_pause(seconds))
             now = self._progress()
             if now != before:
                 before = now

@@ -173,6 +173,12 @@ def test_the_kl_term_grows_after_a_large_update_and_0_switches_it_off_for_good()
     assert [off.learn(batch, 0)["cur_kl_coeff"] for _ in range(2)] == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: head.kind)
+def test_box_actions_begin_with_the_kl_term_and_choices_go_without_it(head: ActionHead) -> None:
+    learner, batch = learner_and_batch(head)
+    assert learner.learn(batch, 0)["cur_kl_coeff"] == (0.2 if head.kind == "gaussian" else 0.0)
+
+
 def test_scaling_and_shifting_the_advantages_of_a_batch_changes_nothing() -> None:
     plain, batch = learner_and_batch()
     scaled, _ = learner_and_batch()
