@@ -35,7 +35,8 @@ class DQNSettings:
     num_steps_sampled_before_learning_starts: int = 1_000
     """Env steps of the run that are sampled before anything is learned."""
     target_network_update_freq: int = 500
-    """Sampled rows after which the target network becomes a copy of the one that learns."""
+    """Sampled rows after which the target network becomes a copy of the one that learns. They are counted among the
+    gradient steps of a fragment too: fewer rows than a fragment has make several copies while it is learned from."""
     double_q: bool = True
     """Whether the network that learns chooses the action whose worth the target network gives."""
     dueling: bool = True
