@@ -47,8 +47,9 @@ class Checkpoints:
         policy that can act without what trains it is also written by itself, for `Policy.from_checkpoint`.
 
         Running episodes are played again from their seeds and actions; those of vectorised environments, of a `BaseEnv`
-        of your own and of clients cannot be, nor those that began under a mapping that was replaced since. They begin
-        anew: `num_episodes_not_resumed` counts them.
+        of your own and of clients cannot be, nor those that began under a mapping that was replaced since, nor any
+        where the number of workers or of their environments is another one. They begin anew:
+        `num_episodes_not_resumed` counts them.
 
         Args:
             path: A folder, to be given; made if it is not there.
