@@ -104,7 +104,9 @@ def agree(spec: StockSpec, *, rows: int = 100, masked: bool = False, **settings:
 
 
 @pytest.mark.parametrize("head", HEADS, ids=str)
-@pytest.mark.parametrize("settings", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"kl_coeff": 0.0}, EVERYTHING], ids=["plain", "no kl", "everything"]
+)
 def test_both_forms_learn_the_same(head: ActionHead, settings: dict[str, Any]) -> None:
     agree(StockSpec(6, head, (16, 12)), **settings)
 
