@@ -144,7 +144,8 @@ def _why_outside_dict(space: gym.spaces.Dict, value: Any, where: str) -> str | N
 
 def _why_outside_tuple(space: gym.spaces.Tuple[Any], value: Any, where: str) -> str | None:
     if not isinstance(value, tuple | list) or len(value) != len(space):
-        return f"{where}: expected a tuple of {len(space)} elements, got {_kind(value)}"
+        got = f"{len(value)}" if isinstance(value, tuple | list) else _kind(value)
+        return f"{where}: expected a tuple of {len(space)} elements, got {got}"
     reasons = (why_outside(part, value[i], f"{where}[{i}]") for i, part in enumerate(space))
     return next((reason for reason in reasons if reason is not None), None)
 

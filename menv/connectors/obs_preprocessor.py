@@ -26,6 +26,8 @@ MASK_KEY = "action_mask"
 
 Rows = npt.NDArray[Any]
 _ROW = np.dtype(np.float32)
+# What is flattened as it is; choices become flags.
+_BOUNDED = gym.spaces.Box | gym.spaces.MultiBinary
 # Rows whose bounds lie side by side.
 _TILE = 64
 _NEARLY = np.float32(0.999)
@@ -80,6 +82,7 @@ class ObsPreprocessor:
         self.space = space
         self.leaves: list[Leaf] = []
         self.mask_leaves: list[Leaf] = []
+        self._nests: list[tuple[tuple[Any, ...], set[int]]] = []
         self.size = 0
         self._collect(space, ())
         self.mask_width = sum(leaf.width for leaf in self.mask_leaves)
@@ -92,7 +95,6 @@ class ObsPreprocessor:
         self.image = None if image is None else (image[0], image[1], image[2])
         pixels = box is not None and image is not None and box.dtype == np.uint8
         self.dtype = np.dtype(np.uint8) if pixels else _ROW
-        self._keys = {len(space.spaces)} if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
         low, high = self._bounds = self._flat_bounds()
         self._tiled_bounds = np.tile(low, _TILE), np.tile(high, _TILE)
         self._middle, self._per_half = _halves(low, high)
@@ -107,6 +109,7 @@ class ObsPreprocessor:
             self.leaves.append(Leaf(keys, space, self.size, _width(space, keys)))
             self.size += self.leaves[-1].width
             return
+        self._nests.append((keys, {len(parts)}))
         for name, part in parts:
             # The members of a group are the parts of a Tuple, and may be groups themselves.
             if name == MASK_KEY and all(isinstance(key, int) for key in keys):
@@ -129,8 +132,9 @@ class ObsPreprocessor:
             nothing = np.zeros((0, self.mask_width), np.bool_) if self.mask_leaves else None
             return np.zeros((0, self.size), self.dtype), nothing
         try:
-            if self._keys and set(map(len, obs)) != self._keys:
-                raise TypeError("an observation has another number of elements than its space")
+            for keys, number in self._nests:
+                if set(map(len, _parts_at(obs, keys))) != number:
+                    raise TypeError("an observation has another number of elements than its space")
             rows = self._box_rows(obs, self._only_box) if self._only_box else self._all_rows(obs)
             mask = self._mask(obs, final) if self.mask_leaves else None
         except (KeyError, TypeError, IndexError) as error:
@@ -139,9 +143,7 @@ class ObsPreprocessor:
 
     def _box_rows(self, obs: Sequence[Any] | Array, leaf: Leaf) -> Rows:
         """Return the rows of a space with a single Box in it."""
-        values = obs
-        for key in leaf.keys:
-            values = [element[key] for element in values]
+        values = _parts_at(obs, leaf.keys)
         rows = stack(values, leaf.space, leaf.path).reshape(len(obs), self.size)
         if rows.dtype == self.dtype:
             return rows
@@ -154,8 +156,8 @@ class ObsPreprocessor:
         """Return the rows, leaf after leaf."""
         rows = np.zeros((len(obs), self.size), np.float32)
         for leaf in self.leaves:
-            values = [_at(element, leaf.keys) for element in obs] if leaf.keys else obs
-            _fill(rows[:, leaf.start : leaf.start + leaf.width], values, leaf)
+            columns = rows[:, leaf.start : leaf.start + leaf.width]
+            _fill(columns, _parts_at(obs, leaf.keys), leaf)
         return rows
 
     def _mask(self, obs: Sequence[Any] | Array, final: bool) -> Mask:
@@ -165,9 +167,7 @@ class ObsPreprocessor:
 
     def _mask_of(self, leaf: Leaf, obs: Sequence[Any] | Array, final: bool) -> Mask:
         """Return [R, M] of one mask."""
-        values: Sequence[Any] | Array = obs
-        for key in leaf.keys:
-            values = [element[key] for element in values]
+        values = _parts_at(obs, leaf.keys)
         mask: Mask = stack(values, leaf.space, leaf.path).reshape(len(values), -1) != 0
         begins = self._components.get(leaf.path)
         if begins is None:
@@ -202,13 +202,13 @@ class ObsPreprocessor:
         return error
 
     def _flat_bounds(self) -> tuple[Rows, Rows]:
-        """Return the [F] bounds of all columns, infinite where there is no Box."""
+        """Return the [F] bounds of all columns, infinite where choices were looked at already."""
         low = np.full(self.size, -np.inf, np.float32)
         high = np.full(self.size, np.inf, np.float32)
         if self.dtype != _ROW:
             low, high = np.zeros((2, self.size), self.dtype)
         for leaf in self.leaves:
-            if isinstance(leaf.space, gym.spaces.Box):
+            if isinstance(leaf.space, _BOUNDED):
                 columns = slice(leaf.start, leaf.start + leaf.width)
                 # Bounds of wider types than the rows' overflow to infinity.
                 with np.errstate(over="ignore"):
@@ -234,7 +234,7 @@ class ObsPreprocessor:
         return bool(((tiles >= least) & (tiles <= most)).all() and ((rest >= low) & (rest <= high)).all())
 
     def why_bad_row(self, rows: Rows) -> tuple[int, str] | None:
-        """Return the first row with a value outside its Box (NaN included) and why, or None."""
+        """Return the first row with a value outside its bounds (NaN included) and why, or None."""
         if self._any_byte:
             return None
         low, high = self._bounds
@@ -244,7 +244,7 @@ class ObsPreprocessor:
         row = int(np.argwhere(~((rows >= low) & (rows <= high)))[0][0])
         for leaf in self.leaves:
             columns = slice(leaf.start, leaf.start + leaf.width)
-            shape = leaf.space.shape if isinstance(leaf.space, gym.spaces.Box) else (leaf.width,)
+            shape = leaf.space.shape if isinstance(leaf.space, _BOUNDED) else (leaf.width,)
             value, least, most = (part[columns].reshape(shape) for part in (rows[row], low, high))
             why = why_out_of_bounds(value, least, most, leaf.path)
             if why is not None:
@@ -299,7 +299,7 @@ def _width(space: gym.Space[Any], keys: tuple[Any, ...]) -> int:
         return int(space.n)
     if isinstance(space, gym.spaces.MultiDiscrete):
         return int(space.nvec.sum())
-    if isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+    if isinstance(space, _BOUNDED):
         return int(np.prod(space.shape))
     where = f"{_path(keys)}, a " if keys else ""
     raise ConfigError(
@@ -313,11 +313,11 @@ def _path(keys: tuple[Any, ...]) -> str:
     return "obs" + "".join(f"[{key!r}]" for key in keys)
 
 
-def _at(element: Any, keys: tuple[Any, ...]) -> Any:
-    """Follow `keys` into a nested observation."""
+def _parts_at(obs: Sequence[Any] | Array, keys: tuple[Any, ...]) -> Sequence[Any] | Array:
+    """Follow `keys` into nested observations."""
     for key in keys:
-        element = element[key]
-    return element
+        obs = [element[key] for element in obs]
+    return obs
 
 
 def _opened(element: Any, keys: tuple[Any, ...]) -> Any:

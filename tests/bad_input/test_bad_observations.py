@@ -34,6 +34,13 @@ STRUCTURE: dict[str, tuple[Any, gym.Space[Any], Any, list[str]]] = {
     "extra key": ({**NESTED_GOOD, "wind": 1}, NESTED, NESTED_GOOD, ["not in the space ['wind']"]),
     "no dict": (GOOD, NESTED, NESTED_GOOD, ["expected a dict with keys ['goal', 'map']", "got"]),
     "tuple length": ({**NESTED_GOOD, "map": (GOOD,)}, NESTED, NESTED_GOOD, ["obs['map']", "expected a tuple of 2"]),
+    "long tuple": (
+        {**NESTED_GOOD, "map": (GOOD, 1, 1)}, NESTED, NESTED_GOOD, ["obs['map']: expected a tuple of 2 elements, got 3"]
+    ),
+    "deep extra key": (
+        {"seen": {**NESTED_GOOD, "wind": 1}}, gym.spaces.Dict({"seen": NESTED}), {"seen": NESTED_GOOD},
+        ["obs['seen']", "not in the space ['wind']"],
+    ),
     "deep discrete": ({**NESTED_GOOD, "map": (GOOD, 3)}, NESTED, NESTED_GOOD, ["obs['map'][1]", "from 0 to 2, got 3"]),
     "deep float64": (
         {**NESTED_GOOD, "map": (np.zeros(3), 1)}, NESTED, NESTED_GOOD, ["obs['map'][0]", "got float64", "astype"]
@@ -67,6 +74,10 @@ BOUNDS: dict[str, tuple[Any, gym.Space[Any], Any, list[str]]] = {
     "matrix": (
         np.array([[0, 0], [0, 7]], np.float32), gym.spaces.Box(0, 1, (2, 2), np.float32), np.zeros((2, 2), np.float32),
         ["7.0 at index (1, 1)", "outside [0.0, 1.0]"],
+    ),
+    "flags": (
+        {"on": array(0, 2, dtype=np.int8)}, gym.spaces.Dict({"on": gym.spaces.MultiBinary(2)}),
+        {"on": array(0, 1, dtype=np.int8)}, ["obs['on']: 2.0 at index 1", "outside [0.0, 1.0]"],
     ),
     "nan in an unbounded box": (
         array(0, 0, np.nan), gym.spaces.Box(-np.inf, np.inf, (3,), np.float32), GOOD, ["nan at index 2"]

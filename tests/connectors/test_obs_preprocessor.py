@@ -145,6 +145,20 @@ def test_the_first_value_outside_a_box_is_found_in_a_block_of_rows() -> None:
     assert found[0] == 1
 
 
+def test_flags_that_are_neither_0_nor_1_are_found_in_a_block_of_rows() -> None:
+    preprocess = ObsPreprocessor(spaces.Dict({"a": spaces.Discrete(2), "b": spaces.MultiBinary([2, 2])}))
+    flags = np.eye(2, dtype=np.int8)
+    good, high, low = (preprocess([{"a": 1, "b": flags * flag}])[0] for flag in (1, 2, -1))
+    assert preprocess.why_bad_row(good) is None
+    assert preprocess.why_bad_row(np.concatenate((good, high))) == (
+        1,
+        "obs['b']: 2.0 at index (0, 0) is outside [0.0, 1.0]",
+    )
+    assert preprocess.why_bad_row(low) == (0, "obs['b']: -1.0 at index (0, 0) is outside [0.0, 1.0]")
+    assert not preprocess.plainly_good(high)
+    assert not preprocess.plainly_good(low)
+
+
 def test_a_bound_that_float32_cannot_hold_refuses_nothing_that_lies_on_it() -> None:
     space = spaces.Box(-0.1, 0.1, (1,), np.float64)
     preprocess = ObsPreprocessor(space)
