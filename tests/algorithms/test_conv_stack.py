@@ -97,6 +97,19 @@ def test_filters_for_what_is_no_image_are_refused(space: gym.Space[Any]) -> None
         network_for(space, conv_filters=[[4, 3, 1]])
 
 
+def test_an_image_beside_other_parts_gets_no_convolutions_and_a_warning_that_says_so() -> None:
+    space = gym.spaces.Dict({"camera": IMAGE, "speed": gym.spaces.Box(-1.0, 1.0, (4,))})
+    with pytest.warns(
+        UserWarning, match=r"obs\['camera'\] is an image .* 2592 plain numbers, .*; write a custom_model"
+    ):
+        assert network_for(space).conv is None
+    assert network_for(space, conv_filters=[]).conv is None
+    small = gym.spaces.Dict(
+        {"map": gym.spaces.Box(0, 255, (9, 9, 3), np.uint8), "at": gym.spaces.Discrete(4)}
+    )
+    assert network_for(small).conv is None
+
+
 def test_filters_that_leave_nothing_of_the_image_are_refused_with_the_sizes() -> None:
     with pytest.raises(
         ConfigError, match=r"kernel is 11 x 11 and meets 9 x 6 \(an image of 36 x 24 -> 9 x 6\)"

@@ -43,7 +43,9 @@ class ModelConfig:
     conv_filters: tuple[ConvFilter, ...] | None = None
     """Convolutions over images, Boxes of shape (height, width, channels): a list of [out_channels, kernel, stride],
     such as [[16, [8, 8], 4], [32, 4, 2]]. All but the last are padded with zeros. None takes defaults for images of
-    at least 24 x 24; [] means none. Images of bytes stay bytes in batches; convolutions divide by 255."""
+    at least 24 x 24; [] means none. Images of bytes stay bytes in batches; convolutions divide by 255. An image beside
+    other parts of a Dict or Tuple, but for an `action_mask`, gets none and is read as the numbers that it holds; a
+    `custom_model` may convolve it."""
     conv_activation: Literal["tanh", "relu", "silu", "elu", "linear"] = "relu"
     """Activation after each convolution, one of the same."""
     custom_model: Callable[..., Any] | None = None

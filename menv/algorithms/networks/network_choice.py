@@ -5,6 +5,7 @@ Recipes call it with the stock network of flat observations. It knows settings a
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,8 @@ def chosen_network(
         _check_alone(stock)
         return CustomSpec(observation_space, stock.head, model.custom_model, dict(model.custom_model_config))
     preprocessor = ObsPreprocessor(observation_space)
+    if model.conv_filters is None:
+        _warn_of_images_in_company(preprocessor)
     conv = _conv_stack(model, preprocessor.image, observation_space)
     return replace(stock, conv=conv, pixels=preprocessor.dtype == np.uint8)
 
@@ -53,18 +56,35 @@ def _check_alone(stock: StockSpec) -> None:
         )
 
 
+def _warn_of_images_in_company(preprocessor: ObsPreprocessor) -> None:
+    """Warn of an image that gets no convolutions, because it is not all that is observed."""
+    for leaf in preprocessor.leaves if len(preprocessor.leaves) > 1 else ():
+        if isinstance(leaf.space, gym.spaces.Box) and _is_image(leaf.space.shape):
+            warnings.warn(
+                f"model: {leaf.path} is an image of shape {leaf.space.shape} beside other parts of the observations, "
+                f"which the stock network reads as {leaf.width} plain numbers, expected an image alone or beside an "
+                "action_mask; write a custom_model that convolves it, or say conv_filters=[] if numbers will do",
+                stacklevel=2,
+            )
+
+
+def _is_image(shape: tuple[int, ...] | None) -> bool:
+    """Return whether convolutions are taken over Boxes of a shape without being asked."""
+    return shape is not None and len(shape) == 3 and min(shape[:2]) >= LEAST_SIDE
+
+
 def _conv_stack(model: ModelConfig, image: tuple[int, int, int] | None, space: Any) -> ConvStack | None:
     """Return the convolutions, None for flat observations."""
     filters = model.conv_filters
     if filters is None:
-        if image is None or min(image[:2]) < LEAST_SIDE:
+        if image is None or not _is_image(image):
             return None
         filters = default_filters(image)
     elif filters and image is None:
         raise ConfigError(
             f"model: conv_filters for the observation space {space}, expected an image: a Box of shape (height, width, "
-            'channels), alone or beside an action_mask; leave conv_filters out, or put {"conv_filters": None} into the '
-            "model of this policy's own config"
+            'channels), alone or beside an action_mask; leave conv_filters out, put {"conv_filters": None} into the '
+            "model of this policy's own config, or write a custom_model that convolves a part of its observations"
         )
     assert image is not None or not filters
     return ConvStack(image, filters, model.conv_activation) if image is not None and filters else None
