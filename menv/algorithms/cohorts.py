@@ -18,6 +18,7 @@ from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.backend import ActingBackend
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.networks.custom_spec import CustomSpec
+from menv.algorithms.networks.network_size import check_size, memory_for
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.recipe import Recipe
@@ -113,6 +114,7 @@ def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recip
                 "agent_connectors: observations are widened beside critic_obs, expected one or the other; leave one out"
             )
         network = recipe.network(width, spec.action_space, config, space)
+        check_size(network.weight_shapes(), stock=not isinstance(network, CustomSpec))
     except ConfigError as error:
         raise ConfigError(f"policies[{name!r}], {error}") from error
     if preprocessor.mask_width not in (0, network.head.mask_width):
@@ -196,7 +198,8 @@ def _first_weights(
 ) -> Any:
     """Return a new policy's weights."""
     own_seed = draws.key(seed, draws.stable_hash(name), draws.WEIGHTS) >> 1
-    return recipe.first_weights(network, config, own_seed)
+    with memory_for(name, network.weight_shapes()):
+        return recipe.first_weights(network, config, own_seed)
 
 
 def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:

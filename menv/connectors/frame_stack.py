@@ -23,6 +23,8 @@ from menv.sample_batch import SampleBatch
 
 Rows = npt.NDArray[Any]
 
+_MOST = 10_000
+
 
 class FrameStackAgentConnector(AgentConnector):
     """Stacks observations that have been made flat rows; the network's input is `num_frames` times as wide.
@@ -32,7 +34,7 @@ class FrameStackAgentConnector(AgentConnector):
         num_frames: How many, the newest included.
 
     Raises:
-        ConfigError: The number is not positive.
+        ConfigError: The number is not positive, or no memory holds as many.
     """
 
     keeps_lives = True
@@ -40,9 +42,10 @@ class FrameStackAgentConnector(AgentConnector):
 
     def __init__(self, ctx: ConnectorContext | None = None, num_frames: int = 4) -> None:
         super().__init__(ctx)
-        if not isinstance(num_frames, int | np.integer) or isinstance(num_frames, bool) or num_frames < 1:
+        number = isinstance(num_frames, int | np.integer) and not isinstance(num_frames, bool)
+        if not number or not 1 <= num_frames <= _MOST:
             raise ConfigError(
-                f"{self.name}: num_frames={num_frames!r}, expected an integer of at least 1; choose one"
+                f"{self.name}: num_frames={num_frames!r:.60}, expected an integer from 1 to {_MOST}; choose one"
             )
         self.num_frames = int(num_frames)
         self._channels: int | None = None

@@ -231,7 +231,7 @@ class Unlike(TwoStepGame):
         ({"mixer": ["qmix"]}, r"QMIX: mixer is \['qmix'\]"),
         ({"mixing_embed_dim": 0}, "QMIX: mixing_embed_dim is 0, expected an integer of at least 1"),
         ({"n_step": 0}, "QMIX: n_step is 0, expected an integer of at least 1"),
-        ({"lr": -1}, "QMIX: lr is -1, expected a finite number from 0"),
+        ({"lr": -1}, "QMIX: lr is -1, expected a number from 0"),
         ({"dueling": None}, "QMIX: dueling is None, expected True or False"),
         ({"min_sample_timesteps_per_iteration": 0}, "QMIX: min_sample_timesteps_per_iteration is 0"),
         ({"mixing_embed": 8}, "unknown key 'mixing_embed', .*did you mean 'mixing_embed_dim'"),

@@ -305,7 +305,7 @@ def test_a_ratio_may_be_free_to_leave_one() -> None:
 
 
 def test_true_is_no_number_of_environments() -> None:
-    with pytest.raises(ConfigError, match="num_envs_per_worker: True, expected an integer"):
+    with pytest.raises(ConfigError, match="num_envs_per_worker is True, expected an integer"):
         PPOConfig(num_envs_per_worker=True)
 
 

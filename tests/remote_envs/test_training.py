@@ -289,7 +289,7 @@ def test_environments_that_take_their_time_step_at_the_same_time() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"remote_env_batch_wait_ms": -1, **FAR}, "remote_env_batch_wait_ms: -1, expected"),
+        ({"remote_env_batch_wait_ms": -1, **FAR}, "remote_env_batch_wait_ms is -1, expected"),
         ({"env_timeout": 0, **FAR}, "env_timeout: 0, expected seconds"),
         ({"env_timeout": 5}, "env_timeout: 5 with environments in this process"),
         ({"remote_worker_envs": "yes"}, "remote_worker_envs"),

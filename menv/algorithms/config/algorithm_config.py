@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -11,7 +12,7 @@ import numpy as np
 from menv.algorithms.config.keys import section
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
-from menv.algorithms.config.numbers import check_number
+from menv.algorithms.config.numbers import LARGEST, MOST, MOST_ROWS, check_count, check_number, shown
 from menv.algorithms.config.read_as_dict import ReadAsDict
 from menv.classic_names import OF_CONFIGS, OnClass, Told
 from menv.errors import ConfigError
@@ -28,11 +29,22 @@ _FLAGS = (
     "normalize_actions", "restart_failed_sub_environments", "remote_worker_envs", "overlap",
 )  # fmt: skip
 _LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
-_AT_LEAST_ONE = ("num_envs_per_worker", "train_batch_size", "metrics_num_episodes_for_smoothing")
-
-_AT_LEAST = {
-    "num_workers": 0, "evaluation_num_workers": 0, "remote_env_batch_wait_ms": 0, "max_staleness": 1,
+_PROCESSES = 10_000
+_ENVS = 1_000_000
+_THREADS = 256
+_AHEAD = 1000
+_SECONDS = 1_000_000
+_COUNTS = {
+    "num_workers": (0, _PROCESSES), "evaluation_num_workers": (0, _PROCESSES), "num_envs_per_worker": (1, _ENVS),
+    "remote_env_batch_wait_ms": (0, 1000 * _SECONDS), "max_staleness": (1, _AHEAD), "train_batch_size": (1, MOST_ROWS),
+    "metrics_num_episodes_for_smoothing": (1, MOST), "evaluation_duration": (1, MOST_ROWS),
 }  # fmt: skip
+"""The least and the most of each: systems have no room for more processes, more threads end this one, and workers are
+asked for all fragments that they may run ahead."""
+_COUNTS_OR: dict[str, tuple[Any, int]] = {
+    "rollout_fragment_length": ("auto", MOST_ROWS), "evaluation_interval": (None, MOST),
+}  # fmt: skip
+"""What may stand in the place of the count, and the most of it."""
 
 _MEANS_NOTHING_WITHOUT = {
     "max_staleness": ("overlap", 1),
@@ -140,39 +152,41 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
         object.__setattr__(self, "multiagent", section(MultiAgentConfig, self.multiagent, "multiagent"))
         for name in _FLAGS:
             _check_choice(name, getattr(self, name), (True, False))
-        for name in _AT_LEAST_ONE:
-            _check_count(name, getattr(self, name))
-        if self.rollout_fragment_length != "auto":
-            _check_count("rollout_fragment_length", self.rollout_fragment_length)
+        self._check_counts()
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
         _check_choice("count_steps_by", self.multiagent.count_steps_by, ("env_steps", "agent_steps"))
         self._check_kinds()
-        self._check_evaluation()
-
-    def _check_evaluation(self) -> None:
-        """Refuse evaluations that cannot be."""
-        if self.evaluation_interval is not None:
-            _check_count("evaluation_interval", self.evaluation_interval)
-        _check_count("evaluation_duration", self.evaluation_duration)
         if self.evaluation_config is not None and not isinstance(self.evaluation_config, Mapping):
             raise ConfigError(
                 f"evaluation_config: {type(self.evaluation_config).__name__}, expected a dict; "
                 'write {"explore": False}'
             )
 
+    def _check_counts(self) -> None:
+        """Refuse what no machine could count, hold or start."""
+        for name, (least, most) in _COUNTS.items():
+            check_count("config", name, getattr(self, name), least, most)
+        for name, (other, most) in _COUNTS_OR.items():
+            if getattr(self, name) != other:
+                check_count("config", name, getattr(self, name), 1, most)
+        if self.remote_worker_envs:
+            check_count("config", "num_envs_per_worker", self.num_envs_per_worker, 1, _PROCESSES)
+
     def _check_kinds(self) -> None:
         """Refuse values of the wrong type."""
         if self.clip_rewards is None:
             # The classic default, which clips those of Atari's games alone.
             object.__setattr__(self, "clip_rewards", False)
-        if not isinstance(self.clip_rewards, bool | int | float) or not self.clip_rewards >= 0:
+        limit = self.clip_rewards
+        most = math.inf if isinstance(limit, float) else LARGEST
+        if not isinstance(limit, bool | int | float) or not 0 <= limit <= most:
             raise ConfigError(
-                f"clip_rewards: {self.clip_rewards!r}, expected True (signs), False or a positive limit; choose one"
+                f"clip_rewards: {shown(limit)}, expected True (signs), False or a positive limit; choose one"
             )
         if isinstance(self.agent_connectors, str) or not isinstance(self.agent_connectors, Sequence):
             raise ConfigError(
-                f"agent_connectors: {self.agent_connectors!r}, expected a list; write "
+                f"agent_connectors: {shown(self.agent_connectors)}, expected a list; write "
                 'agent_connectors=[("FrameStackAgentConnector", {"num_frames": 4})]'
             )
         object.__setattr__(self, "agent_connectors", tuple(self.agent_connectors))
@@ -182,7 +196,9 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
             )
         no_number = isinstance(self.seed, bool) or not isinstance(self.seed, int | np.integer)
         if self.seed is not None and (no_number or self.seed < 0):
-            raise ConfigError(f"seed: {self.seed!r}, expected an integer of at least 0, or None; choose one")
+            raise ConfigError(
+                f"seed: {shown(self.seed)}, expected an integer of at least 0, or None; choose one"
+            )
         if self.seed is not None:
             # Those of numpy overflow where seeds are mixed.
             object.__setattr__(self, "seed", int(self.seed))
@@ -192,11 +208,7 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
         """Refuse settings of other processes and devices that cannot be."""
         check_number("config", "num_gpus", self.num_gpus, 0, 1)
         if self.torch_threads not in ("auto", None):
-            _check_count("torch_threads", self.torch_threads)
-        for name, least in _AT_LEAST.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name}: {value!r}, expected an integer of at least {least}; choose one")
+            check_count("config", "torch_threads", self.torch_threads, 1, _THREADS)
         _check_choice("log_level", self.log_level, (None, *_LEVELS))
         if self.env_timeout is not None:
             _check_seconds("env_timeout", self.env_timeout)
@@ -260,16 +272,13 @@ def left_over(values: Mapping[str, Any], given: Container[str]) -> dict[str, Any
     }
 
 
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name}: {value!r}, expected an integer of at least 1; set {name} to 1 or more")
-
-
 def _check_seconds(name: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise ConfigError(f"{name}: {value!r}, expected seconds above 0, or None; choose one")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _SECONDS:
+        raise ConfigError(
+            f"{name}: {shown(value)}, expected seconds above 0 and at most {_SECONDS}, or None; choose one"
+        )
 
 
 def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if not isinstance(value, Hashable) or value not in choices:
-        raise ConfigError(f"{name}: {value!r}, expected one of {choices}; choose one of these")
+        raise ConfigError(f"{name}: {shown(value)}, expected one of {choices}; choose one of these")

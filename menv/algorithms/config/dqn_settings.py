@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from menv.algorithms.config.exploration_config import ExplorationConfig
 from menv.algorithms.config.keys import section
-from menv.algorithms.config.numbers import check_count, check_number
+from menv.algorithms.config.numbers import FASTEST, MOST, MOST_ROWS, check_count, check_number, shown
 from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
 from menv.errors import ConfigError
 
@@ -56,15 +56,15 @@ class DQNSettings:
         """Read sections given as dicts and refuse numbers that cannot work."""
         for name, kind in _SECTIONS.items():
             object.__setattr__(self, name, section(kind, getattr(self, name), name))
-        for name, least in _COUNTS.items():
-            check_count(self.algorithm, name, getattr(self, name), least)
+        for name, (least, most) in _COUNTS.items():
+            check_count(self.algorithm, name, getattr(self, name), least, most)
         for name, (low, high) in _RANGES.items():
             off = name == "grad_clip"
             check_number(self.algorithm, name, getattr(self, name), low, high, none_is_off=off)
         for name in ("double_q", "dueling"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
-                    f"{self.algorithm}: {name} is {getattr(self, name)!r}, expected True or False; choose one"
+                    f"{self.algorithm}: {name} is {shown(getattr(self, name))}, expected True or False; choose one"
                 )
 
     def epsilon_at(self, env_steps: int) -> float:
@@ -77,15 +77,15 @@ _SECTIONS: dict[str, type[Any]] = {
     "exploration_config": ExplorationConfig,
 }
 _COUNTS = {
-    "train_batch_size": 1,
-    "num_steps_sampled_before_learning_starts": 0,
-    "target_network_update_freq": 1,
-    "n_step": 1,
+    "train_batch_size": (1, MOST_ROWS),
+    "num_steps_sampled_before_learning_starts": (0, MOST),
+    "target_network_update_freq": (1, MOST),
+    "n_step": (1, MOST_ROWS),
 }
 _RANGES = {
-    "lr": (0.0, math.inf),
+    "lr": (0.0, FASTEST),
     "gamma": (0.0, 1.0),
-    "training_intensity": (0.0, math.inf),
+    "training_intensity": (0.0, 1e6),
     "grad_clip": (0.0, math.inf),
     "adam_epsilon": (1e-30, 1.0),
 }

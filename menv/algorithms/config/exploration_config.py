@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from menv.algorithms.config.keywords import section_named
-from menv.algorithms.config.numbers import check_number
+from menv.algorithms.config.numbers import check_number, shown
 from menv.errors import ConfigError
 
 
@@ -29,7 +29,8 @@ class ExplorationConfig:
         """Refuse values that cannot work."""
         if self.type != "EpsilonGreedy":
             raise ConfigError(
-                f"exploration_config: type is {self.type!r}, expected 'EpsilonGreedy' in this version; leave it out"
+                f"exploration_config: type is {shown(self.type)}, expected 'EpsilonGreedy' in this version; "
+                "leave it out"
             )
         for name, most in (("initial_epsilon", 1.0), ("final_epsilon", 1.0), ("epsilon_timesteps", np.inf)):
             endless = name == "epsilon_timesteps"

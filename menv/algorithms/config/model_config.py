@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from menv.algorithms.config.keywords import section_named
+from menv.algorithms.config.numbers import MOST_ROWS, check_count, shown
 from menv.algorithms.networks.cell import Cell
-from menv.algorithms.networks.conv_stack import ConvFilter, is_count, read_filters
+from menv.algorithms.networks.conv_stack import MOST_SIZE, ConvFilter, is_count, read_filters
 from menv.errors import ConfigError
 
 _ACTIVATIONS = ("tanh", "relu", "silu", "elu", "linear")
@@ -63,7 +64,8 @@ class ModelConfig:
             or not all(map(is_count, widths))
         ):
             raise ConfigError(
-                f"model: fcnet_hiddens is {widths!r}, expected a list of positive integers; for example [64, 64]"
+                f"model: fcnet_hiddens is {shown(widths)}, expected a list of positive integers below 2**31; for "
+                "example [64, 64]"
             )
         object.__setattr__(self, "fcnet_hiddens", tuple(map(int, widths)))
         for name in ("fcnet_activation", "conv_activation"):
@@ -74,16 +76,16 @@ class ModelConfig:
             not isinstance(self.shared_layers, str) or not self.shared_layers
         ):
             raise ConfigError(
-                f"model: shared_layers is {self.shared_layers!r}, expected the name of a group of policies, or None; "
-                'for example "trunk"'
+                f"model: shared_layers is {shown(self.shared_layers)}, expected the name of a group of policies, or "
+                'None; for example "trunk"'
             )
         if self.conv_filters is not None:
             object.__setattr__(self, "conv_filters", read_filters(self.conv_filters))
         self._check_custom_model()
         if self.use_lstm and self.use_gru:
             raise ConfigError("model: use_lstm and use_gru are both set, expected one of them; leave one out")
-        for name in ("lstm_cell_size", "max_seq_len"):
-            object.__setattr__(self, name, _positive(name, getattr(self, name)))
+        check_count("model", "lstm_cell_size", self.lstm_cell_size, most=MOST_SIZE)
+        check_count("model", "max_seq_len", self.max_seq_len, most=MOST_ROWS)
 
     @property
     def cell(self) -> Cell | None:
@@ -97,7 +99,7 @@ class ModelConfig:
         model, settings = self.custom_model, self.custom_model_config
         instance = hasattr(model, "named_parameters") and not isinstance(model, type)
         if model is not None and (instance or not callable(model)):
-            given = f"an instance of {type(model).__name__}" if instance else repr(model)
+            given = f"an instance of {type(model).__name__}" if instance else shown(model)
             raise ConfigError(
                 f"model: custom_model is {given}, expected a torch.nn.Module class or a function that returns a "
                 "module, because every policy gets one of its own; pass that and put arguments into custom_model_config"
@@ -114,14 +116,8 @@ class ModelConfig:
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise ConfigError(f"model: {name} is {value!r}, expected True or False; choose one")
+        raise ConfigError(f"model: {name} is {shown(value)}, expected True or False; choose one")
     return bool(value)
-
-
-def _positive(name: str, value: Any) -> int:
-    if not is_count(value):
-        raise ConfigError(f"model: {name} is {value!r}, expected a positive integer; for example {name}=20")
-    return int(value)
 
 
 def _check_activation(name: str, value: Any) -> None:

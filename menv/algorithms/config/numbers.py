@@ -10,34 +10,54 @@ from typing import Any
 
 from menv.errors import ConfigError
 
+MOST = 2**63 - 1
+"""What columns and libraries count to; it stands for "never" and "all" in some configs."""
+MOST_ROWS = 10**9
+"""Rows that come together, each of them some bytes: more than any machine holds, or than any run lives to see."""
 
-def check_count(where: str, name: str, value: Any, least: int = 1) -> None:
-    """Refuse what is no integer of at least `least`.
+LARGEST = 1e30
+"""Of numbers: networks compute in single precision, and products of settings have to stay below its 3e38."""
+FASTEST = 1e3
+"""Of learning rates: Adam moves a weight by as much at each step, and soon no product of two of them is a number."""
+_LONG = 100
+
+
+def check_count(where: str, name: str, value: Any, least: int = 1, most: int = MOST) -> None:
+    """Refuse what is no integer from `least` to `most`.
 
     Args:
         where: Begins the message: an algorithm or a section.
         name: Of the setting.
         value: As it was given.
         least: The smallest that can work.
+        most: The largest.
 
     Raises:
         ConfigError: It is something else; flags are.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{where}: {name} is {value!r}, expected an integer of at least {least}; raise it")
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and value > most:
+        raise ConfigError(
+            f"{where}: {name} is {shown(value)}, expected an integer from {least} to {most}; lower it"
+        )
+    if not whole or value < least:
+        advice = "raise it" if whole else "correct it"
+        raise ConfigError(
+            f"{where}: {name} is {shown(value)}, expected an integer of at least {least}; {advice}"
+        )
 
 
 def check_number(
     where: str,
     name: str,
     value: Any,
-    least: float = 0.0,
-    most: float = math.inf,
+    least: float = -LARGEST,
+    most: float = LARGEST,
     *,
     none_is_off: bool = False,
     endless: bool = False,
 ) -> None:
-    """Refuse what is no number within [least, most]; infinity is one only where it may stand for no limit.
+    """Refuse what is no number within [least, most], or beyond what networks can compute with.
 
     Args:
         where: Begins the message: an algorithm or a section.
@@ -54,9 +74,24 @@ def check_number(
     if value is None and none_is_off:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value <= most or (math.isinf(value) and not (none_is_off or endless)):
+    # An integer that no float holds is no infinity either.
+    beyond = number and LARGEST < abs(value) < math.inf
+    if not number or not least <= value <= most or (beyond and isinstance(value, int)):
         off = ", or None to switch it off" if none_is_off else ""
-        low = "" if math.isinf(least) else f" from {least:g}"
-        high = f" to {most:g}" if most < math.inf else ""
-        kind = "number" if high or endless else "finite number"
-        raise ConfigError(f"{where}: {name} is {value!r}, expected a {kind}{low}{high}{off}; correct it")
+        low = "" if least <= -LARGEST else f" from {least:g}"
+        high = f" to {min(most, LARGEST):g}" if most < LARGEST or beyond else ""
+        kind = "number" if most < LARGEST or endless else "finite number"
+        raise ConfigError(f"{where}: {name} is {shown(value)}, expected a {kind}{low}{high}{off}; correct it")
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message, cut where it is long."""
+    if isinstance(value, int) and value.bit_length() > _LONG:
+        # Python itself refuses to write those of thousands of digits.
+        return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1} and more"
+    try:
+        text = repr(value)
+    except ValueError:
+        # Such an integer lies within.
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."

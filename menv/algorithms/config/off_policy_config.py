@@ -7,12 +7,13 @@ from typing import ClassVar, Literal
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.dqn_settings import DQNSettings
-from menv.algorithms.config.numbers import check_count
+from menv.algorithms.config.numbers import MOST_ROWS, check_count
 
 # What "auto" makes of the fragment length: so many env steps, of all sub-environments together, between two
 # times of learning, and at least so many of each.
 _STEPS_TOGETHER = 64
 _STEPS_OF_EACH = 4
+_LONGEST = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,11 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
         """Check both halves."""
         AlgorithmConfig.__post_init__(self)
         DQNSettings.__post_init__(self)
+        if self.model.cell:
+            # Sequences lie in the buffer at full length.
+            check_count("model", "max_seq_len", self.model.max_seq_len, most=_LONGEST)
         name = "min_sample_timesteps_per_iteration"
-        check_count(self.algorithm, name, getattr(self, name))
+        check_count(self.algorithm, name, getattr(self, name), most=MOST_ROWS)
 
     def fragment_length(self, num_envs: int) -> int:
         """Return the steps of each of `num_envs` sub-environments between two times of learning."""

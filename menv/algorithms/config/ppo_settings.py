@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from menv.algorithms.config.numbers import check_count, check_number
+from menv.algorithms.config.numbers import FASTEST, LARGEST, MOST, check_count, check_number, shown
 from menv.errors import ConfigError
 
 Schedule: TypeAlias = Sequence[Sequence[float]]
@@ -68,8 +68,8 @@ class PPOSettings:
 
     def __post_init__(self) -> None:
         """Refuse sizes and schedules that cannot work."""
-        for name in ("num_sgd_iter", "sgd_minibatch_size"):
-            check_count("PPO", name, getattr(self, name))
+        for name, limit in (("num_sgd_iter", _MOST_EPOCHS), ("sgd_minibatch_size", MOST)):
+            check_count("PPO", name, getattr(self, name), most=limit)
         for name, (least, most) in _RANGES.items():
             if name == "kl_coeff" and self.kl_coeff is None:
                 continue
@@ -96,18 +96,19 @@ class PPOSettings:
 
 
 _RANGES: dict[str, tuple[float, float]] = {
-    "lr": (0.0, math.inf),
+    "lr": (0.0, FASTEST),
     "gamma": (0.0, 1.0),
     "lambda_": (0.0, 1.0),
     "clip_param": (0.0, math.inf),
     "vf_clip_param": (0.0, math.inf),
-    "vf_loss_coeff": (0.0, math.inf),
-    "entropy_coeff": (-math.inf, math.inf),
-    "kl_coeff": (0.0, math.inf),
-    "kl_target": (0.0, math.inf),
+    "vf_loss_coeff": (0.0, LARGEST),
+    "entropy_coeff": (-LARGEST, LARGEST),
+    "kl_coeff": (0.0, LARGEST),
+    "kl_target": (0.0, LARGEST),
     "grad_clip": (0.0, math.inf),
 }
 _KL_OF_NUMBERS = 0.2
+_MOST_EPOCHS = 1_000_000
 _NONE_IS_OFF = ("vf_clip_param", "grad_clip")
 
 
@@ -119,12 +120,13 @@ def _check_schedule(name: str, schedule: Schedule | None) -> None:
     except ValueError:
         points = np.empty(0)
     pairs = points.ndim == 2 and points.shape[1] == 2 and len(points) > 0 and points.dtype.kind in "iuf"
-    fits = pairs and np.isfinite(points).all() and (np.diff(points[:, 0]) > 0.0).all()
+    most = FASTEST if name == "lr_schedule" else LARGEST
+    fits = pairs and (np.abs(points) <= (LARGEST, most)).all() and (np.diff(points[:, 0]) > 0.0).all()
     if not fits or (name == "lr_schedule" and points[:, 1].min() < 0.0):
-        values = "values of at least 0" if name == "lr_schedule" else "finite values"
+        values = "values of at least 0" if name == "lr_schedule" else "values"
         raise ConfigError(
-            f"PPO: {name} is {schedule!r:.200}, expected [env_steps, value] pairs with rising env_steps and {values}; "
-            "for example [[0, 1e-3], [100000, 1e-4]]"
+            f"PPO: {name} is {shown(schedule)}, expected [env_steps, value] pairs with rising env_steps and "
+            f"{values} up to {most:g}; for example [[0, 1e-3], [100000, 1e-4]]"
         )
 
 
@@ -132,14 +134,14 @@ def _check_critic_obs(critic_obs: Any, size: Any) -> None:
     named = isinstance(critic_obs, str) and critic_obs == "all_agents"
     if critic_obs is not None and not named and not _takes_a_piece(critic_obs):
         raise ConfigError(
-            f'PPO: critic_obs is {critic_obs!r}, expected "all_agents", a function (batch, other_agent_batches, '
+            f'PPO: critic_obs is {shown(critic_obs)}, expected "all_agents", a function (batch, other_agent_batches, '
             "episode) or None; choose one"
         )
-    given = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    given = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MOST
     if (callable(critic_obs) and not given) or (size is not None and (critic_obs is None or not given)):
         raise ConfigError(
-            f"PPO: critic_obs_size is {size!r} with critic_obs {'None' if critic_obs is None else 'given'}, expected "
-            "the numbers in a row of what the function returns; set both or neither"
+            f"PPO: critic_obs_size is {shown(size)} with critic_obs {'None' if critic_obs is None else 'given'}, "
+            "expected the numbers in a row of what the function returns; set both or neither"
         )
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from menv.algorithms.config.keywords import by_name
-from menv.algorithms.config.numbers import check_count
+from menv.algorithms.config.numbers import check_count, shown
 from menv.algorithms.config.off_policy_config import OffPolicyConfig
+from menv.algorithms.networks.conv_stack import MOST_SIZE
 from menv.algorithms.networks.group_spec import MIXERS, Mixer
 from menv.errors import ConfigError
 
@@ -46,8 +47,10 @@ class QMIXConfig(OffPolicyConfig):
         """Check everything."""
         OffPolicyConfig.__post_init__(self)
         if not isinstance(self.mixer, Hashable) or self.mixer not in MIXERS:
-            raise ConfigError(f"QMIX: mixer is {self.mixer!r}, expected one of {MIXERS}; choose one of these")
-        check_count(self.algorithm, "mixing_embed_dim", self.mixing_embed_dim)
+            raise ConfigError(
+                f"QMIX: mixer is {shown(self.mixer)}, expected one of {MIXERS}; choose one of these"
+            )
+        check_count(self.algorithm, "mixing_embed_dim", self.mixing_embed_dim, most=MOST_SIZE)
 
     def build(self, env: Any = None) -> QMIX:
         """Return the algorithm, its environments created; `env` overrides the config's own."""

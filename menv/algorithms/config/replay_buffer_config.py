@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from menv.algorithms.config.keywords import section_named
-from menv.algorithms.config.numbers import check_count, check_number
+from menv.algorithms.config.numbers import MOST, check_count, check_number, shown
 from menv.errors import ConfigError
 
 _KINDS = {
@@ -14,6 +14,9 @@ _KINDS = {
     "PrioritizedReplayBuffer": True,
     "MultiAgentPrioritizedReplayBuffer": True,
 }
+
+_MOST_PRIORITIES = 10**8
+"""All of them have their places from the start; the rows themselves come one by one."""
 
 
 @section_named("replay_buffer_config")
@@ -40,15 +43,17 @@ class ReplayBufferConfig:
         if self.type is not None:
             if not isinstance(self.type, str) or self.type not in _KINDS:
                 raise ConfigError(
-                    f"replay_buffer_config: type is {self.type!r}, expected one of {', '.join(_KINDS)}; leave it out"
+                    f"replay_buffer_config: type is {shown(self.type)}, expected one of {', '.join(_KINDS)}; "
+                    "leave it out"
                 )
             object.__setattr__(self, "prioritized_replay", _KINDS[self.type])
-        check_count("replay_buffer_config", "capacity", self.capacity)
         if not isinstance(self.prioritized_replay, bool):
             raise ConfigError(
-                f"replay_buffer_config: prioritized_replay is {self.prioritized_replay!r}, expected True or False; "
-                "choose one"
+                f"replay_buffer_config: prioritized_replay is {shown(self.prioritized_replay)}, expected True or "
+                "False; choose one"
             )
+        most = _MOST_PRIORITIES if self.prioritized_replay else MOST
+        check_count("replay_buffer_config", "capacity", self.capacity, 1, most)
         for part, least in (("alpha", 0.0), ("beta", 0.0), ("eps", 1e-12)):
             name = f"prioritized_replay_{part}"
             check_number("replay_buffer_config", name, getattr(self, name), least, 1.0)

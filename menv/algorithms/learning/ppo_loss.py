@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from menv.acting.action_head import ActionHead
+from menv.algorithms.config.numbers import LARGEST
 from menv.algorithms.config.ppo_settings import PPOSettings
 from menv.algorithms.learning import distributions
 from menv.algorithms.torch_device import constant
@@ -109,10 +110,11 @@ class LossWeights:
     @classmethod
     def of(cls, settings: PPOSettings, env_steps: int, kl_coeff: float) -> LossWeights:
         """Return those of an update after so many env steps, with the KL weight of the moment."""
+        limit = settings.vf_clip_param
         return cls(
             settings.clip_param,
-            settings.vf_clip_param,
-            settings.vf_loss_coeff,
+            None if limit is None or limit > LARGEST else float(limit),
+            float(settings.vf_loss_coeff),
             settings.entropy_coeff_at(env_steps),
             kl_coeff,
         )

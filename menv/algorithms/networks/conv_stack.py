@@ -18,6 +18,8 @@ from menv.errors import ConfigError
 if TYPE_CHECKING:
     from menv.algorithms.networks.stock import Activation
 
+MOST_SIZE = 2**31 - 1
+"""Of one layer: sides of arrays that every library takes."""
 LEAST_SIDE = 24
 """Height and width from which on an image gets convolutions without being asked."""
 
@@ -177,8 +179,8 @@ def _is_list(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a setting is a positive integer, Python's or numpy's."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) > 0
+    """Return whether a setting is a positive integer, Python's or numpy's, that layers can have for a size."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 < int(value) <= MOST_SIZE
 
 
 def _along(side: int, kernel: int, stride: int, padded: bool) -> tuple[int, int, int]:
