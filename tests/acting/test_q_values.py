@@ -106,7 +106,7 @@ def test_the_value_of_an_observation_is_its_highest_q_value(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
 def test_dueling_adds_the_value_to_advantages_about_their_mean(kind: str) -> None:
     spec = StockSpec(2, ActionHead("q_values", (3,)), hiddens=(), dueling=True)
-    weights = spec.first_weights(0)
+    weights = {name: np.zeros_like(value) for name, value in spec.first_weights(0).items()}
     weights["policy.out.weight"][:] = [[1.0, 2.0, 6.0], [0.0, 3.0, 0.0]]
     weights["value.out.weight"][:] = [[10.0], [-1.0]]
     acting: ActingBackend = (

@@ -78,6 +78,22 @@ def test_first_weights_are_orthogonal_with_their_gains_and_biases_zero() -> None
     assert all(value.dtype == np.float32 for value in weights.values())
 
 
+@pytest.mark.parametrize("dueling", [False, True])
+def test_features_of_a_q_network_bend_at_many_places_and_not_at_the_observation_of_zeros_alone(
+    dueling: bool,
+) -> None:
+    spec = StockSpec(4, ActionHead("q_values", (2,)), (8, 6), dueling=dueling)
+    weights = spec.first_weights(1)
+    for layer in spec.layers():
+        biases = weights[f"{layer.name}.bias"]
+        assert len(np.unique(biases)) == layer.outputs
+        assert np.abs(biases).max() <= layer.inputs**-0.5
+        assert biases.dtype == np.float32
+    first = f"{spec.layers()[0].name}.bias"
+    np.testing.assert_array_equal(weights[first], spec.first_weights(1)[first])
+    assert not np.array_equal(weights[first], spec.first_weights(2)[first])
+
+
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
     spec = StockSpec(4, HEAD)
     one, same, other = (spec.first_weights(seed) for seed in (5, 5, 6))
