@@ -32,6 +32,7 @@ from menv.algorithms.rollouts.gathering import Gathering
 from menv.algorithms.rollouts.rollouts import LocalRollouts
 from menv.algorithms.rollouts.workforce import Workforce
 from menv.algorithms.training_state import Progress, TrainingState
+from menv.algorithms.underway import Underway
 from menv.callbacks import read_callbacks
 from menv.classic_names import OF_ALGORITHMS, Told, classic_keywords
 from menv.errors import CallOrderError
@@ -78,6 +79,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         self._progress = Progress(seed)
         self._workforce = Workforce(self.config)
+        self._underway = Underway()
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
         first, self._base_env = self._workforce.make_envs()
         given = GivenSpaces(
@@ -149,11 +151,15 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
 
         It holds `rollout_fragment_length` steps of every sub-environment, but for rows whose reward
         is not complete yet; those come with the next one.
+
+        Raises:
+            CallOrderError: A fragment is being sampled, another thread is at work, or the algorithm was stopped.
         """
         if self._stopped:
             raise CallOrderError("sample: this algorithm was stopped; build a new one")
-        self._outside.follow_connectors()
-        return self._rollouts.sample()
+        with self._underway.call("sample"), self._underway.half("a fragment is being sampled"):
+            self._outside.follow_connectors()
+            return self._rollouts.sample()
 
     def train(self) -> dict[str, Any]:
         """Sample a train batch, learn from it and return the result.
@@ -181,9 +187,23 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             - `external`, where others call: `open_episodes`, rows that not every algorithm can learn from
               (`num_off_policy_steps`, of which `num_stale_steps` for their old weights) and that were left out
               (`num_agent_steps_left_out`), and `idle`, a sentence, if nobody has called for a while.
+
+        Raises:
+            CallOrderError: A hook calls it in the midst of an iteration, another thread is at work, or the algorithm
+                was stopped.
         """
         if self._stopped:
             raise CallOrderError("train: this algorithm was stopped; build a new one")
+        with self._underway.call("train", whole=True):
+            with self._underway.half("an iteration is being trained"):
+                result = self._iteration()
+            self.last_result = result
+            self._attach_evaluation(result)
+            self._callbacks.on_train_result(algorithm=self, result=result)
+        return result
+
+    def _iteration(self) -> dict[str, Any]:
+        """Train an iteration and return its result, but for an evaluation."""
         began = time.perf_counter()
         self._evaluations.begin(self, self.iteration + 1)
         rollouts = self._rollouts
@@ -211,7 +231,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         learned = time.perf_counter()
         self.iteration += 1
         sampler_results = {**self._metrics.summary(), "sampler_perf": times}
-        result = {
+        return {
             **sampler_results,
             "sampler_results": sampler_results,
             "info": learner_info({name: merged(own) for name, own in stats.items()}, learners.told),
@@ -227,10 +247,6 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             "time_total_s": learned - self._progress.began,
             **self._outside.report(),
         }
-        self._attach_evaluation(result)
-        self.last_result = result
-        self._callbacks.on_train_result(algorithm=self, result=result)
-        return result
 
     def counts(self) -> dict[str, int]:
         """Return how far the run has come, earlier parts of a resumed one among it.
@@ -257,10 +273,14 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             `{"evaluation": metrics}`, with the keys about episodes that `train` returns, also at
             `sampler_results`, over exactly `evaluation_duration` episodes; where that counts "timesteps", over whole
             episodes that have as many env steps at least.
+
+        Raises:
+            CallOrderError: An evaluation is going on, another thread is at work, or the algorithm was stopped.
         """
         if self._stopped:
             raise CallOrderError("evaluate: this algorithm was stopped; build a new one")
-        return self._evaluations.run(self)
+        with self._underway.call("evaluate"):
+            return self._evaluations.run(self, self._underway)
 
     def _attach_evaluation(self, result: dict[str, Any]) -> None:
         """Add an evaluation to a result where one is due."""

@@ -18,11 +18,13 @@ from menv.policy_map import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from menv.algorithms.config.algorithm_config import AlgorithmConfig
+    from menv.algorithms.underway import Underway
 
 _READY = "actions come as the environment takes them; normalize_actions and clip_actions are settings"
 _ROWS = (
     "call get_policy(policy_id).compute_actions([obs], ...), which takes what policies of your own look at"
 )
+_COPY = "ask copy.deepcopy(algo.get_policy(policy_id)), made before"
 
 
 def _state_by_name(method: F) -> F:
@@ -44,6 +46,7 @@ class Answers:
     """Answers one observation."""
 
     config: AlgorithmConfig
+    _underway: Underway
     get_policy: Callable[..., Policy]
 
     @classic_keywords(
@@ -71,6 +74,7 @@ class Answers:
             full_fetch: Whether these three are returned without a state too.
 
         Raises:
+            CallOrderError: Another thread trains, samples or evaluates.
             ConfigError: There is no such policy.
             ContractError: The observation is outside the space, or a recurrent policy is given no state.
         """
@@ -80,6 +84,7 @@ class Answers:
                 f"compute_single_action: explore is {explore!r:.60}, expected True, False or None; "
                 "leave it out to do as config.explore says"
             )
+        self._underway.refuse_others("compute_single_action", _COPY)
         policy = self.get_policy(policy_id)
         batches = [] if state is None else one_row("compute_single_action", state)
         if not batches and policy.get_initial_state():

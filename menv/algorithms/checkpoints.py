@@ -39,7 +39,7 @@ class Checkpoints:
         keep_last: int | None = None,
         keep_best: tuple[str, int] | None = None,
     ) -> Path:
-        """Write a checkpoint, to be called between two iterations.
+        """Write a checkpoint, to be called between two iterations, also in `on_train_result` and `on_evaluate_end`.
 
         It goes into `path/<iteration>/`, and `path/LATEST` names it when it is complete: a process that is killed while
         it saves leaves the checkpoint of before. It holds weights, optimizers, replayed experience, counters, metrics
@@ -62,11 +62,11 @@ class Checkpoints:
             The numbered folder.
 
         Raises:
-            CallOrderError: A fragment is being sampled, or the algorithm was stopped.
+            CallOrderError: An iteration, a fragment or an evaluation is half done, in this thread or in another one, or
+                the algorithm was stopped.
             ConfigError: A setting is wrong, or something cannot be written down.
         """
-        from menv.loop.checkpoint_folder import keep_only, write_checkpoint
-        from menv.loop.policy_folders import write_policies
+        from menv.loop.checkpoint_folder import keep_only
 
         algo = cast("Algorithm", self)
         _refuse_stopped(algo, "save")
@@ -77,7 +77,18 @@ class Checkpoints:
             )
         root = path_given("save", path)
         _check_keeping(keep_last, keep_best)
-        metric = keep_best and keep_best[0]
+        with algo._underway.call("save", whole=True, brief=True), algo._rollouts.alone:
+            folder = self._write(root, keep_best and keep_best[0])
+            if keep_last is not None or keep_best is not None:
+                keep_only(root, _kept(root, keep_last, keep_best))
+        return folder
+
+    def _write(self, root: Path, metric: str | None) -> Path:
+        """Write the numbered folder of now."""
+        from menv.loop.checkpoint_folder import write_checkpoint
+        from menv.loop.policy_folders import write_policies
+
+        algo = cast("Algorithm", self)
         manifest = {
             "kind": _KIND,
             "menv_version": menv.__version__,
@@ -87,10 +98,7 @@ class Checkpoints:
             "metrics": {metric: _metric(self.last_result, metric)} if metric else {},
         }
         policies = partial(write_policies, policies=algo._population.policies, trained=algo._trained)
-        folder = write_checkpoint(root, algo.iteration, manifest, algo._state.files(), policies)
-        if keep_last is not None or keep_best is not None:
-            keep_only(root, _kept(root, keep_last, keep_best))
-        return folder
+        return write_checkpoint(root, algo.iteration, manifest, algo._state.files(), policies)
 
     @classmethod
     @classic_keywords(checkpoint="=path")
@@ -149,6 +157,7 @@ class Checkpoints:
             path: As for `from_checkpoint`.
 
         Raises:
+            CallOrderError: As of `save`.
             ConfigError: The checkpoint is not as it was written, or of other policies or networks; nothing has changed,
                 unless the message says that this algorithm cannot go on.
         """
@@ -164,9 +173,14 @@ class Checkpoints:
         if found != own:
             raise ConfigError(f"{folder}: policies {found}, expected {own}; {_AGAIN}")
         files = read_files(folder, manifest)
-        with _taken_over(folder):
-            algo._state.restore(files)
-        algo._callbacks.on_checkpoint_loaded(algorithm=algo)
+        with algo._underway.call("restore", whole=True):
+            with (
+                _taken_over(folder),
+                algo._rollouts.alone,
+                algo._underway.half("a checkpoint is being restored"),
+            ):
+                algo._state.restore(files)
+            algo._callbacks.on_checkpoint_loaded(algorithm=algo)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
 from menv.algorithms.evaluation.players import Players
 from menv.algorithms.population import Population
 from menv.algorithms.rollouts.experience import make_evaluation_envs, make_evaluation_experience
+from menv.algorithms.underway import Underway
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
 from menv.loop.convert import check_number
@@ -99,8 +100,10 @@ class Evaluations:
             finally:
                 base_env.stop()
 
-    def run(self, algorithm: Any) -> dict[str, Any]:
+    def run(self, algorithm: Any, underway: Underway) -> dict[str, Any]:
         """Play, and return what it told; `algorithm` is what callbacks are shown.
+
+        It is half done until `on_evaluate_end` is called, so that the run may be saved there.
 
         Raises:
             CallOrderError: Somebody calls it whom an evaluation has called.
@@ -109,22 +112,27 @@ class Evaluations:
             raise CallOrderError(
                 "evaluate: an evaluation is going on, expected to stand between two; its own hooks cannot begin another"
             )
-        evaluation = self._ready()
         try:
             self._playing = True
-            if not self._begun:
-                self._callbacks.on_evaluate_start(algorithm=algorithm)
-            self._begun = False
-            self.latest = {"evaluation": evaluation.run()}
-            numbers = evaluation.recreated()
-            if numbers:
-                self._callbacks.on_workers_recreated(
-                    algorithm=algorithm, worker_ids=list(numbers), is_evaluation=True
-                )
+            with underway.half("an evaluation is going on"):
+                self._play(algorithm)
             self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
         finally:
             self._playing = False
         return self.latest
+
+    def _play(self, algorithm: Any) -> None:
+        """Play, and keep what it told."""
+        evaluation = self._ready()
+        if not self._begun:
+            self._callbacks.on_evaluate_start(algorithm=algorithm)
+        self._begun = False
+        self.latest = {"evaluation": evaluation.run()}
+        numbers = evaluation.recreated()
+        if numbers:
+            self._callbacks.on_workers_recreated(
+                algorithm=algorithm, worker_ids=list(numbers), is_evaluation=True
+            )
 
     def begin(self, algorithm: Any, iteration: int) -> None:
         """Let workers play what an iteration ends with while it trains, where they shall."""

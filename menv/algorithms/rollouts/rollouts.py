@@ -263,17 +263,8 @@ class LocalRollouts:
         """See `Rollouts.begin_again`.
 
         Raises:
-            CallOrderError: A fragment is being sampled.
             ConfigError: The environment cannot.
         """
-        if self._sampling:
-            raise CallOrderError(
-                "restore: a fragment is being sampled, expected to stand between two; call it after train() or "
-                "sample(), or in on_train_result"
-            )
-        self._begin_again(seed)
-
-    def _begin_again(self, seed: int) -> None:
         if self.sampler.polled and not isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
             raise ConfigError(
                 f"restore: {type(self.base_env).__name__} cannot begin again, expected environments that menv made; "
@@ -300,7 +291,7 @@ class LocalRollouts:
         before = self.sampler
         left = before.state_without_episodes()
         try:
-            self._begin_again(self._seed)
+            self.begin_again(self._seed)
             self.sampler.explore = before.explore
             lost = self.resume(left)
         except BaseException:
