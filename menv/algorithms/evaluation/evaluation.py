@@ -50,7 +50,10 @@ class Evaluation:
 
     Attributes:
         guard: Is entered while environments are stepped.
+        begun: Whether the next `run` waits for what was begun before: never.
     """
+
+    begun = False
 
     def __init__(
         self,

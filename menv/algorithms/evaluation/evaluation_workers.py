@@ -63,6 +63,11 @@ class EvaluationWorkers:
         self._resumed: Mapping[str, Any] | None = None
         self._warned: set[str] = set()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the next `run` tells what was begun before it."""
+        return self._begun or self._played is not None
+
     def begin(self) -> None:
         """Let workers play with the policies of now; `run` waits for them."""
         # What was begun and nobody has waited for is forgotten.
@@ -84,7 +89,7 @@ class EvaluationWorkers:
         Raises:
             WorkerLostError: Workers are lost again and again.
         """
-        if not self._begun and self._played is None:
+        if not self.begun:
             self.begin()
         env_steps = agent_steps = 0
         for own in self._all_played():

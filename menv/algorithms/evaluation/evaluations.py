@@ -66,8 +66,6 @@ class Evaluations:
         # What workers are told of the settings, from before callbacks were shown the algorithm and kept it.
         self._first: Sealed | None = None
         self._playing = False
-        # Whether workers play what the next `run` tells.
-        self._begun = False
 
     def rehearse(self) -> None:
         """Keep the settings for workers, and try out who plays in what, where evaluations have their own of that.
@@ -124,9 +122,8 @@ class Evaluations:
     def _play(self, algorithm: Any) -> None:
         """Play, and keep what it told."""
         evaluation = self._ready()
-        if not self._begun:
+        if not evaluation.begun:
             self._callbacks.on_evaluate_start(algorithm=algorithm)
-        self._begun = False
         self.latest = {"evaluation": evaluation.run()}
         numbers = evaluation.recreated()
         if numbers:
@@ -139,7 +136,6 @@ class Evaluations:
         if self._config.evaluation_parallel_to_training and self.due(iteration):
             self._callbacks.on_evaluate_start(algorithm=algorithm)
             self._ready().begin()
-            self._begun = True
 
     def due(self, iteration: int) -> bool:
         """Return whether an iteration ends with an evaluation."""
@@ -149,7 +145,7 @@ class Evaluations:
     def begin_again(self, seed: int) -> None:
         """Forget what plays, for a run with this seed."""
         self.stop()
-        self._evaluation, self._seed, self._begun = None, seed, False
+        self._evaluation, self._seed = None, seed
 
     def state(self) -> dict[str, Any]:
         """Return what the next evaluation depends on, and what the latest told as far as a file can hold it."""
