@@ -14,6 +14,7 @@ from menv.algorithms import PPO
 from menv.connectors import (
     AgentConnector,
     FrameStackAgentConnector,
+    MeanStdObservationFilterAgentConnector,
     register_connector,
     register_lambda_agent_connector,
 )
@@ -39,6 +40,32 @@ def test_running_means_go_on_to_the_last_bit(tmp_path: Path) -> None:
         found = algo.get_weights()
     for name, value in wanted["default_policy"].items():
         np.testing.assert_array_equal(found["default_policy"][name], value, err_msg=name)
+
+
+def test_running_means_count_no_row_twice_where_a_run_goes_on_with_workers(tmp_path: Path) -> None:
+    config: dict[str, Any] = {**SMALL, "observation_filter": "MeanStdFilter", "engine": "process"}
+
+    def means(algo: Any) -> Any:
+        return (
+            algo.get_policy()
+            .agent_connectors[MeanStdObservationFilterAgentConnector][0]
+            .statistics.to_state()
+        )
+
+    ends = []
+    for workers in (0, 1):
+        folder = tmp_path / str(workers)
+        with PPO(env="CartPole-v1", config={**config, "num_workers": workers}) as algo:
+            trained(algo, 2)
+            algo.save(folder)
+            before = means(algo)
+        # Episodes begin anew in either, because the number of workers is another one.
+        with PPO.from_checkpoint(folder, {"num_workers": 1 - workers}) as algo:
+            assert means(algo) == before
+            digest = trained(algo, 2)["digest"]
+            ends.append((before, means(algo), digest, weights_of(algo)))
+    assert ends[0] == ends[1]
+    assert ends[0][1]["count"] - ends[0][0]["count"] == 2 * SMALL["train_batch_size"] + ENVS
 
 
 def test_a_running_algorithm_goes_back_to_the_frames_of_then(tmp_path: Path) -> None:

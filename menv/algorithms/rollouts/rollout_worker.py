@@ -106,6 +106,10 @@ class RolloutWorker:
         """
         if news is not None:
             self._company.take(news, range(self._rollouts.sampler.slots_used))
+        # What has come with a filter from a process that handed on nothing is in its statistics already.
+        for policy in self._company.policies.values():
+            for one in synced(policy).values():
+                one.reset_state()
         rollouts = self._rollouts
         for cohort in self._company.cohorts:
             cohort.weights_seq_no = weights_seq_no
