@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from menv import draws
 from menv.adapters.created_envs import CreatedEnvs
+from menv.adapters.table import TableEnvs
 from menv.base_env import COMMON, SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, Join, Ready, Unclaimed
 from menv.episode import MEMBER_REWARDS, Episode
 from menv.episode_record import AS_THEY_COME, When
@@ -63,7 +64,8 @@ class EpisodeBook:
         self._seed = seed
         self._first_index = first_index
         self._worker = worker
-        self._numbered = isinstance(worker.base_env, CreatedEnvs)
+        env = worker.base_env
+        self._numbered = isinstance(env, CreatedEnvs) or (isinstance(env, TableEnvs) and not env.external)
         self._where: dict[str, tuple[int, int]] = {}
         self.find_policies()
         self._agent_keys: dict[tuple[int, AgentId], int] = {}

@@ -316,6 +316,20 @@ def test_rewards_and_results_are_those_that_the_environment_paid() -> None:
         )
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_episodes_that_end_together_are_told_in_the_order_of_their_worlds(backwards: bool) -> None:
+    class Told(Pairs):
+        def poll(self, timeout: float | None = None) -> Ready:
+            ready = super().poll()
+            ready = replace(ready, rewards=np.array([1.0, 1.0, 1.0, 2.0, 2.0, 2.0]) * (ready.rewards > 0))
+            ended = [end._replace(reward=1.0 + (end.env_id == 1)) for end in ready.ended]
+            step = -1 if backwards else 1
+            return replace(ready, ended=ended[::step], episodes=ready.episodes[::step])
+
+    with PPO(env=Told, config={"rollout_fragment_length": 8, "train_batch_size": 16, "seed": 0}) as algo:
+        assert algo.train()["hist_stats"]["episode_reward"] == [12.0, 24.0] * 2
+
+
 def test_env_steps_go_on_from_those_of_a_checkpoint(tmp_path: Path) -> None:
     config = {"rollout_fragment_length": 6, "train_batch_size": 12, "num_sgd_iter": 1, "seed": 0}
     seen: list[list[int]] = []
