@@ -364,7 +364,16 @@ class NetPolicy(Policy):
                 f"policy {self.policy_id!r}: states of shapes {found}, expected {[(rows, size) for size in sizes]}; "
                 "pass the states that compute_actions returned, one row for each observation"
             )
-        return np.concatenate([np.asarray(part, np.float32) for part in state_batches], 1)
+        parts = [np.asarray(part) for part in state_batches]
+        for place, part in enumerate(parts):
+            numbers = part.dtype.kind in "biuf"
+            if not numbers or np.isnan(part).any():
+                raise ContractError(
+                    f"policy {self.policy_id!r}: part {place} of the state "
+                    f"{'holds NaN' if numbers else f'is an array of {part.dtype}'}, expected numbers; pass what was "
+                    "returned for the observation before, or policy.get_initial_state()"
+                )
+        return np.concatenate([part.astype(np.float32) for part in parts], 1)
 
     def _parts(self, state: Any) -> list[Any]:
         """Return the parts of [R, S] states."""

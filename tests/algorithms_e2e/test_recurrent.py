@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -159,6 +160,35 @@ def test_a_state_is_handed_in_and_handed_back() -> None:
         # Without states every row begins anew.
         fresh = policy.compute_actions([1, 1], explore=False)[1]
         np.testing.assert_array_equal(fresh[0][0], fresh[0][1])
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (np.full(16, np.nan, np.float32), "part 1 of the state holds NaN"),
+        (np.array(["a"] * 16), "part 1 of the state is an array of <U1"),
+        (np.zeros(16, np.complex64), "part 1 of the state is an array of complex64"),
+        (np.array([None] * 16), "part 1 of the state is an array of object"),
+        ("a", "states of shapes"),
+        (np.zeros((1, 16), np.float32), "states of shapes"),
+    ],
+)
+def test_a_state_that_holds_no_numbers_is_refused(part: Any, said: str) -> None:
+    with PPO(env=recall, config={**CONFIG, "model": {**MODEL, "use_gru": True}}) as algorithm:
+        policy = algorithm.get_policy()
+        state = policy.get_initial_state()
+        state[1] = part
+        batch = [np.asarray(one)[None] for one in state]
+        asked: list[Callable[[], Any]] = [
+            lambda: algorithm.compute_single_action(0, state=state),
+            lambda: policy.act(0, state=state),
+            lambda: policy.compute_actions([0], batch),
+        ]
+        for ask in asked:
+            with pytest.raises(ContractError, match=rf"^policy 'default_policy': {said}.*; pass "):
+                ask()
+        with pytest.raises(ContractError, match="states of shapes"):
+            algorithm.compute_single_action(0, state=[*policy.get_initial_state(), np.zeros(16)])
 
 
 def test_a_recurrent_policy_is_never_asked_without_its_state() -> None:
