@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
@@ -32,6 +32,8 @@ _SPACE = "$space"
 _OFFERING = ("menv", "menv.algorithms", "menv.envs")
 """The packages of menv whose classes need not be given again."""
 _SECTIONS = ("model", "replay_buffer_config", "exploration_config")
+_TOLD = 8
+"""So many things that have to be given again are told by name."""
 _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm")
 
 Tree = dict[str, Any]
@@ -136,8 +138,11 @@ def restored_config(
         values["env"] = env
     elif "env" not in own and isinstance(values["env"], str) and not is_known(values["env"]):
         values["env"] = {_NAMED: values["env"]}
-    for name, value in values.items():
-        _check_given(value, f"config[{name!r}]")
+    _check_given(values)
+    multi["policies"] = {
+        name: one if isinstance(one, PolicySpec) else PolicySpec(**one)
+        for name, one in multi["policies"].items()
+    }
     return read_config(config_class, values)
 
 
@@ -159,8 +164,8 @@ def _given(config_class: type[AlgorithmConfig], given: Any) -> Tree:
     return {**found, "multiagent": dict(by_name)}
 
 
-def _policies(stored: Tree, given: Any, policy_ids: Collection[str] | None) -> dict[str, PolicySpec]:
-    """Return the specs of the checkpoint's policies; what a given one says takes precedence."""
+def _policies(stored: Tree, given: Any, policy_ids: Collection[str] | None) -> dict[str, Any]:
+    """Return the specs of the checkpoint's policies, those that are given, and as they are stored of the others."""
     wanted = list(stored if policy_ids is None else policy_ids)
     missing = sorted(set(wanted) - stored.keys())
     if missing:
@@ -168,33 +173,39 @@ def _policies(stored: Tree, given: Any, policy_ids: Collection[str] | None) -> d
             f"policy_ids: {missing} not in the checkpoint, expected some of {sorted(stored)}; correct them"
         )
     entries = given if isinstance(given, Mapping) else dict.fromkeys(given or ())
-    specs = {}
-    for name in wanted:
-        if entries.get(name) is not None:
-            specs[name] = PolicySpec.of(name, entries[name])
-            continue
-        _check_given(stored[name], f"config['multiagent']['policies'][{name!r}]")
-        specs[name] = PolicySpec(**stored[name])
-    return specs
+    return {
+        name: stored[name] if entries.get(name) is None else PolicySpec.of(name, entries[name])
+        for name in wanted
+    }
 
 
-def _check_given(value: Any, where: str) -> None:
-    """Refuse what is stored by name only.
+def _check_given(values: Tree) -> None:
+    """Refuse settings that are stored by name only.
 
     Raises:
-        ConfigError: There is such a thing in `value`.
+        ConfigError: There are such; all of them are told, so that nobody has to try again for each.
     """
+    missing = list(_by_name_only(values, "config"))
+    if missing:
+        told = ", ".join(missing[:_TOLD]) + (f" and {len(missing) - _TOLD} more" * (len(missing) > _TOLD))
+        them = "it" if len(missing) == 1 else "them"
+        raise ConfigError(
+            f"from_checkpoint: {told}, which a checkpoint holds by name only, expected {them} to be given again; pass "
+            f"{them} in config"
+        )
+
+
+def _by_name_only(value: Any, where: str) -> Iterator[str]:
+    """Yield where something is stored by name only, and what it was."""
     if isinstance(value, Mapping):
         if _NAMED in value:
-            raise ConfigError(
-                f"from_checkpoint: {where} was {value[_NAMED]}, which a checkpoint holds by name only, expected it to "
-                "be given again; pass it in config"
-            )
+            yield f"{where} was {value[_NAMED]}"
+            return
         for key, item in value.items():
-            _check_given(item, f"{where}[{key!r}]")
+            yield from _by_name_only(item, f"{where}[{key!r}]")
     elif isinstance(value, list | tuple):
         for place, item in enumerate(value):
-            _check_given(item, f"{where}[{place}]")
+            yield from _by_name_only(item, f"{where}[{place}]")
 
 
 def _read(value: Any) -> Any:

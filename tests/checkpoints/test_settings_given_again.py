@@ -170,7 +170,7 @@ def test_what_is_stored_by_name_only_has_to_be_given_again(
     given = {key: config[key] for key in ("env", "multiagent", "callbacks") if key in config}
     wanted = next(key for key in reversed(given) if key in named)
     others = {key: value for key, value in given.items() if key != wanted}
-    with pytest.raises(ConfigError, match=rf"^from_checkpoint: .*{named}.*; pass it in config$"):
+    with pytest.raises(ConfigError, match=rf"^from_checkpoint: .*{named}.*; pass (it|them) in config$"):
         PPO.from_checkpoint(tmp_path, others)
     PPO.from_checkpoint(tmp_path, given).stop()
 
@@ -227,6 +227,37 @@ def test_other_names_are_not_looked_up(kind: str) -> None:
         ConfigError, match=rf"config\['env'\] was {kind}, which a checkpoint holds by name only"
     ):
         restored_config(PPOConfig, {**stored, "env": {"$named": kind}}, None)
+
+
+def test_all_that_has_to_be_given_again_is_named_at_once(tmp_path: Path) -> None:
+    def to_one(*args: Any, **kwargs: Any) -> str:
+        return "p0"
+
+    class Hears(DefaultCallbacks):
+        pass
+
+    class Own(RandomPolicy):
+        pass
+
+    def saved(number: int) -> Path:
+        policies = {"p0": None, **{f"p{one}": PolicySpec(Own) for one in range(1, number)}}
+        given["multiagent"] = {"policies": policies, "policy_mapping_fn": to_one}
+        with PPO(env=Corridor, config={**SMALL, **given}) as algo:
+            return algo.save(tmp_path / str(number))
+
+    given: dict[str, Any] = {"callbacks": Hears}
+    few = saved(3)
+    with pytest.raises(ConfigError, match=r"expected them to be given again; pass them in config$") as told:
+        PPO.from_checkpoint(few)
+    named = {line.split(" was ")[0] for line in str(told.value).split(": ", 1)[1].split(", config")}
+    assert {one.removeprefix("config") for one in named} == {
+        "['env']", "['callbacks']", "['multiagent']['policies']['p1']['policy_class']",
+        "['multiagent']['policies']['p2']['policy_class']", "['multiagent']['policy_mapping_fn']",
+    }  # fmt: skip
+    with PPO.from_checkpoint(few, {"env": Corridor, **given}) as again:
+        assert again.iteration == 0
+    with pytest.raises(ConfigError, match=r" and 5 more, which a checkpoint holds by name only, "):
+        PPO.from_checkpoint(saved(11))
 
 
 def test_a_registered_name_is_enough(tmp_path: Path) -> None:
