@@ -271,7 +271,7 @@ def _why_nothing(leaf: Leaf, mask: Mask, begins: Begins | None) -> str:
     if begins is None or not mask.any():
         return (
             f"{leaf.path}: allows none of {leaf.width} actions, expected at least one, because whoever is in obs is "
-            "asked (in PettingZoo's games of turns PettingZooEnv shows only who is to act)"
+            "asked (PettingZooEnv, given a PettingZoo game of turns as it is, shows only who is to act)"
         )
     parts = np.split(mask, begins[1:])
     number = next(index for index, part in enumerate(parts) if not part.any())

@@ -14,6 +14,7 @@ import gymnasium as gym
 from menv.errors import ConfigError, MissingExtraError
 from menv.multi_agent_env import MultiAgentEnv
 
+_TURNS_AT_ONCE = "turn_based_aec_to_parallel_wrapper"
 _WRAPPERS = {"AEC": "PettingZooEnv", "parallel": "ParallelPettingZooEnv"}
 _MAKERS = {"AEC": "env", "parallel": "parallel_env"}
 
@@ -49,9 +50,15 @@ def check_kind(env: Any, wrapper: str, wanted: str) -> None:
     if kind == wanted:
         return
     if kind:
+        # In the other wrapper agents would be asked that cannot act.
+        turns = any(one.__name__ == _TURNS_AT_ONCE for one in type(env).__mro__)
         raise ConfigError(
             f"{wrapper}: {type(env).__name__} has PettingZoo's {kind} interface, expected the {wanted} one; "
-            f"use {_WRAPPERS[kind]}"
+            + (
+                "pass the game as it was before turn_based_aec_to_parallel"
+                if turns
+                else f"use {_WRAPPERS[kind]}"
+            )
         )
     if importlib.util.find_spec("pettingzoo") is None:
         raise MissingExtraError(

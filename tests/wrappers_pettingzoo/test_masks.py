@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import PPO
-from menv.errors import ContractError
+from menv.errors import ConfigError, ContractError
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
 from tests.wrappers_pettingzoo.small_games import ACTIONS, OBS, Together, Turns
 
@@ -104,9 +104,18 @@ def test_a_game_of_turns_that_was_made_parallel_is_told_of_the_wrapper_of_turns(
 
     with (
         PPO(env=game) as algo,
-        pytest.raises(ContractError, match=r"'player_2'.* allows none of 9 actions, .* PettingZooEnv shows"),
+        pytest.raises(
+            ContractError, match=r"'player_2'.* allows none of 9 actions, .*\(PettingZooEnv, given"
+        ),
     ):
         algo.sample()
+    # Who only takes the other wrapper is not sent back.
+    with pytest.raises(
+        ConfigError, match=r"expected the AEC one; pass the game as it was before turn_based_aec_"
+    ):
+        PettingZooEnv(turn_based_aec_to_parallel(tictactoe_v3.env()))
+    with PPO(env=lambda context: PettingZooEnv(tictactoe_v3.env()), config={"seed": 0}) as algo:
+        assert algo.sample().env_steps() > 0
 
 
 def test_asking_for_a_space_resets_a_game_at_most_once() -> None:
