@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -279,7 +279,9 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         """
         if self._stopped:
             raise CallOrderError("evaluate: this algorithm was stopped; build a new one")
-        with self._underway.call("evaluate"):
+        # Policies stay as they are meanwhile, unless who changes them may be whom the environment waits for.
+        alone = nullcontext() if self._base_env.external else self._rollouts.alone
+        with self._underway.call("evaluate"), alone:
             return self._evaluations.run(self, self._underway)
 
     def _attach_evaluation(self, result: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from menv.algorithms import PPO, Algorithm
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError
-from tests.algorithms_e2e.test_policies_on_the_fly import Duo
+from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to
 from tests.checkpoints.runs import SMALL, trained, weights_of
 
 EVALUATED: dict[str, Any] = {**SMALL, "evaluation_interval": 1, "evaluation_duration": 2}
@@ -139,6 +140,27 @@ def test_another_thread_is_refused_while_one_is_at_work_which_goes_on(
     for line in told:
         assert re.match(rf"{name}: train\(\) runs in another thread, expected none; ", line)
     assert not (tmp_path / "other").exists() or name == "save"
+
+
+def test_another_thread_changes_policies_when_an_evaluation_is_over() -> None:
+    threads: list[threading.Thread] = []
+    meanwhile: list[set[str]] = []
+
+    def add(algo: Algorithm) -> None:
+        if not threads:
+            change = partial(algo.add_policy, "new", policy_mapping_fn=to(agent0="new"))
+            threads.append(threading.Thread(target=change))
+            threads[0].start()
+            threads[0].join(0.5)
+        meanwhile.append(set(algo.get_weights()))
+
+    settings, _, algos = calling("on_episode_end", add)
+    with PPO(env="CartPole-v1", config={**EVALUATED, **settings}) as algo:
+        algos.append(algo)
+        assert algo.evaluate()["evaluation"]["episodes_this_iter"] == 2
+        threads[0].join(60)
+        assert meanwhile == [{"default_policy"}] * 2
+        assert set(algo.get_weights()) == {"default_policy", "new"}
 
 
 def test_train_waits_for_another_thread_that_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
