@@ -79,12 +79,14 @@ class TrainingState:
         """
         population, progress, arrays = self.population, self.progress, Arrays()
         learners = population.learners.state()
+        # First, because a worker may be found to be lost then, whose episodes are counted.
+        sampler = self.rollouts.state()
         tree = {
             "iteration": progress.iteration,
             "seed": progress.seed,
             "time_total_s": time.perf_counter() - progress.began,
             "metrics": self.metrics.state(),
-            "sampler": self.rollouts.state(),
+            "sampler": sampler,
             **self.evaluations.state(),
             "gathered": self.gathering.state(),
             "learners": [[policy_id, seed] for policy_id, (seed, _) in learners.items()],

@@ -17,6 +17,7 @@ import numpy as np
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollouts.fragment import Fragment
 from menv.algorithms.rollouts.headlines import Headlines
+from menv.algorithms.rollouts.inbox import Inbox
 from menv.algorithms.rollouts.one_at_a_time import one_at_a_time
 from menv.algorithms.rollouts.rollouts import Crew, Tree
 from menv.algorithms.rollouts.stand import Stand, spread
@@ -198,7 +199,8 @@ class WorkerRollouts:
         lost = 0
         for index, state in enumerate(tree["workers"]):
             lost += int(self._workers.sure(index, "resume", state))
-            inbox = self._workers.inboxes[index]
+            # A new one: of those that were lost before this answer nothing is left that counts.
+            inbox = self._workers.inboxes[index] = Inbox()
             inbox.stand = Stand.of(state)
             inbox.running = inbox.stand.running
         return lost
