@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -20,9 +21,15 @@ ON_RAY = (
     "tests/remote_envs/test_as_in_one_process.py",
     "tests/remote_envs/test_losses.py",
     "tests/verify/test_verify_backends.py",
+    "tests/workers/test_callbacks_that_keep.py::test_workers_of_evaluations_on_ray_do_so_too",
+    "tests/workers/test_evaluations.py::test_evaluations_are_played_on_ray_as_in_processes",
+    "tests/workers/test_learning.py::test_cartpole_is_solved_while_a_worker_is_killed_every_five_seconds",
     "tests/workers/test_on_ray.py",
 )
-"""Which tests start Ray; of several processes, one does."""
+"""Which tests use Ray, beside those whose parameter begins with "ray-"; of several processes, one starts it."""
+
+RAY_CPUS = 4
+"""As many as the tests need, whatever there are."""
 
 PROGRAMS = (
     "tests/bundles/test_own_modules.py",
@@ -38,8 +45,8 @@ PROGRAMS = (
 LONG = ("tests/workers/test_nothing_grows.py",)
 """What would be waited for if it came last, as those above would be."""
 
-TOGETHER = {"on Ray": ON_RAY, "programs": PROGRAMS, "house": ("tests/house/",)}
-"""Which tests are handed out as if they were one file, those of the house because they read all files."""
+TOGETHER = {"programs": PROGRAMS, "house": ("tests/house/",)}
+"""Which others are handed out as if they were one file, those of the house because they read all files."""
 
 
 FORKED = (
@@ -66,9 +73,42 @@ def _homes_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def ray_with_room() -> Iterator[None]:
+    """Have a Ray with so many CPUs in this process; others of this machine are not joined.
+
+    One that runs here already, started by whoever needed less, gives way.
+    """
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    if ray.is_initialized() and ray.cluster_resources().get("CPU", 0) != RAY_CPUS:
+        ray.shutdown()
+    mine = not ray.is_initialized()
+    if mine:
+        ray.init(
+            address="local", num_cpus=RAY_CPUS, include_dashboard=False, log_to_driver=False,
+            logging_level=logging.ERROR, object_store_memory=400_000_000,
+        )  # fmt: skip
+    yield
+    if mine:
+        ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def running_ray() -> Iterator[None]:
+    """Ray, started once for all tests of a process that use it, because that takes seconds."""
+    with ray_with_room():
+        yield
+
+
+def on_ray(nodeid: str) -> bool:
+    """Return whether a test uses Ray."""
+    return nodeid.startswith(ON_RAY) or "[ray-" in nodeid or "-ray-" in nodeid
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not item.nodeid.startswith((*ON_RAY, *PROGRAMS, *LONG)))
+        first = (*PROGRAMS, *LONG)
+        items.sort(key=lambda item: not (on_ray(item.nodeid) or item.nodeid.startswith(first)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -91,6 +131,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Files(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
+            if on_ray(nodeid):
+                return "on Ray"
             own = (name for name, places in TOGETHER.items() if nodeid.startswith(places))
             return next(own, str(super()._split_scope(nodeid)))
 

@@ -1,10 +1,8 @@
-"""Both engines; one Ray for all tests of a session, because starting it takes seconds."""
+"""Both engines, one after the other."""
 
-import logging
 from collections.abc import Iterator
 
 import pytest
-import ray
 
 from menv.scale.engine import Engine
 from menv.scale.engines import make_engine
@@ -17,20 +15,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow_on_ray") and "[ray" in item.name:
             item.add_marker(pytest.mark.slow)
-
-
-@pytest.fixture(scope="session")
-def running_ray() -> Iterator[None]:
-    """Ray on this machine, with four CPUs whatever there are."""
-    mine = not ray.is_initialized()
-    if mine:
-        ray.init(
-            address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-            object_store_memory=400_000_000,
-        )  # fmt: skip
-    yield
-    if mine:
-        ray.shutdown()
 
 
 @pytest.fixture(params=["process", "ray"])

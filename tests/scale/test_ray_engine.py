@@ -122,6 +122,22 @@ def test_the_runtime_env_of_the_users_job_reaches_actors(tmp_path: Path, address
     )
 
 
+TOO_SMALL = """
+    import ray
+    from tests.conftest import ray_with_room
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    for _ in range(2):
+        with ray_with_room(), ray_with_room():
+            print(ray.cluster_resources()["CPU"])
+        print(ray.is_initialized())
+"""
+
+
+@pytest.mark.slow
+def test_tests_have_room_where_a_smaller_ray_runs_already(tmp_path: Path) -> None:
+    assert ran(driver(tmp_path, TOO_SMALL)).split() == ["4.0", "False"] * 2
+
+
 SHUT_DOWN = """
     import sys
     import ray

@@ -17,7 +17,7 @@ from tests.verify import hosted, unsteady
 # The games of PettingZoo that are tested here are made as its documentation says for its versions up to now.
 pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
 
-# Ray is started in the test that is about it, and may run already.
+# Ray runs for the test that is about it, and may do so before.
 WITHOUT_RAY = [backend for backend in BACKENDS if not backend.on_ray]
 # The others are compared with each other elsewhere in this module.
 ON_RAY = [BACKENDS[0], *(backend for backend in BACKENDS if backend.on_ray)]
@@ -74,6 +74,7 @@ def test_policies_of_every_kind_are_the_same_everywhere(config: dict[str, Any]) 
     assert report.num_envs == 3
 
 
+@pytest.mark.usefixtures("running_ray")
 @pytest.mark.parametrize(
     "env",
     [
@@ -86,7 +87,6 @@ def test_policies_of_every_kind_are_the_same_everywhere(config: dict[str, Any]) 
     ids=["CartPole-v1", "tictactoe", "traffic", "connect_four"],
 )
 def test_workers_and_remote_environments_on_ray_agree_too(env: Any) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed")
     report = verify_backends(env, env_steps=400, ray=True, backends=ON_RAY)
     assert "2 workers (ray)" in report.digests
     assert "remote environments (ray)" in report.digests

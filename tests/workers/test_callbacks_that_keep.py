@@ -9,7 +9,6 @@ import pytest
 
 from menv import DefaultCallbacks
 from menv.algorithms import PPO
-from tests.scale.conftest import running_ray as running_ray
 from tests.workers.crews import running, same, weights_of
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from menv.errors import EnvFaultWarning
-from tests.scale.conftest import running_ray as running_ray
 from tests.workers.crews import running
 
 
@@ -82,7 +81,6 @@ def test_cartpole_is_solved_while_a_worker_is_killed_every_five_seconds(
     overlap: bool, engine: str, request: pytest.FixtureRequest
 ) -> None:
     if engine == "ray":
-        # One that starts by itself has as many CPUs as there are, too few for tests after this one.
         request.getfixturevalue("running_ray")
     found, killed, _ = best(450.0, 5.0, 300, overlap=overlap, engine=engine)
     assert found >= 450.0

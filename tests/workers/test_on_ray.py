@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from menv.errors import EnvFaultWarning
-from tests.scale.conftest import running_ray as running_ray
 from tests.scale.processes import driver, ran
 from tests.workers.crews import PLAYERS, running, same, weights_of
 from tests.workers.test_lost_workers import kill
