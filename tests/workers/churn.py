@@ -68,7 +68,7 @@ def resident(pid: int | str) -> float:
     """Return the resident memory of a process in MB, 0 for one that is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0.0
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
 

@@ -58,15 +58,6 @@ def same(one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, 
     )
 
 
-def gone(pid: int) -> bool:
-    """Return whether no process has this id, or only a dead one that nobody has asked after."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
-
-
 class Counting(gym.Env[Any, Any]):
     """Episodes of `length` steps, each paying 1; what it does in a step may be something else once."""
 

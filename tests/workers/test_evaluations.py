@@ -14,6 +14,7 @@ import pytest
 from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
 from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning
+from tests.scale.processes import lives
 from tests.workers.crews import (
     PLAYERS,
     ROADS,
@@ -21,7 +22,6 @@ from tests.workers.crews import (
     Dying,
     Hanging,
     Raising,
-    gone,
     running,
     same,
     weights_of,
@@ -270,8 +270,8 @@ def test_stop_ends_the_processes() -> None:
     with running(0, env=Telling, evaluation_num_workers=2, evaluation_duration=4) as algo:
         pids = {int(reward) for reward in algo.evaluate()["evaluation"]["hist_stats"]["episode_reward"]}
         assert len(pids) == 2
-        assert not any(map(gone, pids))
-    assert all(map(gone, pids))
+        assert all(map(lives, pids))
+    assert not any(map(lives, pids))
 
 
 def test_train_after_stop_is_refused_and_starts_no_processes() -> None:
@@ -384,5 +384,6 @@ def test_when_evaluations_are_and_who_plays_is_no_setting_of_their_own(own: dict
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("running_ray")
 def test_evaluations_are_played_on_ray_as_in_processes() -> None:
     assert evaluated(2, 2, 1, engine="ray") == evaluated(2, 2, 1)

@@ -19,8 +19,8 @@ from menv.algorithms import PPO
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
 from menv.scale import watchdog
-from tests.scale.processes import children, eventually
-from tests.workers.crews import Counting, Hasty, gone, running, same, weights_of
+from tests.scale.processes import children, eventually, lives
+from tests.workers.crews import Counting, Hasty, running, same, weights_of
 
 HERE = "tests.workers.crews"
 
@@ -29,9 +29,7 @@ def kill(pid: int) -> None:
     """Kill a process and wait until it is dead."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    until = time.monotonic() + 10
-    while not gone(pid) and time.monotonic() < until:
-        time.sleep(0.01)
+    eventually(lambda: not lives(pid))
 
 
 def train_until_gone(algo: Any, victim: int | None) -> None:
@@ -292,10 +290,7 @@ def test_stopping_leaves_no_process_behind_and_may_be_done_twice() -> None:
         assert len(set(pids)) == 2
         algo.stop()
         assert algo.worker_pids() == []
-    until = time.monotonic() + 10
-    while not all(gone(pid) for pid in pids) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert all(gone(pid) for pid in pids)
+    eventually(lambda: not any(map(lives, pids)))
 
 
 @pytest.mark.parametrize(
