@@ -6,9 +6,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from menv import Policy, PolicySpec
+from menv.connectors import EnvSamplingAgentConnector
 from menv.scale.packing import UnsendableError
 from menv.scale.peer_group import PeerGroup
 from tests.workers.crews import running
@@ -25,6 +27,14 @@ class Bound(Policy):
 
     def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
         return [0] * len(obs_batch), [], {}
+
+
+class Holding(EnvSamplingAgentConnector):
+    """Cannot go to another process either."""
+
+    def __init__(self, ctx: Any) -> None:
+        super().__init__(ctx)
+        self.lock = threading.Lock()
 
 
 @pytest.fixture
@@ -64,6 +74,50 @@ def test_an_interrupted_save_or_addition_changes_nothing_for_workers(
         found += [algo.train()["digest"] for _ in range(2)]
         assert found == expected
         assert algo.train()["num_worker_restarts"] == 0
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_weights_that_are_set_about_an_interrupted_iteration_reach_all_workers(
+    interrupted: list[int], overlap: bool, later: bool
+) -> None:
+    names = ["learns", "opponent"]
+    mapping = {
+        "policies": names,
+        "policy_mapping_fn": lambda agent_id, episode, *args, **kwargs: names[episode.episode_id % 2],
+        "policies_to_train": names[:1],
+    }
+    with running(2, multiagent=mapping, overlap=overlap) as algo:
+        for _ in range(2):
+            algo.train()
+        weights = {key: 5 * value for key, value in algo.get_weights()["opponent"].items()}
+        if not later:
+            algo.set_weights({"opponent": weights})
+        # With overlap one answer is all that is waited for before anybody is asked again.
+        interrupted.append(1 - overlap)
+        with pytest.raises(KeyboardInterrupt):
+            algo.train()
+        if later:
+            algo.set_weights({"opponent": weights})
+        for _ in range(3):
+            algo.train()
+        rows, policy = algo.sample()["opponent"], algo.get_policy("opponent")
+        now = policy.networks.backend.evaluate(policy.index, rows["obs"], None, rows["actions"])
+        np.testing.assert_allclose(rows["action_logp"], now.logp, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 1}, {"num_workers": 0, "evaluation_num_workers": 1}])
+def test_a_connector_that_cannot_be_told_to_workers_is_named_each_time(settings: dict[str, Any]) -> None:
+    with running(**settings) as algo:
+        ask = algo.train if algo.config.num_workers else algo.evaluate
+        ask()
+        connectors = algo.get_policy().agent_connectors
+        connectors.append(Holding(connectors.ctx))
+        for _ in range(2):
+            with pytest.raises(UnsendableError, match="lock"):
+                ask()
+        connectors.remove("Holding")
+        ask()
 
 
 def test_what_cannot_be_told_to_workers_leaves_nothing_behind() -> None:

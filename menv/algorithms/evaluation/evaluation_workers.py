@@ -75,8 +75,10 @@ class EvaluationWorkers:
         self._played = None
         workers = self._ready()
         self._headlines.tell_filters()
+        # What cannot be sent has been told to nobody.
+        self._broken_off = True
         parcel = self._engine.put(self._headlines.news())
-        self._broken_off = self._begun = True
+        self._begun = True
         if self._resumed is not None:
             tree, self._resumed = self._resumed, None
             workers.all_at_once("resume", tree)

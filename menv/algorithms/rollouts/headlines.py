@@ -74,6 +74,13 @@ class Headlines:
         self.version += bool(weights)
         return News(weights, edited, filters)
 
+    def untold(self, news: News) -> None:
+        """Let the next news tell again of what some workers have not heard."""
+        # Not taken out: what is not known here at all is taken to be known to workers, see `told`.
+        self._weights.update({name: {} for name in news.weights})
+        self._versions.update(dict.fromkeys(news.connectors, -1))
+        self._moved |= news.filters.keys()
+
     def tell_filters(self) -> None:
         """Let the next news tell of all filters, for those who look on while others sample."""
         self._moved |= {name for name, policy in self._crew.policies.items() if synced(policy)}

@@ -139,11 +139,19 @@ class WorkerRollouts:
             WorkerLostError: Workers are lost again and again.
         """
         self._catch_up()
-        parcel = self._news()
-        if parcel is not None:
-            self.take_back()
-        self._begun = False
-        fragments = self._workers.fragments(parcel)
+        news = self._headlines.news()
+        self._workers.told.clear()
+        try:
+            parcel = None
+            if not news.empty:
+                parcel = self._engine.put(news)
+                self.take_back()
+            self._begun = False
+            fragments = self._workers.fragments(parcel)
+        finally:
+            # It could not be sent, somebody was interrupted, or a fragment is still due that was asked for before.
+            if len(self._workers.told) < len(self._workers):
+                self._headlines.untold(news)
         return self._together(fragments)
 
     @one_at_a_time
@@ -219,11 +227,6 @@ class WorkerRollouts:
         """Tell workers of the policies that there are, if somebody was interrupted in that."""
         if self._behind:
             self.follow()
-
-    def _news(self) -> Any:
-        """Return a parcel with what has changed of the policies, None if nothing has."""
-        news = self._headlines.news()
-        return None if news.empty else self._engine.put(news)
 
     def _together(self, fragments: Sequence[Fragment]) -> MultiAgentBatch:
         """Return the fragments of all workers as one, as if one process had sampled it."""

@@ -47,6 +47,7 @@ class Workers:
         inboxes: What has come from each and nobody has taken yet, and what it has done.
         ahead: How many fragments each may be asked for before the one of now is learned from.
         recreated: Numbers, from 1, of the workers that were replaced since the last look.
+        told: Indices of those who have been asked for a fragment with a parcel since the last look.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Workers:
         self.inboxes = [Inbox() for _ in range(config.num_workers)]
         self.ahead = config.max_staleness if config.overlap else 0
         self.recreated: list[int] = []
+        self.told: set[int] = set()
         self._config = config
         self._headlines = headlines
         self._metrics = metrics
@@ -118,6 +120,8 @@ class Workers:
             if not self.inboxes[index].asked:
                 self._group.settle(index)
             self._group.ask(index, "sample", number, self._config.explore, parcel=parcel)
+            if parcel is not None:
+                self.told.add(index)
             self.inboxes[index].asked += 1
 
     def fetch(self, index: int) -> None:
