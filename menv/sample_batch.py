@@ -7,7 +7,7 @@ somebody asks for it. A batch never holds a Python object per row, but for the i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
@@ -134,8 +134,12 @@ class SampleBatch(Mapping[str, Column]):
         return iter(dict.fromkeys([*self._columns, *self._DERIVED, *with_logp]))
 
     def __len__(self) -> int:
-        """Return the number of columns, as for any mapping; the number of rows is `count`."""
-        return len(list(iter(self)))
+        """Return the number of rows, as `count` does; `len(batch.keys())` is that of columns."""
+        return self.count
+
+    def keys(self) -> KeysView[str]:
+        """Return the names of stored and derived columns."""
+        return dict.fromkeys(self).keys()
 
     def __repr__(self) -> str:
         """Show the size and the names of the columns."""
@@ -191,12 +195,11 @@ class SampleBatch(Mapping[str, Column]):
         Args:
             rows: A slice, or [M] indices from 0 to `count - 1`.
         """
-        if not isinstance(rows, slice):
-            rows = np.asarray(rows, np.int64)
+        at = rows if isinstance(rows, slice) else np.asarray(rows, np.int64)
         return SampleBatch(
-            {name: column[rows] for name, column in self._columns.items()},
-            self._pieces(np.arange(self.count)[rows]),
-            self._infos.take(rows),
+            {name: column[at] for name, column in self._columns.items()},
+            self._pieces(np.arange(self.count)[at]),
+            self._infos.take(at),
         )
 
     def shuffle(self, seed: int | np.random.Generator | None = None) -> Self:
@@ -226,10 +229,8 @@ class SampleBatch(Mapping[str, Column]):
                 "at least 1; leave the other out"
             )
         count = self.count
-        if size is not None:
-            bounds = [*range(0, count, size), count]
-        else:
-            bounds = [count * number // given[0] for number in range(given[0] + 1)]
+        even = (count * number // given[0] for number in range(given[0] + 1))
+        bounds = [*even] if size is None else [*range(0, count, size), count]
         return [self.slice(start, end) for start, end in pairwise(bounds)]
 
     def split_by_episode(self, key: str | None = None) -> list[SampleBatch]:
@@ -342,9 +343,8 @@ class SampleBatch(Mapping[str, Column]):
     def _seq_lens(self) -> Column:
         """Return [S] rows of each piece, padding left out."""
         mask = self._columns.get(self.SEQ_MASK)
-        if mask is None:
-            return self.segments.lengths
-        return np.add.reduceat(mask, self.segments.starts, dtype=np.int64)
+        whole = self.segments
+        return whole.lengths if mask is None else np.add.reduceat(mask, whole.starts, dtype=np.int64)
 
     def _changes(self, key: str) -> list[int]:
         """Return the indices, but 0, of rows that begin a new part by a column."""

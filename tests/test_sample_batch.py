@@ -32,11 +32,20 @@ def test_a_batch_is_a_mapping_of_columns() -> None:
     two = batch([3, 2])
     assert two.count == two.agent_steps() == 5
     assert {"obs", "new_obs", "rewards", "eps_id"} <= set(two)
-    assert len(two) == len(list(two)) == len(set(two))
+    assert len(two.keys()) == len(list(two)) == len(set(two))
+    assert two.keys() == set(two)
     assert "obs" in two
     assert "vf_preds" not in two
     assert all(len(column) == 5 for column in two.values())
     assert "5 rows" in repr(two)
+
+
+def test_the_length_of_a_batch_is_its_number_of_rows_as_in_the_classic_api() -> None:
+    two = batch([3, 2])
+    assert len(two) == two.count == 5
+    two["weights"] = np.ones(len(two), np.float32)
+    assert [len(piece) for piece in two.split_by_episode()] == [3, 2]
+    assert not two.slice(0, 0)
 
 
 def test_columns_can_be_added_if_they_have_a_value_for_each_row() -> None:
