@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -59,14 +60,60 @@ def test_a_reset_that_takes_no_seed_is_named() -> None:
 def test_waiting_for_the_end_of_an_endless_episode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota, "LONGEST", 1_000)
 
-    class Endless(Faulty):
-        def step(self, action_dict: Any) -> StepDicts:
-            self.at = 0
-            return super().step(action_dict)
-
     config = {"train_batch_size": 8, "batch_mode": "complete_episodes", "inference": "onnx"}
     with pytest.raises(ContractError, match=r"without the end of an episode.*truncate_episodes"):
         PPO(env=Endless, config=config).train()
+
+
+class Endless(Faulty):
+    """Its episodes never end."""
+
+    def step(self, action_dict: Any) -> StepDicts:
+        """Go on."""
+        self.at = 0
+        return super().step(action_dict)
+
+
+class EndlessAlone(gym.Env[Any, Any]):
+    """One agent, without an end."""
+
+    observation_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin."""
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        """Go on."""
+        return 0, 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("unit", ["episodes", "timesteps"])
+@pytest.mark.parametrize(
+    "env", [Endless, lambda context: gym.vector.SyncVectorEnv([EndlessAlone] * 2)], ids=["single", "together"]
+)
+def test_an_evaluation_does_not_wait_for_ever_for_the_end_of_an_episode(
+    monkeypatch: pytest.MonkeyPatch, env: Any, unit: str
+) -> None:
+    monkeypatch.setattr(quota, "LONGEST", 1_000)
+    config = {"train_batch_size": 8, "inference": "onnx", "evaluation_duration_unit": unit}
+    with (
+        PPO(env=env, config=config) as algo,
+        pytest.raises(ContractError, match=r"evaluation: env 0 took 1\d\d\d env steps without the end"),
+    ):
+        algo.evaluate()
+
+
+def test_the_steps_of_many_episodes_of_an_evaluation_are_no_endless_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quota, "LONGEST", 10)
+    config = {"inference": "onnx", "evaluation_duration": 100}
+    with PPO(env=Faulty, config=config) as algo:
+        found = algo.evaluate()["evaluation"]
+    assert found["episodes_this_iter"] == 100
+    assert found["num_env_steps_sampled_this_iter"] > 200
 
 
 def test_sections_of_a_config_object_may_be_dicts() -> None:

@@ -7,7 +7,7 @@ once, one that has played its share plays on until all have; `FirstEpisodes` the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ import numpy.typing as npt
 from menv.base_env import EpisodeEnd
 from menv.episode import Episode
 from menv.episode_record import AS_THEY_COME, When
+from menv.errors import ContractError
+from menv.loop import quota
 from menv.loop.quota import ExternalQuota, Flags, Quota
 from menv.metrics import Metrics
 from menv.segments import Column
@@ -22,7 +24,43 @@ from menv.segments import Column
 Shares = npt.NDArray[np.int64]
 
 
-class EpisodeQuota(Quota):
+class _WholeEpisodes(Quota):
+    """Whole episodes, none of which may go on for ever."""
+
+    def __init__(
+        self, length: int, batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
+    ) -> None:
+        super().__init__(length, batch_mode)
+        # [E] env steps of each sub-environment at its last end, and those that have ended since the last look.
+        self._since: Shares = np.zeros(0, np.int64)
+        self._ended: list[int] = []
+
+    def begin(self, env_steps: Column) -> None:
+        """Begin an evaluation at these env step counts [E]."""
+        super().begin(env_steps)
+        self._since, self._ended = env_steps.copy(), []
+
+    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Note that episodes ended."""
+        super().note_ends(ends)
+        self._ended += [end.env_index for end in ends]
+
+    def _check_endless(self, env_steps: Column) -> None:
+        """Refuse to wait for ever for the end of an episode."""
+        appeared = np.zeros(max(0, len(env_steps) - len(self._since)), np.int64)
+        self._since = np.concatenate((self._since, appeared)) if len(appeared) else self._since
+        self._since[self._ended] = env_steps[self._ended]
+        self._ended.clear()
+        running = env_steps - self._since
+        if np.maximum.reduce(running, initial=0) > quota.LONGEST + 10 * self.length:
+            raise ContractError(
+                f"evaluation: env {int(running.argmax())} took {int(running.max())} env steps without the end of an "
+                "episode, expected one, because evaluations play whole episodes; end or truncate episodes in the "
+                "environment"
+            )
+
+
+class EpisodeQuota(_WholeEpisodes):
     """A number of whole episodes of each sub-environment, so that short ones are not preferred.
 
     One that a fault of its environment breaks off does not count: another is played.
@@ -35,16 +73,18 @@ class EpisodeQuota(Quota):
 
     def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
         """Count episodes that ended."""
+        super().note_ends(ends)
         for end in ends:
             self.shares[end.env_index] -= not end.faulty
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True where a sub-environment has played its episodes."""
+        self._check_endless(env_steps)
         done: Flags = self.shares <= 0
         return done if done.any() else None
 
 
-class StepQuota(Quota):
+class StepQuota(_WholeEpisodes):
     """So many env steps of each sub-environment, and on to the end of its episode."""
 
     def __init__(self) -> None:
@@ -52,7 +92,7 @@ class StepQuota(Quota):
         super().__init__(1, "complete_episodes")
 
 
-class TogetherQuota(ExternalQuota):
+class TogetherQuota(_WholeEpisodes, ExternalQuota):
     """So many episodes, whoever plays them, for sub-environments that nobody has counted; the first to end count."""
 
     def __init__(self) -> None:
@@ -62,14 +102,16 @@ class TogetherQuota(ExternalQuota):
 
     def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
         """Count episodes that ended."""
+        super().note_ends(ends)
         self.left_over -= sum(not end.faulty for end in ends)
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True once all episodes have been played, None before."""
+        self._check_endless(env_steps)
         return np.ones(len(env_steps), np.bool_) if self.left_over <= 0 else None
 
 
-class LockstepQuota(Quota):
+class LockstepQuota(_WholeEpisodes):
     """A share of each sub-environment, in episodes or in env steps and on to the end; all play until all are done."""
 
     def __init__(self, in_episodes: bool) -> None:
@@ -80,11 +122,13 @@ class LockstepQuota(Quota):
 
     def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
         """Count episodes that ended."""
+        super().note_ends(ends)
         for end in ends:
             self.shares[end.env_index] -= 1 if self._in_episodes else end.env_steps
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True once every sub-environment has played its share, None before."""
+        self._check_endless(env_steps)
         return np.ones(len(env_steps), np.bool_) if (self.shares <= 0).all() else None
 
 
