@@ -21,8 +21,8 @@ class DefaultCallbacks:
     For each episode, in this order: `on_episode_created` and `on_episode_start` when its first
     observations are there, `on_episode_step` after each env step (the last one included, the reset not),
     `on_postprocess_trajectory` for each agent, `on_episode_end`. A sub-environment is reset in the poll in
-    which its episode ended: at `on_episode_end` it stands in the next one, so read what you need of the
-    last step from `episode.last_info_for(agent_id)`.
+    which its episode ended: at `on_episode_end`, and at `on_episode_step` of the last step, it stands in the next
+    one, so read what you need of the last step from `episode.last_info_for(agent_id)`.
 
     An episode that is broken off because its environment raised has no `on_episode_end`, and is in no mean: it is
     counted in `num_faulty_episodes`. The next thing heard of that `env_index` is `on_sub_environment_created`.

@@ -302,8 +302,9 @@ def _first_line(error: BaseException) -> str:
 def _unknown(name: str, asked: str | None = None, inside: Iterable[str] = ()) -> UnknownNameError:
     """Return the error for a name that nobody knows, with the names that come near to it."""
     asked = name if asked is None else asked
-    known = [*gym.registry, *BUILT_IN, *_registered, *inside]
+    known = [*gym.registry, *BUILT_IN, *_registered]
     by_lower_case = {candidate.lower(): candidate for candidate in known}
+    by_lower_case |= {candidate.lower(): name.removesuffix(asked) + candidate for candidate in inside}
     near = [by_lower_case[match] for match in difflib.get_close_matches(asked.lower(), by_lower_case, n=3)]
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return UnknownNameError(

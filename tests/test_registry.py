@@ -203,7 +203,7 @@ def test_a_name_like_no_other_is_unknown_too(name: str) -> None:
 
 @pytest.mark.usefixtures("shop")
 def test_a_misspelt_class_in_a_module_that_exists_names_the_right_one() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'Corridor'"):
+    with pytest.raises(UnknownNameError, match=r"did you mean 'menv_shop\.games:Corridor'"):
         resolve_env("menv_shop.games:Coridor")
 
 

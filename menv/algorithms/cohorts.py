@@ -21,6 +21,7 @@ from menv.algorithms.networks.custom_spec import CustomSpec
 from menv.algorithms.networks.network_size import check_size, memory_for
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.own_classes import check_own_policy_class
 from menv.algorithms.recipe import Recipe
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector_context import ConnectorContext
@@ -210,6 +211,7 @@ def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
             f"policies[{policy_id!r}]: policy_class {spec.policy_class.__name__}, expected a subclass of menv.Policy; "
             "derive it from menv.Policy and define compute_actions"
         )
+    check_own_policy_class(policy_id, spec.policy_class)
     # Never None: policies that are written for the classic interface look into it.
     return spec.policy_class(spec.observation_space, spec.action_space, spec.config or {})
 

@@ -1,6 +1,7 @@
 """Looks at classes of a user's own for methods of the classic kind, which menv never calls or calls otherwise.
 
-`Population` shows it subclasses of `PPOPolicy`, `Algorithm` its own class, `torch_custom` modules.
+`Population` shows it subclasses of `PPOPolicy`, `cohorts` those of `Policy`, `Algorithm` its own class, `torch_custom`
+modules.
 """
 
 from __future__ import annotations
@@ -64,6 +65,18 @@ def check_policy_class(policy_id: str, policy_class: Any) -> None:
         "(self, batch); self.network is the model, self.ppo_loss(batch, values=...) PPO's own loss",
     )  # fmt: skip
     warn_of_uncalled(where, policy_class, OF_POLICIES)
+
+
+def check_own_policy_class(policy_id: str, policy_class: type[Any]) -> None:
+    """Look at a subclass of `menv.Policy` before it is created.
+
+    Raises:
+        ConfigError: Its constructor has other parameters.
+    """
+    _check(
+        f"policies[{policy_id!r}]: {policy_class.__name__}", policy_class.__init__, (None, None, None, {}), (),
+        "(self, observation_space, action_space, config); hand all three on to super().__init__",
+    )  # fmt: skip
 
 
 def _check(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import menv.algorithms
-from menv import PolicySpec, RandomPolicy
+from menv import Policy, PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, Algorithm
 from menv.errors import ConfigError
 from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to
@@ -93,6 +93,16 @@ def test_unknown_ids_in_policies_to_train_are_named(trained: Any) -> None:
     }  # fmt: skip
     message = r"policies_to_train: \['three'\] are not among the policies, expected ids of \['one', 'two'\]"
     refused(lambda: PPO(env=Duo, config={**SMALL, "multiagent": multiagent}), message)
+
+
+def test_a_policy_of_ones_own_whose_constructor_takes_something_else_is_named() -> None:
+    class Plain(Policy):
+        def __init__(self) -> None:
+            pass
+
+    policies = {"policies": {"plain": PolicySpec(policy_class=Plain)}}
+    message = r"policies\['plain'\]: Plain.__init__.* cannot be called .*expected \(self, observation_space, "
+    refused(lambda: PPO(env=Duo, config={**SMALL, "multiagent": policies}), message)
 
 
 BAD_IDS = {

@@ -9,7 +9,7 @@ import gymnasium as gym
 import pytest
 
 from menv import PolicySpec, RandomPolicy
-from menv.algorithms import PPO, PPOConfig
+from menv.algorithms import PPO, DQNConfig, PPOConfig
 from menv.errors import ConfigError, ContractError, MenvError
 from tests.bad_input.broken_envs import UNIT, Faulty, checked
 
@@ -196,6 +196,15 @@ def test_an_environment_in_the_place_of_the_config_is_told_its_name(env: Any) ->
         ConfigError, match=r"config: .*; the environment comes by name: write PPO\(env=..., config="
     ):
         PPO(env, {"lr": 1e-3})
+
+
+@pytest.mark.parametrize("given", [PPOConfig, DQNConfig])
+def test_the_class_of_a_config_is_no_config_and_no_environment(given: Any) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"config: the class \w+Config, expected a dict or .* PPOConfig; write config=PPOConfig\(\.\.\.\)$",
+    ):
+        PPO(given, "CartPole-v1")
 
 
 def test_an_unknown_argument_of_the_dataclass_is_an_error() -> None:

@@ -151,12 +151,28 @@ def test_an_unknown_key_names_the_nearest_one(key: str, near: str) -> None:
         ("env_task_fn", 'call algorithm.call_envs("set_task", task) in on_train_result'),
         ("output_max_file_size", "write down what on_sample_end(worker, samples) is given"),
         ("replay_buffer_config", "only DQN and QMIX replay; leave it out"),
+        ("model_config", "it is called 'model' here"),
     ],
 )
 def test_a_classic_key_that_is_not_here_says_what_stands_in_its_place(key: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"^config: unknown key '{key}', expected a known one; ") as caught:
         read_config(PPOConfig, {key: 1})
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "others", "whose"),
+    [(PPOConfig, DQNConfig, "only DQN and QMIX have"), (DQNConfig, PPOConfig, "PPO alone has")],
+)
+def test_a_setting_that_only_another_algorithm_has_says_whose_it_is(
+    config_class: type[AlgorithmConfig], others: type[AlgorithmConfig], whose: str
+) -> None:
+    own, theirs = ({field.name for field in dataclasses.fields(one)} for one in (config_class, others))
+    keys_of_others = theirs - own - set(classic_hints._ADVICE) - {"exploration_config"}
+    assert len(keys_of_others) > 5
+    for key in keys_of_others:
+        with pytest.raises(ConfigError, match=rf"unknown key '{key}', expected a known one; {whose} it"):
+            read_config(config_class, {key: 1})
 
 
 @pytest.mark.parametrize("key", list(classic_hints.HOLDS_ANYHOW))

@@ -23,6 +23,7 @@ _NAMES = {
     "min_sample_timesteps_per_reporting": "min_sample_timesteps_per_iteration",
     "mini_batch_size_per_learner": "sgd_minibatch_size",
     "minibatch_size": "sgd_minibatch_size",
+    "model_config": "model",
     "multi_agent": "multiagent",
     "num_env_runners": "num_workers",
     "num_envs_per_env_runner": "num_envs_per_worker",
@@ -152,6 +153,20 @@ _ADVICE = {
     "zero_init_states": _NONE,
     "zero_mean": 'set observation_filter="MeanStdFilter"',
 }
+_OF_ALGORITHMS = {
+    **dict.fromkeys(
+        ("clip_param", "critic_obs", "critic_obs_size", "entropy_coeff", "entropy_coeff_schedule", "kl_coeff",
+         "kl_target", "lambda", "lambda_", "num_sgd_iter", "sgd_minibatch_size", "vf_clip_param", "vf_loss_coeff"),
+        "PPO alone has it; leave it out",
+    ),
+    **dict.fromkeys(
+        ("adam_epsilon", "double_q", "dueling", "n_step", "num_steps_sampled_before_learning_starts",
+         "target_network_update_freq", "training_intensity"),
+        "only DQN and QMIX have it; leave it out",
+    ),
+    **dict.fromkeys(("mixer", "mixing_embed_dim"), "QMIX alone has it; leave it out"),
+}  # fmt: skip
+"""Settings that some algorithms have, for who gives them to another one."""
 _OF_FAMILIES = {
     "attention_": _ADVICE["use_attention"], "conv_bias_": _OWN_MODEL, "conv_kernel_": _OWN_MODEL,
     "fcnet_bias_": _OWN_MODEL, "fcnet_weights_": _OWN_MODEL, "lstm_bias_": _OWN_MODEL, "lstm_weights_": _OWN_MODEL,
@@ -192,5 +207,7 @@ def classic_hint(key: str, known: Container[str]) -> str | None:
     for name, keys in SECTION_KEYS.items():
         if name in known and key in keys:
             return f'it belongs into {name}: write {name}={{"{key}": ...}}'
+    if "env_config" in known and key in _OF_ALGORITHMS:
+        return _OF_ALGORITHMS[key]
     family = next((advice for begin, advice in _OF_FAMILIES.items() if key.startswith(begin)), None)
     return _ADVICE.get(key, family)

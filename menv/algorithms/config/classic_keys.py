@@ -41,6 +41,11 @@ def read_config(config_class: type[C], config: Any, env: Any = None, default: An
     if not isinstance(config, Mapping):
         name = config_class.__name__
         advice = f"pass config={{...}} or {name}(...).build()"
+        if isinstance(config, type) and issubclass(config, AlgorithmConfig):
+            raise ConfigError(
+                f"config: the class {config.__name__}, expected a dict or an instance of {name}; "
+                f"write config={name}(...)"
+            )
         if isinstance(config, str) or callable(config):
             advice = (
                 f"the environment comes by name: write {name.removesuffix('Config')}(env=..., config={{...}})"
