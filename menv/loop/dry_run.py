@@ -39,6 +39,11 @@ class Worker:
     base_env: BaseEnv
     policy_map: PolicyMap
 
+    @property
+    def policies(self) -> dict[str, PolicySpec]:
+        """The ids that may be returned; the specs stand in for policies that there are not yet."""
+        return dict(self.policy_map.specs)
+
 
 @dataclass(frozen=True, slots=True)
 class GivenSpaces:

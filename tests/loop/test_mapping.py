@@ -57,6 +57,22 @@ def test_an_agent_is_mapped_once_an_episode_and_keeps_its_policy_through_pauses_
     assert {len(found) for found in policies.values()} == {1}
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_mapping_finds_the_ids_of_all_policies_in_the_worker_from_its_first_call_on(
+    num_workers: int,
+) -> None:
+    def newest(agent_id: Any, episode: Episode, worker: Any, **kwargs: Any) -> str:
+        return str(max(worker.policies))
+
+    with build(
+        lambda context: Together(2), newest, ["p", "q"], num_workers=num_workers, engine="process"
+    ) as algorithm:
+        assert list(algorithm.sample().policy_batches) == ["q"]
+        algorithm.add_policy("r", policy_mapping_fn=newest)
+        assert "r" in algorithm.train()["policy_reward_mean"]
+        algorithm.remove_policy("r", policy_mapping_fn=newest)
+
+
 def test_a_mapping_sees_the_sampler_and_the_episode() -> None:
     seen: list[Any] = []
 
