@@ -196,13 +196,13 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             raise CallOrderError("train: this algorithm was stopped; build a new one")
         with self._underway.call("train", whole=True):
             with self._underway.half("an iteration is being trained"):
-                result = self._iteration()
+                result = self._train_once()
             self.last_result = result
             self._attach_evaluation(result)
             self._callbacks.on_train_result(algorithm=self, result=result)
         return result
 
-    def _iteration(self) -> dict[str, Any]:
+    def _train_once(self) -> dict[str, Any]:
         """Train an iteration and return its result, but for an evaluation."""
         began = time.perf_counter()
         self._evaluations.begin(self, self.iteration + 1)
