@@ -233,7 +233,7 @@ def test_a_signal_ends_the_run_after_its_iteration_and_a_checkpoint(
     [
         ([], "env: none is given"),
         (["tictactoo"], "did you mean 'tictactoe'"),
-        (["corridors:Corridoor"], "did you mean 'Corridor'"),
+        (["corridors:Corridoor"], "did you mean 'corridors:Corridor'"),
         (["CartPole-v1", "--config", "lrr=1"], "did you mean 'lr'"),
         (["CartPole-v1", "--config", "callbacks=@corridors:Nothing"], "corridors has no Nothing"),
         (["CartPole-v1", "--config", "callbacks=@nowhere:Note"], "there is no module nowhere"),
