@@ -32,6 +32,7 @@ _SPACE = "$space"
 _OFFERING = ("menv", "menv.algorithms", "menv.envs")
 """The packages of menv whose classes need not be given again."""
 _SECTIONS = ("model", "replay_buffer_config", "exploration_config")
+_NORMALIZED = "normalize_values"
 _TOLD = 8
 """So many things that have to be given again are told by name."""
 _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm")
@@ -119,6 +120,9 @@ def restored_config(
     """
     policy_ids = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
     values = _read(stored)
+    if any(field.name == _NORMALIZED for field in fields(config_class)):
+        # Earlier versions wrote nothing of it, and learned values in the unit of the environment.
+        values.setdefault(_NORMALIZED, False)
     multi = values.pop("multiagent")
     own = _given(config_class, given)
     theirs = own.pop("multiagent", {})

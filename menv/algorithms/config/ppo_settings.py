@@ -38,6 +38,10 @@ class PPOSettings:
     """Upper limit of a row's squared value error; None switches the limit off."""
     vf_loss_coeff: float = 0.5
     """Weight of the value loss."""
+    normalize_values: bool = True
+    """Whether the value network learns in units of the running deviation of the value targets, so that large returns
+    are learned as quickly as small ones; what it predicts, and `vf_loss`, are in the environment's own unit anyway. It
+    does not concern policies with a loss of their own."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus, unless `entropy_coeff_schedule` is given."""
     kl_coeff: float | None = None
@@ -78,6 +82,10 @@ class PPOSettings:
             check_number("PPO", key, getattr(self, name), least, most, none_is_off=off, endless=endless)
         for name in ("lr_schedule", "entropy_coeff_schedule"):
             _check_schedule(name, getattr(self, name))
+        if not isinstance(self.normalize_values, bool):
+            raise ConfigError(
+                f"PPO: normalize_values is {shown(self.normalize_values)}, expected True or False; choose one"
+            )
         _check_critic_obs(self.critic_obs, self.critic_obs_size)
 
     def first_kl_coeff(self, kind: str) -> float:

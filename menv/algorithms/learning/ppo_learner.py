@@ -29,7 +29,9 @@ from menv.algorithms.learning.ppo_loss import (
 )
 from menv.algorithms.learning.ppo_policy import PPOPolicy
 from menv.algorithms.learning.sequences import sequences, state_before
+from menv.algorithms.learning.value_scale import ValueScale
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
+from menv.algorithms.networks.stock import VALUE_SCALE
 from menv.algorithms.torch_device import CPU, repeatable, tensor_of
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
@@ -38,7 +40,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 _STATISTICS = ("total_loss", "policy_loss", "vf_loss", "entropy", "kl", "grad_gnorm")
 
-# Advantages that hardly vary are not blown up to unit variance, as in the classic implementation.
+# Advantages and value targets that hardly vary are not blown up to unit variance, as in the classic implementation.
 _LEAST_SPREAD = 1e-4
 _NOTHING = torch.empty(0)
 
@@ -86,8 +88,12 @@ class PPOLearner:
         self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip, device=device)
         self._network = spec.torch_network(self._adam.params)
         self._policy = policy
-        plain = by_hand and (policy is None or policy.learns_as_ppo)
-        self._by_hand = PPOByHand(spec, self._adam, device) if plain and can_learn(spec) else None
+        plain = policy is None or policy.learns_as_ppo
+        # A loss of one's own may be in the unit of the environment.
+        weight = self._adam.params.get(VALUE_SCALE) if plain else None
+        self._scale = None if weight is None else ValueScale(weight, _LEAST_SPREAD)
+        by_hand = by_hand and plain and can_learn(spec)
+        self._by_hand = PPOByHand(spec, self._adam, device, self._scale) if by_hand else None
         if policy is not None and device == CPU:
             policy.learn_with(self._network, self._adam.params)
 
@@ -119,7 +125,11 @@ class PPOLearner:
             )
         settings = self._settings
         self._adam.lr = settings.lr_at(env_steps)
-        weights = LossWeights.of(settings, env_steps, self._kl_coeff)
+        if self._scale is not None:
+            self._scale.follow(columns["value_targets"])
+        weights = LossWeights.of(
+            settings, env_steps, self._kl_coeff, 1.0 if self._scale is None else self._scale.unit
+        )
         rows = self._rows(columns) if not self._recurrent else self._sequences(columns)
         with repeatable(self._device), self._with_policy():
             stats = self._epochs(rows, weights)
@@ -144,6 +154,8 @@ class PPOLearner:
             ConfigError: Names or shapes differ.
         """
         self._adam.set_weights(weights)
+        if self._scale is not None:
+            self._scale.read()
 
     def take(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Copy in what another policy has learned about layers that both share."""
@@ -153,6 +165,7 @@ class PPOLearner:
         """Return everything besides the weights that the next update depends on, as arrays."""
         return {
             **self._adam.state(),
+            **({} if self._scale is None else self._scale.state()),
             "kl_coeff": np.array(self._kl_coeff, np.float64),
             "batches": np.array(self._batches, np.int64),
         }
@@ -164,6 +177,8 @@ class PPOLearner:
             ConfigError: The state belongs to another network.
         """
         self._adam.set_state(state)
+        if self._scale is not None:
+            self._scale.set_state(state)
         self._kl_coeff = float(state["kl_coeff"])
         self._batches = int(state["batches"])
 

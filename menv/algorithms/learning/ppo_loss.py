@@ -108,13 +108,18 @@ class LossWeights:
     kl_coeff: float
 
     @classmethod
-    def of(cls, settings: PPOSettings, env_steps: int, kl_coeff: float) -> LossWeights:
-        """Return those of an update after so many env steps, with the KL weight of the moment."""
+    def of(
+        cls, settings: PPOSettings, env_steps: int, kl_coeff: float, value_unit: float = 1.0
+    ) -> LossWeights:
+        """Return those of an update after so many env steps, with the KL weight and the unit of values of then.
+
+        The coefficient of the value loss is that of squared errors in the environment's unit.
+        """
         limit = settings.vf_clip_param
         return cls(
             settings.clip_param,
             None if limit is None or limit > LARGEST else float(limit),
-            float(settings.vf_loss_coeff),
+            settings.vf_loss_coeff / value_unit**2,
             settings.entropy_coeff_at(env_steps),
             kl_coeff,
         )
