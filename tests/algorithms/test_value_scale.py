@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -300,3 +301,21 @@ def test_a_loss_of_ones_own_and_the_setting_leave_values_in_the_unit_of_the_envi
 def test_what_is_no_flag_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"PPO: normalize_values is .*, expected True or False"):
         PPOConfig(normalize_values=value)
+
+
+def test_weights_of_a_policy_without_units_are_refused_with_the_setting(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"num_envs_per_worker": 4, "train_batch_size": 80, "seed": 0}
+    plain, scaled = (
+        PPO(env=Bank, config={**small, "normalize_values": normalized}) for normalized in (False, True)
+    )
+    try:
+        for algo, other in ((plain, scaled), (scaled, plain)):
+            weights = other.get_weights()
+            with pytest.raises(ConfigError, match=r"'value\.scale' .* normalize_values, set it alike"):
+                algo.set_weights(weights)
+        plain.save(tmp_path / "plain")
+        with pytest.raises(ConfigError, match=r"'value\.scale' .* set normalize_values alike"):
+            scaled.restore(tmp_path / "plain")
+    finally:
+        plain.stop()
+        scaled.stop()

@@ -25,6 +25,7 @@ RUNS: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
     "format_1_with_frames": (
         PPO, {**SMALL, "model": SMALLEST, "agent_connectors": [("FrameStackAgentConnector", {"num_frames": 2})]},
     ),
+    "format_1_with_units": (PPO, {**SMALL, "model": SMALLEST}),
 }  # fmt: skip
 WITHOUT_POLICIES = ("format_1_ppo", "format_1_dqn")
 """Those that hold nothing beside the run."""
