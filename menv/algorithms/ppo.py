@@ -36,7 +36,7 @@ class PPORecipe:
         model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
         stock = StockSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers,
-            cell=model.cell, critic_size=config.critic_obs_size or 0, scaled_values=config.normalize_values,
+            cell=model.cell, critic_size=config.critic_obs_size or 0,
         )  # fmt: skip
         return chosen_network(stock, model, observation_space)
 

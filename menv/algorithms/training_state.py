@@ -15,7 +15,6 @@ import numpy as np
 
 from menv.algorithms.evaluation.evaluations import Evaluations
 from menv.algorithms.export.published import Published
-from menv.algorithms.networks.stock import VALUE_SCALE
 from menv.algorithms.population import Population
 from menv.algorithms.rollouts.gathering import Gathering
 from menv.algorithms.rollouts.rollouts import LocalRollouts, Rollouts
@@ -183,12 +182,7 @@ def _check_weights(policy_id: str, found: Mapping[str, Any], wanted: Mapping[str
     for name in sorted({*found, *wanted}):
         shapes = [np.shape(side[name]) if name in side else None for side in (found, wanted)]
         if shapes[0] != shapes[1]:
-            alike = (
-                "set normalize_values alike"
-                if name == VALUE_SCALE
-                else "build the same model over the same spaces"
-            )
             raise ConfigError(
                 f"checkpoint, policy {policy_id!r}: weights {name!r} have shape {shapes[0]}, expected {shapes[1]}; "
-                f"{alike}"
+                "build the same model over the same spaces"
             )

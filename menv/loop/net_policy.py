@@ -301,10 +301,9 @@ class NetPolicy(Policy):
         try:
             self.networks.backend.set_weights(self.index, weights)
         except ConfigError as error:
-            other = "another algorithm trains it, say so: PolicySpec(algorithm=...)"
-            if "'value.scale'" in str(error):
-                other = "only one of the two policies has normalize_values, set it alike"
-            raise ConfigError(f"policy {self.policy_id!r}: {error}; if {other}") from error
+            raise ConfigError(
+                f"policy {self.policy_id!r}: {error}; if another algorithm trains it, say so: PolicySpec(algorithm=...)"
+            ) from error
 
     def _rows(self, obs_batch: Sequence[Any]) -> tuple[Any, Any]:
         """Return the network's rows and masks for R observations."""

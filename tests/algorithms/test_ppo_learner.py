@@ -90,7 +90,13 @@ def test_every_batch_is_answered_with_the_same_finite_numbers(
 
 
 def test_the_total_loss_is_the_weighted_sum_of_the_reported_terms() -> None:
-    learner, batch = learner_and_batch(kl_coeff=0.2, entropy_coeff=0.01, vf_loss_coeff=0.7)
+    settings: dict[str, Any] = {
+        "kl_coeff": 0.2,
+        "entropy_coeff": 0.01,
+        "vf_loss_coeff": 0.7,
+        "normalize_values": False,
+    }
+    learner, batch = learner_and_batch(**settings)
     stats = learner.learn(batch, 0)
     parts = stats["policy_loss"] + 0.7 * stats["vf_loss"] - 0.01 * stats["entropy"] + 0.2 * stats["kl"]
     assert stats["total_loss"] == pytest.approx(parts, abs=1e-5)
@@ -116,7 +122,9 @@ def test_one_step_of_gradient_descent_is_the_one_worked_out_by_hand() -> None:
     # bias 2 * (0 - 3) = -6, halved. Adam's first step has the size of the learning rate.
     spec = StockSpec(1, ActionHead("categorical", (2,)), hiddens=())
     zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
-    settings = PPOSettings(lr=0.01, num_sgd_iter=1, sgd_minibatch_size=2, grad_clip=None)
+    settings = PPOSettings(
+        lr=0.01, num_sgd_iter=1, sgd_minibatch_size=2, grad_clip=None, normalize_values=False
+    )
     learner = PPOLearner(spec, settings, zeros, 0)
     batch: Columns = {
         "obs": np.zeros((2, 1), np.float32),

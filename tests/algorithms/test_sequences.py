@@ -90,7 +90,9 @@ def batch_of(lengths: list[int]) -> dict[str, Any]:
 def test_a_gradient_step_is_that_of_the_loss_over_unpadded_pieces() -> None:
     """One step over everything, against a loss written out piece by piece; plain gradient of Adam's first step."""
     columns, weights = batch_of([3, 6, 1]), lively(SPEC)
-    settings = PPOSettings(num_sgd_iter=1, sgd_minibatch_size=1000, lr=1e-3, grad_clip=None)
+    settings = PPOSettings(
+        num_sgd_iter=1, sgd_minibatch_size=1000, lr=1e-3, grad_clip=None, normalize_values=False
+    )
     learner = PPOLearner(SPEC, settings, weights, 0, max_seq_len=4)
     learner.learn(columns, 0)
 

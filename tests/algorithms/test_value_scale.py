@@ -1,8 +1,7 @@
-"""Values with a mean and a unit: how these follow the targets, and that returns of any size are learned alike."""
+"""The unit in which values are learned: how it follows the targets, and that returns of any size are learned alike."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,13 @@ from torch import Tensor, nn
 
 from menv import MultiAgentEnv
 from menv.acting.action_head import ActionHead
-from menv.acting.onnx_acting import OnnxActing
 from menv.algorithms import PPO, PPOConfig
 from menv.algorithms.config.ppo_settings import PPOSettings
 from menv.algorithms.learning.ppo_learner import PPOLearner
 from menv.algorithms.learning.ppo_policy import PPOPolicy
 from menv.algorithms.learning.value_scale import ValueScale
 from menv.algorithms.networks.cell import Cell
-from menv.algorithms.networks.stock import VALUE_SCALE, StockSpec
+from menv.algorithms.networks.stock import VALUE_OUT, StockSpec
 from menv.algorithms.torch_acting import TorchActing
 from menv.errors import ConfigError
 
@@ -34,14 +32,10 @@ HEADS = [
     ActionHead("gaussian", (2,)),
 ]
 SPECS = [
-    StockSpec(4, HEADS[0], (8,), scaled_values=True),
-    StockSpec(4, HEADS[0], (8,), scaled_values=True, vf_share_layers=True),
-    StockSpec(4, HEADS[0], (8,), scaled_values=True, critic_size=6),
+    StockSpec(4, HEADS[0], (8,)),
+    StockSpec(4, HEADS[0], (8,), vf_share_layers=True),
+    StockSpec(4, HEADS[0], (8,), critic_size=6),
 ]
-
-
-def scale_of(mean: float, unit: float) -> npt.NDArray[np.float32]:
-    return np.array([mean, unit], np.float32)
 
 
 def batch_for(spec: StockSpec, rows: int = 60) -> Columns:
@@ -71,72 +65,82 @@ def learner_for(spec: StockSpec, *, by_hand: bool = True, **settings: Any) -> PP
     return PPOLearner(spec, chosen, spec.first_weights(1), 0, by_hand=by_hand)
 
 
-def test_mean_and_unit_are_averages_over_batches_each_weighing_nine_tenths_of_the_next() -> None:
-    weight = torch.tensor([0.0, 1.0])
-    scale = ValueScale(weight, 1e-4)
-    scale.follow(np.array([0.0, 4.0]))
+def layer() -> tuple[Tensor, Tensor]:
+    return torch.tensor([[2.0], [-1.0]]), torch.tensor([0.5])
+
+
+def test_mean_and_unit_are_averages_over_batches_each_weighing_99_hundredths_of_the_next() -> None:
+    scale = ValueScale(*layer())
+    scale.follow(np.array([0.0, 4.0]), None)
     assert (scale.mean, scale.unit) == (2.0, 2.0)
-    scale.follow(np.array([10.0, 10.0], np.float32))
-    mean, square = (0.9 * 2.0 + 10.0) / 1.9, (0.9 * 8.0 + 100.0) / 1.9
+    scale.follow(np.array([10.0, 10.0], np.float32), np.array([10.0, 9.0]))
+    mean, square = (0.99 * 2.0 + 10.0) / 1.99, (0.99 * 8.0 + 100.0) / 1.99
     assert scale.mean == pytest.approx(mean)
     assert scale.unit == pytest.approx(math.sqrt(square - mean**2))
-    assert weight.tolist() == pytest.approx([scale.mean, scale.unit])
+    assert scale.scaled(np.array([mean, mean + 2 * scale.unit])).tolist() == pytest.approx([0.0, 2.0])
 
 
-def test_targets_that_hardly_vary_have_the_least_unit_and_those_that_are_no_numbers_change_nothing() -> None:
-    scale = ValueScale(torch.tensor([0.0, 1.0]), 1e-4)
-    scale.follow(np.full(5, 3.0))
-    assert (scale.mean, scale.unit) == (3.0, 1e-4)
-    for broken in (math.nan, math.inf, -math.inf):
-        with np.errstate(invalid="ignore"):
-            scale.follow(np.array([1.0, broken]))
-        assert (scale.mean, scale.unit) == (3.0, 1e-4)
+def test_errors_are_of_four_units_at_most() -> None:
+    scale = ValueScale(*layer())
+    scale.follow(np.full(5, 8.0), np.array([4.0, -4.0, 4.0, -4.0, 8.0 - 80.0**0.5]))
+    assert scale.mean == 8.0
+    assert scale.unit == pytest.approx(math.sqrt(80.0) / 4)
+    scale.follow(np.full(5, 8.0), np.full(5, 8.0))
+    assert (scale.mean, scale.unit) == (8.0, 1e-4)
 
 
-def test_values_that_were_learned_in_a_unit_keep_it_nearly_when_their_weights_are_handed_on() -> None:
-    weight = torch.tensor([100.0, 30.0])
-    scale = ValueScale(weight, 1e-4)
-    scale.follow(np.array([-1.0, 1.0]))
-    assert 89.0 < scale.mean < 91.0
-    assert 40.0 < scale.unit < 43.0
+def test_what_is_no_number_changes_nothing() -> None:
+    scale = ValueScale(*layer())
+    scale.follow(np.array([1.0, 3.0]), None)
+    for broken in (math.nan, math.inf, -math.inf, 1e39):
+        with np.errstate(invalid="ignore", over="ignore"):
+            scale.follow(np.array([1.0, broken]), None)
+            scale.follow(np.zeros(2), np.array([1.0, broken]))
+        assert (scale.mean, scale.unit) == (2.0, 1.0)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=["apart", "shared", "critic"])
-def test_values_of_both_back_ends_and_of_the_learner_are_in_the_unit_of_the_environment(
-    spec: StockSpec,
-) -> None:
-    plain = dataclasses.replace(spec, scaled_values=False)
-    weights = spec.first_weights(3)
-    scaled = {**weights, VALUE_SCALE: scale_of(50.0, 20.0)}
-    obs = np.random.default_rng(0).standard_normal((7, spec.inputs_of("value")), np.float32)
-    bare = {name: weights[name] for name in plain.weight_shapes()}
-    wanted = 50.0 + 20.0 * TorchActing(plain.torch_network, spec.head, [bare]).values(0, obs)
-    graphs = spec.graphs(weights)
-    for acting in (
-        OnnxActing(graphs, spec.head, [weights, scaled]),
-        TorchActing(spec.torch_network, spec.head, [weights, scaled]),
-    ):
-        np.testing.assert_allclose(acting.values(1, obs), wanted, rtol=1e-5)
-        np.testing.assert_allclose(acting.values(0, obs), (wanted - 50.0) / 20.0, rtol=1e-4, atol=1e-4)
+def test_the_layer_gives_values_in_units_inside_and_in_the_environments_own_one_outside() -> None:
+    weight, bias = layer()
+    features = torch.tensor([[1.0, 2.0], [3.0, -1.0]])
+    scale = ValueScale(weight, bias)
+    scale.follow(np.array([10.0, 18.0]), None)
+    assert (scale.mean, scale.unit) == (14.0, 4.0)
+    values = (features @ weight)[:, 0] + bias
+    assert values.tolist() == [0.5, 7.5]
+
+    def spoilt() -> None:
+        with scale.learning():
+            within = (features @ weight)[:, 0] + bias
+            assert within.tolist() == [(0.5 - 14.0) / 4.0, (7.5 - 14.0) / 4.0]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        spoilt()
+    assert ((features @ weight)[:, 0] + bias).tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.kind)
 def test_returns_of_any_size_are_learned_alike(head: ActionHead, by_hand: bool) -> None:
-    spec = StockSpec(4, head, (8,), scaled_values=True)
+    spec = StockSpec(4, head, (8,))
     batch = batch_for(spec)
     small, large = (learner_for(spec, by_hand=by_hand) for _ in range(2))
+    # The same start in the other unit.
+    first = small.weights()
+    first[f"{VALUE_OUT}.weight"] *= 1000.0
+    first[f"{VALUE_OUT}.bias"][:] = 500.0
+    large.set_weights(first)
     for _ in range(3):
         told = small.learn(batch, 0)
         also = large.learn({**batch, "value_targets": 1000.0 * batch["value_targets"] + 500.0}, 0)
     # What is told is in the environment's own unit.
     assert also["vf_loss"] == pytest.approx(1e6 * told["vf_loss"], rel=1e-2)
     assert also["total_loss"] == pytest.approx(told["total_loss"], rel=1e-2)
-    weights, others = small.weights(), large.weights()
-    mean, unit = weights.pop(VALUE_SCALE)
-    np.testing.assert_allclose(others.pop(VALUE_SCALE), [1000.0 * mean + 500.0, 1000.0 * unit], rtol=1e-3)
-    for name, value in weights.items():
-        np.testing.assert_allclose(value, others[name], rtol=1e-2, atol=1e-4, err_msg=name)
+    for name, value in small.weights().items():
+        wanted = value
+        if name.startswith(VALUE_OUT):
+            wanted = 1000.0 * value + 500.0 * (name == f"{VALUE_OUT}.bias")
+        np.testing.assert_allclose(large.weights()[name], wanted, rtol=1e-2, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=["apart", "shared", "critic"])
@@ -154,10 +158,11 @@ def test_gradients_by_hand_and_by_autograd_agree(spec: StockSpec, settings: dict
 
 
 def test_the_first_gradient_of_the_values_is_the_one_worked_out_by_hand() -> None:
-    # One linear layer on a constant observation. Targets 1 and 5 have the mean 3 and the deviation 2, so that the
-    # value is 3 and the errors, in units of 2, are 1 and -1: the gradient of the bias is 0. Of a bias of 0.5 they are
-    # 1.5 and -0.5, so that 0.5 * mean(2 * error) = 0.5, and the loss in the environment's unit is (9 + 1) / 2.
-    spec = StockSpec(1, ActionHead("categorical", (2,)), hiddens=(), scaled_values=True)
+    # One linear layer on an observation of zeros. Targets 1 and 5 have the mean 3 and the deviation 2. A bias of 3 is
+    # 0 in that unit, where the targets are -1 and 1: the gradient of the bias is 0, the loss 1 (4 in the environment's
+    # unit). A bias of 4 is 0.5 in that unit; errors are 1.5 and -0.5, so that 0.5 * mean(2 * error) = 0.5, and the loss
+    # in the environment's unit is (9 + 1) / 2. Adam's first step is lr in that unit, twice that outside.
+    spec = StockSpec(1, ActionHead("categorical", (2,)), hiddens=())
     settings = PPOSettings(lr=0.01, num_sgd_iter=1, sgd_minibatch_size=2, grad_clip=None)
     batch: Columns = {
         "obs": np.zeros((2, 1), np.float32),
@@ -168,13 +173,51 @@ def test_the_first_gradient_of_the_values_is_the_one_worked_out_by_hand() -> Non
         "value_targets": np.array([1.0, 5.0], np.float32),
     }
     for by_hand in (True, False):
-        for bias, norm, loss in ((0.0, 0.0, 4.0), (0.5, 0.5, 5.0)):
+        for bias, norm, loss, after in ((3.0, 0.0, 4.0, 3.0), (4.0, 0.5, 5.0, 3.98)):
             weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
-            weights |= {VALUE_SCALE: scale_of(0.0, 1.0), "value.out.bias": np.array([bias], np.float32)}
-            stats = PPOLearner(spec, settings, weights, 0, by_hand=by_hand).learn(batch, 0)
+            weights |= {f"{VALUE_OUT}.bias": np.array([bias], np.float32)}
+            learner = PPOLearner(spec, settings, weights, 0, by_hand=by_hand)
+            stats = learner.learn(batch, 0)
             assert stats["grad_gnorm"] == pytest.approx(norm, abs=1e-6)
             assert stats["vf_loss"] == pytest.approx(loss)
             assert stats["total_loss"] == pytest.approx(0.5 * loss / 4.0)
+            assert learner.weights()[f"{VALUE_OUT}.bias"] == pytest.approx([after], abs=1e-4)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_errors_are_cut_in_the_unit_of_the_environment(by_hand: bool) -> None:
+    spec = SPECS[0]
+    batch = batch_for(spec)
+    batch["value_targets"] = 100.0 * np.sign(batch["value_targets"])
+
+    def moved(limit: float) -> bool:
+        learner = learner_for(spec, by_hand=by_hand, vf_clip_param=limit, vf_loss_coeff=1.0)
+        before = learner.weights()["value.0.weight"]
+        stats = learner.learn(batch, 0)
+        assert stats["vf_loss"] < 1.001 * limit
+        return bool((learner.weights()["value.0.weight"] != before).any())
+
+    assert not moved(90.0**2)
+    assert moved(110.0**2)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_targets_that_are_all_the_same_are_learned(by_hand: bool) -> None:
+    spec = SPECS[0]
+    batch = batch_for(spec)
+    batch["value_targets"][:] = 1000.0
+    learner = learner_for(spec, by_hand=by_hand, num_sgd_iter=8)
+
+    def values() -> npt.NDArray[np.float32]:
+        return TorchActing(spec.torch_network, spec.head, [learner.weights()]).values(0, batch["obs"])
+
+    off = []
+    for _ in range(80):
+        batch["vf_preds"] = values()
+        off.append(float(np.abs(values() - 1000.0).max()))
+        learner.learn(batch, 0)
+    assert off[0] > 990.0
+    assert off[-1] < 10.0
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=["apart", "shared", "critic"])
@@ -191,7 +234,7 @@ def test_a_restored_learner_goes_on_in_the_same_unit_to_the_last_bit(spec: Stock
 
 
 def test_a_recurrent_network_learns_in_units_too() -> None:
-    spec = StockSpec(4, HEADS[0], (8,), cell=Cell("lstm", 6), scaled_values=True)
+    spec = StockSpec(4, HEADS[0], (8,), cell=Cell("lstm", 6))
     acting = TorchActing(spec.torch_network, spec.head, [spec.first_weights(1)], sum(spec.state_sizes))
     rng = np.random.default_rng(2)
     obs = rng.standard_normal((24, 4), np.float32)
@@ -211,10 +254,12 @@ def test_a_recurrent_network_learns_in_units_too() -> None:
     }
     learner = PPOLearner(spec, PPOSettings(sgd_minibatch_size=12), spec.first_weights(1), 0, max_seq_len=6)
     stats = learner.learn(batch, 0)
-    assert learner.weights()[VALUE_SCALE].tolist() == pytest.approx(
-        [batch["value_targets"].mean(), batch["value_targets"].std()], rel=1e-5
+    # Of the outputs at first, in the unit of the environment: 200**2 and what they vary by.
+    assert 150.0**2 < stats["vf_loss"] < 250.0**2
+    scale = learner.state()["value_scale"]
+    assert scale[:3].tolist() == pytest.approx(
+        [1.0, batch["value_targets"].mean(), batch["value_targets"].var()], rel=1e-5
     )
-    assert stats["vf_loss"] < 3 * 30.0**2
 
 
 class Bank(MultiAgentEnv):
@@ -250,6 +295,32 @@ def test_predicted_values_of_a_run_are_of_the_size_of_its_returns() -> None:
     assert result["info"]["default_policy"]["vf_explained_var"] > 0.7
 
 
+class Photograph(Bank):
+    """Observations of hundreds, which a first network makes values of tens of."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__()
+        self.observation_space = gym.spaces.Box(-1000.0, 1000.0, (2,), np.float32)
+
+    def _obs(self) -> Any:
+        return {agent: 900.0 * obs for agent, obs in super()._obs().items()}
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, *rest = super().step(actions)
+        return obs, {agent: reward / 5000.0 for agent, reward in rewards.items()}, *rest
+
+
+def test_first_values_that_are_far_off_do_not_raise_each_other() -> None:
+    # Targets of unfinished episodes are made of values; a unit that made values larger would make itself larger.
+    config = {"num_envs_per_worker": 8, "rollout_fragment_length": 4, "train_batch_size": 64, "seed": 0}
+    with PPO(env=Photograph, config={**config, "lr": 1e-6}) as algo:
+        first = np.abs(algo.sample()["default_policy"]["vf_preds"]).max()
+        for _ in range(10):
+            algo.train()
+        assert first > 20.0
+        assert np.abs(algo.sample()["default_policy"]["vf_preds"]).max() < 2.0 * first
+
+
 class Module(nn.Module):
     """One layer for both."""
 
@@ -261,23 +332,6 @@ class Module(nn.Module):
         return self.policy(obs), self.value(obs)[:, 0]
 
 
-def test_values_of_a_module_of_ones_own_have_a_unit_too() -> None:
-    algo = PPO(
-        env=Bank,
-        config={
-            "num_envs_per_worker": 16, "train_batch_size": 640, "seed": 0, "model": {"custom_model": Module}, "lr": 0.02
-        },
-    )  # fmt: skip
-    try:
-        for _ in range(8):
-            result = algo.train()
-        values = algo.sample()["default_policy"]["vf_preds"]
-    finally:
-        algo.stop()
-    assert values.mean() > 10_000.0
-    assert result["info"]["default_policy"]["vf_explained_var"] > 0.7
-
-
 class OwnLoss(PPOPolicy):
     """PPO's loss, which whoever reads the class cannot know."""
 
@@ -285,37 +339,41 @@ class OwnLoss(PPOPolicy):
         return self.ppo_loss(batch)
 
 
-def test_a_loss_of_ones_own_and_the_setting_leave_values_in_the_unit_of_the_environment() -> None:
-    own: dict[str, Any] = {"multiagent": {"policies": {"p": (OwnLoss, None, None, {})}}}
-    for extra in (own, {"normalize_values": False}):
-        algo = PPO(env=Bank, config={"num_envs_per_worker": 4, "train_batch_size": 80, "seed": 0, **extra})
-        try:
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"multiagent": {"policies": {"p": (OwnLoss, None, None, {})}}},
+        {"model": {"custom_model": Module}},
+    ],
+    ids=["loss", "model"],
+)
+def test_a_loss_or_a_model_of_ones_own_learns_in_the_unit_of_the_environment(own: dict[str, Any]) -> None:
+    def trained(**more: Any) -> dict[str, npt.NDArray[Any]]:
+        config = {"num_envs_per_worker": 4, "train_batch_size": 80, "seed": 0, **own, **more}
+        with PPO(env=Bank, config=config) as algo:
             algo.train()
             (weights,) = algo.get_weights().values()
-        finally:
-            algo.stop()
-        assert weights.get(VALUE_SCALE, scale_of(0.0, 1.0)).tolist() == [0.0, 1.0]
+        return dict(weights)
+
+    plain = trained(normalize_values=False)
+    for name, value in trained().items():
+        np.testing.assert_array_equal(value, plain[name], err_msg=name)
+
+
+def test_a_run_that_learned_in_the_environments_unit_may_go_on_in_its_own(tmp_path: Path) -> None:
+    config = {"num_envs_per_worker": 4, "train_batch_size": 80, "seed": 0}
+    with PPO(env=Bank, config={**config, "normalize_values": False}) as algo:
+        algo.train()
+        algo.save(tmp_path)
+    with PPO.from_checkpoint(tmp_path, env=Bank, config={"normalize_values": True}) as algo:
+        algo.train()
+        algo.save(tmp_path)
+    for normalized in (True, False):
+        with PPO.from_checkpoint(tmp_path, env=Bank, config={"normalize_values": normalized}) as algo:
+            assert algo.train()["training_iteration"] == 3
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_what_is_no_flag_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"PPO: normalize_values is .*, expected True or False"):
         PPOConfig(normalize_values=value)
-
-
-def test_weights_of_a_policy_without_units_are_refused_with_the_setting(tmp_path: Path) -> None:
-    small: dict[str, Any] = {"num_envs_per_worker": 4, "train_batch_size": 80, "seed": 0}
-    plain, scaled = (
-        PPO(env=Bank, config={**small, "normalize_values": normalized}) for normalized in (False, True)
-    )
-    try:
-        for algo, other in ((plain, scaled), (scaled, plain)):
-            weights = other.get_weights()
-            with pytest.raises(ConfigError, match=r"'value\.scale' .* normalize_values, set it alike"):
-                algo.set_weights(weights)
-        plain.save(tmp_path / "plain")
-        with pytest.raises(ConfigError, match=r"'value\.scale' .* set normalize_values alike"):
-            scaled.restore(tmp_path / "plain")
-    finally:
-        plain.stop()
-        scaled.stop()

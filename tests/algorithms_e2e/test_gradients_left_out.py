@@ -25,7 +25,13 @@ def test_each_policy_is_warned_of_once() -> None:
         count: int = algorithm.train()["info"]["default_policy"]["skipped_updates"]
         return count
 
-    settings = {"train_batch_size": 64, "sgd_minibatch_size": 32, "num_sgd_iter": 2, "seed": 1}
+    settings = {
+        "train_batch_size": 64,
+        "sgd_minibatch_size": 32,
+        "num_sgd_iter": 2,
+        "seed": 1,
+        "normalize_values": False,
+    }
     with PPO(env=Huge, config=settings) as algorithm:
         with pytest.warns(RuntimeWarning, match="policy 'default_policy': a gradient was NaN or infinite"):
             first = skipped()

@@ -15,7 +15,7 @@ SUMS = {
     "format_1_dqn": 53.69805945083499,
     "format_1_with_policies": 83.38345650583506,
     "format_1_with_frames": 116.72650108858943,
-    "format_1_with_units": 85.14813885139301,
+    "format_1_with_units": 83.39391403831542,
 }
 
 

@@ -156,7 +156,8 @@ _ADVICE = {
 _OF_ALGORITHMS = {
     **dict.fromkeys(
         ("clip_param", "critic_obs", "critic_obs_size", "entropy_coeff", "entropy_coeff_schedule", "kl_coeff",
-         "kl_target", "lambda", "lambda_", "num_sgd_iter", "sgd_minibatch_size", "vf_clip_param", "vf_loss_coeff"),
+         "kl_target", "lambda", "lambda_", "normalize_values", "num_sgd_iter", "sgd_minibatch_size", "vf_clip_param",
+         "vf_loss_coeff"),
         "PPO alone has it; leave it out",
     ),
     **dict.fromkeys(

@@ -39,9 +39,9 @@ class PPOSettings:
     vf_loss_coeff: float = 0.5
     """Weight of the value loss."""
     normalize_values: bool = True
-    """Whether the value network learns in units of the running deviation of the value targets, so that large returns
-    are learned as quickly as small ones; what it predicts, and `vf_loss`, are in the environment's own unit anyway. It
-    does not concern policies with a loss of their own."""
+    """Whether the value network learns in units of the running deviation of the value targets (Pop-Art, van Hasselt et
+    al. 2016), so that large returns are learned as quickly as small ones; what it predicts, and `vf_loss`, are in the
+    environment's own unit anyway. It does not concern custom models and policies with a loss of their own."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus, unless `entropy_coeff_schedule` is given."""
     kl_coeff: float | None = None

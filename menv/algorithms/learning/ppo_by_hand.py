@@ -15,7 +15,6 @@ from menv.acting.action_head import ActionHead
 from menv.algorithms.learning.flat_adam import FlatAdam
 from menv.algorithms.learning.ppo_loss import LossWeights, Minibatch
 from menv.algorithms.learning.ppo_slopes import Columns, loss_terms, places, policy_slopes, value_slopes
-from menv.algorithms.learning.value_scale import ValueScale
 from menv.algorithms.networks.mlp_passes import MlpPasses, Workspace, can_pass
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import LOG_STD, ROLES, StockSpec
@@ -91,20 +90,12 @@ class PPOByHand:
         spec: A network that `can_learn` approves of.
         adam: Its parameters and their optimizer.
         device: Where these are.
-        scale: The mean and the unit of its values, if they have any.
     """
 
-    def __init__(
-        self,
-        spec: NetworkSpec,
-        adam: FlatAdam,
-        device: torch.device = CPU,
-        scale: ValueScale | None = None,
-    ) -> None:
+    def __init__(self, spec: NetworkSpec, adam: FlatAdam, device: torch.device = CPU) -> None:
         assert isinstance(spec, StockSpec)
         self._head = spec.head
         self._adam = adam
-        self._scale = scale
         self._workspace = Workspace(spec, device)
         self._policy, self._value = (MlpPasses(spec, role, adam.params, self._workspace) for role in ROLES)
         log_std = adam.params.get(LOG_STD)
@@ -151,12 +142,7 @@ class PPOByHand:
         if self._by_log_std is not None and policy.log_std is not None:
             self._by_log_std.copy_(policy.log_std)
         seen = rows.value_obs[part]
-        values = self._value.forward(seen)[0]
-        if self._scale is not None:
-            values.mul_(self._scale.unit).add_(self._scale.mean)
-        by_values, errors = value_slopes(weights, columns, values)
-        if self._scale is not None:
-            by_values.mul_(self._scale.unit)
+        by_values, errors = value_slopes(weights, columns, self._value.forward(seen)[0])
         self._value.backward(seen, by_values[None])
         return loss_terms(weights, policy.terms, errors) if report else ()
 

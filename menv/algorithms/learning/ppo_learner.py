@@ -31,7 +31,7 @@ from menv.algorithms.learning.ppo_policy import PPOPolicy
 from menv.algorithms.learning.sequences import sequences, state_before
 from menv.algorithms.learning.value_scale import ValueScale
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
-from menv.algorithms.networks.stock import VALUE_SCALE
+from menv.algorithms.networks.stock import VALUE_OUT, StockSpec
 from menv.algorithms.torch_device import CPU, repeatable, tensor_of
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
@@ -40,7 +40,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 _STATISTICS = ("total_loss", "policy_loss", "vf_loss", "entropy", "kl", "grad_gnorm")
 
-# Advantages and value targets that hardly vary are not blown up to unit variance, as in the classic implementation.
+# Advantages that hardly vary are not blown up to unit variance, as in the classic implementation.
 _LEAST_SPREAD = 1e-4
 _NOTHING = torch.empty(0)
 
@@ -89,11 +89,12 @@ class PPOLearner:
         self._network = spec.torch_network(self._adam.params)
         self._policy = policy
         plain = policy is None or policy.learns_as_ppo
-        # A loss of one's own may be in the unit of the environment.
-        weight = self._adam.params.get(VALUE_SCALE) if plain else None
-        self._scale = None if weight is None else ValueScale(weight, _LEAST_SPREAD)
         by_hand = by_hand and plain and can_learn(spec)
-        self._by_hand = PPOByHand(spec, self._adam, device, self._scale) if by_hand else None
+        self._by_hand = PPOByHand(spec, self._adam, device) if by_hand else None
+        # A loss of one's own may be in the unit of the environment.
+        scaled = settings.normalize_values and plain and isinstance(spec, StockSpec)
+        last = (self._adam.params[f"{VALUE_OUT}.{part}"] for part in ("weight", "bias")) if scaled else ()
+        self._scale = ValueScale(*last) if scaled else None
         if policy is not None and device == CPU:
             policy.learn_with(self._network, self._adam.params)
 
@@ -125,14 +126,17 @@ class PPOLearner:
             )
         settings = self._settings
         self._adam.lr = settings.lr_at(env_steps)
+        unit = 1.0
         if self._scale is not None:
-            self._scale.follow(columns["value_targets"])
-        weights = LossWeights.of(
-            settings, env_steps, self._kl_coeff, 1.0 if self._scale is None else self._scale.unit
-        )
+            values = columns.get(SampleBatch.VF_PREDS)
+            self._scale.follow(columns["value_targets"], values)
+            unit = self._scale.unit
+        weights = LossWeights.of(settings, env_steps, self._kl_coeff, unit)
         rows = self._rows(columns) if not self._recurrent else self._sequences(columns)
-        with repeatable(self._device), self._with_policy():
+        with repeatable(self._device), self._with_policy(), self._in_units():
             stats = self._epochs(rows, weights)
+        if self._scale is not None:
+            stats["vf_loss"] *= unit * unit
         stats["vf_explained_var"] = explained_variance(columns["value_targets"], _value_errors(columns))
         stats["cur_lr"] = self._adam.lr
         if self._adam.skipped:
@@ -154,8 +158,6 @@ class PPOLearner:
             ConfigError: Names or shapes differ.
         """
         self._adam.set_weights(weights)
-        if self._scale is not None:
-            self._scale.read()
 
     def take(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Copy in what another policy has learned about layers that both share."""
@@ -186,6 +188,9 @@ class PPOLearner:
         mask, critic_obs = columns.get("action_mask"), columns.get("critic_obs")
         old_inputs = self._tensor(columns["action_dist_inputs"], np.float32)
         advantages = self._tensor(columns["advantages"], np.float32)
+        targets = columns["value_targets"]
+        if self._scale is not None:
+            targets = self._scale.scaled(targets)
         spread = advantages.std(correction=0).clamp(min=_LEAST_SPREAD)
         advantages = (advantages - advantages.mean()) / spread
         return Minibatch(
@@ -196,7 +201,7 @@ class PPOLearner:
             old_inputs=distributions.standard(self._head, old_inputs).contiguous(),
             advantages=advantages,
             bounds=clip_bounds(advantages, self._settings.clip_param),
-            value_targets=self._tensor(columns["value_targets"], np.float32),
+            value_targets=self._tensor(targets, np.float32),
             critic_obs=None if critic_obs is None else self._tensor(critic_obs, np.float32),
             others=None if self._policy is None else self._others(columns),
         )
@@ -250,6 +255,10 @@ class PPOLearner:
         if self._policy is None or self._device == CPU:
             return nullcontext()
         return self._policy.lent(self._network, self._adam.params)
+
+    def _in_units(self) -> AbstractContextManager[None]:
+        """Return what lets the value network give values in the unit of what it learns from."""
+        return nullcontext() if self._scale is None else self._scale.learning()
 
     def _order(self, rng: np.random.Generator, rows: Minibatch) -> tuple[Tensor, int]:
         """Return the order of rows in an epoch, and how many of them make a minibatch."""

@@ -113,13 +113,13 @@ class LossWeights:
     ) -> LossWeights:
         """Return those of an update after so many env steps, with the KL weight and the unit of values of then.
 
-        The coefficient of the value loss is that of squared errors in the environment's unit.
+        A limit of squared errors is set in the environment's unit, and returned in that of the values.
         """
-        limit = settings.vf_clip_param
+        limit = None if settings.vf_clip_param is None else settings.vf_clip_param / value_unit**2
         return cls(
             settings.clip_param,
             None if limit is None or limit > LARGEST else float(limit),
-            settings.vf_loss_coeff / value_unit**2,
+            float(settings.vf_loss_coeff),
             settings.entropy_coeff_at(env_steps),
             kl_coeff,
         )

@@ -19,7 +19,7 @@ from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.action_head import ActionHead
 from menv.algorithms.networks.custom_model import CustomModel
 from menv.algorithms.networks.obs_structure import ObsStructure
-from menv.algorithms.networks.stock import EPSILON, VALUE_SCALE
+from menv.algorithms.networks.stock import EPSILON
 
 if TYPE_CHECKING:
     from menv.algorithms.networks.torch_network import TorchNetwork
@@ -34,7 +34,6 @@ class CustomSpec:
         head: What the module's outputs mean.
         model: Builds the module.
         config: Keyword arguments for it.
-        scaled_values: Whether its values get a mean and a unit; see `VALUE_SCALE`.
 
     Raises:
         ConfigError: The module cannot be built, or gives something else than it has to.
@@ -44,7 +43,6 @@ class CustomSpec:
     head: ActionHead
     model: CustomModel
     config: Mapping[str, Any]
-    scaled_values: bool = False
 
     def __post_init__(self) -> None:
         """Build the module once and try it on two rows."""
@@ -54,11 +52,10 @@ class CustomSpec:
         """Return whether the same module is built in the same way."""
         if not isinstance(other, CustomSpec):
             return NotImplemented
-        if (self.model, self.head, self.observation_space, self.scaled_values) != (
+        if (self.model, self.head, self.observation_space) != (
             other.model,
             other.head,
             other.observation_space,
-            other.scaled_values,
         ):
             return False
         try:
@@ -92,11 +89,11 @@ class CustomSpec:
         return tuple(part.numpy() for part in initial_state(build_module(self, 0)))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every learned parameter by its name in the module, and of epsilon or of the scale."""
+        """Return the shape of every learned parameter by its name in the module, and of epsilon for Q-values."""
         return dict(self._first_shapes)
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the parameters of a module built with this seed; epsilon is 1, the scale 0 and 1."""
+        """Return the parameters of a module built with this seed; epsilon is 1."""
         from menv.algorithms.networks.torch_custom import build_module, learned
 
         weights: dict[str, npt.NDArray[np.float32]] = {
@@ -104,8 +101,6 @@ class CustomSpec:
         }
         if self.head.kind == "q_values":
             weights[EPSILON] = np.ones(1, np.float32)
-        elif self.scaled_values:
-            weights[VALUE_SCALE] = np.array([0.0, 1.0], np.float32)
         return weights
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:

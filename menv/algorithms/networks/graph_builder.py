@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from menv.algorithms.networks.cell import INPUT, STATE, Cell
 from menv.algorithms.networks.conv_stack import ConvLayer, ConvStack
-from menv.algorithms.networks.stock import EPSILON, LOG_STD, VALUE_SCALE, Activation, Layer, Role, StockSpec
+from menv.algorithms.networks.stock import EPSILON, LOG_STD, Activation, Layer, Role, StockSpec
 
 OPSET = 17
 IR_VERSION = 9
@@ -88,7 +88,7 @@ class GraphBuilder:
         """Declare a weight as an input."""
         if not self.stacked:
             return self.given(name, TensorProto.FLOAT, shape)
-        row_vector = len(shape) == 1 and name not in (LOG_STD, EPSILON, VALUE_SCALE)
+        row_vector = len(shape) == 1 and name not in (LOG_STD, EPSILON)
         return self.given(name, TensorProto.FLOAT, ["P", *((1,) if row_vector else ()), *shape])
 
     def affine(self, layer: Layer, x: str) -> str:
@@ -239,12 +239,7 @@ class GraphBuilder:
         """Return the state values."""
         if self.spec.head.kind == "q_values":
             return self.add("ReduceMax", self.policy_outputs(), axes=[1], keepdims=0)
-        values = self.add("Squeeze", self.outputs_of("value", self.features("value")), self.constant([1]))
-        if not self.spec.scaled_values:
-            return values
-        scale = self.weight(VALUE_SCALE, (2,))
-        mean, unit = (self.add("Gather", scale, self.constant([place]), axis=-1) for place in range(2))
-        return self.add("Add", self.add("Mul", values, unit), mean)
+        return self.add("Squeeze", self.outputs_of("value", self.features("value")), self.constant([1]))
 
     def of_each_row(self, name: str, shape: tuple[int, ...]) -> str:
         """Return a weight that is no layer's: broadcastable to rows if alone, [R, ...] if stacked."""

@@ -38,8 +38,7 @@ def chosen_network(
         return stock
     if model.custom_model is not None:
         _check_alone(stock)
-        module, told = model.custom_model, dict(model.custom_model_config)
-        return CustomSpec(observation_space, stock.head, module, told, stock.scaled_values)
+        return CustomSpec(observation_space, stock.head, model.custom_model, dict(model.custom_model_config))
     preprocessor = ObsPreprocessor(observation_space)
     if model.conv_filters is None:
         _warn_of_images_in_company(preprocessor)

@@ -32,11 +32,9 @@ ACTIVATIONS: tuple[Activation, ...] = ("tanh", "relu", "silu", "elu", "linear")
 Role: TypeAlias = Literal["policy", "value"]
 ROLES: tuple[Role, ...] = ("policy", "value")
 LOG_STD = "policy.log_std"
+VALUE_OUT = "value.out"
 EPSILON = "epsilon"
 """The share of random actions of a network of Q-values: published with its weights, never learned."""
-VALUE_SCALE = "value.scale"
-"""[2] the mean and the unit of values, which are mean + unit * what the layers give: set by the learner, with no
-gradient."""
 
 _HIDDEN_GAIN = math.sqrt(2.0)
 _POLICY_GAIN = 0.01
@@ -82,7 +80,6 @@ class StockSpec:
         critic_size: Numbers that the value network sees instead of an observation; 0: it sees that.
         conv: Convolutions below the hidden layers, shared where these are; None where there are none.
         pixels: True if observations are rows of bytes; convolutions scale them to [0, 1].
-        scaled_values: Whether values have a mean and a unit beside the layers; see `VALUE_SCALE`.
     """
 
     obs_size: int
@@ -95,7 +92,6 @@ class StockSpec:
     critic_size: int = 0
     conv: ConvStack | None = None
     pixels: bool = False
-    scaled_values: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes and activations that describe no network."""
@@ -180,7 +176,7 @@ class StockSpec:
         """Return the last layer of the policy or of the value network."""
         if role == "policy":
             return Layer("policy.out", self.features(role), self.head.outputs, _POLICY_GAIN)
-        return Layer("value.out", self.features(role), 1, _VALUE_GAIN)
+        return Layer(VALUE_OUT, self.features(role), 1, _VALUE_GAIN)
 
     def layers(self) -> tuple[Layer, ...]:
         """Return every layer once: policy, then value."""
@@ -203,8 +199,6 @@ class StockSpec:
             shapes[LOG_STD] = (self.head.outputs,)
         if self.head.kind == "q_values":
             shapes[EPSILON] = (1,)
-        if self.scaled_values:
-            shapes[VALUE_SCALE] = (2,)
         return shapes
 
     def trunk(self) -> Trunk:
@@ -219,7 +213,7 @@ class StockSpec:
         return Trunk(tuple((name, shapes[name]) for name in names), self.activation, self.conv)
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-        """Return first weights: orthogonal matrices (Saxe et al. 2014), zero biases and log_std, epsilon 1, scale 0, 1.
+        """Return first weights: orthogonal matrices (Saxe et al. 2014), zero biases and log_std, epsilon 1.
 
         Gains are sqrt(2) for hidden layers, 0.01 for the last policy layer (so that the first policy is
         close to uniform) and 1 for the value layer. Biases of Q-networks are up to 1 / sqrt(inputs of the layer):
@@ -229,8 +223,6 @@ class StockSpec:
         weights = {name: np.zeros(shape, np.float32) for name, shape in self.weight_shapes().items()}
         if EPSILON in weights:
             weights[EPSILON][:] = 1.0
-        if VALUE_SCALE in weights:
-            weights[VALUE_SCALE][1] = 1.0
         rng = np.random.default_rng(seed)
         for layer in self.layers():
             matrix = orthogonal(rng, layer.inputs, layer.outputs)
@@ -243,16 +235,12 @@ class StockSpec:
             matrix = _HIDDEN_GAIN * orthogonal(rng, math.prod(conv.weight_shape[1:]), conv.outputs)
             weights[f"{conv.name}.weight"] = matrix.T.reshape(conv.weight_shape).astype(np.float32)
         if self.head.kind == "q_values":
-            weights.update(self._first_biases(np.random.default_rng((seed, 2))))
+            rng = np.random.default_rng((seed, 2))
+            for layer in self.layers():
+                most = 1.0 / math.sqrt(layer.inputs)
+                bias = rng.uniform(-most, most, layer.outputs)
+                weights[f"{layer.name}.bias"] = bias.astype(np.float32)
         return weights
-
-    def _first_biases(self, rng: np.random.Generator) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the first biases of a Q-network."""
-        found = {}
-        for layer in self.layers():
-            most = 1.0 / math.sqrt(layer.inputs)
-            found[f"{layer.name}.bias"] = rng.uniform(-most, most, layer.outputs).astype(np.float32)
-        return found
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
         """Return the network over `params`; see `NetworkSpec.torch_network`."""

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from menv.acting.action_head import ILLEGAL
-from menv.algorithms.networks.stock import VALUE_SCALE
-from menv.algorithms.networks.torch_stock import in_units
 from menv.algorithms.own_classes import OF_MODULES, warn_of_uncalled
 from menv.errors import ConfigError
 
@@ -43,7 +41,6 @@ class TorchCustom:
         # Whatever is not learned has to be the same for everybody who runs this network.
         self._module = build_module(spec, 0)
         self._params = {name: params[name] for name in learned(self._module)}
-        self._scale = params.get(VALUE_SCALE)
         first = [part.to(device) for part in initial_state(self._module)]
         self._module.to(device)
         self._state_sizes = [len(part) for part in first]
@@ -61,7 +58,7 @@ class TorchCustom:
         """Return distribution inputs and values in one pass."""
         found = self._run(obs) if state is None else self._unrolled(obs, state)
         outputs: Tensor = found[0] if isinstance(found, tuple) else found
-        values = outputs.amax(-1) if self._of_q_values else in_units(found[1], self._scale)
+        values = outputs.amax(-1) if self._of_q_values else found[1]
         return outputs if mask is None else torch.where(mask, outputs, ILLEGAL), values
 
     def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from menv.acting.action_head import ILLEGAL
-from menv.algorithms.networks.stock import LOG_STD, VALUE_SCALE, Activation, Role, StockSpec
+from menv.algorithms.networks.stock import LOG_STD, VALUE_OUT, Activation, Role, StockSpec
 from menv.algorithms.networks.torch_cell import TorchCell
 from menv.algorithms.networks.torch_conv import TorchConv
 
@@ -63,11 +63,10 @@ class TorchStock:
         }
         self._pixels = spec.pixels
         self._policy_out = _weight_and_bias(params, "policy.out")
-        self._value_out = _weight_and_bias(params, "value.out") if "value" in spec.roles else None
+        self._value_out = _weight_and_bias(params, VALUE_OUT) if "value" in spec.roles else None
         self._dueling = spec.dueling
         self._of_q_values = spec.head.kind == "q_values"
         self._log_std = params.get(LOG_STD)
-        self._scale = params.get(VALUE_SCALE)
 
     def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
         """Return [N, D] distribution inputs after masking, from obs [N, F] and mask [N, M]."""
@@ -130,15 +129,7 @@ class TorchStock:
     def _value_head(self, features: Tensor) -> Tensor:
         assert self._value_out is not None, "Q-values without dueling have no value head"
         weight, bias = self._value_out
-        return in_units(torch.addmm(bias, features, weight).squeeze(1), self._scale)
-
-
-def in_units(values: Tensor, scale: Tensor | None) -> Tensor:
-    """Return [N] values with the mean and the unit of `VALUE_SCALE` [2], which gets no gradient, if there is one."""
-    if scale is None:
-        return values
-    mean, unit = scale.detach().unbind()
-    return torch.addcmul(mean, values, unit)
+        return torch.addmm(bias, features, weight).squeeze(1)
 
 
 def _weight_and_bias(params: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
