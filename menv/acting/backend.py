@@ -7,6 +7,7 @@ the torch back-end implement it; the sampler, the value pass over a closed fragm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -38,6 +39,22 @@ def portions(obs: Rows) -> list[slice]:
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
+def are_numbers(outputs: Floats, *, choices: bool) -> bool:
+    """Return whether rows [R, n], what choices are worth or actions themselves, mean anything.
+
+    It is asked with every call, so that one product of all of them has to do as a rule: it is finite where they are,
+    but for numbers beyond 1e19.
+    """
+    # Other products warn of overflow.
+    return math.isfinite(np.vdot(outputs, outputs)) or not broken_rows(outputs, choices=choices).any()
+
+
+def broken_rows(outputs: Floats, *, choices: bool) -> Flags:
+    """Return [R] where rows [R, n] hold NaN or infinity; a choice may be worth -inf, as long as another is not."""
+    finite = np.isfinite(outputs.max(1)) if choices else np.isfinite(outputs).all(1)
+    return np.logical_not(finite)
+
+
 class Evaluation(NamedTuple):
     """What a policy thinks of actions that were taken.
 
@@ -57,11 +74,21 @@ class Decision(NamedTuple):
         actions: [R, *head.action_shape] of `head.action_dtype`.
         dist_inputs: [R, D] after masking, what the actions were drawn from; None unless `head.told`.
         state: [R, S] of a recurrent network after the rows, otherwise None.
+        sound: Whether what the actions were chosen by are numbers; where it is False they mean nothing, and whoever
+            is to act by them refuses with `menv.loop.unsound`.
     """
 
     actions: Actions
     dist_inputs: Floats | None
     state: Floats | None = None
+    sound: bool = True
+
+
+def fill_in(whole: Decision, rows: Any, part: Decision) -> None:
+    """Write the decisions of some rows into those of all."""
+    for column, own in zip(whole[:3], part[:3], strict=True):
+        if column is not None:
+            column[rows] = own
 
 
 AnswerRows: TypeAlias = Callable[[Rows, Flags | None, Floats | None], Decision]

@@ -32,6 +32,7 @@ from menv.acting.backend import (
     Rows,
     Weights,
     Which,
+    fill_in,
     portions,
 )
 from menv.acting.built_graphs import built
@@ -308,6 +309,7 @@ class OnnxActing:
         bounds = np.searchsorted(which[order], np.arange(self._policies + 1)).tolist()
         if bounds[0] or bounds[-1] < len(which):
             self._require_policy(int(which[order[0 if bounds[0] else -1]]))
+        sound = True
         for policy in range(self._policies):
             rows = order[bounds[policy] : bounds[policy + 1]]
             if len(rows):
@@ -320,10 +322,9 @@ class OnnxActing:
                     None,
                     _taken(state, rows),
                 )
-                for whole, own in zip(found, part, strict=True):
-                    if whole is not None:
-                        whole[rows] = own
-        return found
+                fill_in(found, rows, part)
+                sound = sound and part.sound
+        return found._replace(sound=sound)
 
     def _empty(self, rows: int) -> Decision:
         """Return a decision of `rows` rows that is to be filled in."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from menv.acting.backend import Decision, Flags, Floats, Rows
+from menv.acting.backend import Decision, Flags, Floats, Rows, are_numbers
 from menv.acting.lanes import Lanes
 from menv.errors import ConfigError
 
@@ -86,7 +86,8 @@ class Runner:
         if noise is not None:
             feed["noise"] = noise
         outputs = dict(zip(self.outputs, self.run(), strict=True))
-        return Decision(outputs["action"], outputs.get("dist_inputs"), outputs.get("state_after"))
+        sound = _soundness(outputs)()
+        return Decision(outputs["action"], outputs.get("dist_inputs"), outputs.get("state_after"), sound)
 
 
 class BoundRunner:
@@ -117,6 +118,7 @@ class BoundRunner:
         "_pick",
         "_results",
         "_run",
+        "_sound",
         "_which",
     )
 
@@ -145,6 +147,7 @@ class BoundRunner:
 
         self._answer = results["action"][:rows]
         self._inputs: Floats | None = results["dist_inputs"][:rows] if "dist_inputs" in results else None
+        self._sound = _soundness(results)
         nothing = np.empty(0)
         self._obs, self._mask, self._noise, self._pick, self._which = (
             buffers.get(name, nothing) for name in ("obs", "mask", "noise", "pick", "which")
@@ -194,7 +197,8 @@ class BoundRunner:
                 raise _unfit("noise", noise, self._noise_shape, _FLOAT)
             self._noise[...] = noise
         self._run()
-        return Decision(self._answer.copy(), None if self._inputs is None else self._inputs.copy())
+        inputs = None if self._inputs is None else self._inputs.copy()
+        return Decision(self._answer.copy(), inputs, None, self._sound())
 
 
 class RecurrentRunner(BoundRunner):
@@ -223,8 +227,8 @@ class RecurrentRunner(BoundRunner):
             self._state[...] = state
         else:
             lanes.put(state, self._state)
-        actions, inputs, _ = super().__call__(obs, mask, noise, lanes)
-        return Decision(actions, inputs, self._after.copy())
+        actions, inputs, _, sound = super().__call__(obs, mask, noise, lanes)
+        return Decision(actions, inputs, self._after.copy(), sound)
 
 
 def open_session(model: bytes) -> ort.InferenceSession:
@@ -256,6 +260,17 @@ def bound_run(session: ort.InferenceSession, binding: ort.IOBinding) -> Callable
 
 def _buffer(node: Any, sizes: Mapping[str, int]) -> npt.NDArray[Any]:
     return np.zeros([sizes.get(size, size) for size in node.shape], _DTYPES[node.type])
+
+
+def _soundness(outputs: Mapping[str, npt.NDArray[Any]]) -> Callable[[], bool]:
+    """Return what tells whether the actions among outputs mean anything; these may change in place later."""
+    for name in ("dist_inputs", "q_values"):
+        if name in outputs:
+            return partial(are_numbers, outputs[name], choices=True)
+    if outputs["action"].dtype == _FLOAT:
+        return partial(are_numbers, outputs["action"], choices=False)
+    # Graphs of Q-values that earlier versions stored keep these to themselves.
+    return lambda: True
 
 
 def _unfit(

@@ -27,6 +27,8 @@ from menv.acting.backend import (
     Rows,
     Weights,
     Which,
+    are_numbers,
+    fill_in,
     portions,
 )
 from menv.algorithms import epsilon_greedy
@@ -128,13 +130,14 @@ class TorchActing:
         if which is None or isinstance(which, int):
             return self._choose(which or 0, obs, mask, noise, state)
         found = self._empty(len(which))
+        sound = True
         for policy in np.unique(which).tolist():
             rows = which == policy
             parts = (None if array is None else array[rows] for array in (mask, noise, state))
-            for whole, own in zip(found, self._choose(policy, obs[rows], *parts), strict=True):
-                if whole is not None:
-                    whole[rows] = own
-        return found
+            own = self._choose(policy, obs[rows], *parts)
+            fill_in(found, rows, own)
+            sound = sound and own.sound
+        return found._replace(sound=sound)
 
     def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> AnswerRows:
         """Return what decides on rows of one policy; see `ActingBackend.steady`."""
@@ -236,9 +239,12 @@ class TorchActing:
                 inputs = network.dist_inputs(rows, allowed)
             else:
                 inputs, after = cast("RecurrentNetwork", network).step(rows, allowed, self._tensor(state))
-        actions = self._actions(policy, inputs, allowed, self._maybe_tensor(noise))
-        told = array_of(inputs) if self._head.told else None
-        return Decision(array_of(actions), told, None if after is None else array_of(after))
+        actions = array_of(self._actions(policy, inputs, allowed, self._maybe_tensor(noise)))
+        choices = self._head.kind != "gaussian"
+        outputs = array_of(inputs) if choices else actions
+        sound = are_numbers(outputs, choices=choices)
+        told = outputs if self._head.told else None
+        return Decision(actions, told, None if after is None else array_of(after), sound)
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return tensor_of(array, self._device)

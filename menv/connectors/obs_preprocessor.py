@@ -31,6 +31,7 @@ _BOUNDED = gym.spaces.Box | gym.spaces.MultiBinary
 # Rows whose bounds lie side by side.
 _TILE = 64
 _NEARLY = np.float32(0.999)
+_MOST = np.finfo(np.float32).max
 Mask = npt.NDArray[np.bool_]
 Begins = npt.NDArray[np.int64]
 
@@ -202,9 +203,9 @@ class ObsPreprocessor:
         return error
 
     def _flat_bounds(self) -> tuple[Rows, Rows]:
-        """Return the [F] bounds of all columns, infinite where choices were looked at already."""
-        low = np.full(self.size, -np.inf, np.float32)
-        high = np.full(self.size, np.inf, np.float32)
+        """Return the [F] bounds of all columns; where there are none, those of float32: infinity is no observation."""
+        low = np.full(self.size, -_MOST, np.float32)
+        high = np.full(self.size, _MOST, np.float32)
         if self.dtype != _ROW:
             low, high = np.zeros((2, self.size), self.dtype)
         for leaf in self.leaves:
@@ -213,7 +214,7 @@ class ObsPreprocessor:
                 # Bounds of wider types than the rows' overflow to infinity.
                 with np.errstate(over="ignore"):
                     low[columns], high[columns] = (bound.reshape(-1) for bound in bounds(leaf.space))
-        return low, high
+        return (low, high) if self.dtype != _ROW else (np.maximum(low, -_MOST), np.minimum(high, _MOST))
 
     def plainly_good(self, rows: Rows) -> bool:
         """Return True where `why_bad_row` need not be asked; it takes half as long, and knows no more than this."""
@@ -284,12 +285,13 @@ def _why_nothing(leaf: Leaf, mask: Mask, begins: Begins | None) -> str:
 
 def _halves(low: Rows, high: Rows) -> tuple[Rows, Rows]:
     """Return [F] the middles between bounds, and what scales half the way between them to 1; 0 without bounds."""
-    bounded = np.isfinite(low) & np.isfinite(high)
+    above, below = low > -_MOST, high < _MOST
+    bounded = above & below
     least, most = np.where(bounded, low, 0.0), np.where(bounded, high, 0.0)
     half = (most.astype(np.float64) - least) / 2
     per_half = np.divide(1.0, half, out=np.zeros_like(half), where=half > 0)
     # A bound on one side, or two that are equal, are left to those who look closely.
-    per_half[(np.isfinite(low) != np.isfinite(high)) | (bounded & (half == 0))] = np.nan
+    per_half[(above != below) | (bounded & (half == 0))] = np.nan
     return (least + half).astype(np.float32), per_half.astype(np.float32)
 
 

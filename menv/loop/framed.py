@@ -78,6 +78,8 @@ class Framed:
             noise = None
         self._since += 1
         decision = decide(obs, mask, noise)
+        if not decision.sound:
+            raise cohort.unsound(self._policy, obs, mask)
         ledger.answer(rows, decision.actions, decision.dist_inputs)
         if cohort.path is None:
             return cohort.output(decision.actions)

@@ -22,6 +22,7 @@ from menv.connectors.default_pipelines import ActionPlan, action_plan
 from menv.connectors.kept_lives import kept_lives, put_lives
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.policy_connectors import PolicyConnectors
+from menv.errors import ContractError
 from menv.frame import Frame
 from menv.frame_ledger import FrameLedger, NewIds
 from menv.ledger import Rows
@@ -30,6 +31,7 @@ from menv.loop.cohort import Answers, Cohort
 from menv.loop.connector_path import ConnectorPath, plain
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
+from menv.loop.unsound import unsound
 from menv.played import Moves
 from menv.recurrent_ledger import RecurrentLedger
 from menv.sample_batch import SampleBatch
@@ -233,11 +235,25 @@ class NetCohort(Cohort):
             assert decision.state is not None
             ledger.remember(block.rows, block.slots, before, decision.state)
         else:
+            before = None
             decision = self.backend.decide(obs, mask, noise, block.which)
+        if not decision.sound:
+            raise self.unsound(block.which, obs, mask, before)
         ledger.answer(block.rows, decision.actions, decision.dist_inputs)
         if self.path is None:
             return self.output(decision.actions)
         return self._connected_answers(block, obs, mask, decision.actions)
+
+    def unsound(
+        self, which: Column | int, obs: Column, mask: Column | None, state: Column | None = None
+    ) -> ContractError:
+        """Return the error for a decision that is not `sound`; arguments as for `menv.loop.unsound`.
+
+        Raises:
+            ContractError: An observation lies outside its space, which is reason enough.
+        """
+        self._check_bounds()
+        return unsound(self.backend, self.policy_ids, which, obs, mask, state)
 
     def _connected_answers(self, block: Block, obs: Column, mask: Column | None, actions: Column) -> Answers:
         """Return what the action connectors make of R actions."""

@@ -8,7 +8,6 @@ the same back-end.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from menv import draws
+from menv.acting.backend import Decision
 from menv.classic_names import classic_keywords
 from menv.connectors.action_data import PolicyOutput
 from menv.connectors.agent_rows import AgentConnectorDataType
@@ -27,6 +27,7 @@ from menv.loop.agent_answers import Shown, answered, as_it_is
 from menv.loop.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.loop.networks import Networks
 from menv.loop.turns import Turn, in_turn
+from menv.loop.unsound import check_weights, unsound
 from menv.nested import has_order
 from menv.paths import path_given
 from menv.policy import Policy, one_row, parts_given
@@ -122,9 +123,8 @@ class NetPolicy(Policy):
             )
         obs, mask = self._rows(obs_batch)
         state = self._state(state_batches, len(obs))
-        backend, noise = self.networks.backend, self._noise_for(explore, len(obs))
-        decision = backend.decide(obs, mask, noise, self.index, state)
-        logp = backend.evaluate(self.index, obs, mask, decision.actions, state).logp
+        decision = self._decision(obs, mask, self._noise_for(explore, len(obs)), state)
+        logp = self.networks.backend.evaluate(self.index, obs, mask, decision.actions, state).logp
         states = [] if decision.state is None else self._parts(decision.state)
         return self._answers(decision.actions, obs, mask), states, {"action_logp": logp}
 
@@ -136,14 +136,11 @@ class NetPolicy(Policy):
             ContractError: The observation is outside the space, the policy has a memory and no state is given, or
                 connectors have to know whose the observation is.
         """
-        networks = self.networks
-        if state is None and networks.state_sizes:
+        if state is None and self.networks.state_sizes:
             raise self.without_state()
         rows, mask = self._rows([obs])
         before = self._state(None if state is None else one_row(f"policy {self.policy_id!r}", state), 1)
-        decision = networks.backend.decide(
-            rows, mask, self._noise(1) if explore else None, self.index, before
-        )
+        decision = self._decision(rows, mask, self._noise(1) if explore else None, before)
         action = self._answers(decision.actions, rows, mask)[0]
         if state is None:
             return action
@@ -174,7 +171,7 @@ class NetPolicy(Policy):
         else:
             refuse_unknown_lives(self.policy_id, path)
             lives, (rows, mask) = None, path.rows(0, obs_batch)[:2]
-        decision = networks.backend.decide(rows, mask, noise, self.index, state)
+        decision = self._decision(rows, mask, noise, state)
         if path is None:
             answers = networks.output(decision.actions)
         else:
@@ -238,7 +235,7 @@ class NetPolicy(Policy):
                 f"policy {self.policy_id!r}: {error.mended('pass observations of policy.observation_space')}"
             ) from error
         noise = self._noise_for(explore, len(connected))
-        decision = cohort.backend.decide(shown.obs, shown.mask, noise, self.index, shown.state)
+        decision = self._decision(shown.obs, shown.mask, noise, shown.state)
         logp = cohort.backend.evaluate(self.index, shown.obs, shown.mask, decision.actions, shown.state).logp
         states = [] if decision.state is None else self._parts(decision.state)
         return answered(connected, shown, decision, states, logp, own, cohort.action_space)
@@ -280,24 +277,14 @@ class NetPolicy(Policy):
         """Copy weights in; names and shapes must be those of `get_weights`. Who trains goes on from them.
 
         Raises:
-            ConfigError: They are others, or one of their numbers is NaN.
+            ConfigError: They are others, or one of their numbers is NaN or infinite as float32.
         """
         if not isinstance(weights, Mapping):
             raise ConfigError(
                 f"policy {self.policy_id!r}: the weights are a {type(weights).__name__}, expected a dict of arrays by "
                 "name; give what get_weights returned"
             )
-        # A sum of squares is NaN only where a number is.
-        broken = [
-            name
-            for name, value in weights.items()
-            if isinstance(value, np.ndarray) and value.dtype.kind == "f" and math.isnan(np.vdot(value, value))
-        ]
-        if broken:
-            raise ConfigError(
-                f"policy {self.policy_id!r}: weight {broken[0]!r} holds NaN, expected numbers; look for a division by "
-                "zero, or for a loss of your own that is none"
-            )
+        check_weights(self.policy_id, weights)
         try:
             self.networks.backend.set_weights(self.index, weights)
         except ConfigError as error:
@@ -321,6 +308,18 @@ class NetPolicy(Policy):
         if bad is not None:
             raise self._outside(OutsideSpaceError(*bad), len(obs))
         return obs, mask
+
+    def _decision(self, obs: Any, mask: Any, noise: Any, state: Any) -> Decision:
+        """Return what the network decides about R rows.
+
+        Raises:
+            ContractError: It gives no numbers to choose an action by.
+        """
+        networks = self.networks
+        decision = networks.backend.decide(obs, mask, noise, self.index, state)
+        if not decision.sound:
+            raise unsound(networks.backend, networks.policy_ids, self.index, obs, mask, state)
+        return decision
 
     @property
     def _own(self) -> PolicyConnectors:

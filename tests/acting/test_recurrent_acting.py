@@ -47,7 +47,7 @@ def random_rows(spec: StockSpec, rows: int) -> tuple[Floats, Floats, Floats]:
 def same(one: Decision, other: Decision) -> bool:
     return all(
         (a is None and b is None) or (a is not None and b is not None and a.tobytes() == b.tobytes())
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(one[:3], other[:3], strict=True)
     )
 
 
@@ -65,7 +65,7 @@ def test_a_row_is_answered_alike_in_batches_of_every_size(spec: StockSpec) -> No
     values, logp = acting.values(0, obs, state), acting.evaluate(0, obs, None, whole.actions, state).logp
     for rows in (1, 2, 3, 5, 8, 15, 16, 17, 31, 64, 100, 256):
         part = acting.decide(obs[:rows], None, noise[:rows], 0, state[:rows])
-        first: list[Any] = [column if column is None else column[:rows] for column in whole]
+        first: list[Any] = [column if column is None else column[:rows] for column in whole[:3]]
         assert same(part, Decision(*first))
         assert acting.values(0, obs[:rows], state[:rows]).tobytes() == values[:rows].tobytes()
         found = acting.evaluate(0, obs[:rows], None, part.actions, state[:rows]).logp

@@ -24,6 +24,7 @@ from menv.algorithms.torch_device import array_of, learning_device
 from menv.errors import ConfigError, ContractError
 from menv.loop.net_cohort import NetCohort
 from menv.loop.net_policy import NetPolicy
+from menv.loop.unsound import check_weights
 from menv.spec_config import SpecConfig
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class PPOPolicy(NetPolicy):
         return {**super().get_weights(), **own}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights in; names and shapes must be those of `get_weights`."""
+        """Copy weights in; names and shapes must be those of `get_weights`; see `NetPolicy.set_weights`."""
         own = dict(self.module_params())
         for name, param in own.items():
             found = np.shape(weights[name]) if name in weights else None
@@ -169,6 +170,7 @@ class PPOPolicy(NetPolicy):
                     f"policy {self.policy_id!r}: weights {name!r} have shape {found}, expected {tuple(param.shape)}; "
                     "give the weights of a policy of the same class"
                 )
+        check_weights(self.policy_id, {name: weights[name] for name in own})
         super().set_weights({name: weights[name] for name in weights if name not in own})
         for name, param in own.items():
             param.data.copy_(torch.from_numpy(np.array(weights[name], np.float32)))

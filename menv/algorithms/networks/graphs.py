@@ -68,8 +68,11 @@ def add_policy(graph: GraphBuilder, head: ActionHead, kind: GraphKind, masked: b
         return
     action = tail.sample() if kind == "act" else tail.mode()
     graph.result("action", *action_type(head), action)
-    if head.told:
-        graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
+    if head.told or head.by_worth:
+        # Of Q-values a NaN shows nowhere else.
+        graph.result(
+            "dist_inputs" if head.told else "q_values", TensorProto.FLOAT, ["R", head.inputs], outputs
+        )
     state_sizes = graph.spec.state_sizes
     if state_sizes:
         graph.result("state_after", TensorProto.FLOAT, ["R", sum(state_sizes)], graph.state_after())
