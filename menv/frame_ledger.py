@@ -152,20 +152,29 @@ class FrameLedger(Ledger):
         """Cut the rows into trajectories; see `Ledger.close`.
 
         Raises:
-            ContractError: A reward is not a finite number; it names whose.
+            ContractError: A reward is not a finite number, or no float64 holds the sum of them; it names whose.
         """
         income = self._columns["income"][: self._n]
         # One reduction for all rows of the fragment instead of one for each step.
-        if not math.isfinite(np.add.reduce(income)):
-            row = int(np.argmin(np.isfinite(income)))
-            raise ContractError(
-                f"env {self._columns['slots'][row]}, env step {row // len(self._everybody)} of the fragment: the "
-                f"reward is {income[row]}, expected a finite number; look for a division by zero"
-            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not math.isfinite(np.add.reduce(income)):
+                raise self._bad_income(income)
         self._read_flags()
         # There is no frame before the one before it was answered.
         self._note_answered(self._n - self._num_envs)
         return super().close(prepare_finals)
+
+    def _bad_income(self, income: Column) -> ContractError:
+        """Return the error for the first reward that is not finite, or with which the sum of them no longer is."""
+        finite, expected = np.isfinite(income), "expected a finite number; look for a division by zero"
+        if finite.all():
+            finite = np.isfinite(np.add.accumulate(income))
+            expected = "with which no float64 holds their sum, expected smaller ones; scale the rewards"
+        row = int(np.argmin(finite))
+        return ContractError(
+            f"env {self._columns['slots'][row]}, env step {row // len(self._everybody)} of the fragment: the "
+            f"reward is {income[row]}, {expected}"
+        )
 
     def hand_over(self, rows: Ledger, *, answered: bool) -> None:
         """Let an empty ledger of rows go on from here; this one is not to be used any more.

@@ -78,9 +78,17 @@ class Metrics:
         """Take in an episode that ended; see `Record.when`.
 
         Raises:
-            ContractError: A custom metric is no number, or an entry of `hist_data` no list of them.
+            ContractError: A custom metric is no number, an entry of `hist_data` no list of them, or no float64 holds
+                the episode's return.
         """
         rewards: Mapping[tuple[AgentId, str], float] = episode.agent_rewards
+        if not math.isfinite(episode.total_reward):
+            agents = [agent for (agent, _), earned in rewards.items() if not math.isfinite(earned)]
+            whose = f" of agent {agents[0]!r}" if agents else ""
+            raise ContractError(
+                f"episode in env {episode.env_id}: the rewards{whose} add up to more than a float64 holds, expected "
+                "smaller ones; scale the rewards"
+            )
         others: Sequence[tuple[str, float]] = ()
         if len(rewards) > MOST_AGENTS:
             rewards, others = cut_short(episode)

@@ -47,6 +47,7 @@ from menv.loop.golden import answer, difference, make_golden, rehearsal
 from menv.loop.net_policy import NetPolicy
 from menv.loop.networks import Networks
 from menv.loop.noise import Noise
+from menv.loop.unsound import check_weights
 from menv.policy_spec import check_policy_id
 from menv.spaces_json import space_from_json, space_to_json
 
@@ -268,6 +269,7 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     graphs = StoredGraphs({kind: files[name] for kind, name in _GRAPHS.items()})
     weights: dict[str, Floats] = load(files[WEIGHTS])
     _require(where, "weights", all(value.dtype == np.float32 for value in weights.values()))
+    check_weights(f"{manifest['policy_id']!s:.60}", weights)
     backend = OnnxActing(graphs, head, [weights], sum(state_sizes))
     if manifest["format"] == 1:
         _require(where, "observation_space", preprocess.size == backend.obs_size)

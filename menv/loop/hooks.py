@@ -18,6 +18,7 @@ from menv.episode import Episode
 from menv.episode_record import When
 from menv.errors import EnvFaultWarning
 from menv.fault import Fault
+from menv.loop.hooked_numbers import broken_of_each, refuse_broken
 from menv.loop.pieces import Piece, pieces_of
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
@@ -45,6 +46,7 @@ class Hooks:
         self._metrics = metrics
         self._steps = overrides(callbacks, "on_episode_step")
         self._pieces = overrides(callbacks, "on_postprocess_trajectory")
+        self._sample_end = overrides(callbacks, "on_sample_end")
         self.keeps = self._pieces
         self.active = self._pieces or any(overrides(callbacks, hook) for hook in _OF_EPISODES)
         self._begun: list[tuple[Episode, int]] = []
@@ -166,22 +168,37 @@ class Hooks:
                 running[shared.env_id].look_at(COMMON, None, shared.info)
 
     def closed(self, batch: MultiAgentBatch, policies: Any) -> None:
-        """Tell the pieces of trajectories of a fragment, then the episodes that ended in it."""
+        """Tell the pieces of trajectories of a fragment, then the episodes that ended in it.
+
+        Raises:
+            ContractError: A hook has left NaN or infinity where somebody learns from it.
+        """
         if not self.keeps:
             return
         if self._pieces:
             told = {name: pieces_of(name, own, self._by_id) for name, own in batch.policy_batches.items()}
-            before = _as_they_were(told, policies)
+            before, broken = _as_they_were(told, policies), broken_of_each(batch.policy_batches)
             for policy_id, pieces in told.items():
                 for piece in pieces:
                     self._tell_piece(piece, policies, before[piece.episode.episode_id])
-                batch.policy_batches[policy_id] = SampleBatch.concat_samples(
-                    [piece.batch for piece in pieces]
-                )
+                whole = SampleBatch.concat_samples([piece.batch for piece in pieces])
+                batch.policy_batches[policy_id] = whole
+                refuse_broken("on_postprocess_trajectory", policy_id, whole, broken[policy_id], pieces)
         over, self._over = self._over, []
         for episode, env_index, faulty, when in over:
             self._close_episode(episode, env_index, faulty, when)
             self._by_id.pop(episode.episode_id, None)
+
+    def sampled(self, batch: MultiAgentBatch) -> None:
+        """Tell of a fragment that is ready to be learned from.
+
+        Raises:
+            ContractError: The hook has left NaN or infinity where somebody learns from it.
+        """
+        broken = broken_of_each(batch.policy_batches) if self._sample_end else {}
+        self.callbacks.on_sample_end(worker=self._worker, samples=batch)
+        for policy_id in broken.keys() & batch.policy_batches.keys():
+            refuse_broken("on_sample_end", policy_id, batch.policy_batches[policy_id], broken[policy_id])
 
     def _tell_piece(self, piece: Piece, policies: Any, before: Mapping[Any, Any]) -> None:
         policy_id, agent_id, episode, batch = piece

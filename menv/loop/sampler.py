@@ -282,7 +282,7 @@ class Sampler(Told, told=OF_WORKERS):
         """Tell the callbacks about a fragment that has been completed."""
         self.unlearned = []
         self._hooks.closed(batch, self.policies)
-        self._hooks.callbacks.on_sample_end(worker=self, samples=batch)
+        self._hooks.sampled(batch)
         self._hooks.warn()
 
     def held_rewards(self) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -254,3 +255,15 @@ def test_a_name_in_a_graph_that_is_no_text_is_refused_before_onnx_runtime_prints
     sign(folder)
     assert "bytes are no ONNX model" in refused(folder)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_refused_before_they_act(folder: Path, number: float) -> None:
+    weights = load_file(folder / "weights.safetensors")
+    weights["policy.0.bias"][1] = number
+    save_file(weights, folder / "weights.safetensors")
+    sign(folder)
+    assert (
+        f"weight 'policy.0.bias' holds {'NaN' if np.isnan(number) else 'inf'}, expected numbers"
+        in refused(folder)
+    )

@@ -25,11 +25,13 @@ from menv.algorithms.recipe import (
     Weights,
 )
 from menv.algorithms.torch_threads import threads, threads_to_learn_with
-from menv.callbacks import DefaultCallbacks
+from menv.callbacks import DefaultCallbacks, overrides
 from menv.errors import ConfigError
+from menv.loop.hooked_numbers import broken_columns, refuse_broken
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
+from menv.sample_batch import SampleBatch
 
 _OWN = "weights."
 """Before the names of weights that a learner has other than the policy that acts."""
@@ -104,14 +106,12 @@ class Learners:
                 continue
             own = batch[policy_id]
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
-            told: dict[str, Any] = {}
             policy = self._policies[policy_id]
-            self._callbacks.on_learn_on_batch(policy=policy, train_batch=own, result=told)
-            self.told.setdefault(policy_id, set()).update(told)
+            told = self._tell(policy_id, policy, own)
             self._catch_up(policy_id, learner)
             with threads(self._threads_of(built, policy_id)):
                 stats[policy_id] = {**learner.learn(own, env_steps), **_plain(told)}
-            self._warn_of_skipped(policy_id, stats[policy_id])
+            self._warn_of_skipped(policy_id, stats[policy_id], own)
             weights = learner.weights()
             policy.set_weights(weights)
             self._hand_on(policy_id, weights)
@@ -120,6 +120,21 @@ class Learners:
             self.env_steps_trained += batch.env_steps()
         return stats
 
+    def _tell(self, policy_id: str, policy: Policy, batch: SampleBatch) -> dict[str, Any]:
+        """Tell the callbacks that a policy is to learn; return what they put into its statistics.
+
+        Raises:
+            ContractError: They have left NaN or infinity where it learns from it.
+        """
+        told: dict[str, Any] = {}
+        hook = "on_learn_on_batch"
+        before = broken_columns(batch) if overrides(self._callbacks, hook) else None
+        self._callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=told)
+        if before is not None:
+            refuse_broken(hook, policy_id, batch, before)
+        self.told.setdefault(policy_id, set()).update(told)
+        return told
+
     def _catch_up(self, policy_id: str, learner: Learner) -> None:
         """Let a learner go on from weights that its policy itself was given since it last learned."""
         given = self._policies[policy_id].get_weights()
@@ -127,13 +142,15 @@ class Learners:
         if not all(np.array_equal(given[name], own[name]) for name in given.keys() & own.keys()):
             self.set_weights(policy_id, given)
 
-    def _warn_of_skipped(self, policy_id: str, stats: Mapping[str, Any]) -> None:
+    def _warn_of_skipped(self, policy_id: str, stats: Mapping[str, Any], batch: SampleBatch) -> None:
         """Warn, once of each policy, of gradients that could not be learned from: it may be all of them."""
         if "skipped_updates" in stats and policy_id not in self._warned:
             self._warned.add(policy_id)
+            broken = sorted(broken_columns(batch))
+            where = f" (its rows hold NaN or infinity in {', '.join(broken)})" if broken else ""
             warnings.warn(
-                f"policy {policy_id!r}: a gradient was NaN or infinite and was left out, expected finite ones; look at "
-                "the size of rewards, or lower lr (skipped_updates in the result counts them)",
+                f"policy {policy_id!r}: a gradient was NaN or infinite and was left out{where}, expected finite ones; "
+                "look at the size of rewards, or lower lr (skipped_updates in the result counts them)",
                 RuntimeWarning,
                 stacklevel=2,
             )

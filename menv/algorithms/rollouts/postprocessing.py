@@ -18,6 +18,7 @@ from menv.algorithms.rollouts.joint_obs import CriticRows, JointFragment, JointO
 from menv.base_env import AgentId
 from menv.episode import Episode
 from menv.errors import ContractError
+from menv.loop.hooked_numbers import broken_columns, refuse_broken
 from menv.loop.net_policy import NetPolicy
 from menv.loop.pieces import Piece, pieces_of
 from menv.multi_agent_batch import MultiAgentBatch
@@ -65,14 +66,17 @@ class Postprocessing:
         """Call `postprocess_trajectory` of the policies that override it, for each of their pieces.
 
         Raises:
-            ContractError: It returned no batch, or one of other rows or other columns than before.
+            ContractError: It returned no batch, one of other rows or other columns than before, or NaN or infinity
+                where somebody learns from it.
         """
         hooked = [name for name in batch if self._hooked(name)]
         if hooked:
             company = _Company(batch, episodes, beside)
             for name in hooked:
-                done = [self._postprocessed(piece, company.of(piece)) for piece in company.pieces[name]]
-                batch.policy_batches[name] = self._joined(name, company.pieces[name], done)
+                before, pieces = broken_columns(batch[name]), company.pieces[name]
+                done = [self._postprocessed(piece, company.of(piece)) for piece in pieces]
+                joined = batch.policy_batches[name] = self._joined(name, pieces, done)
+                refuse_broken("postprocess_trajectory", name, joined, before, pieces)
 
     def critic_rows(
         self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()
