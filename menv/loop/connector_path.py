@@ -22,6 +22,7 @@ from menv.connectors.default_pipelines import ActionPlan, action_plan, is_plain,
 from menv.connectors.kept_lives import can_move, kept_lives, put_lives
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ContractError
+from menv.loop.unsound import not_finite
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError
 
@@ -297,6 +298,12 @@ class ConnectorPath:
             for connector in rest:
                 answer = connector(answer)
             changed.append(answer.output[0])
+            what = not_finite({"the action": answer.output[0]})
+            if what is not None:
+                raise ContractError(
+                    f"action connectors {', '.join(one.name for one in rest)}: {what}, expected finite numbers; mend "
+                    "what they make of it"
+                )
         return changed
 
     def _split(self, which: Column | int) -> list[tuple[int, Column | None]]:

@@ -17,6 +17,7 @@ from menv.loop.block import Block
 from menv.loop.cohort import Answers, Cohort
 from menv.loop.life_ledger import Life, LifeLedger, ask, decides_in_compute_actions
 from menv.loop.slot_table import SlotTable
+from menv.loop.unsound import as_text
 from menv.policy import Policy, RowDraws
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError, stack
@@ -89,7 +90,11 @@ class OwnCohort(Cohort):
         except (TypeError, ValueError):
             rows = np.zeros(0)
         if rows.shape == (len(actions), *space.shape):
-            return rows
+            finite = np.isfinite(rows)
+            if finite.all():
+                return rows
+            row = int(np.argmin(finite.reshape(len(rows), -1).all(1)))
+            raise OutsideSpaceError(row, f"action: expected finite numbers, got {as_text(rows[~finite][0])}")
         shapes = [_shape(action) for action in actions]
         row = next((row for row, shape in enumerate(shapes) if shape != space.shape), 0)
         got = type(actions[row]).__name__ if shapes[row] is None else f"shape {shapes[row]}"

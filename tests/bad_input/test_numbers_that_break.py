@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from menv import Policy
+from menv import Policy, PolicySpec
 from menv.acting.backend import are_numbers
-from menv.algorithms import DQN, PPO
+from menv.algorithms import DQN, PPO, QMIX
+from menv.connectors import ActionConnector
+from menv.envs import TwoStepGame
 from menv.envs.independent_copies import make_multi_agent
 from menv.errors import ConfigError, ContractError
 
@@ -91,6 +93,61 @@ def test_a_choice_by_worth_that_is_none_is_refused(inference: str) -> None:
         blow_up(algorithm.get_policy())
         with pytest.raises(ContractError, match=r"^policy 'default_policy': .*finite"):
             algorithm.sample()
+
+
+def test_a_group_that_chooses_by_worth_that_is_none_is_refused() -> None:
+    with QMIX(
+        env=lambda context: TwoStepGame(context).with_agent_groups({"team": ["agent_1", "agent_2"]}),
+        config={"seed": 1},
+    ) as algorithm:
+        algorithm.sample()
+        blow_up(algorithm.get_policy())
+        with pytest.raises(ContractError, match=r"^policy 'default_policy': .*finite"):
+            algorithm.sample()
+
+
+class Stray(Policy):
+    """Answers something that is no number."""
+
+    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return [np.array([0.0, np.nan], np.float32) for _ in obs_batch], [], {}
+
+
+def test_actions_of_a_policy_of_ones_own_that_are_no_numbers_are_refused() -> None:
+    Plain.taken.clear()
+    policies = {
+        "policies": {"stray": PolicySpec(policy_class=Stray)},
+        "policy_mapping_fn": lambda agent: "stray",
+    }
+    with (
+        PPO(
+            env=Plain, config={**SMALL, "env_config": {"actions": "box"}, "multiagent": policies}
+        ) as algorithm,
+        pytest.raises(ContractError, match=r"^policy 'stray': action: expected finite numbers, got NaN"),
+    ):
+        algorithm.sample()
+    assert not Plain.taken
+
+
+class Strays(ActionConnector):
+    """Makes something of actions that is no number."""
+
+    def transform(self, ac_data: Any) -> Any:
+        ac_data.output = (np.full(2, np.inf, np.float32), *ac_data.output[1:])
+        return ac_data
+
+
+def test_actions_of_which_a_connector_makes_no_numbers_are_refused() -> None:
+    with PPO(env=Plain, config={**SMALL, "env_config": {"actions": "box"}}) as algorithm:
+        policy: Any = algorithm.get_policy()
+        connectors = policy.action_connectors
+        connectors.append(Strays(connectors.ctx))
+        Plain.taken.clear()
+        with pytest.raises(
+            ContractError, match=r"^action connectors Strays: 'the action' holds inf, expected"
+        ):
+            algorithm.sample()
+        assert not Plain.taken
 
 
 def test_of_policies_that_act_in_one_call_the_broken_one_is_named() -> None:
