@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from menv import DefaultCallbacks
-from menv.errors import EpisodeError, RefusedError
+from menv.errors import ContractError, EpisodeError, RefusedError
 from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
 
-REFUSED = (
-    r"episode '{}': a part of it was refused \(.*(that is not finite|nan at index 0).*\); start a new one"
-)
+REFUSED = r"episode '{}': a part of it was refused \(.*(that is not finite|2.0 at index 0|got 2.0).*\); start a new one"
 NOTHING = np.full(3, np.nan, np.float32)
+# A network acts on it, and only who looks at bounds refuses it.
+OUTSIDE = np.full(3, 2.0, np.float32)
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])
@@ -30,7 +30,7 @@ def test_what_is_wrong_in_one_episode_costs_no_other_one_a_step(bad: int) -> Non
         for step in range(12):
             for number in good if step > 3 else range(3):
                 wrong = number == bad and step == 3
-                client.get_action(names[number], NOTHING if wrong else observation(step))
+                client.get_action(names[number], OUTSIDE if wrong else observation(step))
                 client.log_returns(names[number], 100.0 * number + step)
         for _ in range(2):
             with pytest.raises(EpisodeError, match=REFUSED.format(names[bad])):
@@ -46,6 +46,24 @@ def test_what_is_wrong_in_one_episode_costs_no_other_one_a_step(bad: int) -> Non
         early = [100.0 * bad + step for step in range(3)]
         eventually(lambda: len([got for got in course.column("rewards") if got not in early]) >= len(paid))
         assert sorted(got for got in course.column("rewards").tolist() if got not in early) == sorted(paid)
+
+
+def test_an_observation_of_nan_is_refused_at_once_and_the_call_comes_again() -> None:
+    with Course() as course, client_of(course) as client:
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        client.log_returns(name, 4.0)
+        for _ in range(2):
+            with pytest.raises(
+                ContractError, match=f"get_action: episode '{name}': .*number 0 of the 3 .* is NaN"
+            ):
+                client.get_action(name, NOTHING)
+        client.get_action(name, observation(1))
+        client.log_returns(name, 5.0)
+        client.end_episode(name, observation(2))
+        client.update_policy_weights()
+        assert course.has_rewards([4.0, 5.0])
+        assert np.isfinite(course.column("obs")).all()
 
 
 def test_of_an_episode_that_has_been_ended_the_call_tells_that_sends_it() -> None:
@@ -73,7 +91,7 @@ def test_clients_that_wait_for_weights_get_them_all_the_same() -> None:
         def steps(*wrong: str) -> None:
             for step in range(30):
                 for name in (names[0], *wrong):
-                    client.get_action(name, NOTHING if name in wrong else observation(step))
+                    client.get_action(name, OUTSIDE if name in wrong else observation(step))
                     client.log_returns(name, 1.0)
 
         with pytest.raises(EpisodeError, match=REFUSED.format(names[1])):
@@ -91,7 +109,7 @@ def test_nobody_waits_for_the_end_of_an_episode_that_was_given_up(begun: int) ->
         for step in range(begun):
             client.get_action(bad, observation(step))
             client.log_returns(bad, 7.0)
-        client.get_action(bad, NOTHING)
+        client.get_action(bad, OUTSIDE)
         with pytest.raises(EpisodeError, match=REFUSED.format(bad)):
             client.end_episode(bad, observation(1))
         play(client, [1.0] * 15)

@@ -142,7 +142,8 @@ class LocalPolicy:
             where: Begins the message of an error.
 
         Raises:
-            ContractError: An observation has another structure, shape or dtype than the space says.
+            ContractError: An observation has another structure, shape or dtype than the space says, or the network
+                gives no numbers for it.
         """
         try:
             decided = self.policy.decide(obs, noise, states, [self._as_now(life) for life in lives])
@@ -150,6 +151,8 @@ class LocalPolicy:
             raise ContractError(
                 f"{where}: {error.mended('pass observations of the space that the server was configured with')}"
             ) from error
+        except ContractError as error:
+            raise ContractError(f"{where}: {error}") from error
         if decided.lives is None:
             return decided
         return decided._replace(lives=[(self._keepers, life) for life in decided.lives])
