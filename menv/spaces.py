@@ -67,8 +67,11 @@ def stack(values: Sequence[Any] | Array, space: gym.Space[Any], path: str = "") 
         # A join costs a quarter of np.array, but sees bytes only: dtypes are compared by identity.
         data = b"".join(values)
         other = [value for value in values if value.dtype is not dtype]
-        # Arrays may have been pickled too.
-        other = [value for value in other if value.dtype != dtype] or _other_shapes(values, shape)
+        if other:
+            # Arrays may have been pickled too.
+            other = [value for value in other if value.dtype != dtype]
+        if not other:
+            other = _other_shapes(values, shape)
     except (TypeError, AttributeError, BufferError, ValueError):
         return _stack_slowly(values, space, path)
     rows = len(values)

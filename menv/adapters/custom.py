@@ -261,7 +261,7 @@ class CustomEnvs(InnerEnvs):
     def _forget(self, env_id: EnvId) -> None:
         """Free what an env id had that will not come back."""
         roster = self._rosters.pop(env_id)
-        roster.release()
+        roster.seating.release_all_but(())
         self._free_indices.append(roster.env_index)
         self._gone[roster.env_index] = env_id
 

@@ -19,8 +19,7 @@ class ExternalRoster(BreakableRoster):
         """Stand for another sub-environment from now on, between two episodes; agents keep their slots."""
         self.env_id = env_id
         self.episode_steps = 0
-        for agent, slot in self._slots.items():
-            self._pool.seats[slot] = env_id, agent
+        self.seating.move(env_id)
 
     @property
     def alone(self) -> bool:
@@ -31,7 +30,7 @@ class ExternalRoster(BreakableRoster):
     def enter(self, agent: AgentId) -> tuple[int, Join | None]:
         """Return an agent's slot, and its join if a life begins, for those whose rows come from elsewhere."""
         if agent not in self._slots:
-            self._new_layout((agent,))
+            self.seating.new_layout((agent,))
         slot = self._slots[agent]
         if agent in self._alive:
             return slot, None

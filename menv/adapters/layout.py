@@ -16,9 +16,24 @@ _NO_INFO: Mapping[str, Any] = {}
 
 
 class Layout:
-    """The agents that wait together, in the environment's order, and their slots."""
+    """The agents that wait together, in the environment's order, and their slots.
 
-    __slots__ = ("agents", "checked_at", "no_infos", "no_rewards", "slot_bytes", "slot_list", "slots")
+    Attributes:
+        agents: Who waits.
+        slots: [R] theirs; `slot_list` and `slot_bytes` are the same.
+        no_rewards: R zeros.
+        no_infos: R empty infos.
+        checked_at: When a roster last looked whether they all live.
+        no_terminateds: What a step that ended nobody's life said of ends when these agents had acted, None before one.
+        no_truncateds: Likewise.
+        empty_infos: The infos, likewise, where they said nothing.
+        no_pay: The rewards, likewise, where nobody was paid.
+    """
+
+    __slots__ = (
+        "agents", "checked_at", "empty_infos", "no_infos", "no_pay", "no_rewards", "no_terminateds", "no_truncateds",
+        "slot_bytes", "slot_list", "slots",
+    )  # fmt: skip
 
     def __init__(self, agents: list[AgentId], slots: IntArray) -> None:
         self.agents = agents
@@ -28,6 +43,10 @@ class Layout:
         self.no_rewards = [0.0] * len(agents)
         self.no_infos: list[Mapping[str, Any]] = [_NO_INFO] * len(agents)
         self.checked_at = -1
+        self.no_terminateds: Mapping[AgentId, Any] | None = None
+        self.no_truncateds: Mapping[AgentId, Any] | None = None
+        self.empty_infos: Mapping[AgentId, Any] | None = None
+        self.no_pay: Mapping[AgentId, Any] | None = None
 
 
 def join_slots(layouts: list[Layout]) -> IntArray:

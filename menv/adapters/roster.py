@@ -16,14 +16,11 @@ from menv.adapters.five_dicts import any_set, five_dicts, flag_of
 from menv.adapters.layout import Layout
 from menv.adapters.report import Report, all_empty, check_info
 from menv.adapters.rewards import finite
+from menv.adapters.seating import Seating
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, COMMON, AgentId, End, EnvId, EpisodeEnd, Join, SharedInfo, Unclaimed
 from menv.errors import ContractError
 from menv.nested import own_copy
-
-# Slots of agents that are gone are kept for their return, so that layouts stay the same objects.
-_KEPT_SLOTS = 256
-_KEPT_LAYOUTS = 256
 
 _NO_INFO: Mapping[str, Any] = {}
 _NO_FLAGS: Mapping[AgentId, bool] = {}
@@ -39,6 +36,7 @@ class Roster:
         infos: Their info dicts.
         episode_steps: Env steps of the running episode.
         answered: Whether anybody has been answered since the last reset; set by the adapter.
+        seating: Whose the slots are.
     """
 
     def __init__(
@@ -51,12 +49,11 @@ class Roster:
         self.infos: list[Mapping[str, Any]] = []
         self.episode_steps = 0
         self.answered = False
-        self._pool = pool
+        self.seating = Seating(env_id, pool)
         self._possible = possible_agents
         self._nobody = Layout([], np.zeros(0, np.int64))
         self.waiting = self._nobody
-        self._layouts: dict[tuple[AgentId, ...], Layout] = {}
-        self._slots: dict[AgentId, int] = {}
+        self._layouts, self._slots = self.seating.layouts, self.seating.slots
         self._alive: set[AgentId] = set()
         self._dead: set[AgentId] = set()
         self._held: dict[AgentId, float] = {}
@@ -98,39 +95,59 @@ class Roster:
         Raises:
             ContractError: The five dicts break the contract of `MultiAgentEnv`.
         """
+        layout = self.waiting
         try:
             obs, rewards, terminateds, truncateds, infos = result
-            over = terminateds[ALL] or truncateds[ALL]
-            # Each is a dict, or a subclass of one: cheaper than asking five times in the usual case.
-            plain = type(obs) is type(rewards) is type(terminateds) is type(truncateds) is type(infos) is dict
-            flagged = (len(terminateds) > 1 or len(truncateds) > 1) and (
-                any(terminateds.values()) or any(truncateds.values())
+            # As a rule flags and infos are what they were the last time: to compare dicts is cheaper than to look into
+            # them.
+            quiet = (
+                type(obs) is type(rewards) is type(infos) is dict
+                and terminateds == layout.no_terminateds
+                and truncateds == layout.no_truncateds
+                and infos == layout.empty_infos
             )
-        except (TypeError, ValueError, KeyError, IndexError, RuntimeError):
-            plain = False
-        if not plain or ALL in rewards or ALL in obs:
-            obs, rewards, terminateds, truncateds, infos = five_dicts(result, self._wrong)
-            over = any(self._flags(ALL, terminateds, truncateds))
-            flagged = any_set(terminateds, self._where) or any_set(truncateds, self._where)
+        except (TypeError, ValueError, RuntimeError):
+            quiet = False
+        if not quiet or ALL in rewards or ALL in obs:
+            return self._step_with_news(result, report)
+        self.episode_steps += 1
+        self._show(obs, rewards, _NO_INFO, report)
+        return False
+
+    def _step_with_news(self, result: Any, report: Report) -> bool:
+        """Take in a step whose flags or infos are others than those that its layout remembers; see `step`."""
+        obs, rewards, terminateds, truncateds, infos = five_dicts(result, self._wrong)
+        over = any(self._flags(ALL, terminateds, truncateds))
+        flagged = any_set(terminateds, self._where) or any_set(truncateds, self._where)
         self.episode_steps += 1
         if over:
             self._finish(obs, rewards, terminateds, truncateds, infos, report)
             return True
+        layout = self.waiting
         if COMMON in infos:
             self._share(infos[COMMON], report)
-        layout = self.waiting
+        elif all_empty(infos):
+            layout.empty_infos = {agent: {} for agent in infos}
+            infos = _NO_INFO
         if flagged:
             self._pay(rewards, obs, terminateds, truncateds, report)
-            obs = self._end_flagged(obs, terminateds, truncateds, infos, report)
-        elif not self._held and [*obs] == layout.agents == [*rewards] and layout.checked_at == self._lives:
+            self._await(self._end_flagged(obs, terminateds, truncateds, infos, report), infos, report)
+        else:
+            layout.no_terminateds, layout.no_truncateds = dict(terminateds), dict(truncateds)
+            self._show(obs, rewards, infos, report)
+        return False
+
+    def _show(self, obs: Any, rewards: Any, infos: Any, report: Report) -> None:
+        """Make the agents in `obs` wait after a step that ended nobody's trajectory."""
+        layout = self.waiting
+        if not self._held and [*obs] == layout.agents == [*rewards] and layout.checked_at == self._lives:
             # The same agents as last time, each paid for its own action: nothing to look up.
             self.obs, self.rewards = [*obs.values()], [*rewards.values()]
-            self.infos = layout.no_infos if all_empty(infos) else self._infos_of(infos, layout)
-            return False
-        elif self._held or (rewards and self._some_paid(rewards)):
+            self.infos = self._infos_of(infos, layout) if infos else layout.no_infos
+            return
+        if self._held or (rewards and self._some_paid(rewards)):
             self._pay(rewards, obs, _NO_FLAGS, _NO_FLAGS, report)
         self._await(obs, infos, report)
-        return False
 
     def go_on(self, obs: Mapping[AgentId, Any]) -> bool:
         """Take in a step that shows those who wait something new and nothing else; False where it does more than that.
@@ -174,13 +191,6 @@ class Roster:
         """Return the agents whose trajectories go on, in the order of their slots' first use."""
         return [agent for agent in self._slots if agent in self._alive]
 
-    def release(self) -> None:
-        """Give back every slot, for a sub-environment that will not come back."""
-        for slot in self._slots.values():
-            self._pool.give_back(slot)
-        self._slots.clear()
-        self._layouts.clear()
-
     def _nobody_waits(self) -> None:
         """Forget the rows: their agents have been answered."""
         self.waiting = self._nobody
@@ -188,9 +198,15 @@ class Roster:
 
     def _some_paid(self, rewards: Any) -> bool:
         """Return whether there is a reward other than 0."""
+        layout = self.waiting
         try:
+            if rewards == layout.no_pay:
+                return False
             # Counted in one go; a reward that is no number is none of the zeros.
-            return [*rewards.values()].count(0) < len(rewards)
+            if [*rewards.values()].count(0) < len(rewards):
+                return True
+            layout.no_pay = dict(rewards)
+            return False
         except ValueError:
             # An array instead of a number; this names whose.
             return bool([self.number(agent, reward) for agent, reward in rewards.items()])
@@ -206,15 +222,16 @@ class Roster:
                     Unclaimed(self.env_id, agent, self.number(agent, reward), self.env_index)
                 )
             else:
-                held[agent] = held.get(agent, 0.0) + self.number(agent, reward)
+                if type(reward) is not float or not math.isfinite(reward):
+                    reward = self.number(agent, reward)
+                held[agent] = held.get(agent, 0.0) + reward
 
     def _end_flagged(
         self, obs: Any, terminateds: Any, truncateds: Any, infos: Any, report: Report
     ) -> dict[AgentId, Any]:
         """End the agents whose own flag is set; return the observations of the others."""
-        flagged = dict.fromkeys(
-            [agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag]
-        )
+        flagged = [agent for agent, flag in terminateds.items() if flag]
+        flagged += [agent for agent, flag in truncateds.items() if flag and agent not in flagged]
         for agent in flagged:
             terminated, truncated = self._flags(agent, terminateds, truncateds)
             self._end(agent, terminated, truncated, obs.get(agent), infos.get(agent, _NO_INFO), report)
@@ -231,7 +248,8 @@ class Roster:
     ) -> None:
         """Close an agent's trajectory; without one, what it is owed becomes unclaimed."""
         reward = self._held.pop(agent, 0.0)
-        self._check_info(agent, info)
+        if type(info) is not dict:
+            self._check_info(agent, info)
         if agent in self._alive:
             self._alive.remove(agent)
             self._lives += 1
@@ -240,7 +258,8 @@ class Roster:
                     self._slots[agent], self.env_id, agent, reward, terminated, truncated, own_copy(obs), info
                 )
             )
-            self._maybe_release(agent)
+            if self.seating.crowded and not (self._possible and agent in self._possible):
+                self.seating.release([agent])
         else:
             if obs is None:
                 self._refuse_stranger(agent, "a done flag was set for")
@@ -272,10 +291,11 @@ class Roster:
         terminated, truncated = flags
         if report.shared_infos:
             info = report.take_shared(self.env_id, info)
-        ended = EpisodeEnd(self.env_id, terminated, truncated, self.episode_steps, self.env_index)
-        report.episodes.append(ended._replace(unclaimed=len(report.unclaimed), info=info))
+        place, unclaimed = (self.episode_steps, self.env_index), len(report.unclaimed)
+        report.episodes.append(EpisodeEnd(self.env_id, terminated, truncated, *place, unclaimed, info=info))
         self._held.clear()
-        self._forget_absent()
+        # Those who did not take part in the episode may never come again.
+        self.seating.release_all_but(self._dead)
         self._dead.clear()
         self._nobody_waits()
 
@@ -294,18 +314,18 @@ class Roster:
         layout = self.waiting
         if list(obs) != layout.agents:
             key = tuple(obs)
-            layout = self._layouts.get(key) or self._new_layout(key)
+            layout = self._layouts.get(key) or self.seating.new_layout(key)
         if layout.checked_at != self._lives:
             self._join_missing(layout, infos, report)
         self.waiting = layout
         self.obs = list(obs.values())
         held = self._held
         self.rewards = [held.pop(agent, 0.0) for agent in layout.agents] if held else layout.no_rewards
-        self.infos = self._infos_of(infos, layout)
+        self.infos = self._infos_of(infos, layout) if infos else layout.no_infos
 
     def _infos_of(self, infos: Any, layout: Layout) -> list[Mapping[str, Any]]:
         """Return the info dict of each agent of the layout."""
-        if not infos or all_empty(infos):
+        if all_empty(infos):
             return layout.no_infos
         agents = layout.agents
         found = [*infos.values()] if [*infos] == agents else [infos.get(agent, _NO_INFO) for agent in agents]
@@ -327,17 +347,6 @@ class Roster:
                 info, f"env {self.env_id} step, env step {self.episode_steps} of the episode, agent {agent!r}"
             )
 
-    def _new_layout(self, agents: tuple[AgentId, ...]) -> Layout:
-        """Give each agent a slot and remember the layout."""
-        if len(self._layouts) >= _KEPT_LAYOUTS:
-            self._layouts.clear()
-        for agent in agents:
-            if agent not in self._slots:
-                self._slots[agent] = self._pool.take(self.env_id, agent)
-        layout = Layout(list(agents), np.array([self._slots[agent] for agent in agents], np.int64))
-        self._layouts[agents] = layout
-        return layout
-
     def _join_missing(self, layout: Layout, infos: Any, report: Report) -> None:
         """Begin a life for each agent of the layout that has none; its first info may except it from learning."""
         for agent in layout.agents:
@@ -348,20 +357,6 @@ class Roster:
                 trained = not isinstance(info, dict) or bool(info.get("training_enabled", True))
                 report.joined.append(Join(self._slots[agent], self.env_id, agent, self.env_index, trained))
         layout.checked_at = self._lives
-
-    def _maybe_release(self, agent: AgentId) -> None:
-        """Free the slot of an agent that is gone, unless few are kept."""
-        if len(self._slots) > _KEPT_SLOTS and not (self._possible and agent in self._possible):
-            self._pool.give_back(self._slots.pop(agent))
-            self._layouts.clear()
-
-    def _forget_absent(self) -> None:
-        """Free the slots of agents that did not take part in the episode that ends."""
-        absent = [agent for agent in self._slots if agent not in self._dead]
-        for agent in absent:
-            self._pool.give_back(self._slots.pop(agent))
-        if absent:
-            self._layouts.clear()
 
     def number(self, agent: AgentId, reward: Any) -> float:
         """Return a reward as a float; raise if it is no finite number, with the env step."""

@@ -200,12 +200,14 @@ class RowLoop:
             slots = None
         if not blocks:
             return False
+        if slots is not None and len(blocks) == 1:
+            # As a rule one cohort answers for all rows of a poll.
+            self.agent_steps += len(slots)
+            self._base_env.send_actions(slots, self._decide(*blocks[0], explore))
+            return True
         answers = [self._decide(number, block, explore) for number, block in blocks]
         self.agent_steps += sum(len(block.slots) for _, block in blocks)
-        if slots is not None and len(blocks) == 1:
-            self._base_env.send_actions(slots, answers[0])
-        else:
-            self._base_env.send_actions(*joined(blocks, answers, slots))
+        self._base_env.send_actions(*joined(blocks, answers, slots))
         return True
 
     def _decide(self, number: int, block: Block, explore: bool) -> Answers:

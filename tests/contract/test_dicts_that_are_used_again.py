@@ -1,0 +1,106 @@
+"""Environments that return the very same dicts in each step, with other contents: every step is looked at anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv import MultiAgentEnv, to_base_env
+
+AGENTS = ("a", "b")
+
+
+class SameDicts(MultiAgentEnv):
+    """Two agents; what comes when is written into five dicts that are never replaced.
+
+    Args:
+        script: For each step what is put into rewards, terminateds, truncateds and infos, by agent.
+    """
+
+    def __init__(self, script: list[dict[str, dict[str, Any]]]) -> None:
+        super().__init__()
+        self.possible_agents = list(AGENTS)
+        self.observation_space = gym.spaces.Box(-1e3, 1e3, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self._script, self._at = script, 0
+        self._obs: dict[str, Any] = {}
+        self._rewards: dict[str, Any] = {}
+        self._terminateds: dict[str, Any] = {}
+        self._truncateds: dict[str, Any] = {}
+        self._infos: dict[str, Any] = {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._at = 0
+        self._living = list(AGENTS)
+        self._fill(self._obs, {agent: np.zeros(1, np.float32) for agent in AGENTS})
+        return self._obs, {}
+
+    def step(self, actions: Any) -> Any:
+        entry = self._script[self._at]
+        self._at += 1
+        self._fill(self._obs, {agent: np.full(1, self._at, np.float32) for agent in self._living})
+        self._fill(self._rewards, dict.fromkeys(self._living, 0.0) | entry.get("rewards", {}))
+        calm = dict.fromkeys([*self._living, "__all__"], False)
+        self._fill(self._terminateds, calm | entry.get("terminateds", {}))
+        self._fill(self._truncateds, calm | entry.get("truncateds", {}))
+        self._fill(self._infos, {agent: {} for agent in self._living} | entry.get("infos", {}))
+        self._living = [agent for agent in self._living if not self._terminateds[agent]]
+        return self._obs, self._rewards, self._terminateds, self._truncateds, self._infos
+
+    @staticmethod
+    def _fill(kept: dict[str, Any], values: dict[str, Any]) -> None:
+        kept.clear()
+        kept.update(values)
+
+
+def polls_of(script: list[dict[str, dict[str, Any]]]) -> list[Any]:
+    """Return the six dicts of each poll, with copies of what they hold, for one sub-environment."""
+    base_env = to_base_env(SameDicts(script))
+    found = []
+    for _ in range(len(script) + 1):
+        ready = base_env.poll()
+        found.append(
+            [{agent: value for env in part.values() for agent, value in env.items()} for part in ready]
+        )
+        base_env.send_actions(ready.slots, [0] * len(ready.slots))
+    return found
+
+
+def test_a_flag_that_is_set_in_a_dict_of_before_ends_its_agent() -> None:
+    quiet: dict[str, dict[str, Any]] = {}
+    polls = polls_of([quiet, quiet, {"terminateds": {"a": True}}, quiet])
+    assert [set(obs) for obs, *_ in polls] == [{"a", "b"}, {"a", "b"}, {"a", "b"}, {"b"}, {"b"}]
+    assert [terminateds.get("a", False) for _, _, terminateds, *_ in polls] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_an_episode_that_ends_in_a_dict_of_before_begins_anew() -> None:
+    quiet: dict[str, dict[str, Any]] = {}
+    polls = polls_of([quiet, quiet, {"truncateds": {"__all__": True}}])
+    assert [truncateds["__all__"] for *_, truncateds, _, _ in polls] == [False, False, False, True]
+    assert [obs["a"].item() for obs, *_ in polls] == [0.0, 1.0, 2.0, 0.0]
+
+
+def test_rewards_and_infos_that_appear_in_dicts_of_before_are_told() -> None:
+    quiet: dict[str, dict[str, Any]] = {}
+    news: dict[str, dict[str, Any]] = {"rewards": {"b": 2.5}, "infos": {"a": {"lap": 1}}}
+    polls = polls_of([quiet, quiet, news, quiet])
+    assert [rewards["b"] for _, rewards, *_ in polls] == [0.0, 0.0, 0.0, 2.5, 0.0]
+    assert [infos["a"] for *_, infos, _ in polls] == [{}, {}, {}, {"lap": 1}, {}]
+
+
+def test_an_info_of_the_whole_environment_that_appears_in_a_dict_of_before_is_told() -> None:
+    base_env = to_base_env(SameDicts([{}, {}, {"infos": {"__common__": {"weather": "rain"}}}, {}]))
+    told = []
+    for _ in range(5):
+        ready = base_env.poll()
+        told.append([shared.info for shared in ready.shared_infos])
+        base_env.send_actions(ready.slots, [0] * len(ready.slots))
+    assert told == [[], [], [], [{"weather": "rain"}], []]
