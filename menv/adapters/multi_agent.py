@@ -6,10 +6,10 @@ have been answered, and with `{}` while nobody waits. `menv.loop.convert` create
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,12 @@ from menv.adapters.slot_pool import SlotPool
 from menv.base_env import AgentId, EnvId, IntArray, Ready
 from menv.errors import MenvError
 from menv.fault import raised_by_envs
+
+
+class _Raised(NamedTuple):
+    """What a step raised instead of returning anything."""
+
+    error: BaseException
 
 
 class MultiAgentEnvs(LocalEnvs):
@@ -45,6 +51,8 @@ class MultiAgentEnvs(LocalEnvs):
         self._due: set[int] = set()
         self._waiting: set[int] = set()
         self._delivered: tuple[list[Layout], list[int], IntArray] = ([], [], np.zeros(0, np.int64))
+        # Whether what a copy returned is still there when the next ones have stepped; None before a look.
+        self._apart: bool | None = None
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Step the copies that were answered and return their rows; never waits."""
@@ -204,22 +212,55 @@ class MultiAgentEnvs(LocalEnvs):
         answers, self._answers = self._answers, [None] * len(self._envs)
         stepped = [index for index, by_agent in enumerate(answers) if by_agent is not None]
         self._env_steps[stepped if len(stepped) < len(answers) else slice(None)] += 1
-        envs, rosters, report = self._envs, self._rosters, self._report
-        for index in stepped:
+        rosters, report = self._rosters, self._report
+        outcomes: Any = self._outcomes(stepped, answers)
+        if self._apart:
+            # All steps first, and then all that came of them: each goes on with what the caches still hold of it.
+            outcomes = [*outcomes]
+        elif self._apart is None and len(stepped) > 1:
+            outcomes = self._looked_at(outcomes)
+        over = []
+        for index, result in outcomes:
             roster = rosters[index]
             roster.answered = True
+            if type(result) is _Raised:
+                self._lose(index, result.error)
+            elif roster.step(result, report):
+                over.append(index)
+                continue
+            if not roster.waiting.agents:
+                self._settle(index)
+        for index in over:
+            self._begin(index, *self._next_episode(index))
+        self._due.update(stepped)
+
+    def _outcomes(
+        self, stepped: Sequence[int], answers: Sequence[dict[AgentId, Any] | None]
+    ) -> Iterator[tuple[int, Any]]:
+        """Step copies one after another, also past those that raise; yield what each returned, or `_Raised`."""
+        envs = self._envs
+        for index in stepped:
             try:
                 result = envs[index].step(answers[index])
             except MenvError:
                 raise
             except raised_by_envs() as error:
-                self._lose(index, error)
-            else:
-                if roster.step(result, report):
-                    roster.begin(*self._next_episode(index), report)
-            if not roster.waiting.agents:
-                self._settle(index)
-        self._due.update(stepped)
+                result = _Raised(error)
+            yield index, result
+            # What was raised holds this very frame.
+            result = None
+
+    def _looked_at(self, outcomes: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Hand on what the copies' first steps return, each before the next one steps.
+
+        Copies that return the very same dicts, as attributes of their class are, write over each other's results.
+        """
+        results = []
+        for index, result in outcomes:
+            results.append(result)
+            yield index, result
+        parts = [{id(part) for part in result} for result in results if isinstance(result, tuple)]
+        self._apart = len(set().union(*parts)) == sum(map(len, parts))
 
     def _settle(self, index: int) -> None:
         """Step a copy with `{}` until somebody waits."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
+import pytest
 
 from menv import MultiAgentEnv, to_base_env
 
@@ -104,3 +105,33 @@ def test_an_info_of_the_whole_environment_that_appears_in_a_dict_of_before_is_to
         told.append([shared.info for shared in ready.shared_infos])
         base_env.send_actions(ready.slots, [0] * len(ready.slots))
     assert told == [[], [], [], [{"weather": "rain"}], []]
+
+
+class OneDictForAll(SameDicts):
+    """Copies that write what they return into dicts of their class."""
+
+    shared: ClassVar[dict[str, dict[str, Any]]] = {
+        name: {} for name in ("obs", "paid", "over", "cut", "told")
+    }
+
+    def __init__(self, number: int) -> None:
+        super().__init__([{"rewards": {"a": 10.0 * number + step}} for step in range(6)])
+        self._script.append({"terminateds": {"__all__": True}, "rewards": {"b": 10.0 * number}})
+        self._obs, self._rewards, self._terminateds, self._truncateds, self._infos = self.shared.values()
+
+
+@pytest.mark.parametrize("num_envs", [2, 5])
+def test_copies_that_write_into_the_same_dicts_keep_their_own_rewards(num_envs: int) -> None:
+    base_env = to_base_env(OneDictForAll(0), make_env=OneDictForAll, num_envs=num_envs)
+    paid: dict[int, list[float]] = {number: [] for number in range(num_envs)}
+    last: dict[int, float] = {}
+    for _ in range(8):
+        ready = base_env.poll()
+        for slot, reward in zip(ready.slots.tolist(), ready.rewards.tolist(), strict=True):
+            env_id, agent = ready.seats[slot]
+            if agent == "a" and len(paid[env_id]) < 7:
+                paid[env_id].append(reward)
+        last |= {end.env_id: end.reward for end in ready.ended if end.agent_id == "b"}
+        base_env.send_actions(ready.slots, [0] * len(ready.slots))
+    assert paid == {number: [0.0, *(10.0 * number + step for step in range(6))] for number in range(num_envs)}
+    assert last == {number: 10.0 * number for number in range(num_envs)}
