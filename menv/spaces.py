@@ -44,47 +44,63 @@ class OutsideSpaceError(ContractError):
 
 
 def stack(values: Sequence[Any] | Array, space: gym.Space[Any], path: str = "") -> Array:
-    """Return [R, *shape] of the elements of a leaf space, one copy, dtype of the space.
+    """Return [R, *shape] of the elements of a leaf space; who does so again and again keeps a `Stacker`."""
+    return Stacker(space, path)(values)
+
+
+class Stacker:
+    """Puts elements of a leaf space into one array.
 
     Args:
-        values: R elements, or an array [R, *shape] that is passed on.
         space: A Box, Discrete, MultiDiscrete or MultiBinary space.
         path: Where the leaf lies in a larger space, for messages.
-
-    Raises:
-        OutsideSpaceError: An element has the wrong type, shape or dtype. (Bounds are checked apart.)
     """
-    if isinstance(space, gym.spaces.Discrete):
-        return _stack_discrete(values, space, path)
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        return _checked_array(values, space, path)
-    shape = space.shape
-    assert space.dtype is not None
-    assert shape is not None
-    # A space that was pickled has a dtype of its own; that of arrays is numpy's one.
-    dtype = np.dtype(space.dtype.str)
-    try:
-        # A join costs a quarter of np.array, but sees bytes only: dtypes are compared by identity.
-        data = b"".join(values)
-        other = [value for value in values if value.dtype is not dtype]
-        if other:
-            # Arrays may have been pickled too.
-            other = [value for value in other if value.dtype != dtype]
-        if not other:
-            other = _other_shapes(values, shape)
-    except (TypeError, AttributeError, BufferError, ValueError):
-        return _stack_slowly(values, space, path)
-    rows = len(values)
-    if other or len(data) != rows * dtype.itemsize * math.prod(shape):
-        return _stack_slowly(values, space, path)
-    return np.frombuffer(data, dtype).reshape(rows, *shape)
 
+    __slots__ = ("_bytes", "_dtype", "_length", "_path", "_shape", "_space")
 
-def _other_shapes(values: Sequence[Any] | Array, shape: tuple[int, ...]) -> list[Any]:
-    """Return the elements of another shape, or at least some of them."""
-    if len(shape) == 1:
-        return [] if [*map(len, values)].count(shape[0]) == len(values) else [values[0]]
-    return [value for value in values if value.shape != shape]
+    def __init__(self, space: gym.Space[Any], path: str = "") -> None:
+        self._space, self._path = space, path
+        shape, dtype = space.shape, space.dtype
+        self._shape: tuple[int, ...] = shape or ()
+        # A space that was pickled has a dtype of its own; that of arrays is numpy's one.
+        self._dtype = np.dtype(object if dtype is None else dtype.str)
+        self._bytes = self._dtype.itemsize * math.prod(self._shape)
+        self._length = self._shape[0] if len(self._shape) == 1 else None
+
+    def __reduce__(self) -> Any:
+        return Stacker, (self._space, self._path)
+
+    def __call__(self, values: Sequence[Any] | Array) -> Array:
+        """Return [R, *shape] of the elements, one copy, dtype of the space.
+
+        Args:
+            values: R elements, or an array [R, *shape] that is passed on.
+
+        Raises:
+            OutsideSpaceError: An element has the wrong type, shape or dtype. (Bounds are checked apart.)
+        """
+        space = self._space
+        if isinstance(space, gym.spaces.Discrete):
+            return _stack_discrete(values, space, self._path)
+        if isinstance(values, np.ndarray) and values.dtype != object:
+            return _checked_array(values, space, self._path)
+        rows, dtype = len(values), self._dtype
+        try:
+            # A join costs a quarter of np.array, but sees bytes only: dtypes are compared by identity.
+            data = b"".join(values)
+            other = [value for value in values if value.dtype is not dtype]
+            if other:
+                # Arrays may have been pickled too.
+                other = [value for value in other if value.dtype != dtype]
+            if self._length is None:
+                other = other or [value for value in values if value.shape != self._shape]
+            elif [*map(len, values)].count(self._length) != rows:
+                other = [values[0]]
+        except (TypeError, AttributeError, BufferError, ValueError):
+            return _stack_slowly(values, space, self._path)
+        if other or len(data) != rows * self._bytes:
+            return _stack_slowly(values, space, self._path)
+        return np.frombuffer(data, dtype).reshape(rows, *self._shape)
 
 
 def _checked_array(values: Array, space: gym.Space[Any], path: str) -> Array:

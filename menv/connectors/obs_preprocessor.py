@@ -20,7 +20,7 @@ import numpy.typing as npt
 from menv.connectors.flat_actions import component_sizes
 from menv.errors import ConfigError
 from menv.nested import parts_of
-from menv.spaces import Array, OutsideSpaceError, bounds, stack, why_out_of_bounds, why_outside
+from menv.spaces import Array, OutsideSpaceError, Stacker, bounds, why_out_of_bounds, why_outside
 
 MASK_KEY = "action_mask"
 
@@ -46,6 +46,7 @@ class Leaf:
         start: First column.
         width: Number of columns.
         path: The way to the leaf, as it would be written in Python.
+        stack: Puts elements of the leaf space into one array.
     """
 
     keys: tuple[Any, ...]
@@ -53,10 +54,12 @@ class Leaf:
     start: int
     width: int
     path: str = field(init=False)
+    stack: Stacker = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Write the path once; every batch asks for it."""
+        """Make once what every batch asks for."""
         object.__setattr__(self, "path", _path(self.keys))
+        object.__setattr__(self, "stack", Stacker(self.space, self.path))
 
 
 class ObsPreprocessor:
@@ -145,7 +148,7 @@ class ObsPreprocessor:
     def _box_rows(self, obs: Sequence[Any] | Array, leaf: Leaf) -> Rows:
         """Return the rows of a space with a single Box in it."""
         values = _parts_at(obs, leaf.keys)
-        rows = stack(values, leaf.space, leaf.path).reshape(len(obs), self.size)
+        rows = leaf.stack(values).reshape(len(obs), self.size)
         if rows.dtype == self.dtype:
             return rows
         if self.dtype != _ROW:
@@ -169,7 +172,7 @@ class ObsPreprocessor:
     def _mask_of(self, leaf: Leaf, obs: Sequence[Any] | Array, final: bool) -> Mask:
         """Return [R, M] of one mask."""
         values = _parts_at(obs, leaf.keys)
-        mask: Mask = stack(values, leaf.space, leaf.path).reshape(len(values), -1) != 0
+        mask: Mask = leaf.stack(values).reshape(len(values), -1) != 0
         begins = self._components.get(leaf.path)
         if begins is None:
             allowed = np.logical_or.reduce(mask, axis=1)
@@ -335,7 +338,7 @@ def _opened(element: Any, keys: tuple[Any, ...]) -> Any:
 def _fill(out: Rows, values: Sequence[Any] | Array, leaf: Leaf) -> None:
     """Write the columns of one leaf."""
     space = leaf.space
-    stacked = stack(values, space, leaf.path)
+    stacked = leaf.stack(values)
     rows = np.arange(len(stacked))
     if isinstance(space, gym.spaces.Discrete):
         out[rows, stacked - space.start] = 1.0
