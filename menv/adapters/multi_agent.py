@@ -259,7 +259,7 @@ class MultiAgentEnvs(LocalEnvs):
         for index, result in outcomes:
             results.append(result)
             yield index, result
-        parts = [{id(part) for part in result} for result in results if isinstance(result, tuple)]
+        parts = [{id(part) for part in result} for result in results if isinstance(result, tuple | list)]
         self._apart = len(set().union(*parts)) == sum(map(len, parts))
 
     def _settle(self, index: int) -> None:

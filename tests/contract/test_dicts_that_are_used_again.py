@@ -120,9 +120,19 @@ class OneDictForAll(SameDicts):
         self._obs, self._rewards, self._terminateds, self._truncateds, self._infos = self.shared.values()
 
 
+class OneListForAll(OneDictForAll):
+    """The same in a list."""
+
+    def step(self, actions: Any) -> Any:
+        return [*super().step(actions)]
+
+
+@pytest.mark.parametrize("kind", [OneDictForAll, OneListForAll])
 @pytest.mark.parametrize("num_envs", [2, 5])
-def test_copies_that_write_into_the_same_dicts_keep_their_own_rewards(num_envs: int) -> None:
-    base_env = to_base_env(OneDictForAll(0), make_env=OneDictForAll, num_envs=num_envs)
+def test_copies_that_write_into_the_same_dicts_keep_their_own_rewards(
+    kind: type[OneDictForAll], num_envs: int
+) -> None:
+    base_env = to_base_env(kind(0), make_env=kind, num_envs=num_envs)
     paid: dict[int, list[float]] = {number: [] for number in range(num_envs)}
     last: dict[int, float] = {}
     for _ in range(8):
