@@ -14,7 +14,7 @@ SEATS = {"player1": "first", "player2": "second"}
 POLICIES = {"first": None, "second": None, "careless": PolicySpec(config={"entropy_coeff": 0.6})}
 SIZES = {"num_envs_per_worker": 64, "train_batch_size": 2048, "sgd_minibatch_size": 512, "num_sgd_iter": 8}
 LEARNING = {"lr": 3e-3, "gamma": 1.0, "lambda": 0.7, "entropy_coeff": 0.05, "grad_clip": 5.0}
-MODEL = {"fcnet_hiddens": [128, 128]}
+NETWORKS = {"normalize_values": False, "model": {"fcnet_hiddens": [128, 128]}}  # returns are -1 to 1 as it is
 
 
 def policy_for(agent_id: str, episode: Episode, **kwargs: Any) -> str:
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     args, least = parser.parse_args(), 10**9
     seats = {"policies": POLICIES, "policy_mapping_fn": policy_for}
-    config = {**SIZES, **LEARNING, "model": MODEL, "multiagent": seats, "seed": args.seed}
+    config = {**SIZES, **LEARNING, **NETWORKS, "multiagent": seats, "seed": args.seed}
     algo, start = PPO(env="tictactoe", config=config), time.perf_counter()
     while ((seconds := time.perf_counter() - start) < args.seconds and least > 0) or least == 10**9:
         steps, lines = algo.train()["timesteps_total"], losing_lines(choose).total
