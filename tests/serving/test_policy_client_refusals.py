@@ -44,7 +44,9 @@ def test_what_is_wrong_in_one_episode_costs_no_other_one_a_step(bad: int) -> Non
         paid = [100.0 * number + step for number in good for step in range(12)] + [900.0] * 3
         # Of the other one there is what came before.
         early = [100.0 * bad + step for step in range(3)]
-        eventually(lambda: len([got for got in course.column("rewards") if got not in early]) >= len(paid))
+        assert eventually(
+            lambda: len([got for got in course.column("rewards") if got not in early]) >= len(paid)
+        )
         assert sorted(got for got in course.column("rewards").tolist() if got not in early) == sorted(paid)
 
 
@@ -98,7 +100,7 @@ def test_clients_that_wait_for_weights_get_them_all_the_same() -> None:
             steps(names[1])
         steps()
         client.end_episode(names[0], observation(0))
-        eventually(lambda: course.algo.iteration > 5)
+        assert eventually(lambda: course.algo.iteration > 5)
 
 
 @pytest.mark.parametrize("begun", [0, 12])
@@ -115,7 +117,7 @@ def test_nobody_waits_for_the_end_of_an_episode_that_was_given_up(begun: int) ->
         play(client, [1.0] * 15)
         play(client, [2.0] * 15)
         client.update_policy_weights()
-        eventually(lambda: set(course.column("rewards").tolist()) >= {1.0, 2.0})
+        assert eventually(lambda: set(course.column("rewards").tolist()) >= {1.0, 2.0})
         assert course.column("rewards").tolist().count(7.0) <= begun
         assert course.algo._outside.report()["external"]["open_episodes"] == 0
 
