@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import pytest
 
+from menv.acting.acting_graphs import GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.onnx_acting import OnnxActing
 from menv.algorithms.networks.graphs import StockGraphs
@@ -362,3 +364,15 @@ def test_row_counts_that_change_all_the_time_do_not_pile_up_buffers() -> None:
     # The second 300 row counts would add 8 MB if nothing were dropped.
     assert grown < 1_000_000
     meet(range(1, 10))
+
+
+@pytest.mark.parametrize("head", HEADS, ids=str)
+@pytest.mark.parametrize("kind", ["act", "greedy", "evaluate"])
+def test_graphs_compute_nothing_that_nobody_reads(head: ActionHead, kind: GraphKind) -> None:
+    masked = head.kind != "gaussian"
+    for stacked in (False, True) if kind != "evaluate" else (False,):
+        model = onnx.load_from_string(StockGraphs(spec_of(4, head)).build(kind, stacked, masked))
+        graph = model.graph
+        read = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
+        assert [node.name for node in graph.node if not read.intersection(node.output)] == []
+        assert [constant.name for constant in graph.initializer if constant.name not in read] == []

@@ -251,7 +251,9 @@ class GraphBuilder:
     def serialised(self, name: str, defaults: Mapping[str, npt.NDArray[np.float32]]) -> bytes:
         """Return the model; `defaults` are held as overridable initializers."""
         held = [numpy_helper.from_array(defaults[key], key) for key in self.inputs if key in defaults]
-        self._drop_copies()
+        if not any(attribute.HasField("g") for node in self.nodes for attribute in node.attribute):
+            self._drop_copies()
+            self._drop_unused()
         graph = helper.make_graph(
             self.nodes, name, list(self.inputs.values()), self.outputs, [*self.constants, *held]
         )
@@ -266,8 +268,6 @@ class GraphBuilder:
 
         ONNX Runtime drops such a copy itself, but not where somebody else reads what is copied.
         """
-        if any(attribute.HasField("g") for node in self.nodes for attribute in node.attribute):
-            return
         made = {name for node in self.nodes for name in node.output}
         results = {output.name for output in self.outputs}
         names: dict[str, str] = {}
@@ -279,6 +279,17 @@ class GraphBuilder:
             else:
                 kept.append(node)
         self.nodes = [_renamed(node, names) for node in kept]
+
+    def _drop_unused(self) -> None:
+        """Drop the nodes whose results nobody reads, and their constants: ONNX Runtime would run them all the same."""
+        read = {output.name for output in self.outputs}
+        kept = []
+        for node in reversed(self.nodes):
+            if read.intersection(node.output):
+                read.update(node.input)
+                kept.append(node)
+        self.nodes = kept[::-1]
+        self.constants = [constant for constant in self.constants if constant.name in read]
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
