@@ -59,6 +59,7 @@ class GymEnvs(LocalEnvs):
         """Step the copies that were answered and return their rows; never waits."""
         if not self._started:
             self._start()
+        self._tear()
         order, actions = self._answers
         self._answers = ((), ())
         if self._stepped is not None:
@@ -70,7 +71,7 @@ class GymEnvs(LocalEnvs):
             order, rewards = [*order, *undelivered], [*rewards, *[0.0] * len(undelivered)]
             order = self._order if order == list(self._order) else order
             self._due = frozenset()
-        report, self._report = self._report, Report()
+        report = self._report
         if order is self._order:
             self._waiting = self._everybody
             slots, obs, infos = self._all, list(self._seen.obs), list(self._seen.infos)
@@ -79,11 +80,13 @@ class GymEnvs(LocalEnvs):
             self._waiting = self._everybody if len(waiting) == len(self._envs) else waiting
             slots = np.array(order, np.int64)
             obs, infos = [self._seen.obs[i] for i in order], [self._seen.infos[i] for i in order]
-        return Ready(
+        ready = Ready(
             slots, obs, as_rewards(rewards, lambda: map(_whose, order)), self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed, infos, {}, self._seats,
             (), report.faults,
         )  # fmt: skip
+        self._report, self._torn = Report(), False
+        return ready
 
     def poll_frame(self) -> Frame | None:
         """Step all copies at once, when all of them have been answered in one go; never waits.

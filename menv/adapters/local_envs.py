@@ -23,7 +23,7 @@ from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
 from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict
 from menv.env_calls import call_method, close_all, close_env, close_unused, reset_env
-from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
+from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, MenvError
 from menv.fault import Fault, raised_by_envs
 from menv.plain_data import digest
 
@@ -79,6 +79,8 @@ class LocalEnvs(CreatedEnvs):
         self._report = Report()
         self._crashes = CrashLog(restarts=restarts, creator=make_env is not None)
         self._was_reset = [False] * num_envs
+        # Whether a poll is under way, or was broken off with some sub-environments stepped and others not.
+        self._torn = False
         self._prepare()
 
     # Asked for when they are wanted: an environment that is built in its first reset has none before it, and one
@@ -128,9 +130,10 @@ class LocalEnvs(CreatedEnvs):
         obs: MultiEnvDict = {}
         infos: MultiEnvDict = {}
         for index in indices:
-            if self._moved(index) or seed is not None or options is not None:
+            if self._torn or self._moved(index) or seed is not None or options is not None:
                 self._abandon(index, seed, options)
             obs[index], infos[index] = self._first_row(index)
+        self._torn = self._torn and env_id is not None
         return obs, infos
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
@@ -156,7 +159,7 @@ class LocalEnvs(CreatedEnvs):
 
     def take_up(self, env_steps: IntArray, recorded: Mapping[int, Recorded], seats: Any) -> set[int]:
         """Go on where another run was written down; see `CreatedEnvs.take_up`."""
-        self._started = True
+        self._started, self._torn = True, False
         self._clear(seats)
         fresh = set()
         for index in range(len(self._envs)):
@@ -318,6 +321,19 @@ class LocalEnvs(CreatedEnvs):
         with suppress(Exception):
             close_env(self._envs[index])
         self._envs[index] = self._make_env(index)
+
+    def _tear(self) -> None:
+        """Begin a poll, which sets `_torn` back when it is over; after one that was broken off nobody may go on.
+
+        Raises:
+            CallOrderError: The last one was.
+        """
+        if self._torn:
+            raise CallOrderError(
+                "poll: the one before was broken off, so that some sub-environments may have stepped and others not, "
+                "expected new episodes; call try_reset() first"
+            )
+        self._torn = True
 
     def crash(self, index: int, where: str, error: BaseException) -> EnvCrashError:
         """Return the error for an exception that a sub-environment raised."""

@@ -58,6 +58,7 @@ class MultiAgentEnvs(LocalEnvs):
         """Step the copies that were answered and return their rows; never waits."""
         if not self._started:
             self._start()
+        self._tear()
         self._step_answered()
         if len(self._due) == len(self._envs):
             fresh, rosters = self._everybody, self._rosters
@@ -67,9 +68,9 @@ class MultiAgentEnvs(LocalEnvs):
         self._due.clear()
         self._waiting.update(fresh)
         slots = self._slots_of(fresh, [roster.waiting for roster in rosters])
-        report, self._report = self._report, Report()
+        report = self._report
         informed = [roster for roster in rosters if roster.infos is not roster.waiting.no_infos]
-        return Ready(
+        ready = Ready(
             slots,
             list(chain.from_iterable([roster.obs for roster in rosters])),
             as_rewards([*chain.from_iterable([roster.rewards for roster in rosters])], lambda: of_rosters(rosters)),
@@ -78,6 +79,8 @@ class MultiAgentEnvs(LocalEnvs):
             list(chain.from_iterable([roster.infos for roster in rosters])) if informed else [{}] * len(slots),
             {}, self._pool.seats, (), report.faults, report.shared_infos,
         )  # fmt: skip
+        self._report, self._torn = Report(), False
+        return ready
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer copies; see `BaseEnv.send_actions`."""
