@@ -323,9 +323,9 @@ class Ledger:
             rows, final_masks = self._prepared(shown, owners.take(given), prepare_finals)
             next_obs[given] = rows
             next_mask[given] = True if final_masks is None else final_masks
-        # Unique in this ledger; the sampler numbers the pieces of all its ledgers.
-        unrolls = np.arange(self._unrolls, self._unrolls + len(owners.slot))
-        self._unrolls += len(unrolls)
+        # Unique in this ledger, in the order of their first rows; the sampler numbers the pieces of all its ledgers.
+        unrolls = self._unrolls + cut_rows.order[cut_rows.starts]
+        self._unrolls += self._n
         # A trajectory may begin with a row that is no step; it counts as number -1 and never leaves.
         lengths = cut_rows.lengths - cut_rows.incomplete - (owners.released < 0)
         return Segments(

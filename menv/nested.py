@@ -96,6 +96,11 @@ def own_copy(element: Any) -> Any:
         # A named tuple takes its values one by one.
         make = getattr(type(element), "_make", type(element))
         return make(own_copy(value) for value in element)
+    # Tensors of other libraries, by the names that they have for it; numbers of Python cannot change.
+    for name in ("clone", "copy"):
+        copy = getattr(element, name, None)
+        if callable(copy):
+            return copy()
     return element
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 from menv.nested import builder_of, built, columns_of, leaves, own_copy, paths, values_in
 
@@ -50,3 +51,12 @@ def test_values_are_found_and_copied_wherever_they_lie() -> None:
     for array in arrays:
         array += 1
     assert [one.tolist() for one in [*values_in(copied)][:3]] == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]
+
+
+def test_a_copy_of_tensors_does_not_change_with_them() -> None:
+    seen = {"a": torch.zeros(2), "b": (torch.ones(1, requires_grad=True) * 2.0, 5, "text", None)}
+    kept = own_copy(seen)
+    seen["a"][:] = 1.0
+    assert kept["a"].tolist() == [0.0, 0.0]
+    assert kept["b"][0].tolist() == [2.0]
+    assert kept["b"][1:] == (5, "text", None)

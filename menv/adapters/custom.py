@@ -46,6 +46,8 @@ class CustomEnvs(InnerEnvs):
         self._due: set[EnvId] = set()
         self._waiting: set[EnvId] = set()
         self._silent: dict[EnvId, int] = {}
+        # Those of the latter that were told to, and have not moved since.
+        self._told: set[EnvId] = set()
         self._answers: MultiEnvDict = {}
         # What agents did themselves, in rows that no poll has delivered yet.
         self._taken: dict[int, Any] = {}
@@ -60,8 +62,13 @@ class CustomEnvs(InnerEnvs):
     def poll(self, timeout: float | None = None) -> Ready:
         """Send what was answered, poll the inner environment and return its rows."""
         while True:
-            answers: MultiEnvDict = {**self._answers, **{env_id: {} for env_id in self._silent}}
+            # Once each: one that is busy would take another step for each `{}` more.
+            answers: MultiEnvDict = {
+                **self._answers,
+                **{key: {} for key in self._silent if key not in self._told},
+            }
             self._answers = {}
+            self._told.update(self._silent)
             if answers:
                 self._call("send_actions", answers)
             parts = self._six_dicts()
@@ -169,10 +176,10 @@ class CustomEnvs(InnerEnvs):
         obs, rewards, terminateds, truncateds, infos, taken = parts
         for env_id in dict.fromkeys([*obs, *rewards, *terminateds, *truncateds]):
             flags = [dict(part.get(env_id, {})) for part in (terminateds, truncateds)]
-            if not (
-                obs.get(env_id) or rewards.get(env_id) or any(flags[0].values()) or any(flags[1].values())
-            ) and (env_id in self._waiting or env_id in self._due):
-                # Others moved; in this one somebody still waits.
+            moved = obs.get(env_id) or any(flags[0].values()) or any(flags[1].values())
+            if not moved and (env_id in self._waiting or env_id in self._due):
+                # Others moved; in this one somebody still waits, and may be paid meanwhile.
+                self._rosters[env_id].credit(rewards.get(env_id, {}), self._report)
                 continue
             if env_id not in self._running:
                 gone = {agent for by_agent in flags for agent, flag in by_agent.items() if flag}
@@ -217,6 +224,7 @@ class CustomEnvs(InnerEnvs):
 
     def _note_waiting(self, env_id: EnvId) -> None:
         """Note whether somebody waits in a sub-environment that has just moved."""
+        self._told.discard(env_id)
         if self._rosters[env_id].waiting.agents:
             self._due.add(env_id)
             self._silent.pop(env_id, None)
@@ -244,6 +252,7 @@ class CustomEnvs(InnerEnvs):
         self._due.discard(env_id)
         self._waiting.discard(env_id)
         self._silent.pop(env_id, None)
+        self._told.discard(env_id)
         self._answers.pop(env_id, None)
 
     def _new_roster(self, env_id: EnvId) -> Roster:

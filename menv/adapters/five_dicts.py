@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from menv.base_env import ALL, AgentId
 from menv.env_calls import as_flag, how_many
 from menv.errors import ContractError
 
+_LASTING = frozenset((bool, int, float, np.bool_, np.int64, np.float32, np.float64))
 _NAMES = ("obs", "rewards", "terminateds", "truncateds", "infos")
 
 
@@ -57,6 +60,14 @@ def flag_of(flags: Mapping[AgentId, Any], agent: AgentId, where: Callable[[str],
     if flag is None or flag is True or flag is False:
         return bool(flag)
     return as_flag(flag, f"{where('step')}: the flag of {agent!r}")
+
+
+def lasting(values: Mapping[AgentId, Any]) -> dict[AgentId, Any] | None:
+    """Return a copy of flags or rewards, None where the environment could still change what is in it.
+
+    Views of an array and tensors of one element are such: what they hold by then is not what they held.
+    """
+    return dict(values) if _LASTING.issuperset(map(type, values.values())) else None
 
 
 def any_set(flags: Mapping[AgentId, Any], where: Callable[[str], str]) -> bool:

@@ -133,7 +133,7 @@ class LockstepEnvs(NumberedEnvs):
             nobody = np.zeros(self.num_envs, np.bool_)
             self._frames = Frame(obs, np.zeros(self.num_envs), nobody, nobody, infos, None, ~nobody)
         else:
-            self._frames = self._step_all(self._actions, None)
+            self._frames = self._stepped(self._actions, None)
             self._count(self._frames)
         self._actions = None
         return self._frames
@@ -300,11 +300,18 @@ class LockstepEnvs(NumberedEnvs):
         self._actions = None
         self._fresh[:] = False
         while True:
-            self._take(self._step_all(actions, slots))
+            self._take(self._stepped(actions, slots))
             if len(self._slots):
                 self._delivered = False
                 return
             slots, actions = self._slots, []
+
+    def _stepped(self, actions: Any, slots: IntArray | None) -> Frame:
+        """Take an env step; what wrappers make of the reward of a reset, which is no step, is nobody's."""
+        frame = self._step_all(actions, slots)
+        if frame.begun is not None:
+            frame.rewards = np.where(frame.begun, 0.0, frame.rewards)
+        return frame
 
     def _take(self, frame: Frame) -> None:
         """Take an env step of everybody apart into rows, joins and ends."""
@@ -332,10 +339,8 @@ class LockstepEnvs(NumberedEnvs):
         indices = done.tolist()
         finals, infos = frame.finals, frame.final_infos
         if finals is None:
-            finals, infos = (
-                [own_copy(frame.obs[i]) for i in indices],
-                [(frame.infos or self._no_infos)[i] for i in indices],
-            )
+            finals = [own_copy(frame.obs[i]) for i in indices]
+            infos = [(frame.infos or self._no_infos)[i] for i in indices]
         lengths = (self._env_steps[done] - self._episode_start[done]).tolist()
         for place, index in enumerate(indices):
             flags = bool(frame.terminated[index]), bool(frame.truncated[index])
@@ -346,11 +351,8 @@ class LockstepEnvs(NumberedEnvs):
 
     def _awaited(self) -> set[int]:
         """Return the sub-environments whose rows nobody has answered."""
-        return (
-            set(self._slots.tolist()) - self._some.keys()
-            if self._started and self._actions is None
-            else set()
-        )
+        waits = self._started and self._actions is None
+        return set(self._slots.tolist()) - self._some.keys() if waits else set()
 
     def _answer(self, answers: Mapping[int, Any]) -> None:
         """Note the answers of some rows."""

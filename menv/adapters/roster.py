@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.five_dicts import any_set, five_dicts, flag_of
+from menv.adapters.five_dicts import any_set, five_dicts, flag_of, lasting
 from menv.adapters.layout import Layout
 from menv.adapters.report import Report, all_empty, check_info
 from menv.adapters.rewards import finite
@@ -133,7 +133,7 @@ class Roster:
             self._pay(rewards, obs, terminateds, truncateds, report)
             self._await(self._end_flagged(obs, terminateds, truncateds, infos, report), infos, report)
         else:
-            layout.no_terminateds, layout.no_truncateds = dict(terminateds), dict(truncateds)
+            layout.no_terminateds, layout.no_truncateds = lasting(terminateds), lasting(truncateds)
             self._show(obs, rewards, infos, report)
         return False
 
@@ -165,8 +165,8 @@ class Roster:
         return True
 
     def credit(self, rewards: Mapping[AgentId, Any], report: Report) -> None:
-        """Take in rewards that were paid before the episode's first observation."""
-        self._pay(rewards, rewards, _NO_FLAGS, _NO_FLAGS, report)
+        """Take in rewards that were paid before the episode's first observation, or while agents wait."""
+        self._pay(rewards, (), _NO_FLAGS, _NO_FLAGS, report)
 
     def abandon(self, report: Report) -> None:
         """End the running episode as truncated, for a reset from outside."""
@@ -205,7 +205,7 @@ class Roster:
             # Counted in one go; a reward that is no number is none of the zeros.
             if [*rewards.values()].count(0) < len(rewards):
                 return True
-            layout.no_pay = dict(rewards)
+            layout.no_pay = lasting(rewards)
             return False
         except ValueError:
             # An array instead of a number; this names whose.

@@ -122,8 +122,12 @@ class ObsPreprocessor:
             else:
                 self._collect(part, (*keys, name))
 
-    def __call__(self, obs: Sequence[Any] | Array, final: bool = False) -> tuple[Rows, Mask | None]:
-        """Return the rows and the mask of R observations; the mask of a final one may allow nothing.
+    def __call__(self, obs: Sequence[Any] | Array, final: bool | Mask = False) -> tuple[Rows, Mask | None]:
+        """Return the rows and the mask of R observations.
+
+        Args:
+            obs: R observations.
+            final: Whether all are final, or [R] which: the mask of a final one may allow nothing.
 
         Raises:
             OutsideSpaceError: An observation has the wrong structure, shape or dtype, or a mask
@@ -164,12 +168,12 @@ class ObsPreprocessor:
             _fill(columns, _parts_at(obs, leaf.keys), leaf)
         return rows
 
-    def _mask(self, obs: Sequence[Any] | Array, final: bool) -> Mask:
+    def _mask(self, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
         """Return [R, M] True where an action is allowed; everywhere, for a final one that allows nothing."""
         masks = [self._mask_of(leaf, obs, final) for leaf in self.mask_leaves]
         return masks[0] if len(masks) == 1 else np.concatenate(masks, axis=1)
 
-    def _mask_of(self, leaf: Leaf, obs: Sequence[Any] | Array, final: bool) -> Mask:
+    def _mask_of(self, leaf: Leaf, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
         """Return [R, M] of one mask."""
         values = _parts_at(obs, leaf.keys)
         mask: Mask = leaf.stack(values).reshape(len(values), -1) != 0
@@ -178,9 +182,12 @@ class ObsPreprocessor:
             allowed = np.logical_or.reduce(mask, axis=1)
         else:
             allowed = np.logical_and.reduce(np.logical_or.reduceat(mask, begins, axis=1), axis=1)
-        if final:
-            mask[~allowed] = True
-        elif not np.logical_and.reduce(allowed):
+        if np.logical_and.reduce(allowed):
+            return mask
+        if final is not False:
+            mask[final & ~allowed] = True
+            allowed |= final
+        if not np.logical_and.reduce(allowed):
             row = int(np.argmin(allowed))
             raise OutsideSpaceError(row, _why_nothing(leaf, mask[row], begins))
         return mask

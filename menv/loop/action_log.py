@@ -7,6 +7,7 @@ step. `menv.loop.running_episodes` asks for what the running episodes have done.
 from __future__ import annotations
 
 from collections.abc import Collection
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ class Noted(NamedTuple):
         eps_id: [S] their episodes.
         agent_index: [S] their agents' numbers in these.
         lengths: [S] rows of each.
+        turn: [S] numbers by which those of one agent are in order.
         actions: [N, ...] one piece after the other, as the batch holds them.
     """
 
@@ -35,6 +37,7 @@ class Noted(NamedTuple):
     eps_id: Column
     agent_index: Column
     lengths: Column
+    turn: Column
     actions: Column
 
     def of(self, episodes: Column) -> Noted:
@@ -42,8 +45,9 @@ class Noted(NamedTuple):
         mine = np.isin(self.eps_id, episodes)
         rows = np.repeat(mine, self.lengths)
         return Noted(
-            self.cohort, self.eps_id[mine], self.agent_index[mine], self.lengths[mine], self.actions[rows]
-        )
+            self.cohort, self.eps_id[mine], self.agent_index[mine], self.lengths[mine], self.turn[mine],
+            self.actions[rows],
+        )  # fmt: skip
 
 
 class ActionLog:
@@ -68,7 +72,8 @@ class ActionLog:
         """Note the rows of one policy's part of a fragment."""
         pieces = batch.segments
         actions = batch[SampleBatch.ACTIONS].copy()
-        self._noted.append(Noted(cohort, pieces.eps_id, pieces.agent_index, pieces.lengths, actions))
+        parts = (pieces.eps_id, pieces.agent_index, pieces.lengths, pieces.unroll_id)
+        self._noted.append(Noted(cohort, *parts, actions))
         self.rows += len(actions)
 
     def keep(self, episodes: Collection[int]) -> None:
@@ -92,20 +97,23 @@ class ActionLog:
         """
         if episode in self._too_long:
             return None
-        found: dict[int, list[Column]] = {}
+        found: dict[int, list[tuple[int, Column]]] = {}
         for noted in self._noted:
             if episode not in noted.eps_id:
                 continue
             ends = np.cumsum(noted.lengths)
             for piece in np.flatnonzero(noted.eps_id == episode).tolist():
                 part = noted.actions[ends[piece] - noted.lengths[piece] : ends[piece]]
-                found.setdefault(int(noted.agent_index[piece]), []).append(part)
-        return found
+                found.setdefault(int(noted.agent_index[piece]), []).append((int(noted.turn[piece]), part))
+        # A life that nobody learns from is in another batch than those before and after it.
+        return {
+            agent: [part for _, part in sorted(parts, key=itemgetter(0))] for agent, parts in found.items()
+        }
 
     def put(self, cohort: int, episode: int, agent_index: int, actions: Column) -> None:
         """Note what an agent did before, when its episode is taken up again."""
         one = np.ones(1, np.int64)
-        self._noted.append(Noted(cohort, one * episode, one * agent_index, one * len(actions), actions))
+        self._noted.append(Noted(cohort, one * episode, one * agent_index, one * len(actions), -one, actions))
         self.rows += len(actions)
 
     def _shorten(self, episodes: Collection[int]) -> None:

@@ -138,11 +138,11 @@ class NetCohort(Cohort):
 
     def frame_rows(self, policy: int, frame: Frame) -> tuple[Column, Column | None]:
         """Return a frame as rows and masks; no connector cares whose they are."""
-        obs = frame.obs
+        obs, over = frame.obs, frame.done if frame.finals is None else None
         if self.path is not None:
-            return self.path.rows(policy, obs, over=frame.done if frame.finals is None else None)[:2]
+            return self.path.rows(policy, obs, over=over)[:2]
         assert self.preprocess is not None
-        return self.preprocess(obs)
+        return self.preprocess(obs, False if over is None else over)
 
     def connect(self) -> None:
         """Take note of pipelines that were changed; called before each fragment.

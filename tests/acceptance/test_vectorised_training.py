@@ -216,3 +216,51 @@ def test_a_copy_that_breaks_is_an_error_with_its_own_as_the_cause(mode: Autorese
     assert isinstance(caught.value.__cause__, OSError)
     assert "OSError: the simulator is gone" in str(caught.value)
     assert "SyncVectorEnv.step" in str(caught.value)
+
+
+class Closing(gym.Env[Any, Any]):
+    """Three steps of a reward of 0; at the end no action is allowed any more."""
+
+    observation_space = Dict(
+        observations=Box(-10.0, 10.0, (1,), np.float32), action_mask=gym.spaces.MultiBinary(2)
+    )
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.at = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        return self._seen(), 0.0, self.at == 3, False, {}
+
+    def _seen(self) -> Any:
+        mask = np.full(2, int(self.at < 3), np.int8)
+        return {"observations": np.full(1, self.at, np.float32), "action_mask": mask}
+
+
+class Costly(gym.wrappers.vector.TransformReward):
+    """Each step costs 1, also one that only resets."""
+
+    def __init__(self, mode: AutoresetMode) -> None:
+        super().__init__(SyncVectorEnv([Closing] * 2, autoreset_mode=mode), lambda rewards: rewards - 1.0)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
+@pytest.mark.parametrize("use_lstm", [False, True], ids=["frames", "rows"])
+def test_ends_without_a_choice_and_resets_that_cost_are_none_of_the_steps(
+    mode: AutoresetMode, use_lstm: bool
+) -> None:
+    config = {
+        "rollout_fragment_length": 12, "train_batch_size": 24, "batch_mode": "complete_episodes", "seed": 0,
+        "model": {"use_lstm": use_lstm},
+    }  # fmt: skip
+    with PPO(env=lambda context: Costly(mode), config=config) as algo:
+        batch = algo.sample()["default_policy"]
+        result = algo.train()
+    at = batch["obs"][:, 0]
+    assert at.tolist() == [0.0, 1.0, 2.0] * (len(at) // 3)
+    np.testing.assert_array_equal(batch["rewards"], -np.ones(len(at)))
+    np.testing.assert_array_equal(batch["terminateds"], at == 2.0)
+    assert (result["episode_reward_min"], result["episode_reward_max"]) == (-3.0, -3.0)
+    assert result["episode_len_mean"] == 3.0
