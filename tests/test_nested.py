@@ -56,7 +56,7 @@ def test_values_are_found_and_copied_wherever_they_lie() -> None:
 def test_a_copy_of_tensors_does_not_change_with_them() -> None:
     seen = {"a": torch.zeros(2), "b": (torch.ones(1, requires_grad=True) * 2.0, 5, "text", None)}
     kept = own_copy(seen)
-    seen["a"][:] = 1.0
+    seen["a"][:] = 1.0  # type: ignore[index]
     assert kept["a"].tolist() == [0.0, 0.0]
     assert kept["b"][0].tolist() == [2.0]
     assert kept["b"][1:] == (5, "text", None)
