@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
 
 from menv.base_env import AgentId
-from menv.errors import CallOrderError, EpisodeError
+from menv.errors import CallOrderError, ContractError, EpisodeError
 
 
 def stopped() -> CallOrderError:
@@ -28,6 +31,49 @@ def unlike(obs: Iterable[AgentId], actions: Iterable[AgentId]) -> CallOrderError
         f"log_action: observations of {_named(obs)} and actions of {_named(actions)}, expected the same agents; log an "
         "action for each agent that observes"
     )
+
+
+def keyed_by_agent(where: str, what: str, given: Any) -> Mapping[AgentId, Any]:
+    """Return what a caller gave for several agents.
+
+    Raises:
+        ContractError: It is no dict.
+    """
+    if isinstance(given, Mapping):
+        return given
+    raise ContractError(
+        f"{where}: {what} is {type(given).__name__}, expected a dict by agent id; an environment of one agent is an "
+        "ExternalEnv"
+    )
+
+
+def check_info(given: Any) -> None:
+    """Refuse an info that is neither a dict nor None.
+
+    Raises:
+        ContractError: It is something else.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise ContractError(
+            f"log_returns: info is {type(given).__name__}, expected a dict; leave it out if there is nothing to tell"
+        )
+
+
+def check_start(episode_id: Any, trained: Any) -> None:
+    """Refuse what no episode can begin with.
+
+    Raises:
+        ContractError: The id is no text, or whether policies may learn is neither True nor False.
+    """
+    if not isinstance(episode_id, str | int | None):
+        raise ContractError(
+            f"start_episode: episode_id is {type(episode_id).__name__}, expected a text; leave it out to be given one"
+        )
+    if not isinstance(trained, bool | np.bool_):
+        raise ContractError(
+            f"start_episode: training_enabled is {trained!r:.40}, expected True or False; say whether policies may "
+            "learn from the episode"
+        )
 
 
 def _named(agents: Iterable[AgentId]) -> str:

@@ -81,11 +81,11 @@ def as_flag(flag: Any, whose: str) -> bool:
         whose: Begins the message, such as "env 3 step: terminated".
 
     Raises:
-        ContractError: It is a text, a container, or an array of several: `[False, False]` is true.
+        ContractError: It is None, a text, a container, or an array of several: `[False, False]` is true.
     """
     if isinstance(flag, bool):
         return flag
-    if not isinstance(flag, str | bytes | list | tuple | dict | set):
+    if flag is not None and not isinstance(flag, str | bytes | list | tuple | dict | set):
         try:
             return bool(flag)
         except (ValueError, RuntimeError, TypeError):

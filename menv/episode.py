@@ -70,7 +70,8 @@ class Episode(Told, told=_CLASSIC):
         length: Env steps; known when the episode has ended.
         agent_rewards: Return of each `(agent_id, policy_id)`; complete when the episode has ended, and up to their last
             observations where callbacks about episodes look on.
-        unclaimed_rewards: Rewards that no action can own; they count in `total_reward`.
+        unclaimed_rewards: Rewards that no action can own; they count in `total_reward`, and in the return of an agent
+            that has acted.
         custom_metrics: Numbers of yours; they reach the results as `<name>_mean/min/max`.
         user_data: Anything of yours.
         hist_data: Lists of yours; they reach the results under `hist_stats`.
@@ -85,6 +86,7 @@ class Episode(Told, told=_CLASSIC):
         "_open",
         "_policies",
         "_rng",
+        "_strays",
         "agent_rewards",
         "env_id",
         "episode_id",
@@ -99,6 +101,8 @@ class Episode(Told, told=_CLASSIC):
         self.length = 0
         self.agent_rewards: dict[tuple[AgentId, str], float] = {}
         self.unclaimed_rewards = 0.0
+        # Those of them that were paid to agents that have not appeared.
+        self._strays = 0.0
         # Most episodes have none of these: they are made when they are asked for.
         self._extras: dict[str, Any] | None = None
         self._last: dict[AgentId, tuple[Any, Any]] | None = None
@@ -145,7 +149,7 @@ class Episode(Told, told=_CLASSIC):
     @property
     def total_reward(self) -> float:
         """Sum of the rewards of all agents."""
-        return sum(self.agent_rewards.values()) + self.unclaimed_rewards
+        return sum(self.agent_rewards.values()) + self._strays
 
     def get_agents(self) -> list[AgentId]:
         """Return the agents seen so far, in order of appearance."""
@@ -209,6 +213,7 @@ class Episode(Told, told=_CLASSIC):
             "length": self.length,
             "agent_rewards": dict(self.agent_rewards),
             "unclaimed_rewards": self.unclaimed_rewards,
+            "strays": self._strays,
             "policies": dict(self._policies),
             "extras": self._extras,
             "last": self._last,
@@ -223,6 +228,8 @@ class Episode(Told, told=_CLASSIC):
         episode = cls(state["episode_id"], env_id)
         episode.length = state["length"]
         episode.agent_rewards, episode.unclaimed_rewards = state["agent_rewards"], state["unclaimed_rewards"]
+        # Earlier versions counted none of them in the returns of agents.
+        episode._strays = state.get("strays", state["unclaimed_rewards"])
         episode._policies, episode._extras, episode._last = state["policies"], state["extras"], state["last"]
         episode._lives, episode._open = state.get("lives"), state.get("open", {})
         if state["rng"] is not None:
@@ -245,6 +252,17 @@ class Episode(Told, told=_CLASSIC):
                 # Of an earlier life: the agent keeps its place.
                 self.agent_rewards[key] = before
         self.agent_rewards[key] = self.agent_rewards.get(key, 0.0) + reward
+
+    def credit_unclaimed(self, agent_id: AgentId, reward: float) -> None:
+        """Add a reward that no action can own."""
+        self.unclaimed_rewards += reward
+        if agent_id not in self._policies:
+            self._strays += reward
+            return
+        key = (agent_id, self._policies[agent_id][0])
+        self.agent_rewards[key] = self.agent_rewards.get(key, 0.0) + reward
+        if agent_id in self._open:
+            self._open[agent_id] = (self._open[agent_id] or 0.0) + reward
 
     def count_so_far(self, agent_id: AgentId, earned: float) -> None:
         """Count what an agent has earned so far in a life that goes on."""

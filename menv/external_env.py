@@ -18,6 +18,7 @@ import numpy as np
 
 from menv.as_base_env import AsBaseEnv
 from menv.base_env import SINGLE_AGENT, AgentId
+from menv.call_errors import check_info, check_start, keyed_by_agent
 from menv.errors import ConfigError
 from menv.switchboard import Switchboard
 
@@ -69,7 +70,9 @@ class _External(AsBaseEnv, abc.ABC):
         Raises:
             EpisodeError: The id was used before.
             CallOrderError: `max_concurrent` episodes are open.
+            ContractError: The id is no text, or `training_enabled` no flag.
         """
+        check_start(episode_id, training_enabled)
         return self.switchboard.start(episode_id, training_enabled, wait=True)
 
     def _ask(self, episode_id: str, obs: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
@@ -128,8 +131,9 @@ class ExternalEnv(_External):
 
         Raises:
             EpisodeError: There is no such episode.
-            ContractError: The reward is not finite, or no number.
+            ContractError: The reward is not finite, or no number, or the info is no dict.
         """
+        check_info(info)
         infos = None if info is None else {SINGLE_AGENT: _own(info)}
         self.switchboard.pay(episode_id, {SINGLE_AGENT: reward}, infos)
 
@@ -175,14 +179,15 @@ class ExternalMultiAgentEnv(_External):
 
     def get_action(self, episode_id: str, observation_dict: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
         """Return an action for each agent that observes; see `ExternalEnv.get_action`."""
-        return self._ask(episode_id, dict(observation_dict))
+        return self._ask(episode_id, dict(keyed_by_agent("get_action", "observation_dict", observation_dict)))
 
     def log_action(
         self, episode_id: str, observation_dict: Mapping[AgentId, Any], action_dict: Mapping[AgentId, Any]
     ) -> None:
         """Tell of actions that the application chose itself; see `ExternalEnv.log_action`."""
-        observed = {agent: _kept(observation) for agent, observation in observation_dict.items()}
-        self.switchboard.log(episode_id, observed, {agent: _kept(own) for agent, own in action_dict.items()})
+        observed = keyed_by_agent("log_action", "observation_dict", observation_dict)
+        chosen = keyed_by_agent("log_action", "action_dict", action_dict)
+        self.switchboard.log(episode_id, _kept_of_each(observed), _kept_of_each(chosen))
 
     def log_returns(
         self,
@@ -202,21 +207,35 @@ class ExternalMultiAgentEnv(_External):
 
         Raises:
             EpisodeError: There is no such episode.
+            ContractError: One of them is no dict, or an info is none, or a reward is not a finite number.
         """
-        infos = {agent: _own(info) for agent, info in (info_dict or {}).items()}
-        self.switchboard.pay(episode_id, reward_dict, infos, multiagent_done_dict)
+        rewards = keyed_by_agent("log_returns", "reward_dict", reward_dict)
+        infos = keyed_by_agent("log_returns", "info_dict", {} if info_dict is None else info_dict)
+        done = keyed_by_agent(
+            "log_returns",
+            "multiagent_done_dict",
+            {} if multiagent_done_dict is None else multiagent_done_dict,
+        )
+        for info in infos.values():
+            check_info(info)
+        self.switchboard.pay(episode_id, rewards, {agent: _own(info) for agent, info in infos.items()}, done)
 
     def end_episode(
         self, episode_id: str, observation_dict: Mapping[AgentId, Any], truncated: bool = False
     ) -> None:
         """End an episode with the last observations of its agents; see `ExternalEnv.end_episode`."""
-        observed = {agent: _kept(observation) for agent, observation in observation_dict.items()}
-        self.switchboard.end(episode_id, observed, truncated=truncated)
+        observed = keyed_by_agent("end_episode", "observation_dict", observation_dict)
+        self.switchboard.end(episode_id, _kept_of_each(observed), truncated=truncated)
 
 
 def _kept(element: Any) -> Any:
     """Return a copy of what a caller hands in without waiting, for it may use its arrays again."""
     return element.copy() if type(element) is np.ndarray else deepcopy(element)
+
+
+def _kept_of_each(by_id: Mapping[AgentId, Any]) -> dict[AgentId, Any]:
+    """Return such copies of what was handed in for several agents."""
+    return {agent: _kept(element) for agent, element in by_id.items()}
 
 
 def _own(told: Any) -> Any:

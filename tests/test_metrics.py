@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
+from menv import DefaultCallbacks, MultiAgentEnv
+from menv.algorithms import PPO
 from menv.base_env import SINGLE_AGENT
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError
@@ -19,7 +22,8 @@ def episode(rewards: dict[tuple[Any, str], float], length: int = 10, unclaimed: 
         one.bind(agent, policy)
     for (agent, _), reward in rewards.items():
         one.credit(agent, reward)
-    one.length, one.unclaimed_rewards = length, unclaimed
+    one.length = length
+    one.credit_unclaimed("nobody", unclaimed)
     return one
 
 
@@ -265,3 +269,46 @@ def test_an_episode_tells_who_answers_for_whom() -> None:
 def test_the_generator_of_an_episode_depends_on_its_id_alone() -> None:
     assert Episode(5, 0).rng.random() == Episode(5, 3).rng.random()
     assert Episode(5, 0).rng.random() != Episode(6, 0).rng.random()
+
+
+class Team(MultiAgentEnv):
+    """Ann ends after the first step; at the end all are paid, zoe too, who was never there."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["ann", "bob", "zoe"]
+        self.observation_space = self.action_space = gym.spaces.Discrete(5)
+        self.at = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.at = 0
+        return {"ann": 0, "bob": 0}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.at += 1
+        over = self.at == 3
+        seen = {"ann": 1, "bob": 1} if self.at == 1 else {"bob": self.at}
+        rewards = {"ann": 10.0, "bob": 20.0, "zoe": 40.0} if over else {"ann": 1.0} if self.at == 1 else {}
+        return seen, rewards, {"ann": self.at == 1, "__all__": over}, {"__all__": False}, {}
+
+
+def test_what_an_agent_is_paid_after_its_end_is_in_its_return_and_in_no_row() -> None:
+    returns: list[Any] = []
+
+    class Noting(DefaultCallbacks):
+        def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+            returns.append((dict(episode.agent_rewards), episode.total_reward, episode.unclaimed_rewards))
+
+    config = {
+        "train_batch_size": 30, "rollout_fragment_length": 30, "callbacks": Noting,
+        "multiagent": {"policies": ["ann", "bob", "zoe"], "policy_mapping_fn": lambda agent_id, **kwargs: agent_id},
+    }  # fmt: skip
+    with PPO(env=Team, config=config) as algo:
+        batch = algo.sample()
+        result = algo.train()
+    assert batch["ann"]["rewards"].tolist() == [1.0] * 10
+    assert batch["bob"]["rewards"].tolist() == [0.0, 0.0, 20.0] * 10
+    assert result["policy_reward_mean"] == result["agent_reward_mean"] == {"ann": 11.0, "bob": 20.0}
+    assert result["episode_reward_mean"] == 71.0
+    assert result["unclaimed_rewards"] == 50.0 * result["episodes_total"]
+    assert returns[0] == ({("ann", "ann"): 11.0, ("bob", "bob"): 20.0}, 71.0, 50.0)

@@ -62,6 +62,13 @@ def flag_of(flags: Mapping[AgentId, Any], agent: AgentId, where: Callable[[str],
     return as_flag(flag, f"{where('step')}: the flag of {agent!r}")
 
 
+def refuse_none(flags: Mapping[AgentId, Any], where: Callable[[str], str]) -> None:
+    """Refuse a flag that is None, which a function without a `return` gives; arguments as for `any_set`."""
+    for agent, flag in flags.items():
+        if flag is None:
+            as_flag(flag, f"{where('step')}: the flag of {agent!r}")
+
+
 def lasting(values: Mapping[AgentId, Any]) -> dict[AgentId, Any] | None:
     """Return a copy of flags or rewards, None where the environment could still change what is in it.
 

@@ -97,7 +97,7 @@ def _step_until_one_raises(
 ) -> BaseException | None:
     """Step the next environments and note what comes of it; return what one raised, None if all were stepped."""
     all_obs, all_infos, fresh, rewards = seen.obs, seen.infos, seen.fresh, taken.rewards
-    index = 0
+    index, terminated, truncated = 0, False, False
     try:
         for index, step, action in todo:
             obs, reward, terminated, truncated, info = step(action)
@@ -108,6 +108,10 @@ def _step_until_one_raises(
                 taken.overs.append(Over(len(rewards), index, own_copy(obs), reward, info, flags))
             all_obs[index], all_infos[index], fresh[index] = obs, info, False
             rewards.append(reward)
+        if terminated is None or truncated is None:
+            # Looked at in the last one alone: flags that are None for want of a `return` are so in each.
+            _flag(index, "terminated", terminated)
+            _flag(index, "truncated", truncated)
     except MenvError:
         raise
     except raised_by_envs() as error:

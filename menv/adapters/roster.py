@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.five_dicts import any_set, five_dicts, flag_of, lasting
+from menv.adapters.five_dicts import any_set, five_dicts, flag_of, lasting, refuse_none
 from menv.adapters.layout import Layout
 from menv.adapters.report import Report, all_empty, check_info
 from menv.adapters.rewards import finite
@@ -116,10 +116,10 @@ class Roster:
 
     def _step_with_news(self, result: Any, report: Report) -> bool:
         """Take in a step whose flags or infos are others than those that its layout remembers; see `step`."""
+        self.episode_steps += 1
         obs, rewards, terminateds, truncateds, infos = five_dicts(result, self._wrong)
         over = any(self._flags(ALL, terminateds, truncateds))
         flagged = any_set(terminateds, self._where) or any_set(truncateds, self._where)
-        self.episode_steps += 1
         if over:
             self._finish(obs, rewards, terminateds, truncateds, infos, report)
             return True
@@ -134,6 +134,9 @@ class Roster:
             self._await(self._end_flagged(obs, terminateds, truncateds, infos, report), infos, report)
         else:
             layout.no_terminateds, layout.no_truncateds = lasting(terminateds), lasting(truncateds)
+            for seen, flags in ((layout.no_terminateds, terminateds), (layout.no_truncateds, truncateds)):
+                if seen is None:
+                    refuse_none(flags, self._where)
             self._show(obs, rewards, infos, report)
         return False
 

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from menv import draws
 from menv.adapters.lockstep import LockstepEnvs
 from menv.adapters.report import check_info
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.base_env import EnvId, IntArray
-from menv.env_calls import close_env
+from menv.env_calls import as_flag, close_env
 from menv.errors import MenvError
 from menv.fault import raised_by_envs
 from menv.frame import Frame
@@ -94,7 +95,7 @@ class VectorEnvs(LockstepEnvs):
         self._check_lists("vector_step", result)
         obs, paid, terminateds, truncateds, infos = result
         rewards = as_rewards(paid, lambda: of_envs("vector_step"))
-        terminated, truncated = (np.array(flags, np.bool_) for flags in (terminateds, truncateds))
+        terminated, truncated = _flags(terminateds, "terminated"), _flags(truncateds, "truncated")
         over = terminated | truncated
         done = np.flatnonzero(over).tolist()
         obs, infos = list(obs), as_infos(infos, "vector_step")
@@ -154,3 +155,18 @@ def as_infos(infos: Sequence[Any], where: str) -> list[Any]:
         for index, info in enumerate(listed):
             check_info(info, f"{where}, env {index}")
     return listed
+
+
+def _flags(flags: Any, name: str) -> npt.NDArray[np.bool_]:
+    """Return the flags of all sub-environments.
+
+    Raises:
+        ContractError: One is no truth value; it names which.
+    """
+    try:
+        found = np.asarray(flags)
+    except (TypeError, ValueError, RuntimeError):
+        found = np.zeros((0, 0))
+    if found.ndim == 1 and found.dtype.kind in "biuf":
+        return found.astype(np.bool_)
+    return np.array([as_flag(one, f"vector_step, env {i}: {name}") for i, one in enumerate(flags)], np.bool_)

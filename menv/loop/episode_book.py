@@ -180,9 +180,8 @@ class EpisodeBook:
             episode.look_at(end.agent_id, end.obs, end.info)
         earned = self._table.returns.item(end.slot) + end.reward
         if end.withdrawn:
-            # What was paid before a first action that does not count belongs to nobody.
-            early = cohort.ledger.disown(end.slot)
-            earned, episode.unclaimed_rewards = earned - early, episode.unclaimed_rewards + early
+            # What was paid before a first action that does not count is no action's.
+            episode.unclaimed_rewards += cohort.ledger.disown(end.slot)
         episode.credit(end.agent_id, earned)
         if end.info and MEMBER_REWARDS in end.info:
             episode.credit_members(end.agent_id, end.info[MEMBER_REWARDS])
@@ -209,7 +208,7 @@ class EpisodeBook:
         """Book rewards that no action can own to the running episodes."""
         for entry in unclaimed:
             episode = self.running.get(entry.env_id) or self._begin(entry.env_id, entry.env_index)
-            episode.unclaimed_rewards += entry.reward
+            episode.credit_unclaimed(entry.agent_id, entry.reward)
 
     def join(self, join: Join) -> None:
         """Bind an agent to a policy and begin its trajectory."""

@@ -314,3 +314,21 @@ def test_all_among_the_observations_of_a_reset_is_named() -> None:
             return {ALL: GOOD}, {}
 
     assert "'__all__' is among the observations" in refusal(Odd, error=ContractError)
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+@pytest.mark.parametrize("place", [2, 3])
+def test_a_flag_of_none_is_refused_also_where_it_never_ends_anything(place: int, envs: int) -> None:
+    class Forgets(FaultyGym):
+        def step(self, action: Any) -> Any:
+            result = list(super().step(action))
+            result[place] = None
+            return tuple(result)
+
+    with (
+        PPO(env=Forgets, config={"num_envs_per_worker": envs}) as algorithm,
+        pytest.raises(ContractError) as caught,
+    ):
+        algorithm.train()
+    name = ("terminated", "truncated")[place - 2]
+    assert f"{name} is NoneType, expected True or False" in checked(str(caught.value))

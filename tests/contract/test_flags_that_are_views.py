@@ -65,7 +65,13 @@ class Buffered(MultiAgentEnv):
         ends, pay = self._parts(self._done), self._parts(self._pay)
         acted = AGENTS if self._turns or self._step <= 3 else "b"
         rewards = {agent: pay[AGENTS.index(agent)] for agent in acted}
-        return self._shown(), rewards, dict(zip((*AGENTS, "__all__"), ends, strict=True)), {"__all__": False}, {}
+        return (
+            self._shown(),
+            rewards,
+            dict(zip((*AGENTS, "__all__"), ends, strict=True)),
+            {"__all__": False},
+            {},
+        )
 
     def _shown(self) -> dict[str, Any]:
         live = AGENTS[self._step % 2] if self._turns else AGENTS if self._step <= 3 else "b"

@@ -324,3 +324,58 @@ def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
 
         with pytest.raises(ContractError, match=r"'agent0'.* is .*expected a.*number"):
             play(algo)
+
+
+WRONG_CALLS: dict[str, tuple[Any, str]] = {
+    "an observation alone": (
+        lambda env, name: env.get_action(name, obs(0, 0)),
+        "get_action: observation_dict is ndarray, expected a dict by agent id",
+    ),
+    "no observation": (
+        lambda env, name: env.get_action(name, None),
+        "get_action: observation_dict is NoneType",
+    ),
+    "an action alone": (
+        lambda env, name: env.log_action(name, {"a": 0}, 5),
+        "log_action: action_dict is int",
+    ),
+    "an observation to log": (lambda env, name: env.log_action(name, 5, {"a": 0}), "observation_dict is int"),
+    "a reward alone": (lambda env, name: env.log_returns(name, 1.0), "log_returns: reward_dict is float"),
+    "an info of nobody": (lambda env, name: env.log_returns(name, {}, 5), "log_returns: info_dict is int"),
+    "an info that is none": (
+        lambda env, name: env.log_returns(name, {}, {"a": 5}),
+        "log_returns: info is int",
+    ),
+    "a flag alone": (lambda env, name: env.log_returns(name, {}, {}, True), "multiagent_done_dict is bool"),
+    "a last observation": (
+        lambda env, name: env.end_episode(name, obs(0, 0)),
+        "end_episode: observation_dict is",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CALLS)
+def test_calls_of_a_team_without_agents_are_named(case: str) -> None:
+    env = ToldTeam()
+    call, message = WRONG_CALLS[case]
+    with pytest.raises(ContractError, match=message):
+        call(env, env.start_episode())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1],), "start_episode: episode_id is list, expected a text"),
+        ((None, "no"), "start_episode: training_enabled is 'no', expected True or False"),
+        ((None, None), "start_episode: training_enabled is None"),
+    ],
+)
+def test_an_episode_that_nothing_can_begin_with_is_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        Told().start_episode(*arguments)
+
+
+def test_an_info_of_one_agent_is_a_dict() -> None:
+    env = Told()
+    with pytest.raises(ContractError, match=r"log_returns: info is int, expected a dict"):
+        env.log_returns(env.start_episode(), 1.0, 5)  # type: ignore[arg-type]

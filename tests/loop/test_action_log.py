@@ -12,21 +12,22 @@ from menv.loop.action_log import ActionLog
 
 
 class Part:
-    """As much of a batch as is noted."""
+    """As much of a batch as is noted; its pieces are numbered from `first` on."""
 
-    def __init__(self, pieces: list[tuple[int, int, list[int]]]) -> None:
+    def __init__(self, pieces: list[tuple[int, int, list[int]]], first: int) -> None:
         self.actions = np.array([action for _, _, actions in pieces for action in actions])
         self.segments: Any = type("Pieces", (), {})()
         self.segments.eps_id = np.array([episode for episode, _, _ in pieces])
         self.segments.agent_index = np.array([agent for _, agent, _ in pieces])
         self.segments.lengths = np.array([len(actions) for _, _, actions in pieces])
+        self.segments.unroll_id = first + np.arange(len(pieces))
 
     def __getitem__(self, name: str) -> Any:
         return self.actions
 
 
-def noted(log: ActionLog, cohort: int, *pieces: tuple[int, int, list[int]]) -> Part:
-    part: Any = Part(list(pieces))
+def noted(log: ActionLog, cohort: int, *pieces: tuple[int, int, list[int]], first: int | None = None) -> Part:
+    part: Any = Part(list(pieces), log.rows if first is None else first)
     log.note(cohort, part)
     return part  # type: ignore[no-any-return]
 
@@ -45,6 +46,16 @@ def test_each_agent_has_its_actions_in_order_over_fragments_and_lives() -> None:
         assert told(log, 7) == {0: [1, 2, 3, 4], 1: [5]}
         assert told(log, 8) == {0: [9, 8]}
         log.keep([7, 8])
+
+
+def test_lives_are_in_their_order_whichever_batch_they_are_in() -> None:
+    log = ActionLog()
+    noted(log, 0, (7, 0, [3]), (7, 1, [9]), (7, 0, [6]), first=1)
+    noted(log, 0, (7, 0, [1, 2]), first=0)
+    noted(log, 0, (7, 0, [8]), first=4)
+    for _ in range(2):
+        assert told(log, 7) == {0: [1, 2, 3, 6, 8], 1: [9]}
+        log.keep([7])
 
 
 def test_episodes_that_are_over_are_let_go() -> None:

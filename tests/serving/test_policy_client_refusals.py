@@ -153,5 +153,21 @@ def test_what_is_refused_for_lack_of_room_is_kept_for_the_next_time() -> None:
         assert course.has_rewards([5.0] * 20 + [float(step) for step in range(1500)])
 
 
+@pytest.mark.parametrize("mode", ["local", "remote"])
+@pytest.mark.parametrize("info", [5, "x", [("a", 1)]])
+def test_an_info_that_is_no_dict_is_refused_and_nothing_is_paid_twice(mode: Any, info: Any) -> None:
+    with Course() as course, PolicyClient(course.address, mode, update_interval=None, timeout=20) as client:
+        name = client.start_episode()
+        for step in range(12):
+            client.get_action(name, observation(step))
+            with pytest.raises(ContractError, match=r"log_returns: info is \w+, expected a dict"):
+                client.log_returns(name, 7.0, info)
+            client.log_returns(name, 7.0, {"fine": 1})
+        client.end_episode(name, observation(12))
+        play(client, [900.0] * 3)
+        client.update_policy_weights()
+        assert eventually(lambda: (course.column("rewards") == 7.0).sum() == 12)
+
+
 def client_of(course: Course) -> Any:
     return PolicyClient(course.address, "local", update_interval=None, timeout=20)

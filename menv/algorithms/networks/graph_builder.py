@@ -57,6 +57,7 @@ class GraphBuilder:
         self.outputs: list[onnx.ValueInfoProto] = []
         self.constants: list[onnx.TensorProto] = []
         self._after: dict[str, str] = {}
+        self._weights: set[str] = set()
 
     def add(self, op: str, *operands: str, **attributes: Any) -> str:
         """Add a node with one output and return its name."""
@@ -86,6 +87,7 @@ class GraphBuilder:
 
     def weight(self, name: str, shape: tuple[int, ...]) -> str:
         """Declare a weight as an input."""
+        self._weights.add(name)
         if not self.stacked:
             return self.given(name, TensorProto.FLOAT, shape)
         row_vector = len(shape) == 1 and name not in (LOG_STD, EPSILON)
@@ -250,10 +252,10 @@ class GraphBuilder:
 
     def serialised(self, name: str, defaults: Mapping[str, npt.NDArray[np.float32]]) -> bytes:
         """Return the model; `defaults` are held as overridable initializers."""
-        held = [numpy_helper.from_array(defaults[key], key) for key in self.inputs if key in defaults]
         if not any(attribute.HasField("g") for node in self.nodes for attribute in node.attribute):
             self._drop_copies()
             self._drop_unused()
+        held = [numpy_helper.from_array(defaults[key], key) for key in self.inputs if key in defaults]
         graph = helper.make_graph(
             self.nodes, name, list(self.inputs.values()), self.outputs, [*self.constants, *held]
         )
@@ -281,7 +283,7 @@ class GraphBuilder:
         self.nodes = [_renamed(node, names) for node in kept]
 
     def _drop_unused(self) -> None:
-        """Drop the nodes whose results nobody reads, and their constants: ONNX Runtime would run them all the same."""
+        """Drop the nodes whose results nobody reads, which ONNX Runtime would run, and what only they have read."""
         read = {output.name for output in self.outputs}
         kept = []
         for node in reversed(self.nodes):
@@ -290,6 +292,9 @@ class GraphBuilder:
                 kept.append(node)
         self.nodes = kept[::-1]
         self.constants = [constant for constant in self.constants if constant.name in read]
+        self.inputs = {
+            name: given for name, given in self.inputs.items() if name in read or name not in self._weights
+        }
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:

@@ -15,6 +15,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from menv.base_env import SINGLE_AGENT
+from menv.call_errors import check_info, keyed_by_agent
 from menv.errors import ConfigError, ContractError, EpisodeError
 from menv.line import finite_reward
 from menv.serving.client.client_address import read_address
@@ -204,8 +205,8 @@ class PolicyClient:
 
         Raises:
             EpisodeError: There is no such episode.
-            ContractError: The reward is of another kind, or not finite, or the info cannot be sent (remote inference);
-                nothing has been noted then.
+            ContractError: The reward is of another kind, or not finite, or the info no dict, or it cannot be sent
+                (remote inference); nothing has been noted then.
         """
         try:
             episode = self._episodes[episode_id]
@@ -216,6 +217,9 @@ class PolicyClient:
             raise ContractError(
                 f"log_returns: got a {type(reward).__name__}, expected {kind}; look at the server's config"
             )
+        check_info(info)
+        if multiagent_done_dict is not None:
+            keyed_by_agent("log_returns", "multiagent_done_dict", multiagent_done_dict)
         paid: float | dict[str, float]
         if isinstance(reward, dict):
             paid = {agent: finite_reward(one, episode_id, agent) for agent, one in reward.items()}
