@@ -24,9 +24,9 @@ class DefaultCallbacks:
     which its episode ended: at `on_episode_end`, and at `on_episode_step` of the last step, it stands in the next
     one, so read what you need of the last step from `episode.last_info_for(agent_id)`.
 
-    Where `on_postprocess_trajectory` is overridden, or a policy looks at trajectories itself or has a `critic_obs`, all pieces
-    are made when the fragment closes, and `on_episode_end` comes then, after other episodes have begun. Keep what
-    you count for an episode in `episode.user_data`, not in the callbacks object.
+    Where `on_postprocess_trajectory` is overridden, or a policy looks at trajectories itself or has a `critic_obs`, all
+    pieces are made when the fragment closes, and `on_episode_end` comes then, after other episodes have begun. Keep
+    what you count for an episode in `episode.user_data`, not in the callbacks object.
 
     An episode that is broken off because its environment raised has no `on_episode_end`, and is in no mean: it is
     counted in `num_faulty_episodes`. The next thing heard of that `env_index` is `on_sub_environment_created`.
