@@ -17,6 +17,9 @@ pytestmark = pytest.mark.slow
 
 BOTH = ("always_same", "beat_last_move")
 ROUNDS = 250_000
+# Who draws its hand by the one that it sees, and remembers nothing, wins 1.24 points of ten from `BeatLastMove` at best
+# (the best of 12 numbers, looked for from 12 beginnings); a mean of 1,000 episodes scatters by 0.1.
+WITHOUT_A_MEMORY = 1.6
 
 
 def points_of(seed: int, model: str, opponents: tuple[str, ...]) -> dict[str, float]:
@@ -47,14 +50,14 @@ def test_without_a_memory_it_beats_one_that_always_shows_the_same_hand() -> None
     assert median_points("feed_forward", "always_same")["always_same"] >= 7.0
 
 
-def test_without_a_memory_it_cannot_beat_one_that_beats_its_last_hand() -> None:
-    assert -1.0 <= median_points("feed_forward", "beat_last_move")["beat_last_move"] <= 1.0
+def test_without_a_memory_it_hardly_beats_one_that_beats_its_last_hand() -> None:
+    assert -1.0 <= median_points("feed_forward", "beat_last_move")["beat_last_move"] <= WITHOUT_A_MEMORY
 
 
 def test_without_a_memory_it_beats_only_one_of_them_when_it_meets_both() -> None:
     points = median_points("feed_forward", *BOTH)
     assert points["always_same"] >= 7.0
-    assert points["beat_last_move"] <= 1.0
+    assert points["beat_last_move"] <= WITHOUT_A_MEMORY
 
 
 def test_with_a_memory_it_beats_both() -> None:
