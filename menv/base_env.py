@@ -277,7 +277,8 @@ class BaseEnv(AsBaseEnv, Told, abc.ABC, told=OF_BASE_ENVS):
     A subclass of your own may return the six nested dicts from `poll(self)` and take one nested
     dict in `send_actions(self, action_dict)`; `to_base_env` turns it into this table form. The sixth
     holds what agents did themselves in answer to the `obs` beside it: these actions are learned from,
-    by algorithms that can, and come back in `send_actions`.
+    by algorithms that can, and come back in `send_actions`. A sub-environment that has taken a step in which nobody
+    waits is named in `obs` with an empty dict, and is sent `{}` once for its next step; one that is not named is busy.
 
     One that sets `returns_table` returns a `Ready` from `poll` and is given slots and actions: for simulators that step
     many agents as arrays. It numbers trajectories from 0, each with a `Join` in the poll of its first row and an `End`,

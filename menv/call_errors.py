@@ -42,12 +42,12 @@ def keyed_by_agent(where: str, what: str, given: Any) -> Mapping[AgentId, Any]:
     if isinstance(given, Mapping):
         return given
     raise ContractError(
-        f"{where}: {what} is {type(given).__name__}, expected a dict by agent id; an environment of one agent is an "
-        "ExternalEnv"
+        f"{where}: {what} is {type(given).__name__}, expected a dict by agent id; write {{agent_id: ...}} also for one "
+        "agent alone"
     )
 
 
-def check_info(given: Any) -> None:
+def check_told_info(given: Any) -> None:
     """Refuse an info that is neither a dict nor None.
 
     Raises:

@@ -18,7 +18,7 @@ import numpy as np
 
 from menv.as_base_env import AsBaseEnv
 from menv.base_env import SINGLE_AGENT, AgentId
-from menv.call_errors import check_info, check_start, keyed_by_agent
+from menv.call_errors import check_start, check_told_info, keyed_by_agent
 from menv.errors import ConfigError
 from menv.switchboard import Switchboard
 
@@ -133,7 +133,7 @@ class ExternalEnv(_External):
             EpisodeError: There is no such episode.
             ContractError: The reward is not finite, or no number, or the info is no dict.
         """
-        check_info(info)
+        check_told_info(info)
         infos = None if info is None else {SINGLE_AGENT: _own(info)}
         self.switchboard.pay(episode_id, {SINGLE_AGENT: reward}, infos)
 
@@ -217,7 +217,7 @@ class ExternalMultiAgentEnv(_External):
             {} if multiagent_done_dict is None else multiagent_done_dict,
         )
         for info in infos.values():
-            check_info(info)
+            check_told_info(info)
         self.switchboard.pay(episode_id, rewards, {agent: _own(info) for agent, info in infos.items()}, done)
 
     def end_episode(

@@ -15,7 +15,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from menv.base_env import SINGLE_AGENT
-from menv.call_errors import check_info, keyed_by_agent
+from menv.call_errors import check_told_info, keyed_by_agent
 from menv.errors import ConfigError, ContractError, EpisodeError
 from menv.line import finite_reward
 from menv.serving.client.client_address import read_address
@@ -217,7 +217,7 @@ class PolicyClient:
             raise ContractError(
                 f"log_returns: got a {type(reward).__name__}, expected {kind}; look at the server's config"
             )
-        check_info(info)
+        check_told_info(info)
         if multiagent_done_dict is not None:
             keyed_by_agent("log_returns", "multiagent_done_dict", multiagent_done_dict)
         paid: float | dict[str, float]
