@@ -91,8 +91,44 @@ def fill_in(whole: Decision, rows: Any, part: Decision) -> None:
             column[rows] = own
 
 
-AnswerRows: TypeAlias = Callable[[Rows, Flags | None, Floats | None], Decision]
-"""Decides on [R, F] observations, with a mask [R, head.mask_width] and noise [R, head.noise_width] or None."""
+class Steady(Protocol):
+    """Decides on the same number of rows of one policy again and again, in two steps.
+
+    It may compute some of the rows in the first step and the others in the second.
+    """
+
+    def take(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
+        """Take R rows in.
+
+        Args:
+            obs: [R, F]; stays as it is until `decide`.
+            mask: [R, head.mask_width] or None.
+            noise: [R, head.noise_width] or None.
+        """
+
+    def decide(self) -> Decision:
+        """Return what is decided on the rows taken last; what it was drawn from holds until rows are taken again."""
+
+
+class Deferred:
+    """A `Steady` that does all in the second step.
+
+    Args:
+        decide: Returns decisions on rows.
+    """
+
+    __slots__ = ("_decide", "_rows")
+
+    def __init__(self, decide: Callable[[Rows, Flags | None, Floats | None], Decision]) -> None:
+        self._decide = decide
+
+    def take(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
+        """Take R rows in; see `Steady.take`."""
+        self._rows = obs, mask, noise
+
+    def decide(self) -> Decision:
+        """Return what is decided on them; see `Steady.decide`."""
+        return self._decide(*self._rows)
 
 
 class ActingBackend(Protocol):
@@ -149,7 +185,7 @@ class ActingBackend(Protocol):
     ) -> Decision:
         """Return what `act` returns, or `greedy` without noise, and what the actions were drawn from."""
 
-    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> AnswerRows:
+    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> Steady:
         """Return what decides like `decide` on the same number of rows of one policy, again and again.
 
         It is short of whatever can be looked up beforehand, and good until a policy is added; for networks without

@@ -24,12 +24,13 @@ from menv.acting.acting_graphs import ActingGraphs, GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import (
     Actions,
-    AnswerRows,
     Decision,
+    Deferred,
     Evaluation,
     Flags,
     Floats,
     Rows,
+    Steady,
     Weights,
     Which,
     fill_in,
@@ -37,7 +38,7 @@ from menv.acting.backend import (
 )
 from menv.acting.built_graphs import built
 from menv.acting.lanes import LanePlan, Lanes
-from menv.acting.runner import BoundRunner, Feed, RecurrentRunner, Runner, open_session
+from menv.acting.runner import BoundRunner, Feed, RecurrentRunner, Runner, SteadyRunner, open_session
 from menv.errors import ConfigError
 
 BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int, int]
@@ -84,6 +85,7 @@ class OnnxActing:
         self._numbers_a_row = head.mask_width + head.noise_width + state_size
         self._runners: dict[tuple[GraphKind, int | None, bool], Runner] = {}
         self._bound: dict[BoundKey, BoundRunner] = {}
+        self._steadies: dict[tuple[GraphKind, int, bool, int], Steady] = {}
         self._newcomers = 0
         self._policies = 0
         for one in weights:
@@ -152,13 +154,17 @@ class OnnxActing:
             return self._answer(kind, which or 0, obs, mask, noise, None, state)
         return self._mixed(kind, which, obs, mask, noise, state)
 
-    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> AnswerRows:
+    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> Steady:
         """Return what decides on as many rows again and again; see `ActingBackend.steady`."""
         kind: GraphKind = "act" if explore else "greedy"
-        bound = self._bound.get((kind, policy, not masked, rows, 0))
-        if bound is None and 0 < rows * (self.obs_size + self._numbers_a_row) <= _BOUND_NUMBERS:
-            bound = self._bind((kind, policy, not masked, rows, 0))
-        return bound or partial(self.decide, which=policy)
+        steady = self._steadies.get((kind, policy, masked, rows))
+        if steady is None:
+            if 0 < rows * (self.obs_size + self._numbers_a_row) <= _BOUND_NUMBERS:
+                steady = SteadyRunner(self._runner(kind, policy, masked), rows)
+            else:
+                steady = Deferred(partial(self.decide, which=policy))
+            self._steadies[kind, policy, masked, rows] = steady
+        return steady
 
     def evaluate(
         self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
@@ -214,6 +220,7 @@ class OnnxActing:
         # They hold views of the stacks that were just replaced.
         self._runners.clear()
         self._bound.clear()
+        self._steadies.clear()
         self._policies += 1
         self._plan = LanePlan(self._policies, self._spare_rows)
         return self._policies - 1

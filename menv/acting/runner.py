@@ -22,6 +22,8 @@ from menv.errors import ConfigError
 
 Feed: TypeAlias = dict[str, npt.NDArray[Any]]
 
+Run: TypeAlias = Callable[[], Any]
+
 _DTYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
     "tensor(bool)": np.bool_,
@@ -30,6 +32,11 @@ _DTYPES: dict[str, type[np.generic]] = {
 }
 _FLOAT = np.dtype(np.float32)
 _FLAG = np.dtype(np.bool_)
+
+# More products than so many at once make a processor with AVX-512 lower its clock by a twentieth for some milliseconds,
+# in which the environments step. Half as many, and the others 10 us later, do not.
+_DENSE = 180_000
+_LEAST_HALVED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,6 @@ class BoundRunner:
 
     __slots__ = (
         "_answer",
-        "_binding",
         "_buffers",
         "_draws",
         "_held",
@@ -126,24 +132,14 @@ class BoundRunner:
         session = runner.session
         computed = max(rows, 2)
         sizes = {"R": computed, "L": runner.policies if depth else 1, "D": depth or computed}
-        self._binding = session.io_binding()
-        self._run = bound_run(session, self._binding)
-        for name, value in runner.shared.items():
-            self._binding.bind_ortvalue_input(name, value)
         buffers = {
             given.name: _buffer(given, sizes)
             for given in session.get_inputs()
             if given.name not in runner.shared
         }
-        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in buffers.items()}
-        for name, value in values.items():
-            self._binding.bind_ortvalue_input(name, value)
         results = {given.name: _buffer(given, sizes) for given in session.get_outputs()}
-        bound = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in results.items()}
-        for name, value in bound.items():
-            self._binding.bind_ortvalue_output(name, value)
         self._buffers, self._results = buffers, results
-        self._held = (runner, values, bound)
+        self._run, self._held = bound_run(runner, buffers, results)
 
         self._answer = results["action"][:rows]
         self._inputs: Floats | None = results["dist_inputs"][:rows] if "dist_inputs" in results else None
@@ -178,6 +174,13 @@ class BoundRunner:
         Raises:
             ConfigError: An array has another shape or type than the graph needs.
         """
+        self._fill(obs, mask, noise, lanes)
+        self._run()
+        inputs = None if self._inputs is None else self._inputs.copy()
+        return Decision(self._answer.copy(), inputs, None, self._sound())
+
+    def _fill(self, obs: Rows, mask: Flags | None, noise: Floats | None, lanes: Lanes | None) -> None:
+        """Copy rows into the buffers."""
         # Assigning alone would convert types and repeat columns without a word.
         if obs.shape != self._obs_shape or obs.dtype != self._obs_dtype:
             raise _unfit("obs", obs, self._obs_shape, self._obs_dtype)
@@ -196,9 +199,38 @@ class BoundRunner:
             if noise is None or noise.shape != self._noise_shape or noise.dtype != _FLOAT:
                 raise _unfit("noise", noise, self._noise_shape, _FLOAT)
             self._noise[...] = noise
-        self._run()
-        inputs = None if self._inputs is None else self._inputs.copy()
-        return Decision(self._answer.copy(), inputs, None, self._sound())
+
+
+class SteadyRunner(BoundRunner):
+    """A `BoundRunner` that decides in two steps, as `Steady` says; of networks without a memory.
+
+    Args:
+        runner: See `BoundRunner`.
+        rows: R, at least 1.
+    """
+
+    __slots__ = ("_first", "_halves", "_second")
+
+    def __init__(self, runner: Runner, rows: int) -> None:
+        super().__init__(runner, rows)
+        self._first, self._second = self._run, _nothing
+        weights = sum(array.size for name, array in runner.feed.items() if name in runner.shared)
+        if _DENSE < rows * weights <= 2 * _DENSE and rows >= _LEAST_HALVED:
+            one, other = (
+                bound_run(runner, _part(self._buffers, half), _part(self._results, half))
+                for half in (slice(rows // 2), slice(rows // 2, rows))
+            )
+            (self._first, self._second), self._halves = (one[0], other[0]), (one, other)
+
+    def take(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
+        """Take R rows in and compute the first of them; see `Steady.take`."""
+        self._fill(obs, mask, noise, None)
+        self._first()
+
+    def decide(self) -> Decision:
+        """Compute the others and return what is decided; see `Steady.decide`."""
+        self._second()
+        return Decision(self._answer.copy(), self._inputs, None, self._sound())
 
 
 class RecurrentRunner(BoundRunner):
@@ -245,17 +277,36 @@ def open_session(model: bytes) -> ort.InferenceSession:
     )
 
 
-def bound_run(session: ort.InferenceSession, binding: ort.IOBinding) -> Callable[[], Any]:
-    """Return what runs a session on a binding of it, both of which the caller keeps.
+def bound_run(runner: Runner, inputs: Feed, outputs: Feed) -> tuple[Run, object]:
+    """Return what runs a graph from and into arrays, and what the caller keeps as long: nothing else need hold it.
 
     What `InferenceSession.run_with_iobinding` looks at besides are graphs that other devices have captured, at 1 us and
     more a run. Where what it calls in the end goes by another name, it is called itself.
     """
+    session, binding = runner.session, runner.session.io_binding()
+    for name, value in runner.shared.items():
+        binding.bind_ortvalue_input(name, value)
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    found = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in outputs.items()}
+    for name, value in found.items():
+        binding.bind_ortvalue_output(name, value)
     inner: Any = getattr(session, "_sess", None)
     bound: Any = getattr(binding, "_iobinding", None)
     if bound is not None and hasattr(inner, "run_with_iobinding"):
-        return partial(inner.run_with_iobinding, bound, None)
-    return partial(session.run_with_iobinding, binding)
+        run = partial(inner.run_with_iobinding, bound, None)
+    else:
+        run = partial(session.run_with_iobinding, binding)
+    return run, (runner, binding, inputs, outputs, values, found)
+
+
+def _part(arrays: Feed, rows: slice) -> Feed:
+    return {name: array[rows] for name, array in arrays.items()}
+
+
+def _nothing() -> None:
+    pass
 
 
 def _buffer(node: Any, sizes: Mapping[str, int]) -> npt.NDArray[Any]:

@@ -19,12 +19,13 @@ from menv.acting.action_head import ActionHead
 from menv.acting.backend import (
     ActingBackend,
     Actions,
-    AnswerRows,
     Decision,
+    Deferred,
     Evaluation,
     Flags,
     Floats,
     Rows,
+    Steady,
     Weights,
     Which,
     are_numbers,
@@ -139,9 +140,9 @@ class TorchActing:
             sound = sound and own.sound
         return found._replace(sound=sound)
 
-    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> AnswerRows:
+    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> Steady:
         """Return what decides on rows of one policy; see `ActingBackend.steady`."""
-        return partial(self.decide, which=policy)
+        return Deferred(partial(self.decide, which=policy))
 
     @torch.inference_mode()
     def evaluate(

@@ -65,14 +65,14 @@ class CopiesLoop(Framed):
     def sample(self, frames: int, explore: bool) -> int:
         """Take so many env steps of each copy; return how many, fewer where a poll has more to tell."""
         env, slots = self._env, self._env.everyone
-        decide = self._steady(env.num_envs, explore)
+        self._begin(explore)
         for taken in range(frames):
-            env.send_actions(slots, self._answer(decide, explore))
+            env.send_actions(slots, self._answer())
             frame = env.poll_frame()
             if frame is None:
                 self._answered = True
                 return taken
-            self._write(frame)
+            self._write(frame, ask=taken < frames - 1)
             self._add_up(frame)
         return frames
 

@@ -50,21 +50,21 @@ class FrameLoop(Framed):
         env, num_envs = self._env, self._env.num_envs
         if not self._ledger.rows:
             self._write(env.poll_frame())
-        decide = self._steady(num_envs, explore)
+        self._begin(explore)
         whole = quota if isinstance(quota, WholeQuota) else None
         if whole is not None:
             whole.begin(env.env_steps)
         taken, full = 0, False
         while not full:
-            env.answer_frame(self._answer(decide, explore))
+            env.answer_frame(self._answer())
             frame = env.poll_frame()
             taken += num_envs if frame.begun is None else num_envs - frame.begun.tobytes().count(1)
-            self._write(frame)
             full = (
                 taken >= quota.length * num_envs
                 if whole is None
                 else whole.note_frame(frame.done, env.env_steps)
             )
+            self._write(frame, ask=not full)
         return taken
 
     def record(self, metrics: Metrics) -> None:

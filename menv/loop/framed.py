@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from menv.acting.backend import AnswerRows
+from menv.acting.backend import Steady
 from menv.base_env import SINGLE_AGENT
 from menv.frame import Frame
 from menv.frame_ledger import FrameLedger
@@ -53,43 +53,64 @@ class Framed:
         self._rows = slice(0, ledger.rows)
         # Frames since draws were made ahead.
         self._since = AHEAD
+        # Answers the fragment that is under way.
+        self._steady: Steady
+        self._explore = True
 
     @property
     def fits(self) -> bool:
         """Whether no connector cares whose the rows are."""
         return self._cohort.path is None or self._cohort.path.whole
 
-    def _steady(self, num_envs: int, explore: bool) -> AnswerRows:
-        """Return what decides about frames."""
-        masked = self._ledger.masks is not None
-        return self._cohort.backend.steady(self._policy, num_envs, masked=masked, explore=explore)
+    def _begin(self, explore: bool) -> None:
+        """Take the last frame in, to be answered first."""
+        obs, mask = self._last()
+        self._explore = explore
+        self._steady = self._cohort.backend.steady(
+            self._policy, len(obs), masked=mask is not None, explore=explore
+        )
+        self._take(obs, mask)
 
-    def _answer(self, decide: AnswerRows, explore: bool) -> Any:
-        """Return the actions for the last frame, and write them down."""
-        ledger, cohort, rows = self._ledger, self._cohort, self._rows
-        obs, masks = ledger.obs[rows], ledger.masks
-        mask = None if masks is None else masks[rows]
-        if explore:
+    def _last(self) -> tuple[Column, Column | None]:
+        """Return the rows and masks of the last frame."""
+        ledger, rows = self._ledger, self._rows
+        masks = ledger.masks
+        return ledger.obs[rows], None if masks is None else masks[rows]
+
+    def _take(self, obs: Column, mask: Column | None) -> None:
+        """Take rows in that are to be answered next."""
+        noise, drawn = None, self._cohort.noise
+        if self._explore:
             if self._since >= AHEAD:
-                cohort.noise.draw_ahead(self._table, self.env_steps)
+                drawn.draw_ahead(self._table, self.env_steps)
                 self._since = 0
-            noise = cohort.noise.ahead(self.env_steps)
-        else:
-            noise = None
+            noise = drawn.ahead(self.env_steps)
         self._since += 1
-        decision = decide(obs, mask, noise)
+        self._steady.take(obs, mask, noise)
+
+    def _answer(self) -> Any:
+        """Return the actions for the last frame, and write them down."""
+        cohort, decision = self._cohort, self._steady.decide()
         if not decision.sound:
-            raise cohort.unsound(self._policy, obs, mask)
-        ledger.answer(rows, decision.actions, decision.dist_inputs)
+            raise cohort.unsound(self._policy, *self._last())
+        self._ledger.answer(self._rows, decision.actions, decision.dist_inputs)
         if cohort.path is None:
             return cohort.output(decision.actions)
-        return cohort.path.answers(self._policy, decision.actions, obs, mask, None)
+        return cohort.path.answers(self._policy, decision.actions, *self._last(), None)
 
-    def _write(self, frame: Frame) -> None:
-        """Write a frame down."""
+    def _write(self, frame: Frame, *, ask: bool = False) -> None:
+        """Write a frame down.
+
+        Args:
+            frame: The frame.
+            ask: Whether it is answered in this fragment. Its rows are taken in before they are written, so that what a
+                network computes of them does not come all at once.
+        """
         try:
             obs, mask = self._cohort.frame_rows(self._policy, frame)
         except OutsideSpaceError as error:
             step = int(self.env_steps[error.row])
             raise outside(error.row, SINGLE_AGENT, f"env step {step}", error) from error
+        if ask:
+            self._take(obs, mask)
         self._rows = self._ledger.add_frame(frame, obs, mask)
