@@ -10,6 +10,7 @@ import difflib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 from menv.errors import ConfigError
@@ -142,6 +143,10 @@ def make_multi_callbacks(
 
         def __init__(self) -> None:
             self.callbacks = [read_callbacks(one) for one in callback_classes]
+            for hook in HOOKS:
+                # What an instance alone has, its class does not tell.
+                if not _overrides(type(self), hook) and _overrides(self.callbacks, hook):
+                    setattr(self, hook, MethodType(_each(hook), self))
 
     for hook in HOOKS:
         if _overrides(callback_classes, hook):
@@ -195,8 +200,9 @@ def _check_hooks(callbacks: DefaultCallbacks) -> None:
             one for one in inspect.signature(getattr(DefaultCallbacks, hook)).parameters if one != "self"
         ]
         given.remove("kwargs")
-        signature = inspect.signature(getattr(callbacks, hook))
+        signature: Any = ""
         try:
+            signature = inspect.signature(getattr(callbacks, hook))
             signature.bind(**dict.fromkeys(given))
         except TypeError as error:
             raise ConfigError(
@@ -236,8 +242,9 @@ def _overrides(value: Any, hook: str) -> bool:
         return hook in value
     if isinstance(value, list | tuple):
         return any(_overrides(one, hook) for one in value)
-    callback_class = value if isinstance(value, type) else type(value)
-    return getattr(callback_class, hook, None) is not getattr(DefaultCallbacks, hook)
+    if isinstance(value, type):
+        return getattr(value, hook, None) is not getattr(DefaultCallbacks, hook)
+    return hook in getattr(value, "__dict__", ()) or _overrides(type(value), hook)
 
 
 def _each(hook: str) -> Callable[..., None]:

@@ -118,7 +118,8 @@ def _stack_discrete(values: Sequence[Any] | Array, space: gym.spaces.Discrete, p
         return _stack_slowly(values, space, path)
     if out.ndim != 1 or out.dtype.kind not in "iu":
         return _stack_slowly(values, space, path)
-    if out.min() < space.start or out.max() >= space.start + space.n:
+    start = int(space.start)
+    if out.min() < start or out.max() >= start + int(space.n):
         return _stack_slowly(values, space, path)
     return out.astype(np.int64, copy=False)
 
@@ -170,13 +171,15 @@ def _why_outside_tuple(space: gym.spaces.Tuple[Any], value: Any, where: str) -> 
 
 
 def _why_outside_discrete(space: gym.spaces.Discrete, value: Any, where: str) -> str | None:
-    expected = f"{where}: expected an integer from {space.start} to {space.start + space.n - 1}"
+    # Both are of the space's dtype, which need not hold their sum.
+    start, behind = int(space.start), int(space.start) + int(space.n)
+    expected = f"{where}: expected an integer from {start} to {behind - 1}"
     scalar, why = _as_array(value)
     if why:
         return f"{expected}, got {why}"
     if scalar.ndim or scalar.dtype.kind not in "iu":
         return f"{expected}, got {_kind(value)}"
-    return None if space.start <= int(scalar) < space.start + space.n else f"{expected}, got {int(scalar)}"
+    return None if start <= int(scalar) < behind else f"{expected}, got {int(scalar)}"
 
 
 def _why_outside_array(space: Any, value: Any, where: str) -> str | None:

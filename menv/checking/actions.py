@@ -78,7 +78,7 @@ class Actor:
 def draw(space: gym.Space[Any], rng: np.random.Generator, mask: Any = None) -> Any:
     """Return a random element of `space` that `mask` allows; one that allows nothing is passed over."""
     if isinstance(space, gym.spaces.Discrete):
-        return space.start + _pick(int(space.n), rng, mask)
+        return space.dtype.type(int(space.start) + _pick(int(space.n), rng, mask))
     if isinstance(space, gym.spaces.MultiDiscrete):
         parts = components(mask, space) if mask is not None else [None] * space.nvec.size
         picked = [_pick(int(n), rng, part) for n, part in zip(space.nvec.reshape(-1), parts, strict=True)]

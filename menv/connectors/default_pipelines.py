@@ -112,6 +112,13 @@ def does_nothing(connector: AgentConnector) -> bool:
     return type(connector) in _NOTHING_TO_DO
 
 
+def looks(connector: AgentConnector) -> bool:
+    """Return whether a connector of a user's wants to see what policies answer."""
+    return (
+        not connector.takes_rows and type(connector).on_policy_output is not AgentConnector.on_policy_output
+    )
+
+
 def is_plain(pipeline: AgentConnectorPipeline) -> bool:
     """Return whether a pipeline does to batches what the preprocessor alone does."""
     return [type(connector) for connector in steps_of(pipeline)] == [ObsPreprocessorConnector]

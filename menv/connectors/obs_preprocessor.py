@@ -28,8 +28,9 @@ Rows = npt.NDArray[Any]
 _ROW = np.dtype(np.float32)
 # What is flattened as it is; choices become flags.
 _BOUNDED = gym.spaces.Box | gym.spaces.MultiBinary
-# Rows whose bounds lie side by side.
+# Rows whose bounds lie side by side: so many, and of wide rows fewer.
 _TILE = 64
+_TILED = 1 << 16
 _NEARLY = np.float32(0.999)
 _MOST = np.finfo(np.float32).max
 Mask = npt.NDArray[np.bool_]
@@ -100,7 +101,8 @@ class ObsPreprocessor:
         pixels = box is not None and image is not None and box.dtype == np.uint8
         self.dtype = np.dtype(np.uint8) if pixels else _ROW
         low, high = self._bounds = self._flat_bounds()
-        self._tiled_bounds = np.tile(low, _TILE), np.tile(high, _TILE)
+        self._tile = max(1, min(_TILE, _TILED // max(self.size, 1)))
+        self._tiled_bounds = np.tile(low, self._tile), np.tile(high, self._tile)
         self._middle, self._per_half = _halves(low, high)
         self._any_byte = pixels and not low.any() and bool((high == 255).all())
         flat = isinstance(space, gym.spaces.Box) and space.dtype == _ROW and len(space.shape) == 1
@@ -237,10 +239,11 @@ class ObsPreprocessor:
     def _all_inside(self, rows: Rows) -> bool:
         """Return whether all values are within their bounds."""
         low, high = self._bounds
-        tiled = len(rows) - len(rows) % _TILE
+        tile = self._tile
+        tiled = len(rows) - len(rows) % tile
         # Against the bounds of one row numpy compares a handful of numbers at a time; against those of many it is ten
         # times as fast.
-        tiles, rest = rows[:tiled].reshape(tiled // _TILE, _TILE * self.size), rows[tiled:]
+        tiles, rest = rows[:tiled].reshape(tiled // tile, tile * self.size), rows[tiled:]
         least, most = self._tiled_bounds
         return bool(((tiles >= least) & (tiles <= most)).all() and ((rest >= low) & (rest <= high)).all())
 

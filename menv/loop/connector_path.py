@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from menv.base_env import End
 from menv.connectors.action_data import ActionConnectorDataType
-from menv.connectors.agent_connector import AgentConnector
 from menv.connectors.agent_rows import AgentRows, as_taken
 from menv.connectors.clip_reward import ClipRewardAgentConnector
-from menv.connectors.default_pipelines import ActionPlan, action_plan, is_plain, leaf_connectors
+from menv.connectors.default_pipelines import ActionPlan, action_plan, is_plain, leaf_connectors, looks
 from menv.connectors.kept_lives import can_move, kept_lives, put_lives
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ContractError
+from menv.loop.last_shown import LastShown
 from menv.loop.unsound import not_finite
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError
@@ -99,7 +99,8 @@ class ConnectorPath:
         self.at_ends = [any(leaf.at_ends for leaf in own) for own in leaves]
         # Those that are called agent by agent.
         self._asked = [[leaf for leaf in own if not leaf.takes_rows] for own in leaves]
-        self._clips = [[leaf for leaf in own if type(leaf) is ClipRewardAgentConnector] for own in leaves]
+        self._clips = [[leaf for leaf in own if isinstance(leaf, ClipRewardAgentConnector)] for own in leaves]
+        self._shown = LastShown(leaves)
         self._lookers = [[leaf for leaf in own if looks(leaf)] for own in leaves]
         self.acts = any(bool(plan.rest) for plan in self._plans) or any(self._lookers)
         self._groups: tuple[Any, list[tuple[int, Column | None]]] = (None, [])
@@ -175,24 +176,34 @@ class ConnectorPath:
 
     def final(self, index: int, end: End) -> End:
         """Return the end of a trajectory with its last observation and reward connected."""
+        if self.at_ends[index]:
+            end = self._connected_end(index, end)
         if end.obs is None:
             for leaf in self._asked[index]:
                 leaf.forget(end.env_id, end.agent_id)
-        if not self.at_ends[index]:
-            return end
-        if end.obs is None:
+        return end
+
+    def _connected_end(self, index: int, end: End) -> End:
+        """Return an end that has gone through connectors which must see it; one without observation keeps none."""
+        shown = self._shown.take(end.slot)
+        obs = shown if end.obs is None else end.obs
+        if obs is None:
             # There is nothing to connect but the reward.
             rewards = AgentRows([], np.array([end.reward]))
             for clips in self._clips[index]:
                 clips.over_rows(rewards)
             return end._replace(reward=float(rewards.rewards[0]))
         rows = AgentRows(
-            [end.obs], np.array([end.reward]), slots=np.array([end.slot]), seats=[(end.env_id, end.agent_id)],
+            [obs], np.array([end.reward]), slots=np.array([end.slot]), seats=[(end.env_id, end.agent_id)],
             infos=[end.info], terminated=end.terminated, truncated=end.truncated,
         )  # fmt: skip
         done = self._run(index, rows)
-        mask = None if done.mask is None else done.mask[0]
-        return end._replace(obs=Final(done.obs[0], mask), reward=float(done.rewards[0]))
+        reward = float(done.rewards[0])
+        if end.obs is None:
+            return end._replace(reward=reward)
+        return end._replace(
+            obs=Final(done.obs[0], None if done.mask is None else done.mask[0]), reward=reward
+        )
 
     def finals(self, finals: Sequence[Any], policies: Column) -> tuple[Column, Mask | None]:
         """Return last observations as rows and masks; some have been connected when they came.
@@ -331,6 +342,8 @@ class ConnectorPath:
         rows = AgentRows(
             obs, rewards, slots=slots, infos=infos, truncated=final, learning=self._learning, over=over
         )
+        if seats is not None and slots is not None:
+            self._shown.note(index, slots, obs)
         if self._asked[index] and seats is not None and slots is not None:
             rows.seats = [seats[slot] for slot in slots.tolist()]
         return self._run(index, rows)
@@ -359,13 +372,6 @@ class ConnectorPath:
                 row, f"obs: expected finite numbers for the network after the agent connectors, got {wrong}"
             )
         return as_taken(obs, self._dtype)
-
-
-def looks(connector: AgentConnector) -> bool:
-    """Return whether a connector of a user's wants to see what policies answer."""
-    return (
-        not connector.takes_rows and type(connector).on_policy_output is not AgentConnector.on_policy_output
-    )
 
 
 def refuse_unknown_lives(policy_id: str, path: ConnectorPath) -> None:

@@ -123,7 +123,7 @@ class PettingZooEnv(PettingZooBase):
             return self._go_on()
         self._step(action_dict[agent])
         state = self._state
-        if state is None or len(state.agents) != len(self._roll):
+        if state is None or state.agents != self._roll:
             return self._go_on()
         try:
             agent = state.agent_selection

@@ -283,6 +283,28 @@ def test_several_callbacks_are_called_in_order_as_classes_or_instances() -> None
     assert told == ["second", "first"]
 
 
+def test_hooks_that_an_instance_has_and_its_class_has_not_are_called() -> None:
+    told: list[str] = []
+
+    class Counts(DefaultCallbacks):
+        def __init__(self) -> None:
+            self.on_episode_start = lambda **kwargs: told.append("start")  # type: ignore[method-assign]
+
+    given = DefaultCallbacks()
+    given.on_episode_end = lambda **kwargs: told.append("end")  # type: ignore[method-assign]
+    for callbacks in (given, Counts, [Counts, given]):
+        told.clear()
+        with PPO(env=Duo, config={**SMALL, "train_batch_size": 40, "callbacks": callbacks}) as algo:
+            algo.train()
+        assert (
+            set(told) == {"end"}
+            if callbacks is given
+            else {"start"}
+            if callbacks is Counts
+            else {"start", "end"}
+        )
+
+
 @pytest.mark.parametrize("callbacks", [[3], [DefaultCallbacks, "x"]])
 def test_lists_of_anything_else_are_refused(callbacks: Any) -> None:
     with pytest.raises(ConfigError, match=r"callbacks: .*expected a subclass of menv\.DefaultCallbacks"):

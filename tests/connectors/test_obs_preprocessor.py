@@ -11,7 +11,7 @@ import pytest
 
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError
-from menv.spaces import OutsideSpaceError
+from menv.spaces import OutsideSpaceError, why_outside
 
 spaces = gym.spaces
 
@@ -50,6 +50,28 @@ def test_choices_may_be_unsigned_integers() -> None:
     narrow = spaces.MultiDiscrete([2, 200], dtype=np.uint8)
     assert np.flatnonzero(rows(narrow, np.array([1, 199], np.uint8))[0]).tolist() == [1, 201]
     assert rows(spaces.Discrete(3, start=1), np.uint64(2)) == [[0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("start", "n", "dtype"), [(28, 100, np.int8), (200, 56, np.uint8), (-128, 127, np.int8)]
+)
+def test_choices_may_reach_to_the_end_of_their_dtype(start: int, n: int, dtype: Any) -> None:
+    space = spaces.Discrete(n, start=start, dtype=dtype)
+    last = start + n - 1
+    assert [np.flatnonzero(row).tolist() for row in rows(space, dtype(start), dtype(last))] == [[0], [n - 1]]
+    assert why_outside(space, dtype(last)) is None
+    assert why_outside(space, last + 1) == f"obs: expected an integer from {start} to {last}, got {last + 1}"
+
+
+def test_wide_rows_are_checked_as_narrow_ones() -> None:
+    for width in (3, 5000, 100_000):
+        preprocess = ObsPreprocessor(spaces.Box(-1, 1, (width,), np.float32))
+        many = np.zeros((131, width), np.float32)
+        assert preprocess.why_bad_row(many) is None
+        many[130, width - 1] = 2
+        found = preprocess.why_bad_row(many)
+        assert found is not None
+        assert found[0] == 130
 
 
 def test_boxes_of_any_shape_and_dtype_are_flattened() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 
 from menv import MultiAgentEnv, local_policy_inference
 from menv.algorithms import PPO
@@ -16,6 +17,7 @@ from menv.connectors import (
     FrameStackAgentConnector,
     register_connector,
 )
+from menv.connectors.agent_rows import AgentRows
 
 
 class OwnFrames(FrameStackAgentConnector):
@@ -101,3 +103,34 @@ def test_who_looks_at_answers_is_shown_the_networks_row_by_hand_as_in_training()
         local_policy_inference(policy, 0, "one", np.array([0.0], np.float32), explore=False)
     assert sampled
     assert seen[sampled:] == [[0.0]] == seen[:1]
+
+
+class Doubles(AgentConnector):
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        assert ac_data.data["new_obs"].shape == (1,)
+        ac_data.data["rewards"] = 2 * ac_data.data["rewards"]
+        return ac_data
+
+
+class DoublesRows(Doubles):
+    def over_rows(self, rows: AgentRows) -> None:
+        rows.rewards = 2 * rows.rewards
+
+
+class Pays(Returns):
+    """Every agent that acted is paid 1; the last step shows nothing."""
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        obs, _, *rest = super().step(actions)
+        return {} if rest[0]["__all__"] else obs, dict.fromkeys(actions, 1.0), *rest
+
+
+@pytest.mark.parametrize("connector", [Doubles, DoublesRows])
+def test_a_reward_is_changed_also_where_a_life_ends_without_a_last_observation(connector: Any) -> None:
+    config = {"seed": 0, "rollout_fragment_length": 24, "train_batch_size": 24}
+    with PPO(env=Pays, config=config) as algo:
+        policy: Any = algo.get_policy()
+        policy.agent_connectors.prepend(connector())
+        batch = algo.sample()["default_policy"]
+    assert len(batch) == 3 * (8 + 3 + 3)
+    assert batch["rewards"].tolist() == [2.0] * len(batch)

@@ -167,6 +167,32 @@ def test_who_dies_and_is_back_at_once_begins_a_new_life() -> None:
     assert env.scripts[0].actions[2] == {}
 
 
+class Relieved(Turns):
+    """In the third step c takes the place of b, which has just been paid and gets no turn any more."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        super().reset(seed, options)
+        self._let_end("c", "dropped")
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        if self.steps == 3 and "b" in self.agents:
+            self._let_end("b", "dropped")
+            self.agents.append("c")
+            self.rewards["c"] = self._cumulative_rewards["c"] = 0.0
+            self.agent_selection = "a"
+
+
+def test_one_that_gives_its_place_to_another_ends_with_all_its_rewards() -> None:
+    plan: Plan = {"a": (6, "terminated"), "b": (99, ""), "c": (6, "terminated")}
+    story, _ = first_story(Relieved(plan))
+    assert story.income() == {"a": 1 + 2 + 3 + 4 + 5 + 6, "b": 10 + 20 + 30, "c": 40 + 50 + 60}
+    (life,) = story.lives["b"]
+    assert life.end is not None
+    assert life.end[1:] == (True, False)
+    assert life.final is None
+
+
 class Halved(BaseWrapper[str, Any, Any]):  # type: ignore[misc]
     """A user's wrapper that pays half."""
 

@@ -68,7 +68,7 @@ def _element(space: gym.Space[Any] | None, value: Any) -> Any:
         return tuple(_element(part, one) for part, one in zip(space.spaces, value, strict=True))
     if isinstance(space, gym.spaces.Discrete):
         choice = space.dtype.type(value)
-        if choice != value or not space.start <= choice < space.start + space.n:
+        if choice != value or not space.contains(choice):
             raise ValueError(f"{value!r:.40} is no choice")
         return choice
     if isinstance(space, gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):

@@ -69,7 +69,7 @@ def space_reader(space: Space, bounded: bool = True, path: str = "") -> SpaceRea
         return _TextReader(space, path)
     if isinstance(space, gym.spaces.Discrete):
         dtype = np.dtype(space.dtype)
-        low, high = (np.asarray(end) for end in (space.start, space.start + space.n - 1))
+        low, high = (np.asarray(end, dtype) for end in (space.start, int(space.start) + int(space.n) - 1))
         return NumberReader(dtype, (), low, high, path=path)
     if isinstance(space, gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
         free = isinstance(space, gym.spaces.Box) and not bounded
