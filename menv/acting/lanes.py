@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 Which = npt.NDArray[np.int64]
 
+# Of two policies rows are laid out in lanes of their own at once, if they are more than so great a part of the spare ones.
+_FEW = 6
 # Sorting costs as much as so many runs, and pays for rows that have come so often again.
 _SORTING = 2
 _STEADY = 3
@@ -47,6 +49,19 @@ class Lanes:
         ahead = np.arange(len(counts)) * depth - (np.cumsum(counts) - counts)
         places = np.empty(len(which), np.int64)
         places[order] = np.arange(len(which)) + np.repeat(ahead, counts)
+        return cls(which, places, depth)
+
+    @classmethod
+    def of_two(cls, which: Which) -> Lanes | None:
+        """Return lanes of the rows of two policies, None where there is a row of another; nothing is sorted."""
+        rows, own = len(which), which.nonzero()[0]
+        seconds, before = len(own), which.cumsum()
+        # Whole numbers other than 0 of which so many have that sum, and that sum of squares, are all 1.
+        if before.item(-1) != seconds or which.dot(which) != seconds:
+            return None
+        depth = depth_for(np.array((rows - seconds, seconds)))
+        places = np.arange(rows) - before
+        places[own] = np.arange(depth, depth + seconds)
         return cls(which, places, depth)
 
     def put(self, rows: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
@@ -104,12 +119,27 @@ class LanePlan:
                 self._lanes = self._sorted(which, steady=True)
             return self._lanes
         self._which, self._times = which, 0
+        if self._policies == 2 and _FEW * len(which) > self._spare_rows:
+            self._lanes = self._of_two(which)
+            if self._lanes is not None:
+                return self._lanes
         few = (self._policies - 1) * len(which) <= self._spare_rows
         self._lanes = None if few else self._sorted(which, steady=False)
         # Everybody computes all rows, where that costs less than to sort them, or than a run for each.
         if few or (self._lanes is None and len(which) <= self._spare_rows):
             self._lanes = Lanes.of_all(which)
         return self._lanes
+
+    def _of_two(self, which: Which) -> Lanes | None:
+        """Return lanes of the rows of two policies, None where something else costs less."""
+        # With more rows the lanes cost more than another run, however well they are filled.
+        if len(which) > 4 * self._spare_rows:
+            return None
+        lanes = Lanes.of_two(which)
+        if lanes is None:
+            return None
+        spare = 2 * lanes.depth - len(which) + len(which) // 4
+        return lanes if spare <= min(len(which), self._spare_rows) else None
 
     def _sorted(self, which: Which, *, steady: bool) -> Lanes | None:
         if not self._spare_rows or not (steady or self._policies - 1 > _SORTING):
