@@ -15,6 +15,7 @@ from typing import Any
 from menv.checking.check import ENV_STEPS, check_env
 from menv.errors import ConfigError
 from menv.first_imports import import_first, take_imports
+from menv.stdout import tell
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.checking") -> int:
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
         0 without an error among the findings, 1 with one.
 
     Raises:
-        SystemExit: With status 2, if the arguments are wrong.
+        SystemExit: With status 2, if the arguments are wrong; 1, if nothing takes what is printed.
     """
     parser = _parser(program)
     given = parser.parse_args(arguments)
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
         lines = [json.dumps([dataclasses.asdict(finding) for finding in findings])]
     else:
         lines = [str(finding) for finding in findings] or [f"{given.name}: nothing found"]
-    sys.stdout.write("\n".join(lines) + "\n")
+    tell("\n".join(lines), program)
     return int(any(finding.severity == "error" for finding in findings))
 
 

@@ -7,15 +7,18 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from menv.stdout import let_go
+
 _HEADS = ("iteration", "env steps", "steps/s", "episodes", "mean return", "mean length", "seconds")
 _OF_A_POLICY = ("mean return", "entropy", "kl", "loss", "learning rate")
 _ROWS = 12
+_KEYS = (str, int, float, type(None))
 
 
 class Display(Protocol):
@@ -43,6 +46,45 @@ def display(as_json: bool) -> Display:
     if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and find_spec("rich") is not None:
         return LiveTable()
     return Lines()
+
+
+class Heard:
+    """Shows a run for as long as it can be shown, so that what fails there costs no run.
+
+    Attributes:
+        failed: What showing it raised, None before.
+    """
+
+    def __init__(self, shown: Display) -> None:
+        self.failed: Exception | None = None
+        self._shown = shown
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._try(self._shown.__enter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End, also of what failed: the terminal has to come to itself."""
+        self._try(self._shown.__exit__, kind, error, trace)
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Show the result of an iteration."""
+        self._try(self._shown.result, result)
+
+    def saved(self, folder: Path) -> None:
+        """Tell of a checkpoint."""
+        self._try(self._shown.saved, folder)
+
+    def _try(self, show: Callable[..., Any], *given: Any) -> None:
+        try:
+            show(*given)
+        except Exception as error:
+            self.failed = self.failed or error
+            if isinstance(error, OSError):
+                let_go(sys.stdout)
 
 
 class Lines:
@@ -141,16 +183,16 @@ def as_json(result: Mapping[str, Any]) -> str:
     """Return a result as one line; what JSON has no form for is null if it is a number, and else shown as text."""
     try:
         return json.dumps(result, default=str, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(result), default=str)
+    except (ValueError, TypeError):
+        return json.dumps(_plain(result), default=str)
 
 
-def _finite(value: Any) -> Any:
-    """Return a value with None in the place of numbers that are NaN or infinite."""
+def _plain(value: Any) -> Any:
+    """Return a value with None for numbers that are NaN or infinite, and texts for keys that JSON has not."""
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key if isinstance(key, _KEYS) else str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_plain(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

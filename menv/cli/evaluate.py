@@ -11,6 +11,7 @@ from menv.algorithms.algorithm import Algorithm
 from menv.cli.arguments import put_over, with_objects
 from menv.cli.display import as_json
 from menv.cli.names import named_again
+from menv.stdout import tell
 
 
 def evaluate(given: argparse.Namespace) -> int:
@@ -18,12 +19,13 @@ def evaluate(given: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: A setting is wrong, or there is no checkpoint.
+        SystemExit: With status 1, if nothing takes what is printed.
     """
     asked = {"evaluation_duration": given.episodes, "evaluation_duration_unit": "episodes", "num_workers": 0}
     config = put_over(asked, with_objects(given.config))
     with Algorithm.from_checkpoint(given.folder, named_again(Path(given.folder), config), given.env) as algo:
         result = algo.evaluate()["evaluation"]
-    print(as_json(result) if given.json else "\n".join(_lines(result)))
+    tell(as_json(result) if given.json else "\n".join(_lines(result)), "menv evaluate")
     return 0
 
 

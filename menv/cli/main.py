@@ -16,6 +16,7 @@ import menv
 from menv.cli.arguments import Settings, Stop
 from menv.errors import ConfigError, EnvCrashError, MenvError
 from menv.first_imports import import_first, take_imports
+from menv.stdout import complain
 
 _CONFIG = (
     "settings of the algorithm: a JSON object, a .json or .toml file, or KEY=VALUE with dots for sections, such as "
@@ -37,11 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Those of the command line by default.
 
     Returns:
-        The exit status: 0; 1 where an environment or policy failed, or `check` or `verify` found something; 2 where a
-        setting is wrong; 130 after Ctrl-C.
+        The exit status: 0; 1 where an environment or policy failed, `check` or `verify` found something, or nobody
+        takes what is printed; 2 where a setting is wrong; 130 after Ctrl-C.
 
     Raises:
-        SystemExit: With status 2, if the arguments are wrong.
+        SystemExit: With status 2, if the arguments are wrong; 1, if nothing takes what is printed.
     """
     # A script has the folder of its own file on the path, `python -m` the working directory; this has neither.
     if not {"", os.getcwd()} & set(sys.path):
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MenvError as error:
         if isinstance(error, EnvCrashError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
-        print(f"menv {read.command}: error: {error}", file=sys.stderr)
+        complain(f"menv {read.command}: error: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -9,6 +9,7 @@ from typing import Any
 from menv.errors import ConfigError
 from menv.loop import bundle_files, checkpoint_folder
 from menv.policy import Policy
+from menv.stdout import tell
 
 
 def show(given: argparse.Namespace) -> int:
@@ -16,6 +17,7 @@ def show(given: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: Nothing that menv wrote, or it is damaged.
+        SystemExit: With status 1, if nothing takes what is printed.
     """
     path = Path(given.folder)
     if not path.is_dir():
@@ -32,7 +34,7 @@ def show(given: argparse.Namespace) -> int:
             f"  observations  {policy.observation_space}",
             f"  actions       {policy.action_space}",
         ]
-    print("\n".join(lines))
+    tell("\n".join(lines), "menv show")
     return 0
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import difflib
 import signal
-import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
 from menv.cli.arguments import put_over, with_objects
-from menv.cli.display import display
+from menv.cli.display import Heard, display
 from menv.cli.names import named_again, policies_by_name
 from menv.errors import ConfigError
 from menv.loop.checkpoint_folder import MANIFEST, check_root
+from menv.stdout import complain, not_taken
 
 _SOMETIMES = {"evaluation", "custom_metrics", "info", "external"}
 
@@ -25,17 +26,17 @@ def train(given: argparse.Namespace) -> int:
     """Train as the command line says, until a bound is reached or somebody ends it.
 
     Returns:
-        0, or 128 and the number of the signal that ended it between two iterations.
+        0, or 128 and the number of the signal that ended it between two iterations; 1 if nothing takes what is printed.
 
     Raises:
         ConfigError: A setting is wrong.
     """
     folder = _folder(given)
-    with algorithm_of(given) as algo, display(given.json) as shown, Ending() as ending:
+    with algorithm_of(given) as algo, Heard(display(given.json)) as shown, Ending() as ending:
         # What a resumed run begins with is written already, but in another folder nothing is.
         saved = None if given.resume and not _same(folder, given.resume) else algo.iteration
         result: Mapping[str, Any] = algo.counts()
-        while not ending.signal and not _reached(result, given.stop):
+        while not (ending.signal or shown.failed or _reached(result, given.stop)):
             result = algo.train()
             shown.result(result)
             _check_keys(result, given.stop)
@@ -44,7 +45,17 @@ def train(given: argparse.Namespace) -> int:
                 saved = algo.iteration
         if folder is not None and saved != algo.iteration:
             shown.saved(algo.save(folder, keep_last=given.keep))
-    return 128 + ending.signal if ending.signal else 0
+    return _status(ending.signal, shown.failed)
+
+
+def _status(number: int, failed: Exception | None) -> int:
+    """Return the exit status after a signal, 0 if there was none, and what was raised while the run was shown."""
+    if failed is not None and not isinstance(failed, OSError):
+        raise failed
+    if failed is not None and not number:
+        complain(f"menv train: error: {not_taken(failed)}; the iteration that ran was the last one")
+        return 1
+    return 128 + number if number else 0
 
 
 def _folder(given: argparse.Namespace) -> str | None:
@@ -97,7 +108,9 @@ class Ending:
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number
-        print("menv train: this iteration is the last one; once more breaks it off", file=sys.stderr)
+        # Ctrl-C ends whoever reads stderr too, and a line that is being written there cannot be broken into.
+        with suppress(RuntimeError):
+            complain("menv train: this iteration is the last one; once more breaks it off")
 
 
 def algorithm_of(given: argparse.Namespace) -> Algorithm:

@@ -15,6 +15,7 @@ from typing import Any
 
 from menv.errors import ConfigError
 from menv.first_imports import import_first, take_imports
+from menv.stdout import tell
 from menv.verify.backends import play_here
 from menv.verify.other_process import ROWS
 from menv.verify.task import Task
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
         0 if all are the same, 1 if one differs.
 
     Raises:
-        SystemExit: With status 2, if the arguments are wrong.
+        SystemExit: With status 2, if the arguments are wrong; 1, if nothing takes what is printed.
     """
     parser = _parser(program)
     given = parser.parse_args(arguments)
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
         )  # fmt: skip
     except ConfigError as error:
         parser.error(str(error))
-    sys.stdout.write(f"{report}\n")
+    tell(str(report), program)
     return int(not report.same)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.spaces import Box, Discrete
 
-from menv import DefaultCallbacks, register_env
+from menv import DefaultCallbacks, MultiAgentEnv, register_env
 
 
 class Corridor(Env):
@@ -33,6 +33,29 @@ class Corridor(Env):
 class Note(DefaultCallbacks):
     def on_train_result(self, *, algorithm, result, **kwargs):
         result["noted"] = algorithm.iteration * 10
+
+
+class Forget(DefaultCallbacks):
+    def on_train_result(self, *, algorithm, result, **kwargs):
+        del result["episode_len_mean"]
+
+
+class Seats(MultiAgentEnv):
+    """Agents that are called by what JSON has no keys for."""
+
+    observation_space, action_space = Discrete(10), Discrete(2)
+
+    def __init__(self, context):
+        self.possible_agents = list(np.arange(2)) if context.get("numbers") else [(0, 0), (0, 1)]
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 3
+        return dict.fromkeys(self.possible_agents, self.left), {}
+
+    def step(self, actions):
+        self.left -= 1
+        obs, rewards = dict.fromkeys(actions, self.left), dict.fromkeys(actions, 1.0)
+        return obs, rewards, {"__all__": self.left == 0}, {"__all__": False}, {}
 
 
 class Priceless(Corridor):

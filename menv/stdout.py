@@ -1,0 +1,59 @@
+"""What commands print: where nobody takes it, a command ends in order, and nothing is raised when Python exits."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+
+def tell(text: str, program: str) -> None:
+    """Print lines, all the way.
+
+    Args:
+        text: The lines.
+        program: What begins the line of an error.
+
+    Raises:
+        SystemExit: With status 1, if they cannot be written. A closed pipe, as of `| head`, is not worth a word.
+    """
+    out: TextIO | None = sys.stdout
+    if out is None:
+        # It was closed before Python began.
+        return
+    try:
+        out.write(f"{text}\n")
+        out.flush()
+    except OSError as error:
+        let_go(out)
+        if not isinstance(error, BrokenPipeError):
+            complain(f"{program}: error: {not_taken(error)}")
+        raise SystemExit(1) from None
+
+
+def complain(line: str) -> None:
+    """Print a line to stderr, if that can be written."""
+    to: TextIO | None = sys.stderr
+    if to is None:
+        return
+    try:
+        to.write(f"{line}\n")
+        to.flush()
+    except OSError:
+        let_go(to)
+
+
+def let_go(stream: TextIO) -> None:
+    """Let what a stream still holds, and all that is written to it from now on, go nowhere."""
+    # Those of a program or a test that calls a command may be no file.
+    with suppress(OSError, ValueError, AttributeError):
+        number = stream.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+
+
+def not_taken(error: OSError) -> str:
+    """Return what is said of a stdout that cannot be written."""
+    return f"stdout: cannot be written ({error}), expected a reader, or a disk with room"

@@ -1,0 +1,111 @@
+"""What is printed goes nowhere, or cannot be printed: the run is saved, and no command shows a traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from menv.cli.main import main
+from tests.house.sources import ROOT
+
+COMMAND = [sys.executable, "-m", "menv.cli"]
+SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]
+ENDLESS = [*COMMAND, "train", "corridors:Corridor", *SMALL, "--save", "run"]
+ONCE = [*SMALL, "--stop", "training_iteration=1"]
+# As a shell starts it: what is printed is held back until there is much of it.
+AS_EVER = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+ENV = {**AS_EVER, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def closed() -> Iterator[int]:
+    """A pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+def ended(stdout: int, *command: str) -> tuple[int, list[str]]:
+    """Return the exit status of a command and the lines that it wrote to stderr."""
+    done = subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=ENV, timeout=120, check=False
+    )
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("how", ["table", "--json"])
+def test_a_run_whose_reader_has_gone_ends_with_a_checkpoint(folder: Path, closed: int, how: str) -> None:
+    status, (said,) = ended(closed, *ENDLESS, *([how] if how.startswith("-") else []))
+    assert status == 1
+    assert said.startswith("menv train: error: stdout: cannot be written")
+    assert "the last one" in said
+    assert Path("run/LATEST").read_text().strip() == "000001"
+
+
+def test_a_run_whose_disk_is_full_ends_with_a_checkpoint_that_is_elsewhere(folder: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        status, (said,) = ended(full.fileno(), *ENDLESS)
+    assert (status, "No space left on device" in said) == (1, True)
+    assert Path("run/LATEST").read_text().strip() == "000001"
+
+
+def test_ctrl_c_that_ends_the_reader_too_leaves_a_checkpoint(folder: Path) -> None:
+    with subprocess.Popen(
+        ENDLESS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENV
+    ) as run:
+        assert run.stdout is not None
+        seen = [run.stdout.readline() for _ in range(3)]
+        # While it stands still, so that both are there when it goes on.
+        run.send_signal(signal.SIGSTOP)
+        run.stdout.close()
+        run.send_signal(signal.SIGINT)
+        run.send_signal(signal.SIGCONT)
+        assert run.wait(timeout=120) == 128 + signal.SIGINT
+    assert int(Path("run/LATEST").read_text()) >= int(seen[-1].split()[0])
+
+
+def test_an_iteration_that_cannot_be_shown_is_saved_before_it_is_said(folder: Path) -> None:
+    told = ["--config", "callbacks=@corridors:Forget", "--save", "run"]
+    with pytest.raises(KeyError, match="episode_len_mean"):
+        main(["train", "corridors:Corridor", *SMALL, *told])
+    assert Path("run/LATEST").read_text().strip() == "000001"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "ids"), [("false", {"(0, 0)", "(0, 1)"}), ("true", {"0", "1"})], ids=["tuples", "numpy"]
+)
+def test_agents_that_json_has_no_key_for_are_shown_as_text(
+    folder: Path, capsys: pytest.CaptureFixture[str], numbers: str, ids: set[str]
+) -> None:
+    seats = ["--config", f"env_config.numbers={numbers}"]
+    assert main(["train", "corridors:Seats", *seats, *ONCE, "--save", "run", "--json"]) == 0
+    told, saved = map(json.loads, capsys.readouterr().out.splitlines())
+    assert told["agent_reward_mean"] == dict.fromkeys(ids, 3.0)
+    assert saved == {"saved": "run/000001"}
+    assert main(["evaluate", "run", "--env", "corridors:Seats", "--episodes", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["agent_reward_mean"] == dict.fromkeys(ids, 3.0)
+
+
+@pytest.mark.parametrize("command", ["show", "evaluate", "check", "verify"])
+def test_a_command_whose_reader_has_gone_ends_without_a_word(folder: Path, closed: int, command: str) -> None:
+    asked = {
+        "show": ["run"],
+        "evaluate": ["run", "--env", "corridors:Corridor", "--episodes", "2"],
+        "check": ["corridors:Corridor"],
+        "verify": ["corridors:Corridor", "--envs", "2", "--steps", "20"],
+    }
+    main(["train", "corridors:Corridor", *ONCE, "--save", "run"])
+    assert ended(closed, *COMMAND, command, *asked[command]) == (1, [])
+
+
+def test_a_disk_that_is_full_is_one_line(folder: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        status, (said,) = ended(full.fileno(), *COMMAND, "check", "corridors:Corridor")
+    assert status == 1
+    assert said.startswith("menv check: error: stdout: cannot be written")
