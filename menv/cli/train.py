@@ -15,8 +15,8 @@ from menv.algorithms.algorithm import Algorithm
 from menv.cli.arguments import put_over, with_objects
 from menv.cli.display import Heard, display
 from menv.cli.names import named_again, policies_by_name
-from menv.errors import ConfigError
-from menv.loop.checkpoint_folder import MANIFEST, check_root
+from menv.errors import ConfigError, MenvError
+from menv.loop.checkpoint_folder import MANIFEST, try_root
 from menv.stdout import complain, not_taken
 
 _SOMETIMES = {"evaluation", "custom_metrics", "info", "external"}
@@ -41,11 +41,26 @@ def train(given: argparse.Namespace) -> int:
             shown.result(result)
             _check_keys(result, given.stop)
             if given.every and algo.iteration % given.every == 0:
-                shown.saved(algo.save(folder, keep_last=given.keep))
+                shown.saved(_save(algo, folder, given.keep))
                 saved = algo.iteration
         if folder is not None and saved != algo.iteration:
-            shown.saved(algo.save(folder, keep_last=given.keep))
+            shown.saved(_save(algo, folder, given.keep))
     return _status(ending.signal, shown.failed)
+
+
+def _save(algo: Algorithm, folder: str | None, keep: int | None) -> Path:
+    """Write a checkpoint, and return where it lies.
+
+    Raises:
+        MenvError: It cannot be written, as on a full disk; the one of before is still there.
+    """
+    try:
+        return algo.save(folder, keep_last=keep)
+    except OSError as error:
+        raise MenvError(
+            f"save: iteration {algo.iteration} cannot be written to {folder} ({error}), expected a folder with room; "
+            "make room, and go on from the checkpoint of before, if there is one, with --resume"
+        ) from error
 
 
 def _status(number: int, failed: Exception | None) -> int:
@@ -64,16 +79,20 @@ def _folder(given: argparse.Namespace) -> str | None:
     Raises:
         ConfigError: No checkpoint can lie there, or nobody said where they shall.
     """
-    folder: str | None = given.save or given.resume
+    folder: str | None = given.resume if given.save is None else given.save
     if folder is None and (given.every or given.keep):
         raise ConfigError("--every and --keep: no folder is given, expected --save FOLDER; add it")
+    if given.save == "":
+        raise ConfigError("--save: an empty name, expected that of a folder; write --save FOLDER")
     if given.save is not None:
-        check_root(Path(given.save))
+        try_root(Path(given.save))
     elif folder is not None and (Path(folder) / MANIFEST).is_file():
         raise ConfigError(
             f"--resume {folder}: one checkpoint of a run, whose later ones would be replaced, expected --save too; add "
             f"--save and another folder, or --save {Path(folder).parent}"
         )
+    elif folder is not None and Path(folder).is_dir():
+        try_root(Path(folder))
     return folder
 
 

@@ -61,6 +61,34 @@ def check_root(root: Path) -> None:
         )
 
 
+def try_root(root: Path) -> None:
+    """Refuse a place in which nothing can be written, before there is anything to write; it stays as it was.
+
+    Raises:
+        ConfigError: No file can be made there, or no checkpoint can lie there.
+    """
+    try:
+        check_root(root)
+        new = not root.exists()
+        root.mkdir(parents=True, exist_ok=True)
+        with _alone(root):
+            draft = root / f".writing-{secrets.token_hex(4)}"
+            try:
+                draft.mkdir()
+                (draft / MANIFEST).write_bytes(b"\n")
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+        if new:
+            # Another process may write there by now.
+            with suppress(OSError):
+                root.rmdir()
+    except OSError as error:
+        raise ConfigError(
+            f"save: {root} cannot be written ({error}), expected a folder, or a name for one, in which files can be "
+            "made; choose another one"
+        ) from error
+
+
 def write_checkpoint(
     root: Path,
     number: int,
@@ -249,7 +277,12 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
     path.touch()
     mode = path.stat().st_mode
     # Without a copy where there is no need for one; zero-dimensional ones keep their shape.
-    save_file({key: np.ascontiguousarray(array).reshape(array.shape) for key, array in arrays.items()}, path)
+    own = {key: np.ascontiguousarray(array).reshape(array.shape) for key, array in arrays.items()}
+    try:
+        save_file(own, path)
+    except SafetensorError as error:
+        # A full disk is the same error whichever file it comes to.
+        raise OSError(f"{path}: {error}") from error
     path.chmod(mode)
 
 

@@ -144,11 +144,34 @@ def test_what_could_not_be_saved_is_refused_before_anything_is_trained(
         (["--resume", "run/000001"], "expected --save too"),
         (["corridors:Corridor", "--save", "run/000001"], "is a checkpoint itself"),
         (["corridors:Corridor", "--save", "corridors.py"], "is a file"),
+        (["corridors:Corridor", "--save", "corridors.py/run"], "cannot be written"),
+        (["corridors:Corridor", "--save", "/proc/run"], "cannot be written"),
+        (["corridors:Corridor", "--save", ""], "an empty name"),
     ):
         assert main(["train", *places, *SMALL, "--stop", "training_iteration=2"]) == 2
         told = capsys.readouterr()
         assert told.out == ""
         assert why in told.err
+
+
+def test_a_run_that_is_refused_leaves_no_folder(folder: Path) -> None:
+    assert main(["train", "corridors:Corridor", "--config", "lrr=1", "--save", "run"]) == 2
+    assert main(["train", "--resume", "gone"]) == 2
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == []
+
+
+def test_a_checkpoint_for_which_there_is_no_room_is_one_line(folder: Path) -> None:
+    command = [sys.executable, "-m", "menv.cli", "train", "corridors:Corridor", *ONCE, "--save", "run"]
+    # A file of more than 4 KiB cannot be written.
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *command],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120, check=False,
+    )  # fmt: skip
+    (said,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert said.startswith("menv train: error: save: iteration 1 cannot be written to run")
+    assert "File too large" in said
+    assert list(Path("run").iterdir()) == []
 
 
 def test_a_run_that_has_nothing_left_to_train_is_saved_where_it_is_asked_for(
