@@ -53,10 +53,11 @@ class Checkpoints:
 
         Args:
             path: A folder, to be given; made if it is not there.
-            keep_last: Delete all but so many of the latest checkpoints in it; None deletes none.
+            keep_last: Delete all checkpoints in it but so many that were written last, whatever their numbers: those of
+                an earlier run in this folder go first. None deletes none.
             keep_best: `(metric, n)` keeps those n too that had the highest value of a key of the result, such as
-                `"episode_reward_mean"` or `"evaluation/episode_reward_mean"`; without `keep_last` all others but the
-                latest are deleted.
+                `"episode_reward_mean"` or `"evaluation/episode_reward_mean"`, also those of an earlier run; without
+                `keep_last` all others but the latest are deleted.
 
         Returns:
             The numbered folder.
@@ -290,21 +291,22 @@ def _metric(result: Mapping[str, Any], metric: str) -> float | None:
 
 def _kept(root: Path, keep_last: int | None, keep_best: tuple[str, int] | None) -> set[str]:
     """Return the names of the checkpoints that are kept."""
-    from menv.loop.checkpoint_folder import numbered, read_manifest
+    from menv.loop.checkpoint_folder import as_written, read_manifest
 
-    folders = numbered(root)
+    # Numbers say nothing of this: in one folder there may be higher ones of a run that was given up.
+    folders = as_written(root)
     kept = set() if keep_last is None else {folder.name for folder in folders[-keep_last:]}
     if keep_best is not None:
         metric, count = keep_best
         worth = {}
-        for folder in folders:
+        for order, folder in enumerate(folders):
             value = None
             with suppress(ConfigError, OSError):
                 value = read_manifest(folder).get("metrics", {}).get(metric)
             if value is not None:
-                worth[folder.name] = value
-        # Of equal ones the later.
-        kept |= set(sorted(worth, key=lambda name: (worth[name], int(name)))[-count:])
+                # Of equal ones the later.
+                worth[folder.name] = (value, order)
+        kept |= set(sorted(worth, key=worth.__getitem__)[-count:])
     return kept
 
 

@@ -128,7 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     train.add_argument("--save", metavar="FOLDER", help="write a checkpoint at the end, also at Ctrl-C")
     train.add_argument("--every", metavar="N", type=_count, help="write one every N iterations too")
-    train.add_argument("--keep", metavar="N", type=_count, help="delete all but the latest N checkpoints")
+    train.add_argument(
+        "--keep", metavar="N", type=_count, help="delete all checkpoints but the N written last"
+    )
     train.add_argument(
         "--resume", metavar="FOLDER", help="go on from its latest checkpoint, and save there by default"
     )

@@ -188,6 +188,16 @@ def numbered(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
+def as_written(root: Path) -> list[Path]:
+    """Return the numbered folders of `root`, those that were written last at the end; of equal times by number."""
+
+    def when(folder: Path) -> tuple[int, int]:
+        manifest = folder / MANIFEST
+        return manifest.stat().st_mtime_ns if manifest.is_file() else 0, int(folder.name)
+
+    return sorted(numbered(root), key=when)
+
+
 def find_checkpoint(path: Any) -> Path:
     """Return the numbered folder that `path` is, or that its `LATEST` names.
 
