@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,13 +12,12 @@ from typing import Any, Self
 from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
 from menv.cli.arguments import put_over, with_objects
+from menv.cli.bounds import Bounds
 from menv.cli.display import Heard, display
 from menv.cli.names import named_again, policies_by_name
 from menv.errors import ConfigError, MenvError
 from menv.loop.checkpoint_folder import MANIFEST, try_root
 from menv.stdout import complain, not_taken
-
-_SOMETIMES = {"evaluation", "custom_metrics", "info", "external"}
 
 
 def train(given: argparse.Namespace) -> int:
@@ -35,16 +33,21 @@ def train(given: argparse.Namespace) -> int:
     with algorithm_of(given) as algo, Heard(display(given.json)) as shown, Ending() as ending:
         # What a resumed run begins with is written already, but in another folder nothing is.
         saved = None if given.resume and not _same(folder, given.resume) else algo.iteration
+        bounds = Bounds(given.stop, evaluates=algo.config.evaluation_interval is not None)
         result: Mapping[str, Any] = algo.counts()
-        while not (ending.signal or shown.failed or _reached(result, given.stop)):
+        wrong = ""
+        while not (ending.signal or shown.failed or wrong or bounds.reached(result)):
             result = algo.train()
             shown.result(result)
-            _check_keys(result, given.stop)
+            # It may be seen late, when there is something to save.
+            wrong = bounds.never(result)
             if given.every and algo.iteration % given.every == 0:
                 shown.saved(_save(algo, folder, given.keep))
                 saved = algo.iteration
         if folder is not None and saved != algo.iteration:
             shown.saved(_save(algo, folder, given.keep))
+    if wrong:
+        raise ConfigError(wrong)
     return _status(ending.signal, shown.failed)
 
 
@@ -156,31 +159,3 @@ def algorithm_of(given: argparse.Namespace) -> Algorithm:
 def _class(name: str) -> type[Algorithm]:
     kind: type[Algorithm] = getattr(algorithms, name)
     return kind
-
-
-def _reached(result: Mapping[str, Any], bounds: Mapping[str, float]) -> bool:
-    """Return whether a result has come to one of the bounds."""
-    found = {key: _at(result, key) for key in bounds}
-    return any(isinstance(found[key], int | float) and found[key] >= bound for key, bound in bounds.items())
-
-
-def _at(result: Mapping[str, Any], key: str) -> Any:
-    """Return what a result has at `a/b/c`, None if it has nothing there."""
-    value: Any = result
-    for part in key.split("/"):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def _check_keys(result: Mapping[str, Any], bounds: Mapping[str, float]) -> None:
-    """Refuse bounds that no result will ever come to.
-
-    Raises:
-        ConfigError: Results have no such key.
-    """
-    for key in bounds:
-        first = key.partition("/")[0]
-        if first not in result and first not in _SOMETIMES:
-            near = difflib.get_close_matches(first, result, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else "docs/results.md lists them"
-            raise ConfigError(f"--stop {key}: results have no such key, expected one of theirs; {hint}")

@@ -1,0 +1,105 @@
+"""`--stop`: bounds that no result will ever come to are refused, those that may come later are waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.algorithms import DQN
+from menv.cli.bounds import Bounds
+from menv.cli.main import main
+
+SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]
+OFTEN = ["--config", "evaluation_interval=2", "--config", "evaluation_duration=2"]
+
+
+def never(result: dict[str, Any], key: str) -> str:
+    return Bounds({key: 1.0}, evaluates=True).never(result)
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("policy_reward_mean", "such as policy_reward_mean/default_policy"),
+        ("group_reward_mean", "expected a key of one number; name one of them"),
+        ("digest", "results have a str there, expected a number"),
+        ("hist_stats/episode_reward", "results have a list there"),
+        ("info/default_policy/kll", "did you mean info/default_policy/kl?"),
+        ("info/learner/default_policy/learner_stats/entropi", "did you mean info/learner/default_policy/"),
+        ("sampler_results/episode_len", "did you mean sampler_results/episode_len_mean"),
+        ("training_iteration/sum", "did you mean training_iteration?"),
+        ("external/open_episodes", "docs/results.md lists them"),
+        ("evaluation/episode_reward_mean", "add --config evaluation_interval=5"),
+    ],
+)
+def test_a_bound_that_no_result_comes_to_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], key: str, why: str
+) -> None:
+    assert main(["train", "tictactoe", *SMALL, "--stop", f"{key}=-5"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"menv train: error: --stop {key}: ")
+    assert why in said
+
+
+def test_a_bound_that_an_evaluation_shows_to_be_wrong_costs_no_iteration(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ["--stop", "evaluation/episode_rewards_mean=5", "--save", "run"]
+    assert main(["train", "tictactoe", *SMALL, *OFTEN, *wrong]) == 2
+    assert "did you mean evaluation/episode_reward_mean" in capsys.readouterr().err
+    assert Path("run/LATEST").read_text().strip() == "000002"
+
+
+def test_a_bound_on_evaluations_is_waited_for(folder: Path) -> None:
+    assert main(["train", "tictactoe", *SMALL, *OFTEN, "--stop", "evaluation/episode_len_mean=1"]) == 0
+
+
+def test_agents_that_are_called_by_numbers_are_found(folder: Path) -> None:
+    numbers = ["--config", "env_config.numbers=true", "--stop", "agent_reward_mean/1=3"]
+    assert main(["train", "corridors:Seats", *SMALL, *numbers]) == 0
+
+
+def test_numbers_of_numpy_that_a_callback_adds_are_bounds_too() -> None:
+    bounds = Bounds({"own": 3.0}, evaluates=False)
+    assert bounds.never({"own": np.float32(2)}) == ""
+    assert not bounds.reached({"own": np.float32(2)})
+    assert bounds.reached({"own": np.int64(3)})
+
+
+def test_a_key_that_was_there_may_be_missing_now_and_then() -> None:
+    bounds = Bounds({"own": 3.0}, evaluates=False)
+    assert bounds.never({"own": 1}) == ""
+    assert bounds.never({"other": 1}) == ""
+
+
+def test_what_agents_policies_and_callbacks_may_have_later_is_waited_for() -> None:
+    result: dict[str, Any] = {
+        "custom_metrics": {}, "policy_reward_mean": {"first": 0.0}, "episode_reward_mean": None,
+        "info": {"first": {"kl": 0.1}, "learner": {"first": {"learner_stats": {"kl": 0.1}, "custom_metrics": {}}}},
+    }  # fmt: skip
+    for key in (
+        "custom_metrics/worth_mean",
+        "policy_reward_mean/second",
+        "episode_reward_mean",
+        "info/second/kl",
+        "info/learner/second/learner_stats/kl",
+        "info/learner/first/custom_metrics/own",
+        "info/first/skipped_updates",
+        "evaluation/episode_reward_mean",
+    ):
+        assert never(result, key) == ""
+
+
+def test_what_a_policy_tells_of_its_first_gradient_step_is_waited_for() -> None:
+    late = {"num_steps_sampled_before_learning_starts": 200, "min_sample_timesteps_per_iteration": 64}
+    with DQN(env="CartPole-v1", config=late) as algo:
+        result = algo.train()
+        assert "loss" not in result["info"]["default_policy"]
+        assert never(result, "info/default_policy/loss") == ""
+        while not result["info"]["default_policy"]["updates"]:
+            result = algo.train()
+    assert never(result, "info/default_policy/loss") == ""
+    assert "did you mean info/default_policy/loss?" in never(result, "info/default_policy/los")
