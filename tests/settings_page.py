@@ -33,6 +33,7 @@ their docstrings (`python -m tests.settings_page`). Names are the classic ones; 
 with the nearest one that does, and classic keys that mean nothing here warn once.
 
 A star: a policy may have its own, `PolicySpec(config={"gamma": 0.85})`, in the place of the main one.
+Of a section in a dict (`model`, `exploration_config`, `replay_buffer_config`) it gives the keys that differ.
 A policy that names another algorithm than the run's, `PolicySpec(algorithm="DQN")`, has what stands under
 "Every algorithm" and `gamma` from the main settings, but no `train_batch_size`; the rest, `lr` too, are its
 algorithm's defaults, unless its own config says otherwise.

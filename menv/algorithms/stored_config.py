@@ -18,7 +18,8 @@ import gymnasium as gym
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
-from menv.algorithms.config.classic_keys import read_config, read_keys
+from menv.algorithms.config.classic_keys import SECTIONS, read_config, read_keys
+from menv.algorithms.config.replay_buffer_config import newly_chosen
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec, ids_given
@@ -31,7 +32,6 @@ _TUPLE = "$tuple"
 _SPACE = "$space"
 _OFFERING = ("menv", "menv.algorithms", "menv.envs")
 """The packages of menv whose classes need not be given again."""
-_SECTIONS = ("model", "replay_buffer_config", "exploration_config")
 _NORMALIZED = "normalize_values"
 _TOLD = 8
 """So many things that have to be given again are told by name."""
@@ -128,8 +128,8 @@ def restored_config(
     theirs = own.pop("multiagent", {})
     known = theirs.pop("policies", None)
     for name, value in own.items():
-        both = name in _SECTIONS and isinstance(value, Mapping) and isinstance(values.get(name), dict)
-        values[name] = {**values[name], **value} if both else value
+        both = name in SECTIONS and isinstance(value, Mapping) and isinstance(values.get(name), dict)
+        values[name] = {**values[name], **newly_chosen(value)} if both else value
     values |= left_over(values, own)
     multi |= theirs
     multi["policies"] = _policies(multi["policies"], known, policy_ids)

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
-from menv.algorithms.config.classic_keys import adopt, read_config
+from menv.algorithms.config.classic_keys import adopt, override, read_config
 from menv.algorithms.config.dqn_config import DQNConfig
 from menv.algorithms.config.dqn_settings import DQNSettings
 from menv.algorithms.config.ppo_config import PPOConfig
+from menv.algorithms.stored_config import restored_config, stored_config
 from menv.errors import ConfigError
+from menv.policy_map import PolicyMap
 
 
 def test_classic_keys_and_sections_are_read() -> None:
@@ -106,3 +108,68 @@ def test_a_policy_of_another_algorithm_has_the_common_settings_gamma_and_default
     assert own.clip_rewards == 1.0
     assert adopt(PPOConfig, DQNConfig(gamma=0.7), {}, "p").gamma == 0.7
     assert adopt(DQNConfig, main, {"gamma": 0.5}, "p").gamma == 0.5
+
+
+MAIN: dict[str, Any] = {
+    "exploration_config": {"epsilon_timesteps": 100, "final_epsilon": 0.0},
+    "replay_buffer_config": {"capacity": 64, "prioritized_replay": True},
+    "model": {"fcnet_hiddens": [8]},
+}
+
+
+def own_of_a_policy(below: DQNConfig, changes: dict[str, Any]) -> DQNConfig:
+    return override(below, changes, "p")
+
+
+def own_over_the_defaults_of_a_class(below: DQNConfig, changes: dict[str, Any]) -> DQNConfig:
+    return read_config(DQNConfig, changes, default=below)
+
+
+def own_over_a_checkpoint(below: DQNConfig, changes: dict[str, Any]) -> DQNConfig:
+    found = restored_config(DQNConfig, stored_config(below, PolicyMap()), changes, env="CartPole-v1")
+    assert isinstance(found, DQNConfig)
+    return found
+
+
+PUT_OVER = pytest.mark.parametrize(
+    "put_over", [own_of_a_policy, own_over_the_defaults_of_a_class, own_over_a_checkpoint]
+)
+
+
+@PUT_OVER
+def test_sections_are_put_over_others_key_by_key(put_over: Any) -> None:
+    changes = {
+        "exploration_config": {"final_epsilon": 0.1},
+        "replay_buffer_config": {"prioritized_replay_alpha": 0.5},
+        "model": {"fcnet_activation": "tanh"},
+    }
+    found = put_over(read_config(DQNConfig, MAIN), changes)
+    exploration, buffer = found.exploration_config, found.replay_buffer_config
+    assert (exploration.epsilon_timesteps, exploration.final_epsilon) == (100, 0.1)
+    assert (buffer.capacity, buffer.prioritized_replay, buffer.prioritized_replay_alpha) == (64, True, 0.5)
+    assert (found.model.fcnet_hiddens, found.model.fcnet_activation) == ((8,), "tanh")
+
+
+@PUT_OVER
+@pytest.mark.parametrize(
+    ("before", "change", "prioritized"),
+    [
+        ({"type": "PrioritizedReplayBuffer"}, {"prioritized_replay": False}, False),
+        ({"type": "ReplayBuffer"}, {"prioritized_replay": True}, True),
+        ({"prioritized_replay": True}, {"type": "ReplayBuffer"}, False),
+        ({"prioritized_replay": False}, {"type": "PrioritizedReplayBuffer"}, True),
+        ({"type": "PrioritizedReplayBuffer"}, {"capacity": 5}, True),
+    ],
+)
+def test_the_newer_one_says_how_a_buffer_is_drawn_from(
+    put_over: Any, before: dict[str, Any], change: dict[str, Any], prioritized: bool
+) -> None:
+    below = read_config(DQNConfig, {"replay_buffer_config": before})
+    found = put_over(below, {"replay_buffer_config": change})
+    assert found.replay_buffer_config.prioritized_replay is prioritized
+
+
+def test_a_section_that_an_algorithm_has_not_stays_unknown_to_its_policies() -> None:
+    assert override(PPOConfig(), {"gamma": 0.5}, "p").gamma == 0.5
+    with pytest.raises(ConfigError, match=r"policies\['p'\]\.config: unknown key 'exploration_config'"):
+        override(PPOConfig(), {"exploration_config": {"final_epsilon": 0.1}}, "p")

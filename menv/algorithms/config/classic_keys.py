@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.keys import RENAMED, prefixed, refuse_or_warn, section_values
+from menv.algorithms.config.replay_buffer_config import newly_chosen
 from menv.errors import ConfigError
 
 C = TypeVar("C", bound=AlgorithmConfig)
@@ -20,6 +21,9 @@ OF_A_POLICY = {
     "model", "clip_rewards", "clip_actions", "normalize_actions", "inference", "observation_filter", "agent_connectors",
     "num_gpus",
 }  # fmt: skip
+
+SECTIONS = ("model", "replay_buffer_config", "exploration_config")
+"""Settings that are given by key, and that a policy may have of its own; not every algorithm has all of them."""
 
 
 def read_config(config_class: type[C], config: Any, env: Any = None, default: Any = None) -> C:
@@ -88,22 +92,22 @@ def override(
             "set it in the main config"
         )
     with prefixed(where):
-        return replace(config, **{**values, **_sections(config, changes, ("model",))})
+        return replace(config, **{**values, **_sections(config, changes, SECTIONS)})
 
 
 def _sections(
     config: AlgorithmConfig,
     changes: Mapping[str, Any],
-    names: Sequence[str] = ("model", "multiagent", "env_config"),
+    names: Sequence[str] = (*SECTIONS, "multiagent", "env_config"),
 ) -> dict[str, Any]:
     """Return the nested sections that `changes` has as dicts, put over those of `config`."""
     sections: dict[str, Any] = {}
     for name in names:
-        before, given = getattr(config, name), changes.get(name)
+        before, given = getattr(config, name, None), changes.get(name)
         if isinstance(given, Mapping) and isinstance(before, Mapping):
             sections[name] = {**before, **given}
-        elif isinstance(given, Mapping):
-            sections[name] = replace(before, **section_values(type(before), given, name))
+        elif before is not None and isinstance(given, Mapping):
+            sections[name] = replace(before, **section_values(type(before), newly_chosen(given), name))
     return sections
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from menv.algorithms.config.keywords import section_named
 from menv.algorithms.config.numbers import MOST, check_count, check_number, shown
@@ -57,3 +59,8 @@ class ReplayBufferConfig:
         for part, least in (("alpha", 0.0), ("beta", 0.0), ("eps", 1e-12)):
             name = f"prioritized_replay_{part}"
             check_number("replay_buffer_config", name, getattr(self, name), least, 1.0)
+
+
+def newly_chosen(changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return keys that are put over those of another section, so that its `type` decides no more what they decide."""
+    return {"type": None, **changes} if "prioritized_replay" in changes else changes
