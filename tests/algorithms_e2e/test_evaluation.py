@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from menv import DefaultCallbacks, PolicySpec, RandomPolicy, VectorEnv
-from menv.algorithms import PPO
+from menv.algorithms import DQN, PPO, DQNConfig
+from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
 from menv.errors import ConfigError, MenvError
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
 
@@ -137,6 +138,34 @@ def test_settings_that_cannot_work_are_named(settings: dict[str, Any], message: 
 
 def test_settings_of_the_run_may_be_given_again_as_they_are() -> None:
     PPO(env=Duo, config={**SMALL, "evaluation_config": {**SMALL, "num_workers": 0, "explore": False}}).stop()
+
+
+OF_POLICIES: list[tuple[dict[str, Any], str]] = [
+    ({"exploration_config": {"final_epsilon": 0.0}}, "write explore=False for the best actions"),
+    ({"normalize_actions": False}, "leave it out"),
+    ({"clip_actions": True}, "leave it out"),
+    ({"model": {"fcnet_hiddens": [8]}}, "leave it out"),
+    ({"observation_filter": "MeanStdFilter"}, "leave it out"),
+    ({"agent_connectors": ["FlattenObs"]}, "leave it out"),
+]
+
+
+@pytest.mark.parametrize(("own", "advice"), OF_POLICIES)
+def test_what_policies_are_made_with_is_refused_in_evaluations_where_it_differs(
+    own: dict[str, Any], advice: str
+) -> None:
+    (name,) = own
+    with pytest.raises(
+        ConfigError, match=rf"^evaluation_config: {name}=.*, expected .* policies play; {advice}"
+    ):
+        DQN(env="CartPole-v1", config={"evaluation_config": own})
+
+
+def test_what_policies_are_made_with_may_be_given_again_as_it_is() -> None:
+    model = {"fcnet_hiddens": [8], "fcnet_activation": "tanh"}
+    same = {"model": {"fcnet_hiddens": [8]}, "exploration_config": {}, "agent_connectors": []}
+    config = DQNConfig(model=model, evaluation_config={**same, "clip_actions": False})  # type: ignore[arg-type]
+    assert evaluation_settings(config).model == config.model
 
 
 def test_callbacks_are_told_of_the_sub_environments_of_evaluations() -> None:

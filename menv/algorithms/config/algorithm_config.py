@@ -130,7 +130,8 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     evaluation_duration_unit: Literal["episodes", "timesteps"] = "episodes"
     """What `evaluation_duration` counts, "episodes" or ("timesteps") env steps, rounded up to whole episodes."""
     evaluation_config: Mapping[str, Any] | None = None
-    """Settings that differ in evaluations, such as `{"explore": False}`; items of `env_config` are merged."""
+    """Settings that differ in evaluations, such as `{"explore": False}`; items of `env_config` are merged. The
+    run's own policies play: what they are made with, such as `model` or `exploration_config`, is the same."""
     evaluation_num_workers: int = 0
     """Processes that play evaluations, each in `num_envs_per_worker` sub-environments; 0 plays in this one."""
     evaluation_parallel_to_training: bool = False

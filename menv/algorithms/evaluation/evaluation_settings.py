@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
-from menv.algorithms.config.classic_keys import read_keys
+from menv.algorithms.config.classic_keys import read_config, read_keys
 from menv.algorithms.config.keys import prefixed, section_values
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
+from menv.algorithms.config.numbers import shown
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 
@@ -20,6 +21,15 @@ _OF_THE_RUN = (
     "always_attach_evaluation_results",
 )
 """Settings that say when evaluations are, and who plays them."""
+_OF_POLICIES = (
+    "model",
+    "exploration_config",
+    "observation_filter",
+    "agent_connectors",
+    "normalize_actions",
+    "clip_actions",
+)
+"""Settings that policies are made with, and play evaluations with as well."""
 
 
 def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
@@ -27,6 +37,7 @@ def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
     changes = dict(config.evaluation_config or {})
     values = read_keys(type(config), changes, "evaluation_config: ")
     _check_place(config, values)
+    values = _without_those_of_policies(config, values)
     if isinstance(values.get("env_config"), Mapping):
         values["env_config"] = {**config.env_config, **values["env_config"]}
     if isinstance(values.get("multiagent"), Mapping):
@@ -56,6 +67,27 @@ def _check_place(config: AlgorithmConfig, values: Mapping[str, Any]) -> None:
             f"evaluation_config: num_workers={workers!r}, expected evaluation_num_workers beside evaluation_config, "
             f"where it is {config.evaluation_num_workers}; put the number there"
         )
+
+
+def _without_those_of_policies(config: AlgorithmConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those that the run's policies have been made with.
+
+    Raises:
+        ConfigError: One of these is another than the run's own.
+    """
+    given = {key: values[key] for key in _OF_POLICIES if key in values}
+    with prefixed("evaluation_config: "):
+        meant = read_config(type(config), given, default=config)
+    for key in given:
+        if getattr(meant, key) != getattr(config, key):
+            advice = (
+                "write explore=False for the best actions" if key == "exploration_config" else "leave it out"
+            )
+            raise ConfigError(
+                f"evaluation_config: {key}={shown(given[key])}, expected {key} as it is beside evaluation_config, "
+                f"because the run's own policies play; {advice}, or change it there for training too"
+            )
+    return {key: value for key, value in values.items() if key not in given}
 
 
 def _check_policies(given: Any, known: Any) -> None:
