@@ -32,6 +32,7 @@ _TUPLE = "$tuple"
 _SPACE = "$space"
 _OFFERING = ("menv", "menv.algorithms", "menv.envs")
 """The packages of menv whose classes need not be given again."""
+_PLAIN = (bool, int, float, str)
 _NORMALIZED = "normalize_values"
 _TOLD = 8
 """So many things that have to be given again are told by name."""
@@ -45,17 +46,18 @@ def as_json(value: Any, theirs: bool = False) -> Any:
 
     Args:
         value: The setting.
-        theirs: Whether it is handed on as it is, to an environment for example, to which a list is no tuple.
+        theirs: Whether it is handed on as it is, to an environment for example, to which a list is no tuple, and a
+            member of an Enum no string.
     """
-    if isinstance(value, float) and not math.isfinite(value):
-        return {_FLOAT: repr(value)}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
     if isinstance(value, np.generic):
         return as_json(value.item(), theirs)
+    if value is None or (type(value) in _PLAIN if theirs else isinstance(value, _PLAIN)):
+        endless = isinstance(value, float) and not math.isfinite(value)
+        return {_FLOAT: repr(value)} if endless else value
     if isinstance(value, type):
         return {_NAMED: f"class {value.__module__}:{value.__qualname__}"}
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+    known = type(value) is dict if theirs else isinstance(value, Mapping)
+    if known and all(type(key) in (str, np.str_) for key in value):
         return {key: as_json(item, theirs=True) for key, item in value.items()}
     return _of_parts(value, theirs)
 
@@ -65,7 +67,7 @@ def _of_parts(value: Any, theirs: bool) -> Any:
     ours = isinstance(value, AlgorithmConfig) or type(value).__module__.partition(".")[0] == "menv"
     if is_dataclass(value) and ours:
         return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, list) or (isinstance(value, tuple) and (ours or not theirs)):
+    if type(value) is list or (isinstance(value, list | tuple) and (ours or not theirs)):
         return [as_json(item, theirs) for item in value]
     if type(value) is tuple:
         # Whoever does not know the first mark asks for it to be given again.

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -51,33 +51,6 @@ def test_settings_that_json_can_hold_come_back(kind: Any, given: dict[str, Any])
         if field.name not in ("multiagent", "env_config"):
             assert getattr(found, field.name) == getattr(config, field.name), field.name
     assert list(found.env_config) == list(config.env_config)
-
-
-@dataclasses.dataclass
-class Options:
-    """What somebody may give an environment."""
-
-    size: int = 3
-
-
-class Point(NamedTuple):
-    """Likewise."""
-
-    x: int = 3
-
-
-def test_environments_are_given_tuples_again_and_nothing_in_the_place_of_something_else() -> None:
-    def again(value: Any) -> Any:
-        config = read_config(PPOConfig, {"env": "CartPole-v1", "env_config": {"value": value}})
-        stored = json.loads(json.dumps(stored_config(config, PolicyMap())))
-        return restored_config(PPOConfig, stored, None).env_config["value"]
-
-    assert again((3, (1, 2.5), [("a",)])) == (3, (1, 2.5), [("a",)])
-    for value in (Options(), [Point()]):
-        with pytest.raises(
-            ConfigError, match=r"\['value'\].* was an instance of .*, which a checkpoint holds by"
-        ):
-            again(value)
 
 
 def test_what_belongs_to_a_setting_that_is_switched_off_does_not_stand_in_the_way() -> None:
