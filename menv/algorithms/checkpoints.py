@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import menv
 from menv.algorithms.recipe import recipe_named
-from menv.algorithms.stored_config import restored_config, stored_config
+from menv.algorithms.stored_config import check_connectors, restored_config, stored_config
+from menv.algorithms.training_state import kept_connectors
 from menv.classic_names import classic_keywords
 from menv.errors import CallOrderError, ConfigError, MenvError
 from menv.paths import path_given
+from menv.policy_map import PolicyMap
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm
@@ -139,6 +141,8 @@ class Checkpoints:
         given = _with(config, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
         with _taken_over(folder):
             settings = restored_config(kind.recipe.config_class, manifest["config"], given, env, policy_ids)
+            specs = PolicyMap(settings.multiagent.policies).specs
+            check_connectors("from_checkpoint", manifest["config"], kept_connectors(files), settings, specs)
             same = settings.seed == manifest["config"]["seed"]
         algo = kind(settings)
         try:
@@ -174,6 +178,9 @@ class Checkpoints:
         if found != own:
             raise ConfigError(f"{folder}: policies {found}, expected {own}; {_AGAIN}")
         files = read_files(folder, manifest)
+        with _taken_over(folder):
+            specs = algo._population.policy_map.specs
+            check_connectors("restore", manifest["config"], kept_connectors(files), algo.config, specs)
         with algo._underway.call("restore", whole=True):
             with (
                 _taken_over(folder),

@@ -19,6 +19,7 @@ import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
 from menv.algorithms.config.classic_keys import SECTIONS, read_config, read_keys
+from menv.algorithms.config.numbers import shown
 from menv.algorithms.config.replay_buffer_config import newly_chosen
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
@@ -34,6 +35,13 @@ _OFFERING = ("menv", "menv.algorithms", "menv.envs")
 """The packages of menv whose classes need not be given again."""
 _PLAIN = (bool, int, float, str)
 _NORMALIZED = "normalize_values"
+_OF_CONNECTORS = (
+    "observation_filter",
+    "agent_connectors",
+    "normalize_actions",
+    "clip_actions",
+)
+"""Settings that connectors are made by."""
 _TOLD = 8
 """So many things that have to be given again are told by name."""
 _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm")
@@ -150,6 +158,39 @@ def restored_config(
         for name, one in multi["policies"].items()
     }
     return read_config(config_class, values)
+
+
+def check_connectors(
+    where: str,
+    stored: Tree,
+    kept: Collection[str],
+    config: AlgorithmConfig,
+    specs: Mapping[str, PolicySpec],
+) -> None:
+    """Refuse other settings of connectors than those by which a checkpoint's were made, where these go on.
+
+    Args:
+        where: Begins the message.
+        stored: As from `stored_config`.
+        kept: Policies whose connectors are in the checkpoint, and not only the settings that make them.
+        config: The settings of whoever goes on.
+        specs: The policies of whoever goes on.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for name in sorted(specs.keys() & kept):
+        before = _read(stored["multiagent"]["policies"][name]["config"]) or {}
+        own = specs[name].config or {}
+        for key in _OF_CONNECTORS:
+            was = as_json(before.get(key, _read(stored[key])))
+            now = as_json(own.get(key, getattr(config, key)))
+            if was != now:
+                raise ConfigError(
+                    f"{where}: policy {name!r} has {key}={shown(now)}, expected {shown(was)}, because its connectors "
+                    "go on as they are in the checkpoint; leave it as it was, or edit policy.agent_connectors and "
+                    "policy.action_connectors afterwards"
+                )
 
 
 def _given(config_class: type[AlgorithmConfig], given: Any) -> Tree:

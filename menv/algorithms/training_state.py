@@ -151,6 +151,11 @@ class TrainingState:
         self.evaluations.begin_again(seed)
 
 
+def kept_connectors(files: Mapping[str, Any]) -> list[str]:
+    """Return the policies whose connectors are among `files`; those of others are made by settings alone."""
+    return [name for name, own in files[STATE].get("connectors", {}).items() if own is not None]
+
+
 def _flat(by_policy: Mapping[str, Mapping[str, Any]]) -> Arrays:
     """Return the arrays of all policies under one name each; no policy's id has a slash.
 

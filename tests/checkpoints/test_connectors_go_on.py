@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from menv import PolicySpec
 from menv.algorithms import PPO
 from menv.connectors import (
     AgentConnector,
@@ -18,6 +19,7 @@ from menv.connectors import (
     register_connector,
     register_lambda_agent_connector,
 )
+from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 from tests.checkpoints.runs import SMALL, trained, weights_of
 
@@ -40,6 +42,41 @@ def test_running_means_go_on_to_the_last_bit(tmp_path: Path) -> None:
         found = algo.get_weights()
     for name, value in wanted["default_policy"].items():
         np.testing.assert_array_equal(found["default_policy"][name], value, err_msg=name)
+
+
+OTHERS: list[dict[str, Any]] = [
+    {"observation_filter": "NoFilter"},
+    {"agent_connectors": ["Unchanged"]},
+    {"clip_actions": True},
+    {"multiagent": {"policies": {"default_policy": PolicySpec(config={"observation_filter": "NoFilter"})}}},
+]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_settings_of_connectors_that_go_on_are_refused(other: dict[str, Any], tmp_path: Path) -> None:
+    config: dict[str, Any] = {**SMALL, "observation_filter": "MeanStdFilter"}
+    with PPO(env="CartPole-v1", config=config) as algo:
+        path = algo.save(tmp_path)
+    message = r"policy 'default_policy' has .*, expected .*, because its connectors go on as they are"
+    with pytest.raises(ConfigError, match=f"^from_checkpoint: {message}"):
+        PPO.from_checkpoint(path, other)
+    with PPO(env="CartPole-v1", config={**config, **other}) as algo:
+        before = weights_of(algo)
+        with pytest.raises(ConfigError, match=f"^restore: {message}"):
+            algo.restore(path)
+        assert weights_of(algo) == before
+
+
+def test_settings_of_connectors_may_be_given_again_and_make_those_that_have_no_state(tmp_path: Path) -> None:
+    pair = ("FrameStackAgentConnector", {"num_frames": 3})
+    config: dict[str, Any] = {**SMALL, "observation_filter": "MeanStdFilter", "agent_connectors": [pair]}
+    with PPO(env="CartPole-v1", config=config) as algo:
+        algo.save(tmp_path / "kept")
+    PPO.from_checkpoint(tmp_path / "kept", config).stop()
+    with PPO(env="Pendulum-v1", config=SMALL) as algo:
+        algo.save(tmp_path / "made")
+    with PPO.from_checkpoint(tmp_path / "made", {"clip_actions": True}) as algo:
+        assert "ClipActionsConnector" in str(algo.get_policy().action_connectors)  # type: ignore[attr-defined]
 
 
 def test_running_means_count_no_row_twice_where_a_run_goes_on_with_workers(tmp_path: Path) -> None:

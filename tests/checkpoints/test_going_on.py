@@ -238,3 +238,32 @@ def test_a_stopped_algorithm_is_not_saved(tmp_path: Path) -> None:
     algo.stop()
     with pytest.raises(CallOrderError, match="save: this algorithm was stopped"):
         algo.save(tmp_path)
+
+
+def kl_weights(algo: PPO, iterations: int) -> list[float]:
+    return [algo.train()["info"]["default_policy"]["cur_kl_coeff"] for _ in range(iterations)]
+
+
+def test_the_adapted_kl_weight_goes_on_unless_another_one_is_given(tmp_path: Path) -> None:
+    # A target that no update reaches: the weight is halved after each.
+    config: dict[str, Any] = {**SMALL, "kl_coeff": 0.5, "kl_target": 1e6}
+    with PPO(env="CartPole-v1", config=config) as algo:
+        assert kl_weights(algo, 2) == [0.5, 0.25]
+        algo.save(tmp_path)
+    expected = {None: [0.125, 0.0625], 0.5: [0.125, 0.0625], 3.0: [3.0, 1.5], 0: [0.0, 0.0]}
+    for given, wanted in expected.items():
+        with PPO.from_checkpoint(tmp_path, {} if given is None else {"kl_coeff": given}) as again:
+            assert kl_weights(again, 2) == wanted
+            again.save(tmp_path / "again")
+        with PPO.from_checkpoint(tmp_path / "again") as again:
+            assert kl_weights(again, 1) == [wanted[1] / 2]
+
+
+def test_the_kl_weight_of_an_earlier_version_goes_on_whatever_is_given() -> None:
+    with PPO(env="CartPole-v1", config={**SMALL, "kl_coeff": 3.0}) as algo:
+        algo.train()
+        learner: Any = algo._population.learners._learners["default_policy"]
+        state = {**learner.state(), "kl_coeff": np.array(0.125)}
+        del state["first_kl_coeff"]
+        learner.set_state(state)
+        assert kl_weights(algo, 1) == [0.125]

@@ -78,7 +78,7 @@ class PPOLearner:
         self._settings = settings
         self._seed = seed
         self._batches = 0
-        self._kl_coeff = settings.first_kl_coeff(spec.head.kind)
+        self._kl_coeff = self._first_kl_coeff = settings.first_kl_coeff(spec.head.kind)
         self._statistics: tuple[str, ...] = _STATISTICS
         self._told = False
         # In the order of the description, whatever the order of `weights`: state is saved flat.
@@ -169,6 +169,7 @@ class PPOLearner:
             **self._adam.state(),
             **({} if self._scale is None else self._scale.state()),
             "kl_coeff": np.array(self._kl_coeff, np.float64),
+            "first_kl_coeff": np.array(self._first_kl_coeff, np.float64),
             "batches": np.array(self._batches, np.int64),
         }
 
@@ -181,7 +182,9 @@ class PPOLearner:
         self._adam.set_state(state)
         if self._scale is not None:
             self._scale.set_state(state)
-        self._kl_coeff = float(state["kl_coeff"])
+        # An adapted weight goes on; that of another setting does not. Earlier versions wrote no setting.
+        same = float(state.get("first_kl_coeff", self._first_kl_coeff)) == self._first_kl_coeff
+        self._kl_coeff = float(state["kl_coeff"]) if same else self._first_kl_coeff
         self._batches = int(state["batches"])
 
     def _rows(self, columns: Columns) -> Minibatch:
