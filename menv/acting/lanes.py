@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 Which = npt.NDArray[np.int64]
 
-# Rows of two policies, if they are more than so great a part of the spare ones, are laid out in lanes of their own at once.
+# Rows of two policies lie in lanes of their own at once, if they are more than so great a part of the spare ones.
 _FEW = 6
 # Sorting costs as much as so many runs, and pays for rows that have come so often again.
 _SORTING = 2
