@@ -90,7 +90,7 @@ class NetCohort(Cohort):
         self._seats: Sequence[tuple[Any, Any]] = ()
         self._evaluates = original is not None
         self.built: ActionPlan = original.built if original else action_plan(connectors[0].action)
-        self._versions: list[int] = []
+        self._versions: list[tuple[PolicyConnectors, int]] = []
         self.connect()
 
     def __reduce__(self) -> Any:
@@ -149,7 +149,8 @@ class NetCohort(Cohort):
 
         Once one is not plain, what is written is checked row by row, also after it has become plain again.
         """
-        versions = [own.version for own in self.connectors]
+        # Others that have come in their place may have changed as often.
+        versions = [(own, own.version) for own in self.connectors]
         if versions == self._versions:
             return
         self._versions = versions

@@ -80,14 +80,14 @@ class NetPolicy(Policy):
         self.index = index
         self.seed = seed
         self.explore = True
-        self._version = -1
+        self._version: tuple[PolicyConnectors, int] | None = None
         self._path: ConnectorPath | None = None
         self._key = draws.key(seed, draws.stable_hash(self.policy_id))
         self._calls = 0
         self.turn = Turn()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_version": -1, "_path": None}
+        return {**self.__dict__, "_version": None, "_path": None}
 
     @property
     def agent_connectors(self) -> AgentConnectorPipeline:
@@ -329,7 +329,8 @@ class NetPolicy(Policy):
     def _connected(self) -> ConnectorPath | None:
         """Return the way through the pipelines as they are now; None if they are plain."""
         own = self._own
-        if own.version != self._version:
+        version = own, own.version
+        if version != self._version:
             path = None
             if not plain(own, self.networks.built):
                 networks = self.networks
@@ -339,7 +340,7 @@ class NetPolicy(Policy):
                 taken = networks.row_width, networks.row_dtype
                 path = ConnectorPath([mine], networks.action_space, *taken, learning=False)
             # The version last: other threads may look.
-            self._path, self._version = path, own.version
+            self._path, self._version = path, version
         return self._path
 
     def _answers(self, actions: Any, obs: Any, mask: Any) -> Any:

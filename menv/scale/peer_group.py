@@ -35,6 +35,7 @@ class PeerGroup:
     Attributes:
         peers: They.
         lost: How many have been lost so far.
+        replaced: How often each has been replaced, or is said to have been.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class PeerGroup:
         self._create = create
         self._brief = brief
         self._label = label
-        self._replaced = [0] * count
+        self.replaced = [0] * count
         # Of each peer: the errors since its last answer, the first cause before the others.
         self._errors: list[list[WorkerLostError]] = [[] for _ in range(count)]
         # Answers that tell no more than that it is there, and that it is briefed.
@@ -118,7 +119,7 @@ class PeerGroup:
             ) from error
         time.sleep(PAUSES[len(errors) - 1])
         self.peers[index].kill()
-        self._replaced[index] += 1
+        self.replaced[index] += 1
         self._first[index] = 2
         self._unmade.discard(index)
         self.peers[index] = self._briefed(index)
@@ -134,7 +135,7 @@ class PeerGroup:
     def brief_again(self, index: int) -> None:
         """Let one of them become anew what it is to be by now, in the process that it has."""
         self.settle(index)
-        method, *args = self._brief(index, self._replaced[index])
+        method, *args = self._brief(index, self.replaced[index])
         self.peers[index].ask(method, *args)
         self._first[index] += 1
 
@@ -142,6 +143,6 @@ class PeerGroup:
         """Return a peer that knows what it is to be, a new one if none is given."""
         if peer is None:
             peer = self._engine.start(self._create, label=f"{self._label} {index + 1}")
-        method, *args = self._brief(index, self._replaced[index])
+        method, *args = self._brief(index, self.replaced[index])
         peer.ask(method, *args)
         return peer

@@ -9,7 +9,7 @@ import pytest
 
 from menv.algorithms import PPO
 from menv.algorithms.rollouts.workers import Workers
-from tests.workers.crews import running
+from tests.workers.crews import running, same, weights_of
 from tests.workers.test_lost_workers import kill
 
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
@@ -52,3 +52,59 @@ def test_episodes_of_a_worker_that_is_found_lost_by_save_are_counted_in_the_chec
         found = again.train()
     for key in ("num_faulty_episodes", "faulty_episodes_total", "first_fault"):
         assert found[key] == expected[key], key
+
+
+FILTERED: dict[str, Any] = {
+    "observation_filter": "MeanStdFilter",
+    "agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})],
+}
+
+
+@pytest.mark.parametrize("settings", [{}, FILTERED, {"remote_worker_envs": True}])
+def test_a_run_that_has_lost_workers_goes_on_to_the_last_bit(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with running(2, **settings) as algo:
+        algo.train()
+        for _ in range(2):
+            kill(algo.worker_pids()[0])
+            algo.train()
+        algo.save(tmp_path)
+        expected = [algo.train() for _ in range(2)]
+        wanted = weights_of(algo)
+        # Another one is lost after the checkpoint, so that this run's workers are others than those of then.
+        kill(algo.worker_pids()[1])
+        algo.train()
+        algo.restore(tmp_path)
+        found = [[algo.train() for _ in range(2)]]
+        assert same(weights_of(algo), wanted)
+    with PPO.from_checkpoint(tmp_path) as again:
+        found.append([again.train() for _ in range(2)])
+        assert same(weights_of(again), wanted)
+    for results in found:
+        assert results[0]["num_episodes_not_resumed"] == 0
+        assert [one["digest"] for one in results] == [one["digest"] for one in expected]
+
+
+def test_evaluations_that_have_lost_workers_go_on_as_they_would_have(tmp_path: Path) -> None:
+    settings = {"evaluation_num_workers": 2, "evaluation_duration": 8}
+    with running(0, **settings) as algo:
+        algo.evaluate()
+        kill(algo._evaluations._evaluation._workers.pids[0])
+        algo.evaluate()
+        algo.save(tmp_path)
+        expected = algo.evaluate()["evaluation"]["hist_stats"]
+    with PPO.from_checkpoint(tmp_path) as again:
+        assert again.evaluate()["evaluation"]["hist_stats"] == expected
+
+
+def test_a_run_that_has_lost_workers_goes_on_with_another_number_of_them(tmp_path: Path) -> None:
+    with running(2) as algo:
+        algo.train()
+        kill(algo.worker_pids()[0])
+        before = algo.train()["num_env_steps_sampled"]
+        algo.save(tmp_path)
+    for workers in (0, 1, 3):
+        with PPO.from_checkpoint(tmp_path, {"num_workers": workers}) as again:
+            found = again.train()
+        assert found["num_env_steps_sampled"] == before + found["num_env_steps_sampled_this_iter"]

@@ -81,6 +81,9 @@ class EvaluationWorkers:
         self._begun = True
         if self._resumed is not None:
             tree, self._resumed = self._resumed, None
+            replaced = tree.get("replaced", ())
+            if len(replaced) == len(workers):
+                workers.stand_in(replaced)
             workers.all_at_once("resume", tree)
         workers.ask_all("play", parcel=parcel)
         self._parcel, self._broken_off = parcel, False
@@ -129,7 +132,8 @@ class EvaluationWorkers:
         states = self._workers.all_at_once("state") if self._playing is self._crew.policy_map else [None]
         whole = None
         if None not in states:
-            whole = {"workers": states, "gone": Stand().state(), "pieces": 0}
+            replaced = self._workers.replaced
+            whole = {"workers": states, "gone": Stand().state(), "pieces": 0, "replaced": replaced}
         return {"sampler": whole, "metrics": self._metrics.state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -190,7 +190,8 @@ class WorkerRollouts:
         self.take_back()
         states = self._workers.sure_of_all("state")
         gone = Stand.sum((self._gone, *(inbox.before for inbox in self._workers.inboxes)))
-        return {"workers": states, "gone": gone.state(), "pieces": self._unrolls}
+        replaced = self._workers.replaced
+        return {"workers": states, "gone": gone.state(), "pieces": self._unrolls, "replaced": replaced}
 
     @one_at_a_time
     def begin_again(self, seed: int) -> None:
@@ -204,6 +205,8 @@ class WorkerRollouts:
         """See `Rollouts.resume`."""
         tree = spread(tree, len(self._workers), self._each)
         self._gone, self._unrolls = Stand.of(tree["gone"]), tree["pieces"]
+        # Those of another layout, and of earlier versions, tell nothing of it.
+        self._workers.stand_in(tree.get("replaced", [0] * len(self._workers)))
         lost = 0
         for index, state in enumerate(tree["workers"]):
             lost += int(self._workers.sure(index, "resume", state))

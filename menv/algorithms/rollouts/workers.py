@@ -89,6 +89,11 @@ class Workers:
         return self._group.lost
 
     @property
+    def replaced(self) -> list[int]:
+        """How often each has been replaced, which decides what it draws."""
+        return list(self._group.replaced)
+
+    @property
     def pids(self) -> list[int | None]:
         """Of the workers' processes."""
         return [peer.pid for peer in self._group.peers]
@@ -181,6 +186,14 @@ class Workers:
         for index in range(len(self)):
             self.sure(index, "begin_again", seed)
             self.inboxes[index] = Inbox()
+
+    def stand_in(self, replaced: Sequence[int]) -> None:
+        """Let each draw what one does that has been replaced so often, with the seed of now."""
+        for index, times in enumerate(replaced):
+            # Its environments have their seeds since they were made.
+            if times or self._group.replaced[index]:
+                self._group.replaced[index] = times
+                self._group.brief_again(index)
 
     def renew(self) -> None:
         """Make all of them anew; what they have sampled is forgotten."""
