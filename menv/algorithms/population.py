@@ -12,6 +12,7 @@ from typing import Any
 from menv.algorithms.cohorts import Built, add_to_cohorts, build_cohorts
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import adopt, override
+from menv.algorithms.config.off_policy_config import OffPolicyConfig
 from menv.algorithms.config.ppo_config import PPOConfig
 from menv.algorithms.learning.learners import Learners
 from menv.algorithms.networks.network_spec import NetworkSpec
@@ -259,6 +260,8 @@ class Population:
             config = override(self._config, spec.config, policy_id)
         else:
             config = adopt(recipe.config_class, self._config, spec.config, policy_id)
+        if isinstance(config, OffPolicyConfig):
+            config.check_reach(self._config, f"policies[{policy_id!r}].config: ")
         if config.num_gpus:
             from menv.algorithms.torch_device import learning_device
 

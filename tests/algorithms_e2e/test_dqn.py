@@ -11,6 +11,7 @@ import pytest
 from menv import PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, DQNConfig
 from menv.algorithms.dqn import DQNRecipe
+from menv.base_env import ALL
 from menv.envs import TicTacToe
 from menv.errors import ConfigError
 from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to, weights_of
@@ -109,6 +110,46 @@ def test_ppo_and_dqn_policies_train_side_by_side() -> None:
         assert {"ppo", "dqn"} <= set(result["info"])
         # PPO's batch decides how much is sampled before anybody learns.
         assert result["num_env_steps_sampled_this_iter"] == 4096
+
+
+class Endless(Duo):
+    """Its episodes never end."""
+
+    def step(self, action_dict: Any) -> Any:
+        obs, rewards, *_ = super().step(action_dict)
+        return obs, rewards, {ALL: False}, {ALL: False}, {}
+
+
+def rewards_a_target(algo: Any, policy_id: str) -> set[int]:
+    """Return how many rewards the targets hold that have been kept, where gamma is 0.9."""
+    kept = algo._population.learners._learners[policy_id].replay.kept("discounts")
+    return {round(float(steps)) for steps in np.log(kept[kept > 0]) / np.log(0.9)}
+
+
+def test_fragments_are_as_long_as_the_steps_of_any_policys_targets() -> None:
+    policies = {"far": PolicySpec(config={"n_step": 8}), "near": PolicySpec(config={"n_step": 2})}
+    multiagent = {"policies": policies, "policy_mapping_fn": to(a="far", b="near")}
+    settings = {**QUICK, "gamma": 0.9, "num_envs_per_worker": 64, "multiagent": multiagent}
+    with DQN(env=Endless, config=settings) as algo:
+        algo.train()
+        assert max(rewards_a_target(algo, "far")) == 8
+        assert max(rewards_a_target(algo, "near")) == 2
+        farther = PolicySpec(config={"n_step": 9})
+        with pytest.raises(
+            ConfigError, match=r"policies\['c'\]\.config: DQN: n_step is 9 with fragments of 8,"
+        ):
+            algo.add_policy("c", farther)
+        algo.add_policy("c", PolicySpec(config={"n_step": 8}))
+
+
+def test_a_policys_own_steps_are_refused_where_fixed_fragments_cut_them() -> None:
+    policies = {"far": PolicySpec(algorithm="DQN", config={"n_step": 8}), "near": None}
+    multiagent = {"policies": policies, "policy_mapping_fn": to(a="far", b="near")}
+    for settings in ({"rollout_fragment_length": 4}, {"num_envs_per_worker": 8, "train_batch_size": 32}):
+        with pytest.raises(
+            ConfigError, match=r"policies\['far'\]\.config: DQN: n_step is 8 with fragments of 4,"
+        ):
+            PPO(env=Duo, config={**settings, "multiagent": multiagent})
 
 
 def test_two_trainers_swap_weights() -> None:

@@ -118,7 +118,7 @@ def test_a_buffer_without_an_end_takes_the_rows_that_come() -> None:
     settings = {
         "replay_buffer_config": {"capacity": MOST}, "target_network_update_freq": MOST, "train_batch_size": 16,
         "num_steps_sampled_before_learning_starts": 8, "min_sample_timesteps_per_iteration": 64, "n_step": 10**9,
-        "training_intensity": 1,
+        "training_intensity": 1, "batch_mode": "complete_episodes",
     }  # fmt: skip
     with DQN(env="CartPole-v1", config=settings) as algorithm:
         assert math.isfinite(algorithm.train()["info"]["default_policy"]["loss"])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from menv import PolicySpec
 from menv.algorithms.config.classic_keys import adopt, override, read_config
 from menv.algorithms.config.dqn_config import DQNConfig
 from menv.algorithms.config.dqn_settings import DQNSettings
@@ -55,6 +56,16 @@ def test_an_epsilon_of_endless_steps_is_that_of_the_start() -> None:
         ({}, 1, 64, 64, 1000),
         ({}, 16, 4, 64, 1000),
         ({}, 1000, 4, 4000, 4000),
+        ({"n_step": 8}, 64, 8, 512, 1000),
+        ({"n_step": 8}, 2, 32, 64, 1000),
+        ({"n_step": 8, "batch_mode": "complete_episodes"}, 64, 4, 256, 1000),
+        (
+            {"n_step": 5, "multiagent": {"policies": {"a": PolicySpec(config={"n_step": 9}), "b": None}}},
+            64,
+            9,
+            576,
+            1000,
+        ),
         ({"rollout_fragment_length": 7}, 3, 7, 21, 1000),
         ({"rollout_fragment_length": 7, "min_sample_timesteps_per_iteration": 5}, 3, 7, 21, 21),
     ],
@@ -72,6 +83,11 @@ def test_learning_happens_every_few_steps_and_an_iteration_covers_many(
     ("config", "message"),
     [
         ({"n_step": 0}, "n_step is 0, expected an integer of at least 1"),
+        (
+            {"n_step": 3, "rollout_fragment_length": 1},
+            "DQN: n_step is 3 with fragments of 1, .*, expected at most 1; lower n_step, raise rollout_fragment_length",
+        ),
+        ({"n_step": 10**9}, "n_step is 1000000000 with fragments of 100000, beyond which no target reaches"),
         ({"target_network_update_freq": 2.5}, r"target_network_update_freq is 2\.5"),
         ({"gamma": 1.5}, r"gamma is 1\.5, expected a number from 0 to 1"),
         ({"grad_clip": "no"}, "grad_clip is 'no', .* or None to switch it off"),
@@ -99,6 +115,22 @@ def test_settings_that_cannot_work_are_refused_in_one_line(config: dict[str, Any
     with pytest.raises(ConfigError, match=message) as caught:
         read_config(DQNConfig, config)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "steps"),
+    [
+        ({}, 3),
+        ({"rollout_fragment_length": 2}, 2),
+        ({"rollout_fragment_length": 7}, 3),
+        ({"rollout_fragment_length": 2, "batch_mode": "complete_episodes"}, 3),
+        ({"rollout_fragment_length": 2, "n_step": 9, "batch_mode": "complete_episodes"}, 9),
+    ],
+)
+def test_targets_hold_three_rewards_or_what_fragments_have_where_nothing_is_said(
+    config: dict[str, Any], steps: int
+) -> None:
+    assert read_config(DQNConfig, config).target_steps() == steps
 
 
 def test_a_policy_of_another_algorithm_has_the_common_settings_gamma_and_defaults_for_the_rest() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from menv.algorithms.config.exploration_config import ExplorationConfig
 from menv.algorithms.config.keys import section
@@ -41,8 +41,9 @@ class DQNSettings:
     """Whether the network that learns chooses the action whose worth the target network gives."""
     dueling: bool = True
     """Whether Q-values are the sum of a state's value and the actions' advantages."""
-    n_step: int = 3
-    """Rewards that a target holds before it relies on the target network."""
+    n_step: int | Literal["auto"] = "auto"
+    """Rewards that a target holds before it relies on the target network, at most: none reaches beyond its fragment
+    or, with a memory, its sequence. "auto" makes 3, or as many steps as a fixed `rollout_fragment_length` has."""
     grad_clip: float | None = 1.0
     """Upper limit of the gradient's global norm; None switches clipping off."""
     adam_epsilon: float = 1e-8
@@ -57,7 +58,8 @@ class DQNSettings:
         for name, kind in _SECTIONS.items():
             object.__setattr__(self, name, section(kind, getattr(self, name), name))
         for name, (least, most) in _COUNTS.items():
-            check_count(self.algorithm, name, getattr(self, name), least, most)
+            if name != "n_step" or self.n_step != "auto":
+                check_count(self.algorithm, name, getattr(self, name), least, most)
         for name, (low, high) in _RANGES.items():
             off = name == "grad_clip"
             check_number(self.algorithm, name, getattr(self, name), low, high, none_is_off=off)
@@ -71,7 +73,12 @@ class DQNSettings:
         """Return the share of random actions after `env_steps` env steps of the run."""
         return self.exploration_config.epsilon_at(env_steps)
 
+    def target_steps(self) -> int:
+        """Return the rewards that a target holds, at most."""
+        return _USUAL_STEPS if self.n_step == "auto" else self.n_step
 
+
+_USUAL_STEPS = 3
 _SECTIONS: dict[str, type[Any]] = {
     "replay_buffer_config": ReplayBufferConfig,
     "exploration_config": ExplorationConfig,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.dqn_settings import DQNSettings
+from menv.algorithms.config.keys import prefixed
 from menv.algorithms.config.numbers import MOST_ROWS, check_count
+from menv.errors import ConfigError
+from menv.policy_spec import PolicySpec
 
 # What "auto" makes of the fragment length: so many env steps, of all sub-environments together, between two
 # times of learning, and at least so many of each.
@@ -25,7 +29,8 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
 
     rollout_fragment_length: int | Literal["auto"] = "auto"
     """Steps of each sub-environment between two times of learning; "auto" makes 64 of all together, at least 4 of each,
-    and of each at least `max_seq_len` where there is a memory."""
+    of each at least `max_seq_len` where there is a memory, and at least the `n_step` of every policy. A fixed one below
+    `n_step` is refused, unless `batch_mode` is "complete_episodes"."""
     train_batch_size: int = 256
     """Rows of one gradient step, drawn from the replay buffer; how often, `training_intensity` says."""
     min_sample_timesteps_per_iteration: int = 1_000
@@ -41,13 +46,38 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
             check_count("model", "max_seq_len", self.model.max_seq_len, most=_LONGEST)
         name = "min_sample_timesteps_per_iteration"
         check_count(self.algorithm, name, getattr(self, name), most=MOST_ROWS)
+        if self.n_step != "auto":
+            fixed = self.rollout_fragment_length
+            self._check_reach(_LONGEST if fixed == "auto" else fixed)
+
+    def target_steps(self) -> int:
+        """Return the rewards that a target holds, at most."""
+        steps, fixed = DQNSettings.target_steps(self), self.rollout_fragment_length
+        if self.n_step != "auto" or fixed == "auto" or self.batch_mode == "complete_episodes":
+            return steps
+        return min(steps, fixed)
+
+    def check_reach(self, main: AlgorithmConfig, where: str) -> None:
+        """Refuse targets of a policy that reach beyond the fragments of its run.
+
+        Args:
+            main: The main settings, which say how long fragments are.
+            where: Begins the message.
+
+        Raises:
+            ConfigError: They do.
+        """
+        if self.n_step != "auto":
+            length = main.fragment_length(main.num_envs_per_worker * max(1, main.num_workers))
+            with prefixed(where):
+                self._check_reach(length)
 
     def fragment_length(self, num_envs: int) -> int:
         """Return the steps of each of `num_envs` sub-environments between two times of learning."""
         if self.rollout_fragment_length == "auto":
             # A recurrent policy learns through sequences, and these end where a fragment does.
             least = self.model.max_seq_len if self.model.cell else _STEPS_OF_EACH
-            return max(least, -(-_STEPS_TOGETHER // num_envs))
+            return max(least, self._longest_reach(), -(-_STEPS_TOGETHER // num_envs))
         return self.rollout_fragment_length
 
     def sample_size(self, num_envs: int) -> int:
@@ -57,3 +87,22 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
     def iteration_size(self, num_envs: int) -> int:
         """Return the env steps, of all sub-environments together, of one training iteration."""
         return max(self.min_sample_timesteps_per_iteration, self.sample_size(num_envs))
+
+    def _check_reach(self, length: int) -> None:
+        """Refuse targets that reach beyond fragments of so many steps, where these cut episodes."""
+        if self.batch_mode != "complete_episodes" and self.target_steps() > length:
+            raise ConfigError(
+                f"{self.algorithm}: n_step is {self.n_step} with fragments of {length}, beyond which no target "
+                f"reaches, expected at most {length}; lower n_step, raise rollout_fragment_length, or set "
+                'batch_mode="complete_episodes"'
+            )
+
+    def _longest_reach(self) -> int:
+        """Return the most steps that targets of any policy reach; 0 where fragments cut no episode."""
+        if self.batch_mode == "complete_episodes":
+            return 0
+        given, found = self.multiagent.policies, [self.target_steps()]
+        for policy_id, value in given.items() if isinstance(given, Mapping) else ():
+            own = (PolicySpec.of(policy_id, value).config or {}).get("n_step")
+            found.append(own if isinstance(own, int) else 0)
+        return max(found)

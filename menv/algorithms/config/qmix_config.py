@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from menv.algorithms.config.keywords import by_name
 from menv.algorithms.config.numbers import check_count, shown
@@ -40,8 +40,8 @@ class QMIXConfig(OffPolicyConfig):
     """Rows that are learned from for each row that is sampled; divided by `train_batch_size`, gradient steps."""
     dueling: bool = False
     """Whether a member's Q-values are the sum of a state's value and the actions' advantages."""
-    n_step: int = 1
-    """Rewards that a target holds before it relies on the target network."""
+    n_step: int | Literal["auto"] = 1
+    """Rewards that a target holds before it relies on the target network, at most; "auto" as there."""
 
     def __post_init__(self) -> None:
         """Check everything."""

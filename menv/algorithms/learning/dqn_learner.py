@@ -188,7 +188,7 @@ class DQNLearner:
 
     def _columns(self, batch: SampleBatch) -> dict[str, Column]:
         """Return what is kept of a batch, [N, ...]; see `_terms`."""
-        found = transitions(batch, self._settings.gamma, self._settings.n_step)
+        found = transitions(batch, self._settings.gamma, self._settings.target_steps())
         columns: dict[str, Column] = {
             "obs": obs_column(batch["obs"]),
             "actions": np.asarray(batch["actions"], np.int64),

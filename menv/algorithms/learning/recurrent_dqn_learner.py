@@ -83,9 +83,9 @@ class RecurrentDQNLearner(DQNLearner):
         most = self._max_seq_len
         pieces = batch.in_pieces(most)
         cut = sequences(pieces.segments.lengths, most, width=most)
-        found = transitions(pieces, self._settings.gamma, self._settings.n_step)
+        found = transitions(pieces, self._settings.gamma, self._settings.target_steps())
         rows, lengths = cut.rows, cut.lengths
-        after = np.minimum(np.arange(most) + self._settings.n_step, lengths[:, None])
+        after = np.minimum(np.arange(most) + self._settings.target_steps(), lengths[:, None])
         columns: dict[str, Column] = {
             "obs": _and_next(obs_column(batch["obs"]), cut, pieces.segments.next_obs),
             "actions": np.asarray(batch["actions"], np.int64)[rows],
