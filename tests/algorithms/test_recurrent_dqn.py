@@ -109,18 +109,46 @@ def test_the_loss_is_that_of_every_row_unrolled_by_itself(double_q: bool, masked
     np.testing.assert_allclose(terms.td_errors.numpy(), priorities, rtol=1e-4)
 
 
-def test_sizes_count_rows() -> None:
-    one = learner(replay_buffer_config={"capacity": 30}, train_batch_size=12)
+def test_a_capacity_counts_whole_sequences() -> None:
+    one = learner(replay_buffer_config={"capacity": 30})
     assert one.replay.capacity == 10
     assert one.learn(pieces(), 100)["replay_rows"] == 10.0
     assert one.replay.rows == 4
-    drawn: list[int] = []
-    sample = one.replay.sample
 
-    def watched(count: int, rng: Any) -> Any:
-        drawn.append(count)
-        return sample(count, rng)
 
-    one.replay.sample = watched  # type: ignore[method-assign]
-    one.gradient_steps(2)
-    assert drawn == [4, 4]
+def rows_learned_from(one: RecurrentDQNLearner, steps: int) -> list[int]:
+    """Return the rows of each of some gradient steps."""
+    counts: list[int] = []
+    terms = one._terms
+
+    def watched(rows: Any, weights: Any) -> Any:
+        counts.append(int(rows["valid"].sum()))
+        return terms(rows, weights)
+
+    one._terms = watched  # type: ignore[method-assign]
+    one.gradient_steps(steps)
+    return counts
+
+
+def of_lengths(lengths: list[int]) -> SampleBatch:
+    """Return pieces of these lengths, played from states of zeros."""
+    batch = written(lengths)
+    batch["obs"][:] *= 0.01
+    for part in range(2):
+        batch[f"state_in_{part}"] = np.zeros((batch.count, 3), np.float32)
+    return batch
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("lengths", [[1] * 20, [3] * 20, [1, 2, 3, 3, 8, 1, 1]], ids=str)
+def test_a_step_is_made_on_as_many_rows_as_a_batch_has_however_short_sequences_are(
+    lengths: list[int], prioritized: bool
+) -> None:
+    kept = {"replay_buffer_config": {"prioritized_replay": prioritized}}
+    one = learner(train_batch_size=60, training_intensity=1e-6, **kept)
+    one.learn(of_lengths(lengths), 100)
+    again = learner(train_batch_size=60, training_intensity=1e-6, **kept)
+    again.set_state(one.state())
+    counts = rows_learned_from(one, 20)
+    assert np.mean(counts) == pytest.approx(60, rel=0.1)
+    assert rows_learned_from(again, 20) == counts

@@ -30,7 +30,7 @@ class ReplayBufferConfig:
     """A classic name, such as "ReplayBuffer" or "PrioritizedReplayBuffer", which decides `prioritized_replay`; None
     leaves that to the field itself."""
     capacity: int = 100_000
-    """Rows; the oldest ones make room."""
+    """Rows; the oldest ones make room. With a memory a sequence counts as `max_seq_len` rows, however short it is."""
     prioritized_replay: bool = False
     """Whether rows with larger errors are drawn more often."""
     prioritized_replay_alpha: float = 0.6

@@ -40,7 +40,7 @@ class DQNLearner:
         settings: Numbers of the loss, the optimizer, the buffer and the exploration.
         weights: First weights by name; copied.
         seed: Decides which rows are drawn; the same seed and fragments give the same weights.
-        rows_each: Rows that one entry of the buffer stands for, which its capacity and the batch size count.
+        rows_each: Rows that one entry of the buffer has room for, which its capacity counts.
         device: Where gradient steps are made; experience stays with the processor.
 
     Attributes:
@@ -57,7 +57,6 @@ class DQNLearner:
         rows_each: int = 1,
         device: torch.device = CPU,
     ) -> None:
-        self._rows_each = rows_each
         self._settings = settings
         self._seed = seed
         self._calls = 0
@@ -122,7 +121,7 @@ class DQNLearner:
         # A pure function of seed and call: a resumed run draws as if it had never stopped.
         rng = np.random.default_rng((self._seed, self._calls))
         self._calls += 1
-        size = max(1, self._settings.train_batch_size // self._rows_each)
+        size = self._entries_of_a_step()
         with repeatable(self._device):
             done = [self._step(self.replay.sample(size, rng)) for _ in range(count)]
         return dict(zip(_STATISTICS, torch.stack(done).mean(0).tolist(), strict=True)) if done else {}
@@ -185,6 +184,10 @@ class DQNLearner:
     def _rows_kept(self) -> int:
         """Return the rows that the buffer holds."""
         return self.replay.rows
+
+    def _entries_of_a_step(self) -> int:
+        """Return how many entries of the buffer a gradient step is made on."""
+        return self._settings.train_batch_size
 
     def _columns(self, batch: SampleBatch) -> dict[str, Column]:
         """Return what is kept of a batch, [N, ...]; see `_terms`."""

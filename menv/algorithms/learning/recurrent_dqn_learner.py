@@ -36,7 +36,8 @@ class RecurrentDQNLearner(DQNLearner):
 
     Args:
         spec: The network, recurrent.
-        settings: Numbers of the loss, the optimizer, the buffer and the exploration; sizes count rows.
+        settings: Numbers of the loss, the optimizer, the buffer and the exploration; the batch size counts rows, the
+            capacity T for each sequence.
         weights: First weights by name; copied.
         seed: Decides which sequences are drawn.
         max_seq_len: T.
@@ -73,6 +74,11 @@ class RecurrentDQNLearner(DQNLearner):
     def _rows_kept(self) -> int:
         """Return the rows that the sequences in the buffer hold."""
         return int(np.count_nonzero(self.replay.kept("valid"))) if self.replay.rows else 0
+
+    def _entries_of_a_step(self) -> int:
+        """Return how many sequences hold as many rows as a gradient step shall be made on, in the mean."""
+        each = self._rows_kept() / max(1, self.replay.rows)
+        return max(1, round(self._settings.train_batch_size / max(1.0, each)))
 
     def _columns(self, batch: SampleBatch) -> dict[str, Column]:
         """Return what is kept of a batch, [B, ...] for B sequences.
