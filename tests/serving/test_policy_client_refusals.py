@@ -13,6 +13,7 @@ from menv import DefaultCallbacks
 from menv.errors import ContractError, EpisodeError, RefusedError
 from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
+from menv.serving.policy_server import Carrier
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
 
@@ -20,6 +21,8 @@ REFUSED = r"episode '{}': a part of it was refused \(.*(that is not finite|2.0 a
 NOTHING = np.full(3, np.nan, np.float32)
 # A network acts on it, and only who looks at bounds refuses it.
 OUTSIDE = np.full(3, 2.0, np.float32)
+SMALL = Limits(max_body=20_000, inline_body=10_000)
+every_transport = pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])
@@ -167,6 +170,49 @@ def test_an_info_that_is_no_dict_is_refused_and_nothing_is_paid_twice(mode: Any,
         play(client, [900.0] * 3)
         client.update_policy_weights()
         assert eventually(lambda: (course.column("rewards") == 7.0).sum() == 12)
+
+
+@every_transport
+def test_an_episode_that_is_too_large_costs_no_other_one_whatever_the_transport(transport: Carrier) -> None:
+    with (
+        Course(transport=transport, env_steps_per_sample=10_000, limits=SMALL) as course,
+        client_of(course) as client,
+    ):
+        play(client, [7.0] * 900, "large")
+        play(client, [1.0, 2.0, 3.0])
+        with pytest.raises(EpisodeError, match=r"episode 'large': a part of it was refused \(.*20000"):
+            client.update_policy_weights()
+        play(client, [4.0, 5.0])
+        client.update_policy_weights()
+        assert course.has_rewards([1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+@every_transport
+def test_a_server_that_takes_no_episodes_says_why_whatever_the_transport(transport: Carrier) -> None:
+    config = {"multiagent": {"observation_fn": lambda agent_obs, **_: agent_obs}}
+    with Course(config, transport=transport) as course, client_of(course) as client:
+        for name in ("first", "second"):
+            play(client, [1.0, 2.0], name)
+            with pytest.raises(EpisodeError, match=f"episode '{name}': .*observation_fn"):
+                client.update_policy_weights()
+
+
+@every_transport
+def test_a_question_that_is_too_large_is_refused_whatever_the_transport(transport: Carrier) -> None:
+    with (
+        Course(transport=transport, limits=SMALL) as course,
+        PolicyClient(course.address, "remote", timeout=20) as client,
+    ):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        client.log_returns(name, 1.0, {"note": "x" * 30_000})
+        with pytest.raises(RefusedError, match="20000") as caught:
+            client.get_action(name, observation(1))
+        assert caught.value.code == "too_large"
+        client.get_action(name, observation(1))
+        client.log_returns(name, 2.0)
+        client.end_episode(name, observation(2))
+        assert course.has_rewards([1.0, 2.0])
 
 
 def client_of(course: Course) -> Any:

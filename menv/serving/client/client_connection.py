@@ -1,7 +1,7 @@
 """A client's connection to a server: bodies there and back, over HTTP, TCP or WebSocket.
 
-`client_link` opens them and closes them when they fail. They know no messages. Whatever goes wrong on the way is a
-`ConnectionError`, for which there is one cure: to connect again.
+`client_link` opens them and closes them when they fail. They know no messages, but for the refusal that a WebSocket
+ends with. Whatever goes wrong on the way is a `ConnectionError`, for which there is one cure: to connect again.
 """
 
 from __future__ import annotations

@@ -183,7 +183,11 @@ class ClientLink:
         answer = decode_answer(connection.receive())[0]
         if isinstance(answer, Pong):
             return Ok()
-        decode_answer(connection.receive())
+        try:
+            decode_answer(connection.receive())
+        except ConnectionError:
+            # After some refusals the server ends the connection, and nothing answers the PING.
+            self._drop()
         return answer
 
     def _connect(self, anew: bool) -> None:

@@ -15,9 +15,12 @@ from typing import Any
 from menv.errors import ConfigError, MissingExtraError
 from menv.serving.client.client_address import ClientAddress
 from menv.serving.client.client_socket import MOST_ANSWER_BYTES, end_socket, lost, open_socket
+from menv.serving.wire.bad_message import Code
+from menv.serving.wire.dialect import Dialect
+from menv.serving.wire.messages import Error, encode
 
 _CHUNK = 1 << 16
-_GOING_AWAY = 1001
+_GOING_AWAY, _TOO_LARGE = 1001, 1009
 _UNWELCOME = (401, 403)
 _UNHEARD = logging.Logger("menv.serving.client.websocket", logging.CRITICAL)
 """What goes wrong is raised, not logged; this one is nobody's child and has no handler."""
@@ -41,6 +44,7 @@ class WebSocketClientConnection:
         self._protocol = ClientProtocol(uri, max_size=MOST_ANSWER_BYTES, logger=_UNHEARD)
         self._bodies: list[bytes] = []
         self._fragments: list[bytes] = []
+        self._is_told = False
         # Whoever closes may be another thread than the one that sends.
         self._writing = threading.Lock()
         self._timeout = timeout
@@ -65,14 +69,14 @@ class WebSocketClientConnection:
         """Return the next message; see `ClientConnection`."""
         end = time.monotonic() + self._timeout
         while not self._bodies:
+            if self._protocol.close_expected():
+                return self._last_word()
             frames = self._read()
             # Nobody waits longer for somebody who only says that he is there.
             if sum(map(self._take, frames)) or not frames:
                 end = time.monotonic() + self._timeout
             elif time.monotonic() > end:
                 raise ConnectionAbortedError("no answer in time")
-            if not self._bodies and self._protocol.close_expected():
-                raise ConnectionResetError("the server ended the connection")
         return self._bodies.pop(0)
 
     def close(self) -> None:
@@ -115,6 +119,18 @@ class WebSocketClientConnection:
                 f"PolicyClient: {address} refuses ({why}), expected to be let in; check token and address"
             ) from why
         raise ConnectionRefusedError(f"the server lets no WebSocket in ({why})") from why
+
+    def _last_word(self) -> bytes:
+        """Return the ERROR that other carriers send where a message was too large; here the farewell tells it.
+
+        Raises:
+            ConnectionError: The connection ended for another reason, or this was said already.
+        """
+        end, was_told, self._is_told = self._protocol.close_rcvd, self._is_told, True
+        if was_told or end is None or end.code != _TOO_LARGE:
+            raise ConnectionResetError("the server ended the connection")
+        why = f"a body that the server does not take ({end.reason}); see Limits.max_body"
+        return encode(Error(code=Code.TOO_LARGE, message=why), Dialect.MSGPACK)
 
     def _read(self) -> list[Any]:
         """Return what the next bytes hold: the answer to the handshake, or frames; waits for bytes.
