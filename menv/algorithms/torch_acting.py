@@ -177,7 +177,10 @@ class TorchActing:
 
     def add_policy(self, weights: Weights | None = None) -> int:
         """Add a policy and return its index; without weights it copies policy 0."""
-        params = {name: torch.zeros(shape, device=self._device) for name, shape in self._shapes.items()}
+        params = {
+            name: torch.zeros(shape, device=self._device, dtype=torch.float32)
+            for name, shape in self._shapes.items()
+        }
         self._params.append(params)
         self._networks.append(self._make_network(params))
         self.set_weights(self.policies - 1, self.get_weights(0) if weights is None else weights)

@@ -52,8 +52,8 @@ def array_of(tensor: Tensor) -> npt.NDArray[Any]:
 
 @cache
 def constant(value: float, device: torch.device) -> Tensor:
-    """Return a scalar tensor, always the same; nobody may write into it."""
-    return torch.tensor(value, device=device)
+    """Return a scalar tensor of float32, always the same; nobody may write into it."""
+    return torch.tensor(value, device=device, dtype=torch.float32)
 
 
 @contextmanager

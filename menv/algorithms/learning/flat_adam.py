@@ -55,10 +55,10 @@ class FlatAdam:
         self._betas = betas
         self._eps = eps
         total = sum(value.size for value in weights.values())
-        self._flat = torch.empty(total, device=device)
-        self._grad = torch.zeros(total, device=device)
-        self._mean = torch.zeros(total, device=device)
-        self._square = torch.zeros(total, device=device)
+        self._flat = torch.empty(total, device=device, dtype=torch.float32)
+        self._grad = torch.zeros(total, device=device, dtype=torch.float32)
+        self._mean = torch.zeros(total, device=device, dtype=torch.float32)
+        self._square = torch.zeros(total, device=device, dtype=torch.float32)
         self.params: dict[str, Tensor] = {}
         start = 0
         for name, value in weights.items():

@@ -180,9 +180,11 @@ def clip_bounds(advantages: Tensor, clip_param: float) -> Tensor:
     """Return [B, 2] the least and the highest log r_t that `clipped_ratio` lets through."""
     gain = advantages > 0.0
     least = math.log1p(-clip_param) if clip_param < 1.0 else -math.inf
-    return torch.stack(
+    bounds = torch.stack(
         (torch.where(gain, -math.inf, least), torch.where(gain, math.log1p(clip_param), _MOST_LOG_RATIO)), -1
     )
+    # Numbers alone have torch's default dtype, which is a user's to choose.
+    return bounds.to(advantages.dtype)
 
 
 def clipped_ratio(

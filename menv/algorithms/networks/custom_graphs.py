@@ -103,7 +103,7 @@ class _Rows(nn.Module):
         self._structure = spec.structure
         first = initial_state(self.module)
         self.state_sizes = [len(part) for part in first]
-        self.register_buffer("first", torch.cat(first) if first else torch.zeros(0))
+        self.register_buffer("first", torch.cat(first) if first else torch.zeros(0, dtype=torch.float32))
 
     def forward(self, rows: Tensor, state: Tensor | None = None) -> Any:
         """Return outputs [R, D], and with a state the one after them."""
@@ -128,7 +128,8 @@ def _one_step(value: Any) -> Any:
 def _exported(rows: _Rows) -> onnx.ModelProto:
     """Return the graph of a module; its learned parameters are initializers with the names they are learned under."""
     size, width = rows._structure.size, sum(rows.state_sizes)
-    given = [torch.zeros(_FIRST_ROWS, size), *([torch.zeros(_FIRST_ROWS, width)] if width else [])]
+    widths = (size, width) if width else (size,)
+    given = [torch.zeros(_FIRST_ROWS, one, dtype=torch.float32) for one in widths]
     count = torch.export.Dim("R")
     shapes = tuple({0: count} for _ in given)
     with _quietly():

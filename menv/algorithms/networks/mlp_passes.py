@@ -69,7 +69,8 @@ class Workspace:
         self._blocks.clear()
 
     def _block(self, rows: int, width: int) -> _Block:
-        before, slope = (torch.empty(rows, width, device=self._device) for _ in range(2))
+        size, where = (rows, width), self._device
+        before, slope = (torch.empty(size, device=where, dtype=torch.float32) for _ in range(2))
         keeps_inputs = self.slope is not None and self.slope.keeps_inputs
         return _Block(before, torch.empty_like(before) if keeps_inputs else before, slope)
 

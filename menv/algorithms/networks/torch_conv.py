@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from menv.algorithms.networks.conv_stack import ConvLayer
+from menv.algorithms.torch_device import constant
 
 PIXEL = 1.0 / 255.0
 
@@ -43,8 +44,12 @@ class TorchConv:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return [N, features], channel after channel, from images as rows [N, F]."""
-        # The product of bytes and a float is float32, in one pass.
-        x = (rows * PIXEL if self._pixels else rows).view(-1, *self._shape).permute(0, 3, 1, 2)
+        # The product of bytes and a float32 is float32, in one pass.
+        x = (
+            (rows * constant(PIXEL, rows.device) if self._pixels else rows)
+            .view(-1, *self._shape)
+            .permute(0, 3, 1, 2)
+        )
         for layer, weight, bias in self._layers:
             top, left, bottom, right = layer.pads
             if (top, left) != (bottom, right):

@@ -44,7 +44,7 @@ class TorchCustom:
         first = [part.to(device) for part in initial_state(self._module)]
         self._module.to(device)
         self._state_sizes = [len(part) for part in first]
-        self._first_state = torch.cat(first) if first else torch.zeros(0, device=device)
+        self._first_state = torch.cat(first) if first else torch.zeros(0, device=device, dtype=torch.float32)
 
     def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
         """Return [N, D] distribution inputs after masking, from obs [N, F] and mask [N, M]."""
@@ -144,7 +144,8 @@ def learned(module: nn.Module) -> dict[str, nn.Parameter]:
 def _tried(spec: CustomSpec, module: nn.Module) -> Any:
     """Return what the module gives for rows of zeros: of one with state, for two sequences of three rows."""
     state = _checked_state(spec, module)
-    obs = spec.structure(torch.zeros(_TRIAL_ROWS * (_TRIAL_STEPS if state else 1), spec.obs_size))
+    rows = _TRIAL_ROWS * (_TRIAL_STEPS if state else 1)
+    obs = spec.structure(torch.zeros(rows, spec.obs_size, dtype=torch.float32))
     inputs = (
         (laid_out(obs, _TRIAL_ROWS), [part.expand(_TRIAL_ROWS, -1) for part in state]) if state else (obs,)
     )
@@ -166,6 +167,10 @@ def _advice(module: nn.Module, error: Exception) -> str:
     if isinstance(error, TypeError) and "seq_lens" in str(error):
         states = "forward(obs, state)" if hasattr(module, "get_initial_state") else "forward(obs)"
         return f"; write {states}, which returns (outputs, values), and no value_function: docs/classic.md, Models"
+    wrong = [name for name, param in learned(module).items() if param.dtype != torch.float32]
+    if wrong:
+        kind = f"{wrong[0]!r} is {module.get_parameter(wrong[0]).dtype}"
+        return f", with parameters of float32, where {kind}; give layers dtype=torch.float32, or return module.float()"
     return ""
 
 

@@ -37,7 +37,7 @@ class TorchGroup:
         device = next(iter(params.values())).device
         self._inputs = torch.tensor(spec.inputs, device=device)
         self._state = torch.tensor(spec.layout.state, device=device)
-        self._zero_one = torch.tensor([[0.0, 1.0]], device=device)
+        self._zero_one = torch.tensor([[0.0, 1.0]], device=device, dtype=torch.float32)
         self._layers = [
             (params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]) for layer in spec.mixing_layers()
         ]
