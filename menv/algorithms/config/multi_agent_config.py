@@ -20,7 +20,8 @@ class MultiAgentConfig:
     policy_mapping_fn: Callable[..., Any] | None = None
     """`(agent_id, episode, worker, **kwargs) -> policy id`, asked when an agent first appears in an episode."""
     policies_to_train: Iterable[str] | Callable[..., bool] | None = None
-    """Ids, or `(policy_id, batch) -> bool`; None trains every policy that can learn."""
+    """Ids, or `(policy_id, batch) -> bool`; None trains every policy that can learn. Running means of observations
+    stand still for policies that a list leaves out; a function, which is asked about every batch, stops none."""
     observation_fn: Callable[..., Mapping[Any, Any]] | None = None
     """`(agent_obs, worker, base_env, policies, episode, **kw) -> {agent_id: new obs}`, asked on every env step;
     the policies' `observation_space` says what the new observations look like. Remote clients have to ask for each
