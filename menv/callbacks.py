@@ -29,6 +29,10 @@ class DefaultCallbacks:
     pieces are made when the fragment closes, and `on_episode_end` comes then, after other episodes have begun. Keep
     what you count for an episode in `episode.user_data`, not in the callbacks object.
 
+    Give a policy with Box actions other weights between two fragments, such as in `on_train_result`. Log-probabilities
+    of Box actions are computed when the fragment closes: after `policy.set_weights` in a hook about episodes or their
+    steps, those of actions that the old weights had drawn would be the new ones'. With choices they are right.
+
     An episode that is broken off because its environment raised has no `on_episode_end`, and is in no mean: it is
     counted in `num_faulty_episodes`. The next thing heard of that `env_index` is `on_sub_environment_created`.
 

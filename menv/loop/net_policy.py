@@ -276,6 +276,8 @@ class NetPolicy(Policy):
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Copy weights in; names and shapes must be those of `get_weights`. Who trains goes on from them.
 
+        With Box actions call it between two fragments, such as in `on_train_result`; see `DefaultCallbacks`.
+
         Raises:
             ConfigError: They are others, or one of their numbers is NaN or infinite as float32.
         """
