@@ -92,7 +92,8 @@ class LocalActor:
         if self._steps >= self._link.config.env_steps_per_sample:
             self._steps = 0
             self._send(self._link.config.force_on_policy)
-        elif self._bytes > _MOST_BYTES:
+        elif self._bytes + size > _MOST_BYTES:
+            # One more step may be too much for a chunk, which also holds the observation that followed its last one.
             self._send()
         elif self._next_update is not None and time.monotonic() >= self._next_update:
             self._refresh()

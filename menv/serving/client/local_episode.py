@@ -97,8 +97,8 @@ class LocalEpisode:
         with actor.lock:
             if type(observation) is not np.ndarray:
                 observation = seat.policy.as_element(observation)
-            if self.trained and seat.observe(observation):
-                actor.stepped(seat.policy.step_bytes)
+            if self.trained and (size := seat.observe(observation)):
+                actor.stepped(size)
             decided = seat.policy.act(
                 [observation], actor.noise(seat.dice), seat.state, [seat.life], self._where
             )
@@ -224,12 +224,7 @@ class LocalEpisode:
             self._seat(waiting)
             waiting = {agent: self._seats[agent].policy.as_element(obs) for agent, obs in waiting.items()}
             if self.trained:
-                known = [self._seats[agent] for agent in waiting]
-                size = sum(
-                    seat.policy.step_bytes
-                    for seat, obs in zip(known, waiting.values(), strict=True)
-                    if seat.observe(obs, self._acts)
-                )
+                size = sum(self._seats[agent].observe(obs, self._acts) for agent, obs in waiting.items())
                 if size:
                     actor.stepped(size)
             groups: dict[int, tuple[LocalPolicy, list[str]]] = {}

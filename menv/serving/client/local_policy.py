@@ -66,7 +66,8 @@ class LocalPolicy:
         policy: The policy.
         number: As given, and of each set of weights that came after.
         state_size: S, numbers in the state of a recurrent network.
-        step_bytes: About what a step takes in a message.
+        obs_bytes: About what an observation takes in a message, where its space is no Dict or Tuple.
+        step_bytes: About what a step takes in a message beside its observation.
 
     Raises:
         ConfigError: The bundle is damaged, or newer than this version.
@@ -78,7 +79,12 @@ class LocalPolicy:
         self.number = number
         networks = self.policy.networks
         self.state_size = sum(networks.state_sizes)
-        self.step_bytes = _bytes_of(networks.observation_space) + _BYTES_BESIDE
+        self.obs_bytes = _bytes_of(networks.observation_space)
+        # Parts of an action may be arrays of their own, with a few words about each.
+        beside = _bytes_of(networks.action_space) + _BYTES_BESIDE * len(leaves(networks.action_space))
+        head = networks.backend.head
+        inputs = 0 if head.by_worth else head.inputs
+        self.step_bytes = beside + np.dtype(np.float32).itemsize * (self.state_size + inputs)
         self._look()
         if self.policy.lives_stay:
             raise ContractError(

@@ -79,22 +79,26 @@ class LocalTrajectory:
         """Whether nothing more will happen."""
         return self.terminated or self.truncated
 
-    def observe(self, obs: Any, env_t: int = 0) -> bool:
-        """Note an observation of an env step, of which a copy is kept; return whether a step is complete with it.
+    def observe(self, obs: Any, env_t: int = 0) -> int:
+        """Note an observation of an env step, of which a copy is kept.
+
+        Returns about how many bytes of a message the step takes that is complete with it, 0 if none is.
 
         One in answer to which nothing was done is replaced: the call that brought it failed, and comes again.
         """
-        completes = self._settle()
+        completes, size = self._settle(), self.policy.obs_bytes
         del self._obs[len(self._actions) :], self._dates[len(self._actions) :]
         self._dates.append(env_t)
         if type(obs) is np.ndarray:
             self._obs.append(obs.copy())
         elif isinstance(self.policy.policy.observation_space, (gym.spaces.Dict, gym.spaces.Tuple)):
             # What is written down cannot be changed by the application afterwards.
-            self._obs.append(written(obs, self._where))
+            raw = written(obs, self._where)
+            self._obs.append(raw)
+            size = len(memoryview(raw))
         else:
             self._obs.append(obs)
-        return completes
+        return self.policy.step_bytes + size if completes else 0
 
     def _settle(self) -> bool:
         """Complete the last step with what was paid since; return whether there was one."""
