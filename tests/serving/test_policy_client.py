@@ -12,6 +12,7 @@ import pytest
 from menv.algorithms import DQN
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError, RefusedError
 from menv.input_context import InputContext
+from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import Carrier, PolicyServerInput
 from tests.serving.courses import Course, observation, play
@@ -136,6 +137,21 @@ def test_actions_of_the_application_reach_dqn(mode: str) -> None:
         client.end_episode(name, observation(10))
         assert course.has_rewards([1.5, *[1.0] * 9])
         assert sorted(course.column("actions").tolist()) == [0] * 5 + [1] * 5
+
+
+def test_an_episode_that_the_server_has_no_room_for_is_played_locally_and_sent() -> None:
+    with Course(limits=Limits(max_episodes=1)) as course, PolicyClient(course.address) as client:
+        other, name = client.start_episode(), client.start_episode()
+        client.log_action(other, observation(0), 0)
+        with pytest.raises(RefusedError, match=r"START_EPISODE: 1 episodes are open"):
+            client.log_action(name, observation(0), 1)
+        client.end_episode(other, observation(1))
+        for number in range(5):
+            client.get_action(name, observation(number))
+            client.log_returns(name, 2.0)
+        client.end_episode(name, observation(5))
+        client.close()
+        assert course.has_rewards([2.0] * 5)
 
 
 def test_local_inference_takes_no_actions_of_the_application_after_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN
-from menv.errors import ContractError, RefusedError, ServerGoneError
+from menv.errors import ContractError, EpisodeError, RefusedError, ServerGoneError
+from menv.serving.client.client_values import written
 from menv.serving.client.policy_client import PolicyClient
+from menv.serving.wire.messages import EndEpisode
 from tests.serving.courses import Course, observation
 from tests.serving.talks import eventually
 from tests.serving.test_policy_client_policies import TEAMS
@@ -146,3 +149,41 @@ def test_an_info_that_cannot_be_sent_is_refused_and_the_episode_goes_on() -> Non
         client.get_action(name, observation(1))
         client.end_episode(name, observation(2))
         assert course.has_rewards([2.0, 0.0])
+
+
+def test_an_end_that_comes_before_the_answer_to_another_client_is_told_again_later() -> None:
+    course = Course()
+    envs = course.algo._base_env
+    first = PolicyClient(course.address, "remote", timeout=60)
+    first.start_episode("m")
+    asking = threading.Thread(target=fails, args=(first.get_action, "m", observation(0)))
+    asking.start()
+    # Nobody samples so far: the question waits.
+    assert eventually(lambda: envs.switchboard.ready)
+    session = first.session
+    first._disconnect()
+    asking.join(20)
+    with PolicyClient(course.address, "remote", timeout=20, session=session) as second:
+        for _ in range(2):
+            with pytest.raises(EpisodeError, match=r"END_EPISODE: the action .* has not been answered"):
+                second.end_episode("m", observation(1))
+            assert second.open_episodes == ["m"]
+
+        def ends() -> bool:
+            with contextlib.suppress(EpisodeError):
+                second.end_episode("m", observation(1))
+            return not second.open_episodes
+
+        with course:
+            assert eventually(ends)
+            assert envs.status()["open_episodes"] == 0
+
+
+def test_an_episode_that_is_over_on_the_server_is_forgotten() -> None:
+    with Course() as course, PolicyClient(course.address, "remote", timeout=20) as client:
+        client.start_episode("m")
+        client.get_action("m", observation(0))
+        client._first.ask(EndEpisode(episode_id="m", observation=written(observation(1), "")))
+        with pytest.raises(EpisodeError, match="this episode is completed"):
+            client.end_episode("m", observation(1))
+        assert client.open_episodes == []

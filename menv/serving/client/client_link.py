@@ -43,7 +43,6 @@ EXTENSION = "menv-1"
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _PING = encode(Ping(), Dialect.MSGPACK)
-_STALE = frozenset({Code.UNKNOWN_EPISODE, Code.WRONG_ORDER})
 _ANSWERS: dict[type[Any], type[Any]] = {
     StartEpisode: EpisodeStarted,
     GetAction: Action,
@@ -52,6 +51,10 @@ _ANSWERS: dict[type[Any], type[Any]] = {
     EpisodesAndGetState: SetState,
 }
 _MOST_TOLD = 1000
+
+
+class NotNowError(EpisodeError):
+    """The server knows the episode and takes another message of it, not this one; it stays open."""
 
 
 class SessionLostError(EpisodeError):
@@ -240,7 +243,9 @@ class ClientLink:
 
     def _refusal(self, answer: Error) -> MenvError:
         """Return the error that tells the caller what to do next."""
-        if answer.code in _STALE:
+        if answer.code == Code.WRONG_ORDER:
+            return NotNowError(_told(answer.message))
+        if answer.code == Code.UNKNOWN_EPISODE:
             return EpisodeError(_told(answer.message))
         return RefusedError(_told(answer.message), answer.code)
 

@@ -19,7 +19,7 @@ from menv.call_errors import check_told_info, keyed_by_agent
 from menv.errors import ConfigError, ContractError, EpisodeError
 from menv.line import finite_reward
 from menv.serving.client.client_address import read_address
-from menv.serving.client.client_link import ClientLink
+from menv.serving.client.client_link import ClientLink, NotNowError
 from menv.serving.client.client_spaces import ClientSpaces
 from menv.serving.client.remote_episode import RemoteEpisode
 
@@ -237,6 +237,7 @@ class PolicyClient:
 
         Raises:
             EpisodeError: As for `get_action`; also of another episode that was ended, of which a part was refused.
+                Where the server has yet to answer for another client of the session, the episode stays open.
             ContractError: As for `get_action`; also where an observation was outside its bounds.
             RefusedError: The server does not take it.
             ServerGoneError: The server does not answer.
@@ -246,6 +247,8 @@ class PolicyClient:
             episode = self._made_remote(episode)
         try:
             episode.end(observation, truncated)
+        except NotNowError:
+            raise
         except EpisodeError:
             self._forget(episode_id)
             raise
@@ -311,8 +314,9 @@ class PolicyClient:
         """Return an episode that began here as one that the server is told of step by step."""
         assert self._actor is not None
         episode.interactive()
-        self._actor.gave_up(episode)
         remote = RemoteEpisode(self._first, self._spaces, episode.episode_id, trained=episode.trained)
+        # Not before: what the server has no room for may be played here.
+        self._actor.gave_up(episode)
         early = episode.early
         if early:
             remote.pay(early if self._spaces.multi_agent else sum(early.values()), None, None)
