@@ -292,13 +292,20 @@ def _check(**settings: Any) -> None:
 
 
 def _check_spaces(name: str, ioctx: InputContext) -> None:
-    """Refuse clients of whom nobody knows what they observe, or do."""
+    """Refuse clients of whom nobody knows what they observe, or do, and agents that no message can name."""
     for kind in ("observation", "action"):
         if getattr(ioctx, f"{kind}_space") is None and not getattr(ioctx, f"{kind}_spaces"):
             raise ConfigError(
                 f"{name}: no {kind} space is known, expected those of a stub or of the config; give env=..., a stub, a "
                 "MultiAgentEnv if clients name agents, or observation_space and action_space"
             )
+    agents = (*ioctx.possible_agents, *ioctx.observation_spaces, *ioctx.action_spaces)
+    unnamed = [agent for agent in agents if not isinstance(agent, str)]
+    if ioctx.multi_agent and unnamed:
+        raise ConfigError(
+            f"{name}: agent {unnamed[0]!r:.60} is a {type(unnamed[0]).__name__}, expected texts, by which messages "
+            "name agents; have the stub call it by one, and give its spaces under that"
+        )
 
 
 def _described(trainer: Trainer) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import ConfigError, PolicySpec
+from menv import ConfigError, MultiAgentEnv, PolicySpec
 from menv.serving import PolicyClient
 from tests.serving.courses import CONFIG, OBSERVATIONS, Course
 
@@ -42,3 +42,22 @@ def test_a_server_whose_spaces_nobody_knows_is_refused(policies: Any) -> None:
         ConfigError, match=r"^PolicyServerInput: no observation space is known.*give env=\.\.\."
     ):
         Course(told_by(policies))
+
+
+@pytest.mark.parametrize(
+    ("names", "told"), [((0, 1), "agent 0 is a int"), (("ann", None), "agent None is a NoneType")]
+)
+def test_a_stub_whose_agents_no_message_can_name_is_refused(names: Any, told: str) -> None:
+    class Stub(MultiAgentEnv):
+        def __init__(self, config: Any = None) -> None:
+            super().__init__()
+            self.possible_agents = list(names)
+            self.observation_spaces, self.action_spaces = (
+                dict.fromkeys(names, space) for space in (OBSERVATIONS, TWO)
+            )
+
+    with pytest.raises(
+        ConfigError, match=rf"^PolicyServerInput: {told}, expected texts.*; have the stub"
+    ) as caught:
+        Course({"env": Stub, "observation_space": None, "action_space": None})
+    assert len(str(caught.value).splitlines()) == 1
