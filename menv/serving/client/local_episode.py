@@ -143,7 +143,7 @@ class LocalEpisode:
         chunks = {
             agent: chunk
             for agent, seat in self._seats.items()
-            if (chunk := seat.cut(self._multi)) is not None
+            if self.trained and (chunk := seat.cut(self._multi)) is not None
         }
         for agent in [agent for agent, seat in self._seats.items() if seat.over]:
             self._left[agent] = self._seats.pop(agent).t
@@ -257,7 +257,10 @@ class LocalEpisode:
             seat.life = decided.lives[row]
         if self.trained:
             seat.acted(decided, row)
-        elif seat.state is not None:
+            return
+        # Nothing is kept of the step, but where the draws of another life begin.
+        seat.t += 1
+        if seat.state is not None:
             seat.state = decided.state[row : row + 1]
 
     def _after_ends(self, observations: Mapping[str, Any]) -> dict[str, Any]:
