@@ -21,7 +21,9 @@ class Waiting(Counting):
     def act(self) -> None:
         folder = Path(self.config["folder"])
         while self.config.worker_index and (folder / "wait").exists():
-            (folder / "pid").write_text(str(os.getpid()))
+            # Whoever reads it finds it whole.
+            (folder / "draft").write_text(str(os.getpid()))
+            (folder / "draft").replace(folder / "pid")
             time.sleep(0.01)
 
 
@@ -35,7 +37,7 @@ class Removing(DefaultCallbacks):
         wait, told = self.folder / "wait", self.folder / "pid"
         if not wait.exists():
             return
-        while not (told.exists() and told.read_text()):
+        while not told.exists():
             time.sleep(0.01)
         os.kill(int(told.read_text()), signal.SIGKILL)
         wait.unlink()
