@@ -18,30 +18,29 @@ def tell(text: str, program: str) -> None:
     Raises:
         SystemExit: With status 1, if they cannot be written. A closed pipe, as of `| head`, is not worth a word.
     """
-    out: TextIO | None = sys.stdout
-    if out is None:
-        # It was closed before Python began.
-        return
-    try:
-        out.write(f"{text}\n")
-        out.flush()
-    except OSError as error:
-        let_go(out)
+    error = _put(text, sys.stdout)
+    if error is not None:
         if not isinstance(error, BrokenPipeError):
             complain(f"{program}: error: {not_taken(error)}")
-        raise SystemExit(1) from None
+        raise SystemExit(1)
 
 
 def complain(line: str) -> None:
     """Print a line to stderr, if that can be written."""
-    to: TextIO | None = sys.stderr
-    if to is None:
-        return
-    try:
-        to.write(f"{line}\n")
-        to.flush()
-    except OSError:
-        let_go(to)
+    _put(line, sys.stderr)
+
+
+def _put(text: str, to: TextIO | None) -> OSError | None:
+    """Write lines to a stream, all the way; return what kept it from that."""
+    # There is none where it was closed before Python began.
+    if to is not None:
+        try:
+            to.write(f"{text}\n")
+            to.flush()
+        except OSError as error:
+            let_go(to)
+            return error
+    return None
 
 
 def let_go(stream: TextIO) -> None:

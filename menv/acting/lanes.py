@@ -138,8 +138,11 @@ class LanePlan:
         lanes = Lanes.of_two(which)
         if lanes is None:
             return None
-        spare = 2 * lanes.depth - len(which) + len(which) // 4
-        return lanes if spare <= min(len(which), self._spare_rows) else None
+        return lanes if self._spare(which, lanes.depth) <= min(len(which), self._spare_rows) else None
+
+    def _spare(self, which: Which, depth: int) -> int:
+        """Return what lanes so deep cost more than runs of each policy, in rows; one in them costs a quarter more."""
+        return self._policies * depth - len(which) + len(which) // 4
 
     def _sorted(self, which: Which, *, steady: bool) -> Lanes | None:
         if not self._spare_rows or not (steady or self._policies - 1 > _SORTING):
@@ -147,7 +150,6 @@ class LanePlan:
         if np.minimum.reduce(which) < 0 or np.maximum.reduce(which) >= self._policies:
             return None
         counts = np.bincount(which, minlength=self._policies)
-        # In lanes a row costs a quarter more than alone with its like.
-        spare = self._policies * depth_for(counts) - len(which) + len(which) // 4
+        spare = self._spare(which, depth_for(counts))
         runs = max(1, int(np.count_nonzero(counts)) - 1) - (0 if steady else _SORTING)
         return Lanes.of_own(which, counts) if spare <= self._spare_rows * runs else None

@@ -159,10 +159,9 @@ class OnnxActing:
         kind: GraphKind = "act" if explore else "greedy"
         steady = self._steadies.get((kind, policy, masked, rows))
         if steady is None:
+            steady = Deferred(partial(self.decide, which=policy))
             if 0 < rows * (self.obs_size + self._numbers_a_row) <= _BOUND_NUMBERS:
                 steady = SteadyRunner(self._runner(kind, policy, masked), rows)
-            else:
-                steady = Deferred(partial(self.decide, which=policy))
             self._steadies[kind, policy, masked, rows] = steady
         return steady
 

@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
-from menv.algorithms.config.classic_keys import SECTIONS, read_config, read_keys
+from menv.algorithms.config.classic_keys import OF_CONNECTORS, SECTIONS, read_config, read_keys
 from menv.algorithms.config.numbers import shown
 from menv.algorithms.config.replay_buffer_config import newly_chosen
 from menv.errors import ConfigError
@@ -35,13 +35,6 @@ _OFFERING = ("menv", "menv.algorithms", "menv.envs")
 """The packages of menv whose classes need not be given again."""
 _PLAIN = (bool, int, float, str)
 _NORMALIZED = "normalize_values"
-_OF_CONNECTORS = (
-    "observation_filter",
-    "agent_connectors",
-    "normalize_actions",
-    "clip_actions",
-)
-"""Settings that connectors are made by."""
 _TOLD = 8
 """So many things that have to be given again are told by name."""
 _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm")
@@ -182,7 +175,8 @@ def check_connectors(
     for name in sorted(specs.keys() & kept):
         before = _read(stored["multiagent"]["policies"][name]["config"]) or {}
         own = specs[name].config or {}
-        for key in _OF_CONNECTORS:
+        # Earlier versions had not all of them.
+        for key in [key for key in OF_CONNECTORS if key in stored]:
             was = as_json(before.get(key, _read(stored[key])))
             now = as_json(own.get(key, getattr(config, key)))
             if was != now:

@@ -24,6 +24,8 @@ OF_A_POLICY = {
 
 SECTIONS = ("model", "replay_buffer_config", "exploration_config")
 """Settings that are given by key, and that a policy may have of its own; not every algorithm has all of them."""
+OF_CONNECTORS = ("observation_filter", "agent_connectors", "normalize_actions", "clip_actions")
+"""Settings that a policy's connectors are made by."""
 
 
 def read_config(config_class: type[C], config: Any, env: Any = None, default: Any = None) -> C:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
-from menv.algorithms.config.classic_keys import read_config, read_keys
+from menv.algorithms.config.classic_keys import OF_CONNECTORS, read_config, read_keys
 from menv.algorithms.config.keys import prefixed, section_values
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.algorithms.config.numbers import shown
@@ -21,14 +21,7 @@ _OF_THE_RUN = (
     "always_attach_evaluation_results",
 )
 """Settings that say when evaluations are, and who plays them."""
-_OF_POLICIES = (
-    "model",
-    "exploration_config",
-    "observation_filter",
-    "agent_connectors",
-    "normalize_actions",
-    "clip_actions",
-)
+_OF_POLICIES = ("model", "exploration_config", *OF_CONNECTORS)
 """Settings that policies are made with, and play evaluations with as well."""
 
 
