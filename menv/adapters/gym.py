@@ -19,6 +19,7 @@ from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report, check_info
 from menv.adapters.rewards import as_rewards, finite
+from menv.adapters.wrapped_steps import direct_step
 from menv.base_env import (
     SINGLE_AGENT,
     AgentId,
@@ -188,6 +189,7 @@ class GymEnvs(LocalEnvs):
         """Play an episode again; see `LocalEnvs.take_up`."""
         self._env_steps[index] = self._episode_start[index] = recorded.start
         self._seen.obs[index], self._seen.infos[index] = self._reset_once(index, recorded.seed)
+        self._steps[index] = direct_step(self._envs[index])
         self._seen.fresh[index] = recorded.stop == recorded.start
         for _ in range(recorded.start, recorded.stop):
             action = next(recorded.actions[SINGLE_AGENT])
@@ -220,13 +222,9 @@ class GymEnvs(LocalEnvs):
         if type(info) is not dict:
             check_info(info, f"env {index} reset")
         self._seen.obs[index], self._seen.infos[index] = obs, info
+        self._steps[index] = direct_step(self._envs[index])
         self._episode_start[index] = self._env_steps.item(index)
         self._seen.fresh[index] = True
-
-    def _replace_env(self, index: int) -> None:
-        """Close a copy and create it anew."""
-        super()._replace_env(index)
-        self._steps[index] = self._envs[index].step
 
     def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         """End the running episode as truncated and reset."""
