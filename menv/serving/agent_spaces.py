@@ -5,10 +5,12 @@ The desks of a server ask for them, and the translator, which is told them as JS
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 from menv.base_env import ALL, SINGLE_AGENT
+from menv.errors import ConfigError
 from menv.input_context import InputContext
 from menv.serving.wire.space_readers import Space
 from menv.spaces_json import space_from_json, space_to_json
@@ -77,6 +79,21 @@ def context_from_json(value: Mapping[str, Any]) -> InputContext:
         observation_spaces=own("observation_spaces"),
         action_spaces=own("action_spaces"),
     )
+
+
+def told_action_spaces(ioctx: InputContext) -> dict[str, Any]:
+    """Return what SET_CONFIG tells of the action spaces of several agents.
+
+    One that has no form in JSON is left out: no policy acts in it.
+    """
+    own: dict[str, Any] = {}
+    for agent, space in ioctx.action_spaces.items():
+        with contextlib.suppress(ConfigError):
+            own.update(_by_name({agent: space}))
+    told: dict[str, Any] = {"action_spaces": own or None}
+    with contextlib.suppress(ConfigError):
+        told["action_space"] = _one(ioctx.action_space)
+    return told
 
 
 def _one(space: Space | None) -> dict[str, Any] | None:

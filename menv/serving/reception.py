@@ -20,6 +20,7 @@ from menv.base_env import SINGLE_AGENT
 from menv.errors import CallOrderError, EpisodeError
 from menv.input_context import InputContext
 from menv.round_board import RoundBoard
+from menv.serving.agent_spaces import told_action_spaces
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.limits import Limits
@@ -89,6 +90,7 @@ class Reception:
         self.chunks = ChunkDesk(switchboard, ioctx, limits)
         self.slices = Slices()
         self.translation = Translation(ioctx, limits)
+        self._of_agents = told_action_spaces(ioctx)
         self.facts: dict[str, Any] = {"env_steps_per_sample": 1, "force_on_policy": True}
         self.retired: frozenset[str] = frozenset()
         self.states: dict[str, ClientState] = {}
@@ -116,9 +118,11 @@ class Reception:
         return encode(Error(code=code, message=sentence or why), Dialect.JSON)
 
     def spaces(self) -> dict[str, Any]:
-        """Return the spaces of a single agent as JSON; of several they are those of their policies."""
+        """Return the spaces of a single agent as JSON; of several agents what they act in."""
+        if self.ioctx.multi_agent:
+            return self._of_agents
         observation, action = self.ioctx.spaces_of(SINGLE_AGENT)
-        if self.ioctx.multi_agent or observation is None or action is None:
+        if observation is None or action is None:
             return {}
         return {"observation_space": space_to_json(observation), "action_space": space_to_json(action)}
 

@@ -33,11 +33,14 @@ class ClientSpaces:
             if own is not None
             else [one.get("action_space") for one in (config.policies or {}).values()]
         )
-        # Agents of different spaces cannot be told apart by what the server says of its policies.
+        # Older servers tell of their policies alone; whose is whose, where these differ, they do not say.
         alike = bool(told) and all(one == told[0] for one in told)
-        self._action_space = space_from_json(told[0], "SET_CONFIG.action_space") if alike else None
+        self._shared = space_from_json(told[0], "SET_CONFIG.action_space") if alike else None
+        self._own = {
+            agent: space_from_json(one, f"SET_CONFIG.action_spaces[{agent!a:.40}]")
+            for agent, one in (config.action_spaces or {}).items()
+        }
 
-    @property
-    def action_space(self) -> Space | None:
-        """Of every agent, None where they differ or nobody told."""
-        return self._action_space
+    def action_space(self, agent: str) -> Space | None:
+        """Return that of an agent, None where nobody told."""
+        return self._own.get(agent, self._shared)

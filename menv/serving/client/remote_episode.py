@@ -58,15 +58,15 @@ class RemoteEpisode:
     def act(self, observation: Any) -> Any:
         """Return the action that the server chooses; see `PolicyClient.get_action`."""
         answer = self._ask(GetAction, observation=written(observation, "get_action"))
-        space = self._spaces.action_space
+        space_of = self._spaces.action_space
         if not self._spaces.multi_agent:
-            return element_of(space, answer.action)
+            return element_of(space_of(SINGLE_AGENT), answer.action)
         if not isinstance(answer.action, dict):
             raise ContractError(
                 f"PolicyClient: the server answers with a {type(answer.action).__name__}, expected actions by agent; "
                 "look at the server's config"
             )
-        return {agent: element_of(space, action) for agent, action in answer.action.items()}
+        return {agent: element_of(space_of(agent), action) for agent, action in answer.action.items()}
 
     def log(self, observation: Any, action: Any) -> None:
         """Tell what the application did; see `PolicyClient.log_action`."""

@@ -156,6 +156,7 @@ class SetConfig(Message, frozen=True, kw_only=True, tag="SET_CONFIG"):
     multi_agent: bool | None = None
     observation_space: dict[str, Any] | None = None
     action_space: dict[str, Any] | None = None
+    action_spaces: dict[str, dict[str, Any]] | None = None
     policies: dict[str, dict[str, Any]] | None = None
     explore: bool | None = None
     resume: dict[str, Any] | None = None
