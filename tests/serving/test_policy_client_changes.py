@@ -1,14 +1,16 @@
-"""Policy clients of a server whose policies come and go."""
+"""Policy clients of a server whose policies come and go, and of one that takes the place of another."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 
 from menv import PolicySpec
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import PolicyServerInput
+from tests.serving.courses import Course, play
 from tests.serving.served import served, settled
 from tests.serving.test_policy_client_policies import TEAMS
 
@@ -35,3 +37,24 @@ def test_an_episode_that_a_local_client_plays_keeps_a_policy_whose_name_another_
         # What the one of before did is off policy: nobody learns from it.
         assert sorted(one.column("rewards", "blue").tolist()) == [0.0, 1.0, 1.0]
         assert one.algo._sampler.played.counts.stale == 2
+
+
+@pytest.mark.parametrize("observation_filter", ["NoFilter", "MeanStdFilter"])
+def test_a_local_client_takes_the_weights_of_another_server_that_has_the_same_number(
+    observation_filter: str,
+) -> None:
+    first: dict[str, Any] = {"observation_filter": observation_filter, "explore": False}
+    with Course(first) as course:
+        port = course.port
+        client = PolicyClient(course.address, "local", update_interval=None, timeout=20)
+        play(client, [1.0] * 8)
+        client.update_policy_weights()
+        number = client.weights_seq_no
+    with client, Course({**first, "seed": 4}, port=port) as course:
+        client.update_policy_weights()
+        assert client.weights_seq_no == number == 1
+        assert client._actor is not None
+        have = client._actor._policies["default_policy"].policy.get_weights()
+        wanted = course.algo.get_policy().get_weights()
+        assert have.keys() == wanted.keys()
+        assert all(np.array_equal(have[name], wanted[name]) for name in wanted)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 2_000_000
 """Of one message, about; half of what servers take by default."""
+_OLDER_THAN_ALL = 0
+"""No server counts from here."""
 
 
 class LocalActor:
@@ -50,6 +52,8 @@ class LocalActor:
         self.weights_seq_no: int | None = None
         self._link = link
         self._session = link.session
+        # The session in which the weights that are here came.
+        self._took_in = link.session
         self._interval = update_interval or None
         self._next_update = self._due()
         self._policies: dict[str, LocalPolicy] = {}
@@ -137,12 +141,20 @@ class LocalActor:
             self._next_update = self._due()
             self._send()
             if self._policies:
-                self._take(self._link.ask(self._request(GetState), anew=True))
+                self._take(self._newest())
 
     def flush(self) -> None:
         """Send what is complete."""
         with self.lock:
             self._send()
+
+    def _newest(self) -> SetState:
+        """Ask for the newest weights, once more of a server that has forgotten the session meanwhile."""
+        while True:
+            session = self._link.session
+            state: SetState = self._link.ask(self._request(GetState), anew=True)
+            if self._link.session == session:
+                return state
 
     def _refresh(self) -> None:
         if self._next_update is not None and time.monotonic() >= self._next_update:
@@ -178,7 +190,7 @@ class LocalActor:
         self._asks = self._asks or state.ask_policies
         if self.weights_seq_no is None:
             # Those that were here before have older ones still, and get newer ones with the next update.
-            self.weights_seq_no = state.weights_seq_no
+            self.weights_seq_no, self._took_in = state.weights_seq_no, self._link.session
 
     def _send(self, wait: bool = False) -> None:
         """Send everything that is complete, and if `wait`, wait for the weights that come of it.
@@ -275,10 +287,15 @@ class LocalActor:
         self._outbox = [entry for entry in self._outbox if not entry[0].lost]
 
     def _request(self, kind: type[Any], **more: Any) -> Any:
-        """Return a request for the weights of all policies that are here."""
+        """Return a request for the weights of all policies that are here.
+
+        In a new session there may be another server, whose numbers say nothing of the weights that are here.
+        """
+        anew = self._link.session != self._took_in
         forms = {policy.wants for policy in self._policies.values()}
-        form = "bundle" if "bundle" in forms else "weights"
-        return kind(policy_ids=sorted(self._policies), form=form, have=self.weights_seq_no, **more)
+        form = "bundle" if anew or "bundle" in forms else "weights"
+        have = _OLDER_THAN_ALL if anew and self._policies else self.weights_seq_no
+        return kind(policy_ids=sorted(self._policies), form=form, have=have, **more)
 
     def _take(self, state: SetState) -> None:
         """Go on with other weights."""
@@ -290,6 +307,7 @@ class LocalActor:
                     # Episodes that run keep the one of before.
                     self._policies[name] = LocalPolicy(bundles[name], state.weights_seq_no)
         self.weights_seq_no = state.weights_seq_no
+        self._took_in = self._link.session
         self._asks = self._asks or state.ask_policies
 
 
