@@ -137,11 +137,13 @@ class Interactive:
             return link
         # What was put off may change what there is to say.
         self.settle()
-        link = link or state.finished.get(name)
-        if link is not None and seq is not None and self._came_before(link, seq, request, answerer):
+        ended = state.finished.get(name) if link is None else None
+        # Of an episode that is over only its last message comes again.
+        known = link if ended is None or seq != ended.seq else ended
+        if known is not None and seq is not None and self._came_before(known, seq, request, answerer):
             return None
-        if link is None or name in state.finished:
-            why = "was not found" if link is None else "is completed"
+        if link is None:
+            why = "was not found" if ended is None else "is completed"
             raise BadMessageError(
                 Code.UNKNOWN_EPISODE,
                 f"episode_id: this episode {why}, expected an open one; send START_EPISODE",

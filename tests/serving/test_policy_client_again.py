@@ -187,3 +187,18 @@ def test_an_episode_that_is_over_on_the_server_is_forgotten() -> None:
         with pytest.raises(EpisodeError, match="this episode is completed"):
             client.end_episode("m", observation(1))
         assert client.open_episodes == []
+
+
+def test_an_episode_that_another_client_of_the_session_has_ended_is_forgotten() -> None:
+    with Course() as course, PolicyClient(course.address, "remote", timeout=20) as first:
+        first.start_episode("m")
+        first.get_action("m", observation(0))
+        with PolicyClient(course.address, "remote", timeout=20, session=first.session) as second:
+            assert second.open_episodes == ["m"]
+            for step in range(1, 4):
+                first.get_action("m", observation(step))
+            first.end_episode("m", observation(4))
+            # It counts on from where the episode stood when it came.
+            with pytest.raises(EpisodeError, match="this episode is completed"):
+                second.end_episode("m", observation(1))
+            assert second.open_episodes == []
