@@ -37,3 +37,50 @@ def test_no_episode_is_too_large_for_a_server_however_much_a_step_holds(
         client.end_episode(name, seen)
         client.update_policy_weights()
         assert course.has_rewards([float(step) for step in range(steps)])
+
+
+IMAGE = gym.spaces.Box(0, 255, (28_000,), np.uint8)
+BLACK = np.zeros(28_000, np.uint8)
+
+
+def crowd(count: int) -> dict[str, Any]:
+    """Return the config of so many agents that see images."""
+    names = [f"a{number}" for number in range(count)]
+    return {
+        "observation_space": dict.fromkeys(names, IMAGE),
+        "action_space": dict.fromkeys(names, gym.spaces.Discrete(2)),
+        "model": {"fcnet_hiddens": [2]},
+    }
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_agents_that_come_in_great_numbers_fit_beside_what_others_did_before(steps: int) -> None:
+    everybody = [f"a{number}" for number in range(60)]
+    with (
+        Course(crowd(60), env_steps_per_sample=10_000) as course,
+        PolicyClient(course.address, "local", update_interval=None, timeout=20) as client,
+    ):
+        name, paid = client.start_episode(), 0.0
+        for seen in [["a0"]] * 60 + [everybody] * steps:
+            client.get_action(name, dict.fromkeys(seen, BLACK))
+            client.log_returns(name, dict.fromkeys(seen, paid))
+            paid += 1.0
+        client.end_episode(name, dict.fromkeys(everybody, BLACK))
+        client.update_policy_weights()
+        late = [float(number) for number in range(60, 60 + steps) for _ in everybody]
+        assert course.has_rewards([float(number) for number in range(60)] + late)
+
+
+def test_agents_that_live_for_one_step_are_sent_in_time() -> None:
+    with (
+        Course(crowd(200), env_steps_per_sample=10_000) as course,
+        PolicyClient(course.address, "local", update_interval=None, timeout=20) as client,
+    ):
+        name = client.start_episode()
+        for number in range(200):
+            done = {} if number == 0 else {f"a{number - 1}": BLACK}
+            assert client.get_action(name, {**done, f"a{number}": BLACK}).keys() == {f"a{number}"}
+            client.log_returns(name, {f"a{number}": float(number)}, None, {f"a{number}": True})
+        client.end_episode(name, {})
+        client.update_policy_weights()
+        assert course.has_rewards([float(number) for number in range(200)])

@@ -102,14 +102,16 @@ class LocalActor:
         elif self._next_update is not None and time.monotonic() >= self._next_update:
             self._refresh()
 
+    def make_room(self, episode: LocalEpisode, size: int) -> None:
+        """Put what is complete of an episode apart from steps that would make one message too large with it."""
+        if size and self._bytes + size > _MOST_BYTES:
+            self._aside_or_none(episode)
+
     def ended(self, episode: LocalEpisode) -> None:
         """Take over what is left of an episode that is over."""
         if self._open.pop(episode.episode_id, None) is None:
             return
-        try:
-            self.set_aside(episode)
-        except ContractError as error:
-            self._give_up(episode, error)
+        if not self._aside_or_none(episode):
             self._conclude(None)
         self.stepped(0)
 
@@ -118,6 +120,15 @@ class LocalActor:
         chunk = episode.chunk()
         if chunk is not None:
             self._outbox.append((episode, *chunk))
+
+    def _aside_or_none(self, episode: LocalEpisode) -> bool:
+        """Do what `set_aside` does, or give the episode up and return False."""
+        try:
+            self.set_aside(episode)
+        except ContractError as error:
+            self._give_up(episode, error)
+            return False
+        return True
 
     def policies_of(self, episode: LocalEpisode, agents: Sequence[str]) -> dict[str, LocalPolicy]:
         """Return who answers for agents that appear in an episode.

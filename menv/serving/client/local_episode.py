@@ -128,6 +128,8 @@ class LocalEpisode:
         self._check()
         actor = self._actor
         with actor.lock:
+            self._make_room(self._seats)
+            self._check()
             self._terminated = not truncated
             last = observation if self._multi else {SINGLE_AGENT: observation}
             for agent, seat in self._seats.items():
@@ -220,11 +222,12 @@ class LocalEpisode:
                     f"{self._where}: agent {agent!r:.60}, expected a str; name agents by texts"
                 )
         with actor.lock:
-            waiting = self._after_ends(observations)
+            self._make_room([*self._done, *observations])
+            waiting, size = self._after_ends(observations)
             self._seat(waiting)
             waiting = {agent: self._seats[agent].policy.as_element(obs) for agent, obs in waiting.items()}
             if self.trained:
-                size = sum(self._seats[agent].observe(obs, self._acts) for agent, obs in waiting.items())
+                size += sum(self._seats[agent].observe(obs, self._acts) for agent, obs in waiting.items())
                 if size:
                     actor.stepped(size)
             groups: dict[int, tuple[LocalPolicy, list[str]]] = {}
@@ -263,22 +266,32 @@ class LocalEpisode:
         if seat.state is not None:
             seat.state = decided.state[row : row + 1]
 
-    def _after_ends(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        """End the trajectories of agents that are done; return the observations of the others.
+    def _make_room(self, agents: Iterable[str]) -> None:
+        """Put what is complete in a message of its own where all that agents complete next is too much beside it."""
+        if self.trained:
+            seats = [self._seats[agent] for agent in set(agents) if agent in self._seats]
+            self._actor.make_room(self, sum(seat.next_bytes for seat in seats))
+
+    def _after_ends(self, observations: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        """End the trajectories of agents that are done.
+
+        Returns:
+            The observations of the others, and about how many bytes of a message were completed.
 
         A call that failed comes again: who is done stays so until everybody else has an action.
         """
+        size = 0
         for agent in self._done:
             obs, seat = observations.get(agent), self._seats.get(agent)
             if seat is None:
                 self._left.setdefault(agent, 0)
             elif not seat.over:
-                seat.end(None if obs is None else seat.policy.as_element(obs), True, self._acts)
+                size += seat.end(None if obs is None else seat.policy.as_element(obs), True, self._acts)
         waiting = {agent: obs for agent, obs in observations.items() if agent not in self._done}
         if any(agent in self._seats and self._seats[agent].over for agent in waiting):
             # One message holds one life of each agent.
             self._actor.set_aside(self)
-        return waiting
+        return waiting, size
 
     def _write_off(self, agents: Iterable[str]) -> None:
         """Note that no action will own what was paid to agents."""

@@ -41,8 +41,8 @@ class LocalTrajectory:
     """
 
     __slots__ = (
-        "_actions", "_dates", "_inputs", "_judged", "_logp", "_masks", "_numbers", "_obs", "_rewards", "_rows",
-        "_states", "_where", "dice", "life", "paid", "policy", "state", "t", "terminated", "truncated",
+        "_actions", "_dates", "_inputs", "_judged", "_logp", "_masks", "_numbers", "_obs", "_obs_bytes", "_rewards",
+        "_rows", "_states", "_where", "dice", "life", "paid", "policy", "state", "t", "terminated", "truncated",
     )  # fmt: skip
 
     def __init__(self, policy: LocalPolicy, dice: Dice, t: int, where: str) -> None:
@@ -52,6 +52,7 @@ class LocalTrajectory:
         self.paid = 0.0
         self.terminated = self.truncated = False
         self._obs: list[Any] = []
+        self._obs_bytes = 0
         # The env step of the episode in which each observation was seen.
         self._dates: list[int] = []
         self._rewards: list[float] = []
@@ -68,6 +69,11 @@ class LocalTrajectory:
     def steps(self) -> int:
         """Complete steps that are here."""
         return len(self._rewards)
+
+    @property
+    def next_bytes(self) -> int:
+        """About how many bytes of a message the next observation will complete, if it is like the last one."""
+        return self.policy.step_bytes + self._obs_bytes if len(self._actions) > len(self._rewards) else 0
 
     @property
     def since(self) -> float:
@@ -98,6 +104,7 @@ class LocalTrajectory:
             size = len(memoryview(raw))
         else:
             self._obs.append(obs)
+        self._obs_bytes = size
         return self.policy.step_bytes + size if completes else 0
 
     def _settle(self) -> bool:
@@ -120,21 +127,23 @@ class LocalTrajectory:
             self._states.append(self.state)
             self.state = decided.state[part]
 
-    def end(self, obs: Any, terminated: bool, env_t: int = 0) -> None:
-        """Note that it is over.
+    def end(self, obs: Any, terminated: bool, env_t: int = 0) -> int:
+        """Note that it is over; return what `observe` does.
 
         Args:
             obs: The last observation; None repeats the one before.
             terminated: Whether the environment ended it.
             env_t: Env step of the episode.
         """
+        size = self.next_bytes
         if obs is not None:
-            self.observe(obs, env_t)
+            size = self.observe(obs, env_t)
         elif len(self._actions) > len(self._rewards):
             self._obs.append(self._obs[-1])
             self._dates.append(env_t)
             self._settle()
         self.terminated, self.truncated = terminated, not terminated
+        return size
 
     def judge(self) -> None:
         """Note how probable the actions were, before the policy's weights change."""
