@@ -147,6 +147,10 @@ class ClientLink:
                 raise
             except ConnectionError as error:
                 why = error
+            except BaseException:
+                # Such as Ctrl-C: the answer may come later, when another one is waited for.
+                self._drop()
+                raise
             self._drop()
             if time.monotonic() + pause > end:
                 raise ServerGoneError(
