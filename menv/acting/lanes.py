@@ -126,9 +126,20 @@ class LanePlan:
         few = (self._policies - 1) * len(which) <= self._spare_rows
         self._lanes = None if few else self._sorted(which, steady=False)
         # Everybody computes all rows, where that costs less than to sort them, or than a run for each.
-        if few or (self._lanes is None and len(which) <= self._spare_rows):
+        if few or (self._lanes is None and self._all_pay(which)):
             self._lanes = Lanes.of_all(which)
         return self._lanes
+
+    def _all_pay(self, which: Which) -> bool:
+        """Return whether everybody computes all rows for less than a run of each policy that has some would cost.
+
+        Most policies may have none: past versions of one that learns, or those that were removed.
+        """
+        rows = len(which)
+        if rows > self._spare_rows:
+            return False
+        runs = len(set(which.tolist())) - 1 + _SORTING
+        return (self._policies - 1) * rows <= self._spare_rows * runs
 
     def _of_two(self, which: Which) -> Lanes | None:
         """Return lanes of the rows of two policies, None where something else costs less."""
