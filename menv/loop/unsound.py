@@ -60,15 +60,25 @@ def unsound(
 
 
 def check_weights(policy_id: str, weights: Mapping[str, Any]) -> None:
-    """Refuse weights of which one is no number; what is no array of numbers at all is left to those who take it.
+    """Refuse weights of which one is no number, or no array of numbers at all.
 
     Raises:
-        ConfigError: One is NaN, or infinite as float32.
+        ConfigError: One is NaN, infinite as float32, or cannot be read as float32.
     """
-    name = not_finite(weights)
-    if name is not None:
+    for name, value in weights.items():
+        try:
+            with np.errstate(over="ignore"):
+                np.asarray(value, np.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"policy {policy_id!r}: weight {name!r} is a {type(value).__name__} that cannot be read as float32 "
+                f"({' '.join(str(error).split()):.100}), expected an array of numbers; give numpy arrays, "
+                "tensor.detach().cpu().numpy() of a tensor"
+            ) from error
+    broken = not_finite(weights)
+    if broken is not None:
         raise ConfigError(
-            f"policy {policy_id!r}: weight {name}, expected numbers; look for a division by zero, or for a loss of "
+            f"policy {policy_id!r}: weight {broken}, expected numbers; look for a division by zero, or for a loss of "
             f"your own that is none, or {ADVICE}"
         )
 

@@ -143,7 +143,7 @@ def test_shared_layers_need_equal_convolutions(differ: dict[str, Any]) -> None:
     ({"default_policy": [1.0]}, "set_weights: list where weights by name belong"),
     ({"stranger": {}}, "policy 'stranger' does not exist"),
     ({"default_policy": {}}, "^policy 'default_policy': .* do not fit the architecture.*PolicySpec\\(algorithm="),
-    ({"default_policy": {"policy.0.weight": "x"}}, "do not fit the architecture"),
+    ({"default_policy": {"policy.0.weight": "x"}}, "is a str that cannot be read as float32"),
 ], ids=str)  # fmt: skip
 def test_weights_that_are_none_are_refused_and_change_nothing(weights: Any, message: str) -> None:
     with PPO(env=Comings, config=SMALL) as algorithm:
@@ -232,6 +232,21 @@ def test_an_evaluation_may_have_callbacks_of_its_own() -> None:
         ended.clear()
         algorithm.evaluate()
     assert ended == ["evaluation"] * 2
+
+
+def test_weights_that_cannot_be_read_are_refused_by_name() -> None:
+    with PPO(env="CartPole-v1", config={"train_batch_size": 200}) as algorithm:
+        policy = algorithm.get_policy()
+        weights = policy.get_weights()
+        learned = torch.ones(64, requires_grad=True)
+        for value in (learned, [[1.0], [1.0, 2.0]], "none", None):
+            given = {**weights, "policy.0.bias": value}
+            with pytest.raises(
+                ConfigError, match=r"weight 'policy.0.bias' (is a \w+ that cannot be|holds NaN)"
+            ):
+                policy.set_weights(given)
+        policy.set_weights({**weights, "policy.0.bias": learned.detach()})
+        assert np.array_equal(policy.get_weights()["policy.0.bias"], np.ones(64, np.float32))
 
 
 def test_weights_that_are_no_numbers_are_refused_before_anybody_acts_by_them() -> None:

@@ -239,6 +239,8 @@ def test_every_other_name_is_one_of_a_setting(key: str) -> None:
         (DQNConfig, "epsilon_timesteps", "it belongs into exploration_config"),
         (QMIXConfig, "capacity", "it belongs into replay_buffer_config"),
         (QMIXConfig, "mixers", "did you mean 'mixer'?"),
+        (PPOConfig, "lambda", "it is called 'lambda_' here"),
+        (DQNConfig, "lambda", "PPO alone has it"),
         (ModelConfig, "fcnet_hidden", "did you mean 'fcnet_hiddens'?"),
         (MultiAgentConfig, "policy", "did you mean 'policy_mapping_fn'?"),
     ],

@@ -17,6 +17,7 @@ _NAMES = {
     "eps": "prioritized_replay_eps",
     "evaluation_num_episodes": "evaluation_duration",
     "grad_norm_clipping": "grad_clip",
+    "lambda": "lambda_",
     "learning_rate": "lr",
     "learning_starts": "num_steps_sampled_before_learning_starts",
     "metrics_smoothing_episodes": "metrics_num_episodes_for_smoothing",
