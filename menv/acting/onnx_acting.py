@@ -312,24 +312,24 @@ class OnnxActing:
     ) -> Decision:
         found = self._empty(len(which))
         order = np.argsort(which, kind="stable")
-        bounds = np.searchsorted(which[order], np.arange(self._policies + 1)).tolist()
-        if bounds[0] or bounds[-1] < len(which):
-            self._require_policy(int(which[order[0 if bounds[0] else -1]]))
-        sound = True
-        for policy in range(self._policies):
-            rows = order[bounds[policy] : bounds[policy + 1]]
-            if len(rows):
-                part = self._answer(
-                    kind,
-                    policy,
-                    obs[rows],
-                    _taken(mask, rows),
-                    _taken(noise, rows),
-                    None,
-                    _taken(state, rows),
-                )
-                fill_in(found, rows, part)
-                sound = sound and part.sound
+        own = which[order]
+        for outermost in own[[0, -1]].tolist():
+            self._require_policy(outermost)
+        sound, begin = True, 0
+        # Of the policies that have rows alone: there may be many more.
+        for end in (*(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), len(own)):
+            rows = order[begin:end]
+            part = self._answer(
+                kind,
+                int(own[begin]),
+                obs[rows],
+                _taken(mask, rows),
+                _taken(noise, rows),
+                None,
+                _taken(state, rows),
+            )
+            fill_in(found, rows, part)
+            sound, begin = sound and part.sound, end
         return found._replace(sound=sound)
 
     def _empty(self, rows: int) -> Decision:
