@@ -5,9 +5,12 @@ Adapters, wrappers and checks share it. It knows neither rows nor episodes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
+
+import numpy as np
 
 from menv.errors import ConfigError, ContractError
 from menv.fault import no_exit
@@ -91,6 +94,35 @@ def as_flag(flag: Any, whose: str) -> bool:
         except (ValueError, RuntimeError, TypeError):
             pass
     raise ContractError(f"{whose} is {type(flag).__name__}, expected True or False; return one flag")
+
+
+def as_reward(reward: Any, whose: str) -> float:
+    """Return a reward as a float.
+
+    Args:
+        reward: What the environment paid.
+        whose: Begins the message, such as "env 3 step: the reward of 'car_1'".
+
+    Raises:
+        ContractError: It is no number, or not a finite one.
+    """
+    if isinstance(reward, float) and math.isfinite(reward):
+        return float(reward)
+    number, shape = None, ()
+    try:
+        one = np.asarray(reward)
+        shape = one.shape
+        # Texts would be read as numbers, and None as NaN.
+        if one.dtype.kind in "fiubO" and reward is not None:
+            number = float(one.astype(np.float64).reshape(()))
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    if number is None:
+        got = f"{type(reward).__name__} of shape {shape}" if shape else type(reward).__name__
+        raise ContractError(f"{whose} is {got}, expected a number; return a float")
+    if not math.isfinite(number):
+        raise ContractError(f"{whose} is {number}, expected a finite number; look for a division by zero")
+    return number
 
 
 def how_many(result: Any) -> str:

@@ -18,7 +18,7 @@ from menv.adapters.gym_steps import Seen, Taken, take_steps
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report, check_info
-from menv.adapters.rewards import as_rewards, finite
+from menv.adapters.rewards import as_rewards
 from menv.adapters.wrapped_steps import direct_step
 from menv.base_env import (
     SINGLE_AGENT,
@@ -30,6 +30,7 @@ from menv.base_env import (
     Join,
     Ready,
 )  # fmt: skip
+from menv.env_calls import as_reward
 from menv.frame import Frame
 from menv.nested import own_copy
 
@@ -297,7 +298,7 @@ class GymEnvs(LocalEnvs):
         """Report the end of a copy's episode; `obs` is nobody else's."""
         # Most rewards are what they should be; a message costs more than a look at them.
         good = type(reward) is float and math.isfinite(reward)
-        number = reward if good else finite(reward, _whose(index))
+        number = reward if good else as_reward(reward, _whose(index))
         self._report.ended.append(End(index, index, SINGLE_AGENT, number, *flags, obs, info))
         self._report.episodes.append(EpisodeEnd(index, *flags, length, index))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from menv.base_env import FloatArray
-from menv.errors import ContractError
+from menv.env_calls import as_reward
 
 if TYPE_CHECKING:
     from menv.adapters.roster import Roster
@@ -42,7 +42,7 @@ def as_rewards(rewards: Any, whose: Callable[[], Iterable[str]]) -> FloatArray:
     # The sum of their squares is finite only if each is: one product instead of a look at every reward.
     if numbers.ndim == 1 and numbers.dtype is _FLOAT64 and math.isfinite(numbers.dot(numbers)):
         return numbers
-    return np.array([finite(*each) for each in zip(rewards, whose(), strict=False)], np.float64)
+    return np.array([as_reward(*each) for each in zip(rewards, whose(), strict=False)], np.float64)
 
 
 def of_envs(where: str) -> Iterator[str]:
@@ -58,32 +58,3 @@ def of_rosters(rosters: Iterable[Roster]) -> Iterator[str]:
     """Yield what begins the message about the reward of each row of some rosters."""
     for roster in rosters:
         yield from map(roster.whose, roster.waiting.agents)
-
-
-def finite(reward: Any, whose: str) -> float:
-    """Return a reward as a float.
-
-    Args:
-        reward: What the environment paid.
-        whose: Begins the message, such as "env 3 step: the reward of 'car_1'".
-
-    Raises:
-        ContractError: It is no number, or not a finite one.
-    """
-    if isinstance(reward, float) and math.isfinite(reward):
-        return float(reward)
-    number, shape = None, ()
-    try:
-        one = np.asarray(reward)
-        shape = one.shape
-        # Texts would be read as numbers, and None as NaN.
-        if one.dtype.kind in "fiubO" and reward is not None:
-            number = float(one.astype(np.float64).reshape(()))
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    if number is None:
-        got = f"{type(reward).__name__} of shape {shape}" if shape else type(reward).__name__
-        raise ContractError(f"{whose} is {got}, expected a number; return a float")
-    if not math.isfinite(number):
-        raise ContractError(f"{whose} is {number}, expected a finite number; look for a division by zero")
-    return number

@@ -15,10 +15,10 @@ import numpy as np
 from menv.adapters.five_dicts import any_set, five_dicts, flag_of, lasting, refuse_none
 from menv.adapters.layout import Layout
 from menv.adapters.report import Report, all_empty, check_info
-from menv.adapters.rewards import finite
 from menv.adapters.seating import Seating
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, COMMON, AgentId, End, EnvId, EpisodeEnd, Join, SharedInfo, Unclaimed
+from menv.env_calls import as_reward
 from menv.errors import ContractError
 from menv.nested import own_copy
 
@@ -365,7 +365,7 @@ class Roster:
         """Return a reward as a float; raise if it is no finite number, with the env step."""
         if type(reward) is float and math.isfinite(reward):
             return reward
-        return finite(reward, self.whose(agent))
+        return as_reward(reward, self.whose(agent))
 
     def whose(self, agent: AgentId) -> str:
         """Return what begins a message about an agent's reward."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.answers import check_answers
-from menv.adapters.rewards import finite
 from menv.base_env import AgentId, End, EnvId, EpisodeEnd, IntArray, Join, Unclaimed
+from menv.env_calls import as_reward
 from menv.errors import ContractError
 from menv.nested import own_copy
 
@@ -71,7 +71,7 @@ class SlotBook:
         self._living[index] -= 1
         self._had_rows[index] = _NEVER
         self._changed = True
-        paid = finite(
+        paid = as_reward(
             end.reward, f"{self._where}: ended: the reward of agent {end.agent_id!r} of env {end.env_id!r}"
         )
         return end._replace(slot=slot, reward=paid, obs=own_copy(end.obs))
@@ -118,7 +118,7 @@ class SlotBook:
         index = self._index("unclaimed", unclaimed.env_index, num_envs)
         self._check_id("unclaimed", unclaimed.env_id, index)
         whose = f"{self._where}: unclaimed: the reward of agent {unclaimed.agent_id!r} of env {unclaimed.env_id!r}"
-        return unclaimed._replace(reward=finite(unclaimed.reward, whose), env_index=index)
+        return unclaimed._replace(reward=as_reward(unclaimed.reward, whose), env_index=index)
 
     def join(self, join: Any, num_envs: int) -> Join:
         """Take in somebody who begins to live."""

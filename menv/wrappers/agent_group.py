@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import ALL, AgentId
+from menv.env_calls import as_reward
 from menv.episode import MEMBER_REWARDS
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
@@ -221,14 +222,8 @@ class AgentGroup:
         """Return a member's reward as a float."""
         if type(reward) is float and math.isfinite(reward):
             return reward
-        kind = type(reward).__name__
-        if np.ndim(reward) == 0 and isinstance(reward, int | float | np.number | np.ndarray):
-            if math.isfinite(number := float(reward)):
-                return number
-            kind = str(number)
-        raise ContractError(
-            f"GroupAgentsWrapper.step: the reward of {member!r} in group {self.group_id!r} is {kind}, expected a "
-            "finite number; return a float"
+        return as_reward(
+            reward, f"GroupAgentsWrapper.step: the reward of {member!r} in group {self.group_id!r}"
         )
 
 
