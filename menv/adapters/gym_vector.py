@@ -28,6 +28,7 @@ from menv.nested import own_copy
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 _NO_INFO: Mapping[str, Any] = {}
+_OF_ENDS = frozenset(("final_obs", "_final_obs", "final_info", "_final_info"))
 
 
 class GymVectorEnvs(LockstepEnvs):
@@ -149,6 +150,8 @@ class GymVectorEnvs(LockstepEnvs):
         which = np.flatnonzero(done).tolist()
         if self._mode == SAME_STEP:
             frame.finals, frame.final_infos = self._finals_in(infos, which)
+            # They are of the episode before.
+            frame.infos = self._infos_of({name: infos[name] for name in infos if name not in _OF_ENDS})
             return
         frame.finals = [own_copy(frame.obs[index]) for index in which]
         frame.final_infos = [info_of(infos, index) for index in which]

@@ -121,9 +121,23 @@ def test_rows_have_the_same_infos_where_each_sub_environment_has_a_dict_of_its_o
         base = to_base_env(DictInfoToList(env) if listed else env)
         loop = sampler(base, None, 1, 9)
         told.append([dict(info) for _ in range(2) for info in loop.sample()["p0"]["infos"]])
-    for info in told[0] + told[1]:
-        info.pop("final_obs", None)
-        info.pop("final_info", None)
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_the_first_info_of_an_episode_tells_nothing_of_the_end_before(listed: bool) -> None:
+    told = []
+    for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
+        env: Any = SyncVectorEnv([lambda: SoloGym(SOLO)] * 2, autoreset_mode=mode)
+        base = to_base_env(DictInfoToList(env) if listed else env)
+        rows, ends = [], []
+        for _ in range(9):
+            ready = base.poll()
+            rows.append([dict(info) for info in ready.infos or [{}, {}]])
+            ends += [dict(end.info) for end in ready.ended]
+            base.send_actions(ready.slots, [0] * len(ready.slots))
+        assert ends
+        told.append((rows, ends))
     assert told[0] == told[1]
 
 
