@@ -82,15 +82,18 @@ class AgentGroup:
         by_member = dict(zip(self.members, actions, strict=True))
         return {member: by_member[member] for member in self.acting}
 
-    def take(
-        self, result: StepDicts, out: StepDicts, late: Mapping[AgentId, Mapping[AgentId, float]]
-    ) -> None:
+    @property
+    def rests(self) -> bool:
+        """Whether none of its members lives: those that were seen have ended, and others have yet to appear."""
+        return all(member in self._ended for member in self._last)
+
+    def take(self, result: StepDicts, out: StepDicts, inner: Mapping[AgentId, AgentGroup]) -> None:
         """Take in what the environment returned and add what the group returns to `out`.
 
         Args:
             result: The five dicts.
             out: Those of the groups.
-            late: The `late` of each member that is a group itself.
+            inner: The members that are groups themselves, which have taken it in before.
 
         Raises:
             ContractError: Some living members must act and others need not; a reward is no number.
@@ -100,8 +103,8 @@ class AgentGroup:
         seen = [member for member in self.members if member in obs]
         self._see(seen, obs, terminateds, truncateds)
         self.acting = [] if over else [member for member in seen if member not in self._ended]
-        self._check_together()
-        self._pay(rewards, out[1], late)
+        self._check_together(inner)
+        self._pay(rewards, out[1], {member: group.late for member, group in inner.items()})
         if infos:
             self._note(infos)
         gone = len(self._ended) == len(self.members)
@@ -125,10 +128,12 @@ class AgentGroup:
                 if terminateds.get(member) or truncateds.get(member):
                     self._ended.setdefault(member, not terminateds.get(member))
 
-    def _check_together(self) -> None:
+    def _check_together(self, inner: Mapping[AgentId, AgentGroup]) -> None:
         """Refuse that some living members act while others do not."""
+        if not self.acting:
+            return
         idle = [member for member in self._last if member not in self._ended and member not in self.acting]
-        if self.acting and idle:
+        if idle := [member for member in idle if member not in inner or not inner[member].rests]:
             raise ContractError(
                 f"GroupAgentsWrapper: group {self.group_id!r} has observations for {_names(self.acting)} and none for "
                 f"{_names(idle)}, which still live, expected all living members at the same time; group only agents "

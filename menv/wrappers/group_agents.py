@@ -83,6 +83,10 @@ class GroupAgentsWrapper(MultiAgentEnv):
         self.metadata = env.metadata  # type: ignore[misc]
         self.render_mode = env.render_mode
         self._states: dict[AgentId, AgentGroup] = {}
+        # The groups that wrappers beneath this one make, which may be members here.
+        self._inner: dict[AgentId, AgentGroup] = {}
+        if isinstance(env, GroupAgentsWrapper):
+            self._inner = {**env._inner, **env._states}
         for group, members in self.groups.items():
             space: Any = self.observation_spaces[group]
             self._states[group] = AgentGroup(group, members, space)
@@ -142,10 +146,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
     def _group(self, result: StepDicts) -> StepDicts:
         """Return the five dicts with groups in the place of their members."""
         out: StepDicts = ({}, {}, {}, {}, {})
-        inner = self.env._states if isinstance(self.env, GroupAgentsWrapper) else {}
-        late = {group: state.late for group, state in inner.items()}
         for state in self._states.values():
-            state.take(result, out, late)
+            state.take(result, out, self._inner)
         members = self._group_of
         for part, values in zip(out, result, strict=True):
             part.update({agent: value for agent, value in values.items() if agent not in members})
