@@ -23,7 +23,8 @@ class ExplorationConfig:
     final_epsilon: float = 0.02
     """Share of random actions from `epsilon_timesteps` on."""
     epsilon_timesteps: int = 10_000
-    """Env steps of the run until then; infinity keeps the share of the start."""
+    """Env steps of the run until then; infinity keeps the share of the start. A policy that `policies_to_train`
+    leaves out keeps the share it has: a new one that of the start."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
