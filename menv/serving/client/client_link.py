@@ -130,6 +130,14 @@ class ClientLink:
         if isinstance(answer, Error):
             raise self._refusal(answer)
 
+    def standing(self, episode_id: str, otherwise: int) -> int:
+        """Return the number of the last message of an open episode that the server has taken, whoever sent it."""
+        with self._lock:
+            answer = self._ask_until_answered(self._greeting(), anew=False)
+        where = (answer.resume or {}).get(episode_id) if isinstance(answer, SetConfig) else None
+        seq = where.get("seq") if isinstance(where, dict) else None
+        return seq if type(seq) is int else otherwise
+
     def close(self) -> None:
         """End the connection; the server keeps the session for a while."""
         self._closed = True
@@ -201,9 +209,7 @@ class ClientLink:
         """Connect and greet."""
         connection = connect(self._address, self._token, self._timeout, self._conversation)
         self._connection = connection
-        shown = None if self._address.scheme == "http" else self._token
-        greeting = GetConfig(token=shown, extensions=[EXTENSION], session=self._session, client=self._name)
-        connection.send(encode(greeting, Dialect.MSGPACK))
+        connection.send(self._greeting())
         answer = decode_answer(connection.receive())[0]
         if isinstance(answer, Error) and answer.code == Code.STOPPING:
             raise ConnectionResetError(answer.message)
@@ -225,6 +231,12 @@ class ClientLink:
                 f"PolicyClient: {self._address} has forgotten this session and its open episodes, expected to be back "
                 "in time; start new episodes"
             )
+
+    def _greeting(self) -> bytes:
+        """Return the message that says who is there."""
+        shown = None if self._address.scheme == "http" else self._token
+        greeting = GetConfig(token=shown, extensions=[EXTENSION], session=self._session, client=self._name)
+        return encode(greeting, Dialect.MSGPACK)
 
     def _require_answer(self, request: Request, answer: Answer) -> None:
         """Refuse an answer to another question, so that nobody takes it for the one to this."""

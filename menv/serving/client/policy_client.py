@@ -6,17 +6,16 @@ is sent again is known to `client_link`, how to act without asking to `local_act
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from menv.base_env import SINGLE_AGENT
 from menv.call_errors import check_told_info, keyed_by_agent
-from menv.errors import ConfigError, ContractError, EpisodeError
+from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError
 from menv.line import finite_reward
 from menv.serving.client.client_address import read_address
 from menv.serving.client.client_link import ClientLink, NotNowError
@@ -267,15 +266,26 @@ class PolicyClient:
         """Send what is complete, and end the connections; open episodes are lost unless another client goes on."""
         if self._is_closed:
             return
+        refused: MenvError | None = None
         try:
-            if self._actor is not None:
-                self._actor.flush()
-            for episode in list(self._episodes.values()):
-                if isinstance(episode, RemoteEpisode):
-                    with contextlib.suppress(EpisodeError):
-                        episode.tell()
+            for tell in self._last_words():
+                try:
+                    tell()
+                except (EpisodeError, RefusedError) as error:
+                    # It costs the others nothing.
+                    refused = refused or error
         finally:
             self._disconnect()
+        if refused is not None:
+            raise refused
+
+    def _last_words(self) -> Iterator[Callable[[], None]]:
+        """Yield what tells the server, one after the other, what it has not been told yet."""
+        if self._actor is not None:
+            yield self._actor.flush
+        for episode in list(self._episodes.values()):
+            if isinstance(episode, RemoteEpisode):
+                yield episode.leave
 
     def _disconnect(self) -> None:
         self._is_closed = True
