@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 from menv.serving.carriers.bucket import Bucket
 from menv.serving.carriers.http_sessions import HttpSession
+from menv.serving.carriers.plain_http import for_frames
 from menv.serving.carriers.transport import Peer
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class HttpConnection(H11Protocol):
         """Since when a request has not been whole; None if none has begun."""
         self._sends_since: float | None = None
         self._heard = self._clock()
+        self._is_new = True
 
     @property
     def peer(self) -> Peer:
@@ -84,6 +86,14 @@ class HttpConnection(H11Protocol):
         self._heard = self._clock()
         if self._waits_since is None:
             self._waits_since = self._heard
+        if self._is_new:
+            self._is_new = False
+            told = for_frames(data, "HTTP", "http", self._listener.handler.refused)
+            if told is not None:
+                self.transport.write(told)
+                self.transport.close()
+        if self.transport.is_closing():
+            return
         super().data_received(data)
 
     def request_is_whole(self) -> None:

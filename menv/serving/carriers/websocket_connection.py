@@ -16,6 +16,7 @@ from websockets.server import ServerProtocol
 
 from menv.serving.carriers.access import bearer
 from menv.serving.carriers.listener import Listener
+from menv.serving.carriers.plain_http import for_frames, for_requests
 from menv.serving.carriers.stream_connection import StreamConnection
 
 _PATHS = ("/", "/rllink")
@@ -38,9 +39,13 @@ class WebSocketConnection(StreamConnection):
         self._protocol = ServerProtocol(max_size=listener.limits.max_body, logger=_UNHEARD)
         self._fragments: bytearray | None = None
         self._stands_between = False
+        self._is_new = True
 
     def _feed(self, data: bytes) -> list[bytes]:
         bodies: list[bytes] = []
+        if self._is_new:
+            self._is_new = False
+            self._tell_a_stranger(data)
         # The package would read what follows a handshake before that is answered: so it gets line after line.
         while data and self._protocol.state is State.CONNECTING and self._farewell is None:
             end = data.find(b"\n") + 1 or len(data)
@@ -49,6 +54,14 @@ class WebSocketConnection(StreamConnection):
         if data and self._farewell is None:
             self._take_in(data, bodies)
         return bodies
+
+    def _tell_a_stranger(self, data: bytes) -> None:
+        """End the connection, with a word, of a peer that speaks another protocol."""
+        refused = self._listener.handler.refused
+        told = for_frames(data, "WebSocket", "ws", refused) or for_requests(data, refused)
+        if told is not None:
+            self._transport.write(told)
+            self._farewell = ""
 
     def _take_in(self, data: bytes, bodies: list[bytes]) -> None:
         self._protocol.receive_data(data)

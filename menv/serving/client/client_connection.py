@@ -14,6 +14,7 @@ from typing import Protocol
 from menv.serving.client.client_address import ClientAddress
 from menv.serving.client.client_socket import MOST_ANSWER_BYTES, encryption, end_socket, lost, open_socket
 from menv.serving.client.websocket_client import WebSocketClientConnection
+from menv.serving.client.wrong_scheme import look_at_bytes, look_at_encryption
 from menv.serving.wire.bad_message import BadMessageError
 from menv.serving.wire.framing import MOST_BODY_BYTES, Frames, frame
 
@@ -65,7 +66,7 @@ def connect(address: ClientAddress, token: str | None, timeout: float, name: str
 
     Raises:
         ConnectionError: Nobody answers there.
-        ConfigError: The server lets nobody in with this token.
+        ConfigError: The server lets nobody in with this token, or speaks in another way than the address says.
         MissingExtraError: WebSocket needs a package that is not installed.
     """
     try:
@@ -75,6 +76,7 @@ def connect(address: ClientAddress, token: str | None, timeout: float, name: str
             return HttpClientConnection(address, token, timeout, name)
         return WebSocketClientConnection(address, token, timeout)
     except OSError as error:
+        look_at_encryption(address, error)
         raise lost(error) from error
 
 
@@ -84,6 +86,7 @@ class TcpClientConnection:
     answers_all = False
 
     def __init__(self, address: ClientAddress, timeout: float) -> None:
+        self._address = address
         self._socket = open_socket(address, timeout)
         self._frames = Frames(MOST_BODY_BYTES)
         self._bodies: list[bytes] = []
@@ -107,6 +110,7 @@ class TcpClientConnection:
             try:
                 self._bodies = self._frames.feed(data)
             except BadMessageError as error:
+                look_at_bytes(self._address, data)
                 raise ConnectionAbortedError(f"the server sent no frame ({error.text})") from error
         return self._bodies.pop(0)
 
@@ -127,7 +131,7 @@ class HttpClientConnection:
             )
         else:
             self._http = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
-        self._path = address.path
+        self._address, self._path = address, address.path
         self._headers = {"Content-Type": _MSGPACK, "menv-session": name}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -154,6 +158,9 @@ class HttpClientConnection:
                         f"a response of {response.length} bytes is none of a server of menv"
                     )
                 return response.read()
+        except http.client.BadStatusLine as error:
+            look_at_bytes(self._address, str(error).encode("latin-1", "replace"))
+            raise lost(error) from error
         except (OSError, http.client.HTTPException) as error:
             raise lost(error) from error
 

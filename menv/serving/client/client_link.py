@@ -161,9 +161,13 @@ class ClientLink:
                 raise
             self._drop()
             if time.monotonic() + pause > end:
+                address = self._address
+                # A port that is encrypted ends the connection of whoever is not, without a word.
+                plain = address.scheme if self._session is None and not address.tls else None
+                encrypted = f", or write {plain}s:// if it is encrypted" if plain else ""
                 raise ServerGoneError(
-                    f"PolicyClient: {self._address} does not answer ({why}), expected a server there within "
-                    f"{self._timeout:g} s; start it, or give a longer timeout"
+                    f"PolicyClient: {address} does not answer ({why}), expected a server there within "
+                    f"{self._timeout:g} s; start it, or give a longer timeout{encrypted}"
                 ) from why
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -15,6 +15,7 @@ from typing import Any
 from menv.errors import ConfigError, MissingExtraError
 from menv.serving.client.client_address import ClientAddress
 from menv.serving.client.client_socket import MOST_ANSWER_BYTES, end_socket, lost, open_socket
+from menv.serving.client.wrong_scheme import look_at_bytes, look_at_status
 from menv.serving.wire.bad_message import Code
 from menv.serving.wire.dialect import Dialect
 from menv.serving.wire.messages import Error, encode
@@ -48,6 +49,8 @@ class WebSocketClientConnection:
         # Whoever closes may be another thread than the one that sends.
         self._writing = threading.Lock()
         self._timeout = timeout
+        # What came before the answer to the handshake, which may be in another protocol.
+        self._first = b""
         self._socket = open_socket(address, timeout)
         try:
             self._shake_hands(address, token)
@@ -113,11 +116,13 @@ class WebSocketClientConnection:
             return
         status = getattr(answer, "status_code", None)
         if status is None:
+            look_at_bytes(address, self._first)
             raise ConnectionResetError("the server ended the connection before it answered")
         if status in _UNWELCOME:
             raise ConfigError(
                 f"PolicyClient: {address} refuses ({why}), expected to be let in; check token and address"
             ) from why
+        look_at_status(address, status)
         raise ConnectionRefusedError(f"the server lets no WebSocket in ({why})") from why
 
     def _last_word(self) -> bytes:
@@ -141,6 +146,7 @@ class WebSocketClientConnection:
         protocol = self._protocol
         try:
             data = self._socket.recv(_CHUNK)
+            self._first = self._first or data
             if data:
                 protocol.receive_data(data)
             else:

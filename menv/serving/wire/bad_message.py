@@ -41,7 +41,7 @@ class Code(StrEnum):
 
 MEANINGS: Mapping[Code, str] = MappingProxyType(
     {
-        Code.BAD_FRAME: "A frame on TCP does not begin with eight digits; the connection ends.",
+        Code.BAD_FRAME: "A frame of TCP has no eight digits in front, or came to another port; the connection ends.",
         Code.TOO_LARGE: "A body, or a part of it, has more bytes or entries than the server takes.",
         Code.TOO_DEEP: "Lists and objects lie within each other more deeply than the server reads.",
         Code.MALFORMED: "The body is neither JSON nor msgpack, or it breaks off, or a text is not UTF-8.",

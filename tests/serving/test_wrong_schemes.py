@@ -1,0 +1,52 @@
+"""Clients whose address has the wrong scheme, or whose server shows a certificate that nobody trusts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from menv.errors import ConfigError
+from menv.serving.carriers.access import Access
+from menv.serving.client.policy_client import PolicyClient
+from menv.serving.policy_server import Carrier
+from tests.serving.certificates import made_in, needs_openssl
+from tests.serving.courses import SCHEMES, Course, observation, play
+
+# A client that waits would fail with another error after as long.
+PATIENCE = 60
+
+
+@pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
+def test_a_client_is_told_at_once_which_scheme_its_address_should_have(transport: Carrier) -> None:
+    with Course(transport=transport) as course:
+        for scheme in ("tcp", "http", "ws", "tcps", "https", "wss"):
+            if scheme == course.scheme:
+                continue
+            better = scheme[:-1] if scheme.endswith("s") and scheme != "ws" else course.scheme
+            with pytest.raises(ConfigError, match=rf"{scheme}://.*{better}://"):
+                PolicyClient(f"{scheme}://127.0.0.1:{course.port}", "remote", timeout=PATIENCE)
+        with PolicyClient(course.address, "remote", timeout=PATIENCE) as client:
+            play(client, [1.0, 2.0])
+            assert client.get_action(client.start_episode(), observation(0)) in (0, 1)
+        assert course.has_rewards([1.0, 2.0])
+        assert course.algo._outside.report()["external"]["server_faults"] == 0
+
+
+@needs_openssl
+@pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
+def test_a_client_is_told_at_once_of_a_certificate_that_does_not_hold(
+    transport: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = made_in(tmp_path)
+    scheme = SCHEMES[transport] + "s"
+    with Course(transport=transport, access=Access(ssl_certificate=files[0], ssl_key=files[1])) as course:
+        with pytest.raises(ConfigError, match=r"self-signed certificate.*SSL_CERT_FILE"):
+            PolicyClient(f"{scheme}://localhost:{course.port}", "remote", timeout=PATIENCE)
+        monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+        with pytest.raises(ConfigError, match=re.escape("not valid for '127.0.0.1'")):
+            PolicyClient(f"{scheme}://127.0.0.1:{course.port}", "remote", timeout=PATIENCE)
+        with PolicyClient(f"{scheme}://localhost:{course.port}", "remote", timeout=PATIENCE) as client:
+            play(client, [1.0, 2.0])
+        assert course.has_rewards([1.0, 2.0])
