@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
+from menv.errors import EpisodeError
+from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
 from tests.serving.courses import Course
 
@@ -84,3 +87,30 @@ def test_agents_that_live_for_one_step_are_sent_in_time() -> None:
         client.end_episode(name, {})
         client.update_policy_weights()
         assert course.has_rewards([float(number) for number in range(200)])
+
+
+def test_a_step_that_fits_in_no_message_names_the_limit_with_which_it_does() -> None:
+    def plays(course: Course, mode: Any) -> None:
+        with PolicyClient(course.address, mode, update_interval=None, timeout=20) as client:
+            name, everybody = (
+                client.start_episode(),
+                dict.fromkeys([f"a{number}" for number in range(100)], BLACK),
+            )
+            client.get_action(name, everybody)
+            client.log_returns(name, dict.fromkeys(everybody, 1.0))
+            client.end_episode(name, everybody)
+            client.update_policy_weights()
+
+    with Course(crowd(100), env_steps_per_sample=10_000) as course:
+        with pytest.raises(
+            EpisodeError, match=r"raise Limits\.max_body .* or use inference_mode='remote'"
+        ) as caught:
+            plays(course, "local")
+        plays(course, "remote")
+        assert course.has_rewards([1.0] * 100)
+    found = re.search(r"raise Limits\.max_body on the server to (\d+)", str(caught.value))
+    assert found is not None
+    limits = Limits(max_body=int(found[1]))
+    with Course(crowd(100), env_steps_per_sample=10_000, limits=limits) as course:
+        plays(course, "local")
+        assert course.has_rewards([1.0] * 100)

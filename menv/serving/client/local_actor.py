@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 2_000_000
 """Of one message, about; half of what servers take by default."""
+_AROUND = 10_000
+"""Bytes that a message has at most around one part of an episode."""
 _OLDER_THAN_ALL = 0
 """No server counts from here."""
 
@@ -225,7 +227,8 @@ class LocalActor:
                 # A message is taken or refused as a whole; whose fault it was shows when each part goes alone.
                 alone = True
                 if count == 1:
-                    self._give_up(self._outbox[0][0], error)
+                    episode, raw, _ = self._outbox[0]
+                    self._give_up(episode, _too_large(error, len(memoryview(raw))))
             else:
                 del self._outbox[:count]
         self._bytes = 0
@@ -320,6 +323,17 @@ class LocalActor:
         self.weights_seq_no = state.weights_seq_no
         self._took_in = self._link.session
         self._asks = self._asks or state.ask_policies
+
+
+def _too_large(error: MenvError, size: int) -> MenvError:
+    """Return why a message with one part of an episode was refused, with what helps where it was its size."""
+    if getattr(error, "code", None) != Code.TOO_LARGE:
+        return error
+    return RefusedError(
+        f"{error}; {size} bytes, with two observations of each agent that acted, are not divided: raise "
+        f"Limits.max_body on the server to {size + _AROUND}, or use inference_mode='remote'",
+        Code.TOO_LARGE,
+    )
 
 
 def _require(asked: str, wanted: Sequence[str], found: Mapping[str, Any]) -> None:
