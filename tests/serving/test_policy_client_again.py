@@ -143,6 +143,8 @@ def test_an_info_that_cannot_be_sent_is_refused_and_the_episode_goes_on() -> Non
         client.get_action(name, observation(0))
         with pytest.raises(ContractError, match=r"log_returns: got something that has no form"):
             client.log_returns(name, 1.0, {"of": object()})
+        with pytest.raises(ContractError, match=r"log_returns: got something that has no form"):
+            client.log_returns(name, 1.0, {"of": "\ud800"})
         client.log_returns(name, 2.0, {"of": "x" * 70_000})
         with pytest.raises(RefusedError, match=r"expected at most"):
             client.get_action(name, observation(1))

@@ -9,6 +9,7 @@ import pytest
 from menv.errors import ConfigError
 from menv.input_context import InputContext
 from menv.serving.carriers.access import Access
+from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import PolicyServerInput
 from menv.serving.rllink import RLlinkInput
 from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door, http_response, http_wrap
@@ -118,4 +119,26 @@ def test_a_token_is_in_no_repr_no_error_and_no_result() -> None:
     assert TOKEN not in repr(Access(token=TOKEN))
     with pytest.raises(ConfigError) as caught:
         Access(address="0.0.0.0", token=TOKEN, ssl_key=TOKEN[:5])
+    assert TOKEN not in str(caught.value)
+
+
+ODD = [TOKEN + "\n", " " + TOKEN, TOKEN + "\r\nX: 1", "\ud800" + TOKEN]
+
+
+@pytest.mark.parametrize("token", ODD)
+def test_a_token_as_a_file_holds_it_is_refused_where_it_is_given_and_not_shown(token: str) -> None:
+    with pytest.raises(ConfigError, match=r"Access\.token: .*token\.strip\(\)") as caught:
+        Access(token=token)
+    assert TOKEN not in str(caught.value)
+    for scheme in ("tcp", "http", "ws"):
+        with pytest.raises(ConfigError, match=r"PolicyClient: token .*token\.strip\(\)") as caught:
+            # Before anybody is looked for there.
+            PolicyClient(f"{scheme}://127.0.0.1:9", "remote", token=token, timeout=60)
+        assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "ws", "wss"])
+def test_a_token_that_no_header_holds_is_refused_and_not_shown(scheme: str) -> None:
+    with pytest.raises(ConfigError, match=r"PolicyClient: token .*Latin-1") as caught:
+        PolicyClient(f"{scheme}://127.0.0.1:9", "remote", token=TOKEN + "\u65e5", timeout=60)
     assert TOKEN not in str(caught.value)

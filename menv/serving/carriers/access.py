@@ -46,6 +46,11 @@ class Access:
                 "Access.token: got something else than a text with characters in it, expected a long "
                 "random text or None; python -c 'import secrets; print(secrets.token_hex())' makes one"
             )
+        if self.token is not None and (self.token != self.token.strip() or not self.token.isprintable()):
+            raise ConfigError(
+                "Access.token: got white space around it, or line breaks or the like in it, expected the token alone, "
+                "as a header can hold it; write token.strip() of what a file holds"
+            )
         if self.token is None and not self.is_loopback:
             raise ConfigError(
                 f"Access.address: got {self.address!r} without a token, expected a loopback address such as "

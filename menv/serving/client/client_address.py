@@ -1,4 +1,7 @@
-"""Where a server is, as people write it: "http://localhost:9900". Clients read addresses with it; it opens nothing."""
+"""Where a server is, as people write it: "http://localhost:9900". Clients read addresses with it; it opens nothing.
+
+It also looks at the token that is to be shown there.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from menv.errors import ConfigError
 SCHEMES = ("http", "https", "tcp", "tcps", "ws", "wss")
 _ENCRYPTED = ("https", "tcps", "wss")
 _PATH = "/rllink"
+_LAST_OF_HEADERS = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,31 @@ def read_address(text: str) -> ClientAddress:
     path = parts.path if parts.path not in ("", "/") else _PATH
     tls = parts.scheme in _ENCRYPTED
     return ClientAddress(parts.scheme[:-1] if tls else parts.scheme, parts.hostname, port, tls, path)
+
+
+def check_token(token: object, address: ClientAddress) -> None:
+    """Refuse a token that cannot be shown to a server, without telling what it is.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if token is None:
+        return
+    if not isinstance(token, str):
+        raise ConfigError(
+            f"PolicyClient: token is a {type(token).__name__}, expected the server's, a text, or None; write str(...) "
+            "of a number"
+        )
+    if token != token.strip() or not token.isprintable():
+        raise ConfigError(
+            "PolicyClient: token has white space around it, or line breaks or the like in it, expected the server's "
+            "alone; write token.strip() of what a file holds"
+        )
+    if address.scheme != "tcp" and any(ord(one) > _LAST_OF_HEADERS for one in token):
+        raise ConfigError(
+            f"PolicyClient: token has characters that the headers of {address.scheme} cannot hold, expected those of "
+            "Latin-1; give the server a token of letters and digits"
+        )
 
 
 def _wrong(text: str) -> ConfigError:

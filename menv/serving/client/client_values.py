@@ -34,7 +34,7 @@ def written(value: Any, where: str) -> Raw:
         value = value.tolist()
     try:
         return to_raw(value, Dialect.MSGPACK)
-    except (TypeError, NotImplementedError, OverflowError, RecursionError) as error:
+    except (TypeError, NotImplementedError, OverflowError, RecursionError, UnicodeEncodeError) as error:
         raise ContractError(
             f"{where}: got something that has no form on the wire ({error!s:.80}), expected numbers, texts, arrays, "
             "and lists and dicts of these; leave the rest out"

@@ -17,7 +17,7 @@ from menv.base_env import SINGLE_AGENT
 from menv.call_errors import check_told_info, keyed_by_agent
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError
 from menv.line import finite_reward
-from menv.serving.client.client_address import read_address
+from menv.serving.client.client_address import check_token, read_address
 from menv.serving.client.client_link import ClientLink, NotNowError
 from menv.serving.client.client_spaces import ClientSpaces
 from menv.serving.client.remote_episode import RemoteEpisode
@@ -78,8 +78,9 @@ class PolicyClient:
         seed: int | None = None,
     ) -> None:
         _check(inference_mode, session, timeout)
-        _check_token(token)
-        self._address, self._token, self._name, self._timeout = read_address(address), token, client, timeout
+        self._address = read_address(address)
+        check_token(token, self._address)
+        self._token, self._name, self._timeout = token, client, timeout
         self._lock = threading.Lock()
         self._is_closed = False
         self._links: list[tuple[threading.Thread, ClientLink]] = []
@@ -372,15 +373,6 @@ def _check(inference_mode: str, session: object, timeout: float) -> None:
         raise ConfigError(
             f"PolicyClient: timeout={timeout!r:.40}, expected seconds above 0, at most {_LONGEST:g}; leave it out for "
             "60"
-        )
-
-
-def _check_token(token: object) -> None:
-    """Refuse what is no text, without showing it."""
-    if token is not None and not isinstance(token, str):
-        raise ConfigError(
-            f"PolicyClient: token is a {type(token).__name__}, expected the server's, a text, or None; write str(...) "
-            "of a number"
         )
 
 
