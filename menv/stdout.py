@@ -18,6 +18,15 @@ def tell(text: str, program: str) -> None:
     Raises:
         SystemExit: With status 1, if they cannot be written. A closed pipe, as of `| head`, is not worth a word.
     """
+    _end_unless_put(f"{text}\n", program)
+
+
+def flush(program: str) -> None:
+    """Write what stdout holds back, such as help, all the way; end as `tell` does where it cannot be written."""
+    _end_unless_put("", program)
+
+
+def _end_unless_put(text: str, program: str) -> None:
     error = _put(text, sys.stdout)
     if error is not None:
         if not isinstance(error, BrokenPipeError):
@@ -27,15 +36,15 @@ def tell(text: str, program: str) -> None:
 
 def complain(line: str) -> None:
     """Print a line to stderr, if that can be written."""
-    _put(line, sys.stderr)
+    _put(f"{line}\n", sys.stderr)
 
 
 def _put(text: str, to: TextIO | None) -> OSError | None:
-    """Write lines to a stream, all the way; return what kept it from that."""
+    """Write text to a stream, all the way; return what kept it from that."""
     # There is none where it was closed before Python began.
     if to is not None:
         try:
-            to.write(f"{text}\n")
+            to.write(text)
             to.flush()
         except OSError as error:
             let_go(to)

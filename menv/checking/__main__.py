@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from menv.checking.check import ENV_STEPS, check_env
+from menv.command_line import Parser, ends
 from menv.errors import ConfigError
 from menv.first_imports import import_first, take_imports
 from menv.stdout import tell
@@ -26,13 +27,17 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
         program: What the usage calls this.
 
     Returns:
-        0 without an error among the findings, 1 with one.
+        0 without an error among the findings, 1 with one, 130 after Ctrl-C.
 
     Raises:
         SystemExit: With status 2, if the arguments are wrong; 1, if nothing takes what is printed.
     """
     parser = _parser(program)
     given = parser.parse_args(arguments)
+    return ends(program, lambda: _check(parser, given))
+
+
+def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     try:
         import_first(given.modules)
         findings = check_env(
@@ -44,12 +49,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
         lines = [json.dumps([dataclasses.asdict(finding) for finding in findings])]
     else:
         lines = [str(finding) for finding in findings] or [f"{given.name}: nothing found"]
-    tell("\n".join(lines), program)
+    tell("\n".join(lines), parser.prog)
     return int(any(finding.severity == "error" for finding in findings))
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=program, description="Check an environment.")
+    parser = Parser(prog=program, description="Check an environment.")
     parser.add_argument("name", help="a registered name, a gymnasium id, or package.module:Class")
     parser.add_argument("--config", type=_settings, default={}, help="the env_config, a JSON object")
     parser.add_argument("--json", action="store_true", help="print one JSON list of findings")

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 
 import menv
 from menv.cli.arguments import Settings, Stop
-from menv.errors import ConfigError, EnvCrashError, MenvError
+from menv.command_line import Parser, ends
 from menv.first_imports import import_first, take_imports
-from menv.stdout import complain
 
 _CONFIG = (
     "settings of the algorithm: a JSON object, a .json or .toml file, or KEY=VALUE with dots for sections, such as "
@@ -49,18 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.path.append(os.getcwd())
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] and given[0] in _HANDED_ON:
-        return _HANDED_ON[given[0]](given[1:])
+        return ends(f"menv {given[0]}", lambda: _HANDED_ON[given[0]](given[1:]))
     read = _parser().parse_args(given)
-    try:
-        import_first(read.modules)
-        return _COMMANDS[read.command](read)
-    except MenvError as error:
-        if isinstance(error, EnvCrashError) and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
-        complain(f"menv {read.command}: error: {error}")
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    return ends(f"menv {read.command}", lambda: _own(read))
+
+
+def _own(read: argparse.Namespace) -> int:
+    import_first(read.modules)
+    return _COMMANDS[read.command](read)
 
 
 def _train(given: argparse.Namespace) -> int:
@@ -102,7 +95,7 @@ _HANDED_ON: dict[str, Callable[[Sequence[str]], int]] = {"check": _check, "verif
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="menv", description="Train many agents in any environment; `menv COMMAND --help` tells more."
     )
     parser.add_argument("--version", action="version", version=f"menv {menv.__version__}")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from menv.command_line import Parser, ends
 from menv.errors import ConfigError
 from menv.first_imports import import_first, take_imports
 from menv.stdout import tell
@@ -30,13 +31,17 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
         program: What the usage calls this.
 
     Returns:
-        0 if all are the same, 1 if one differs.
+        0 if all are the same, 1 if one differs or the environment fails, 130 after Ctrl-C.
 
     Raises:
         SystemExit: With status 2, if the arguments are wrong; 1, if nothing takes what is printed.
     """
     parser = _parser(program)
     given = parser.parse_args(arguments)
+    return ends(program, lambda: _verify(parser, given))
+
+
+def _verify(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     try:
         import_first(given.modules)
         if given.rows is not None:
@@ -48,14 +53,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
         )  # fmt: skip
     except ConfigError as error:
         parser.error(str(error))
-    tell(str(report), program)
+    tell(str(report), parser.prog)
     return int(not report.same)
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=program, description="Compare an environment in all back-ends that can host it."
-    )
+    parser = Parser(prog=program, description="Compare an environment in all back-ends that can host it.")
     parser.add_argument("env", help="a built-in name, a gymnasium id, or package.module:Class")
     parser.add_argument(
         "--config", type=_settings, default={}, help="settings of an algorithm, a JSON object"

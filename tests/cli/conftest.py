@@ -8,6 +8,8 @@ import pytest
 
 GAME = '''
 """A corridor, and what settings may name."""
+from threading import Event
+
 import numpy as np
 from gymnasium import Env
 from gymnasium.spaces import Box, Discrete
@@ -56,6 +58,17 @@ class Seats(MultiAgentEnv):
         self.left -= 1
         obs, rewards = dict.fromkeys(actions, self.left), dict.fromkeys(actions, 1.0)
         return obs, rewards, {"__all__": self.left == 0}, {"__all__": False}, {}
+
+
+class Stands(Corridor):
+    def reset(self, *, seed=None, options=None):
+        print("it stands", flush=True)
+        Event().wait()
+
+
+class Falls(Corridor):
+    def reset(self, *, seed=None, options=None):
+        raise ValueError("it falls")
 
 
 class Priceless(Corridor):

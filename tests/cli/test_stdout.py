@@ -109,3 +109,29 @@ def test_a_disk_that_is_full_is_one_line(folder: Path) -> None:
         status, (said,) = ended(full.fileno(), *COMMAND, "check", "corridors:Corridor")
     assert status == 1
     assert said.startswith("menv check: error: stdout: cannot be written")
+
+
+@pytest.mark.parametrize(
+    "asked", [["--help"], ["--version"], ["train", "--help"], ["check", "--help"]], ids=str
+)
+def test_help_that_nobody_reads_ends_without_a_word(closed: int, asked: list[str]) -> None:
+    assert ended(closed, *COMMAND, *asked) == (1, [])
+
+
+@pytest.mark.parametrize("command", ["check", "verify"])
+def test_ctrl_c_ends_a_command_without_a_word(folder: Path, command: str) -> None:
+    asked = [*COMMAND, command, "corridors:Stands"]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "it stands\n"
+        run.send_signal(signal.SIGINT)
+        assert run.communicate(timeout=120) == ("", "")
+    assert run.returncode == 128 + signal.SIGINT
+
+
+def test_what_an_environment_raises_in_verify_is_shown_and_one_line(folder: Path) -> None:
+    with open(os.devnull, "wb") as nowhere:
+        status, said = ended(nowhere.fileno(), *COMMAND, "verify", "corridors:Falls")
+    assert (status, said[-2]) == (1, "ValueError: it falls")
+    assert said[-1].startswith("menv verify: error: env 0 reset, env step 0: raised ValueError: it falls")
+    assert not any(os.path.join("menv", "verify") in line for line in said)
