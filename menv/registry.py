@@ -48,6 +48,7 @@ _WHAT_IS_TAKEN: Final = (
     "expected a registered name, a gymnasium id, 'package.module:Class', a class, "
     "or a function that takes one EnvContext"
 )
+_WORDS_FOR_CONTEXTS: Final = ("conf", "cfg", "context", "ctx", "setting", "option", "param", "arg")
 
 
 class NotCallableError(ConfigError, TypeError):
@@ -225,7 +226,7 @@ def _from_module(name: str, module_name: str, inner: str) -> EnvCreator:
     except AttributeError:
         if _is_gym_id(inner):
             return functools.partial(_make_gym, inner)
-        raise _unknown(name, inner, vars(module)) from None
+        raise _unknown(name, f"module {module_name!r} has no {inner!r}", inner, vars(module)) from None
     if not callable(found):
         raise ConfigError(
             f"env {name!r}: {inner} is a {type(found).__name__}, expected a class or a function that takes "
@@ -237,13 +238,17 @@ def _from_module(name: str, module_name: str, inner: str) -> EnvCreator:
 
 def _import(name: str, module_name: str) -> Any:
     """Import a module; tell one that does not exist from one that raises."""
+    why = f"there is no module {module_name!r}"
+    if module_name.endswith(".py"):
+        module = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        why += f"; a file {module_name} is module {module!r}"
     if not module_name or module_name.startswith("."):
-        raise _unknown(name)
+        raise _unknown(name, why if module_name else "")
     try:
         return importlib.import_module(module_name)
     except raised_by_envs() as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            raise _unknown(name) from error
+            raise _unknown(name, why) from error
         raise EnvCrashError(
             f"env {name!r}: importing {module_name} raised {type(error).__name__}: {_first_line(error)}, "
             "expected a module that can be imported; the traceback of the cause leads to the line"
@@ -274,7 +279,7 @@ def checked_creator(label: str, creator: EnvCreator, kind: str = "EnvContext") -
         kind: The class of the argument.
 
     Raises:
-        ConfigError: It takes none, or more.
+        ConfigError: It takes none, or more; or what it takes first is a setting.
     """
     try:
         signature = inspect.signature(creator)
@@ -287,7 +292,21 @@ def checked_creator(label: str, creator: EnvCreator, kind: str = "EnvContext") -
             f"{label}: takes {signature}, expected one argument, the {kind}; "
             "pass `lambda context: ...` and pick from the context what it needs"
         ) from error
+    first = next(iter(signature.parameters.values()))
+    if _is_setting(first):
+        raise ConfigError(
+            f"{label}: its first parameter is {first}, which would be given the {kind}, expected one for that; "
+            f"pass `lambda context: {getattr(creator, '__name__', 'Env')}(**context)`, which hands settings on by name"
+        )
     return creator
+
+
+def _is_setting(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter is meant for something else than a context: its default is a number or a text."""
+    name = parameter.name.lower()
+    if name.startswith("_") or any(word in name for word in _WORDS_FOR_CONTEXTS):
+        return False
+    return name == "render_mode" or isinstance(parameter.default, int | float | str)
 
 
 def _acts_like_an_env(env: Any) -> bool:
@@ -299,8 +318,10 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "")[: 1000 if isinstance(error, MenvError) else 200]
 
 
-def _unknown(name: str, asked: str | None = None, inside: Iterable[str] = ()) -> UnknownNameError:
-    """Return the error for a name that nobody knows, with the names that come near to it."""
+def _unknown(
+    name: str, why: str = "", asked: str | None = None, inside: Iterable[str] = ()
+) -> UnknownNameError:
+    """Return the error for a name that nobody knows, with the reason and the names that come near to it."""
     asked = name if asked is None else asked
     known = [*gym.registry, *BUILT_IN, *_registered]
     by_lower_case = {candidate.lower(): candidate for candidate in known}
@@ -308,5 +329,5 @@ def _unknown(name: str, asked: str | None = None, inside: Iterable[str] = ()) ->
     near = [by_lower_case[match] for match in difflib.get_close_matches(asked.lower(), by_lower_case, n=3)]
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return UnknownNameError(
-        f"env: {name!r} is not known, {_WHAT_IS_TAKEN}; {hint}{_HOW_TO_REGISTER.format(name=name)}"
+        f"env: {name!r} is not known{why and f' ({why})'}, {_WHAT_IS_TAKEN}; {hint}{_HOW_TO_REGISTER.format(name=name)}"
     )

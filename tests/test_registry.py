@@ -197,8 +197,59 @@ def test_an_unknown_name_lists_near_names_and_how_to_register(name: str, near: s
     ],
 )
 def test_a_name_like_no_other_is_unknown_too(name: str) -> None:
-    with pytest.raises(UnknownNameError, match="is not known, expected a registered name"):
+    with pytest.raises(UnknownNameError, match=r"is not known( \(.*\))?, expected a registered name"):
         resolve_env(name)
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no_such_package.module:Env", "there is no module 'no_such_package.module'"),
+        ("menv_shop.gamez:Corridor", "there is no module 'menv_shop.gamez'"),
+        ("menv_shop.games:Tower", "module 'menv_shop.games' has no 'Tower'"),
+        ("./menv_shop/games.py:Corridor", "a file ./menv_shop/games.py is module 'menv_shop.games'"),
+        ("games.py:Corridor", "a file games.py is module 'games'"),
+    ],
+)
+def test_a_name_that_leads_nowhere_says_what_is_missing(name: str, why: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        resolve_env(name)
+    assert why in str(caught.value)
+
+
+class Sized(Game):
+    def __init__(self, size: int = 5) -> None:
+        super().__init__(EnvContext({"size": size}))
+
+
+class Shown(Game):
+    def __init__(self, render_mode: str | None = None, size: int = 5) -> None:
+        super().__init__(EnvContext({"size": size}))
+
+
+class Configured(Game):
+    def __init__(self, env_config: str = "") -> None:
+        super().__init__(EnvContext())
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [(Sized, "size: int = 5"), (Shown, "render_mode: str | None = None")]
+)
+def test_a_class_whose_first_parameter_is_a_setting_is_refused(kind: Any, named: str) -> None:
+    register_env("set_up", kind)
+    for env in (kind, "set_up"):
+        with pytest.raises(ConfigError) as caught:
+            resolve_env(env)
+        assert f"its first parameter is {named}, which would be given the EnvContext" in str(caught.value)
+        assert f"pass `lambda context: {kind.__name__}(**context)`" in str(caught.value)
+    made = make_env(lambda context: kind(**context), {"size": 3})
+    assert made.context == {"size": 3}
+
+
+def test_what_is_called_like_a_context_may_have_any_default() -> None:
+    assert isinstance(make_env(Configured), Configured)
+    assert isinstance(make_env(lambda _=0: Game(EnvContext())), Game)
 
 
 @pytest.mark.usefixtures("shop")
