@@ -17,9 +17,10 @@ import numpy as np
 from menv.adapters.answers import by_sub_environment, check_answers
 from menv.adapters.inner_envs import InnerEnvs
 from menv.adapters.layout import Layout, join_slots
+from menv.adapters.possible_agents import possible_agents
 from menv.adapters.report import Report
 from menv.adapters.rewards import as_rewards, of_rosters
-from menv.adapters.roster import Roster, possible_agents
+from menv.adapters.roster import Roster
 from menv.adapters.silence import MAX_EMPTY_STEPS, too_silent
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, IntArray, MultiEnvDict, Ready

@@ -17,10 +17,10 @@ from menv.adapters.answers import by_sub_environment, check_answers, wrong_count
 from menv.adapters.breakable_roster import BreakableRoster
 from menv.adapters.layout import Layout, join_slots
 from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.possible_agents import possible_agents
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
 from menv.adapters.rewards import as_rewards, of_rosters
-from menv.adapters.roster import possible_agents
 from menv.adapters.silence import MAX_EMPTY_STEPS, too_silent
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import AgentId, EnvId, IntArray, Ready

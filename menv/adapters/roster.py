@@ -389,9 +389,3 @@ class Roster:
         if (ended is True or ended is False) and (cut is True or cut is False):
             return ended, cut
         return flag_of(terminateds, agent, self._where), flag_of(truncateds, agent, self._where)
-
-
-def possible_agents(env: Any) -> frozenset[AgentId] | None:
-    """Return the agents that may ever appear, None if the environment does not say."""
-    listed = getattr(env, "possible_agents", None)
-    return frozenset(listed) if listed else None

@@ -6,7 +6,7 @@ A finished sub-environment is reset by `reset_at` in the same poll. `menv.loop.c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from menv.adapters.report import check_info
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.base_env import EnvId, IntArray
 from menv.env_calls import as_flag, close_env
-from menv.errors import MenvError
+from menv.errors import ContractError, MenvError
 from menv.fault import raised_by_envs
 from menv.frame import Frame
 from menv.nested import own_copy
@@ -133,6 +133,12 @@ class VectorEnvs(LockstepEnvs):
         except MenvError:
             raise
         except raised_by_envs() as error:
+            # Nothing below this frame: it cannot be called like that.
+            if isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
+                raise ContractError(
+                    f"{type(self.env).__name__}.{method}: {error}, expected {_SIGNATURES[method]}; declare these "
+                    "parameters"
+                ) from error
             raise self._crash(f"{type(self.env).__name__}.{method}", error) from error
 
     def _check_lists(self, method: str, lists: Sequence[Any]) -> None:
@@ -141,6 +147,14 @@ class VectorEnvs(LockstepEnvs):
             counted = isinstance(part, Sequence) or (isinstance(part, np.ndarray) and part.ndim > 0)
             if not counted or len(part) != self.num_envs:
                 raise self._wrong(method, part, f"{self.num_envs} values in each list")
+
+
+_SIGNATURES: Final = {
+    "vector_reset": "vector_reset(self, *, seeds=None, options=None)",
+    "reset_at": "reset_at(self, index, *, seed=None, options=None)",
+    "vector_step": "vector_step(self, actions)",
+    "restart_at": "restart_at(self, index)",
+}
 
 
 def as_infos(infos: Sequence[Any], where: str) -> list[Any]:

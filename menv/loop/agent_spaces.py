@@ -123,9 +123,14 @@ class AgentSpaces:
             found = (by_agent or inner).get(agent, shared)
         if isinstance(found, gym.Space) or (lookup is not None and found is None):
             return found
-        raise ConfigError(
-            f"agent {agent!r}: the environment's {kind} space is {type(found).__name__}, expected a gymnasium Space; "
-            f"set {kind}_space or {kind}_spaces in its __init__"
+        raise self._no_space(f"agent {agent!r}", found)
+
+    def _no_space(self, whose: str, found: Any) -> ConfigError:
+        """Return the error for what an environment declares and what is no space."""
+        kind = self._kind
+        return ConfigError(
+            f"{whose}: the environment's {kind} space is {type(found).__name__}, expected a gymnasium Space; set "
+            f"{kind}_space in its __init__, or {kind}_spaces to a dict of them by agent id"
         )
 
     def _shared(self, policy_id: str) -> Space:
@@ -136,6 +141,8 @@ class AgentSpaces:
         shared = getattr(self._env, f"{kind}_space", None)
         by_agent = getattr(self._env, f"{kind}_spaces", None) or {}
         found: list[Space] = list(by_agent.values()) or ([shared] if isinstance(shared, gym.Space) else [])
+        if shared is not None and not found:
+            raise self._no_space(f"policy {policy_id!r}", shared)
         if found and all(space == found[0] for space in found[1:]):
             return found[0]
         raise ConfigError(

@@ -7,7 +7,7 @@ that override `Policy.answer` need none of it and cost none of it. Nothing here 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -175,6 +175,11 @@ def decide(
             "return all three, [] and {} where there is nothing to tell"
         )
     actions: Sequence[Any] = answer[0]
+    if not isinstance(actions, Sized) or (isinstance(actions, np.ndarray) and not actions.ndim):
+        raise ContractError(
+            f"policy {policy_id!r}: the actions of compute_actions are {type(actions).__name__}, expected a list, one "
+            "action for each observation; return [action], [], {}"
+        )
     if len(actions) != len(obs_batch):
         raise ContractError(
             f"policy {policy_id!r}: answered {len(actions)} of {len(obs_batch)} observations, expected one action "

@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from menv.adapters.roster import possible_agents
+from menv.adapters.possible_agents import possible_agents
 from menv.base_env import BaseEnv
 from menv.env_calls import close_unused
 from menv.errors import ConfigError, ContractError

@@ -15,8 +15,8 @@ import numpy as np
 
 from menv.adapters.answers import by_sub_environment, check_answers, nested_answers, wrong_count
 from menv.adapters.created_envs import CreatedEnvs
+from menv.adapters.possible_agents import possible_agents
 from menv.adapters.recorded import Recorded
-from menv.adapters.roster import possible_agents
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId, IntArray, MultiEnvDict, Ready
 from menv.errors import CallOrderError, WorkerLostError
 from menv.multi_agent_env import MultiAgentEnv

@@ -332,3 +332,41 @@ def test_a_flag_of_none_is_refused_also_where_it_never_ends_anything(place: int,
         algorithm.train()
     name = ("terminated", "truncated")[place - 2]
     assert f"{name} is NoneType, expected True or False" in checked(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("listed", "told"),
+    [
+        (2, "int '2'"),
+        ("ann", "str 'ann'"),
+        (np.arange(2), r"ndarray '\[0 1\]'"),
+        ([["ann"], ["bob"]], "a collection with a list"),
+    ],
+    ids=str,
+)
+def test_possible_agents_that_list_no_ids_are_named(listed: Any, told: str) -> None:
+    class Lists(Faulty):
+        def __init__(self, context: Any = None) -> None:
+            super().__init__()
+            self.possible_agents = listed
+
+    with pytest.raises(
+        ContractError, match=f"Lists: possible_agents is {told}, expected a list of agent ids"
+    ) as caught:
+        PPO(env=Lists)
+    checked(str(caught.value))
+
+
+@pytest.mark.parametrize("declared", [{"ann": UNIT, "bob": UNIT}, 3], ids=["dict", "int"])
+@pytest.mark.parametrize("agents", [["ann", "bob"], []], ids=["listed", "not listed"])
+def test_a_space_that_is_none_is_named_with_what_it_is(declared: Any, agents: list[str]) -> None:
+    class Spaceless(Faulty):
+        def __init__(self, context: Any = None) -> None:
+            super().__init__()
+            self.possible_agents, self.observation_space = agents, declared
+
+    with pytest.raises(ConfigError) as caught:
+        PPO(env=Spaceless)
+    message = checked(str(caught.value))
+    assert f"observation space is {type(declared).__name__}, expected a gymnasium Space" in message
+    assert "observation_spaces to a dict of them by agent id" in message

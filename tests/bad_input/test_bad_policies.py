@@ -12,7 +12,7 @@ import pytest
 import menv.algorithms
 from menv import Policy, PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, Algorithm
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
 from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to
 from tests.bad_input.broken_envs import checked
 
@@ -147,3 +147,20 @@ def test_an_id_that_cannot_name_a_folder_is_refused(policy_id: Any) -> None:
 def test_other_ids_are_fine(policy_id: str) -> None:
     with PPO(env=Duo, config={**SMALL, "multiagent": {"policies": [policy_id]}}) as algo:
         assert policy_id in algo.train()["policy_reward_mean"] or algo.train()["info"][policy_id]
+
+
+@pytest.mark.parametrize("answer", [1, np.array(1)], ids=["int", "array"])
+def test_one_action_that_is_in_no_list_is_named(answer: Any) -> None:
+    class One(Policy):
+        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            return answer, [], {}
+
+    multiagent = {"policies": {"p": PolicySpec(policy_class=One)}, "policy_mapping_fn": lambda agent_id: "p"}
+    with (
+        PPO(env="CartPole-v1", config={**SMALL, "multiagent": multiagent}) as algo,
+        pytest.raises(
+            ContractError, match=r"'p': the actions of compute_actions are .*, expected a list"
+        ) as caught,
+    ):
+        algo.sample()
+    checked(str(caught.value))

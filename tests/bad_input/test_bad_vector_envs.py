@@ -330,3 +330,16 @@ def test_flags_of_another_shape_are_named(shape: tuple[int, ...]) -> None:
 
     message = told(lambda: PPO(env=lambda context: Columns(), config=SMALL).sample())
     assert f"Columns.step: returned terminations of shape {shape}" in message
+
+
+def test_parameters_that_are_missing_are_named_with_the_right_ones() -> None:
+    class Old(VectorEnv):
+        def vector_reset(self) -> Any:  # type: ignore[override]
+            return [GOOD, GOOD]
+
+    message = told(
+        lambda: PPO(env=lambda context: Old(UNIT, TWO, 2), config={**SMALL, "seed": 1}).sample(),
+        ContractError,
+    )
+    assert "got an unexpected keyword argument 'seeds'" in message
+    assert "expected vector_reset(self, *, seeds=None, options=None)" in message
