@@ -92,6 +92,7 @@ _HOMES = {
     "VectorEnv": "vector_env",
     "verify_backends": "verify.verify",
 }
+_PACKAGES = ("algorithms", "connectors", "envs", "serving", "wrappers")
 __all__ = sorted(_HOMES)
 
-__getattr__, __dir__ = names_on_demand(__name__, _HOMES)
+__getattr__, __dir__ = names_on_demand(__name__, _HOMES, _PACKAGES)

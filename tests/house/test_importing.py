@@ -75,6 +75,12 @@ def test_import_menv_takes_little_more_than_numpy_and_gymnasium() -> None:
     assert ours / floor < MOST_TIMES_NUMPY_AND_GYMNASIUM
 
 
+@pytest.mark.parametrize("name", ["algorithms", "connectors", "envs", "serving", "wrappers"])
+def test_import_menv_is_enough_for_its_packages(name: str) -> None:
+    code = f"import menv\nassert menv.{name}.__name__ == 'menv.{name}'\nassert {name!r} in dir(menv)"
+    assert heavy_modules_after(code) == []
+
+
 @pytest.mark.parametrize("name", LINKED)
 def test_the_root_shows_what_the_toolkit_is_made_of(name: str) -> None:
     assert (ROOT / name).is_symlink()
