@@ -50,6 +50,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "endless": ({"entropy_coeff": math.inf}, r"entropy_coeff is inf, expected a finite number; correct it"),
     "rate": ({"lr": "fast"}, r"lr is 'fast', expected a number from 0 to 1000"),
     "gradient": ({"grad_clip": -1}, r"grad_clip is -1, expected .*None to switch it off"),
+    "no gradient": ({"grad_clip": 0}, r"grad_clip is 0, which lets nothing be learned, .*, or None to switch it off"),
+    "no error": ({"vf_clip_param": 0.0}, r"vf_clip_param is 0\.0, which lets nothing be learned, expected"),
     "epochs": ({"num_sgd_iter": 1.5}, r"num_sgd_iter is 1\.5, expected an integer"),
     "a flag for epochs": ({"num_sgd_iter": True}, "num_sgd_iter is True, expected an integer of at least 1"),
     "remote": ({"remote_worker_envs": "yes"}, r"remote_worker_envs: 'yes', expected one of"),

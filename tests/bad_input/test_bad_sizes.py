@@ -106,7 +106,7 @@ def test_large_numbers_that_mean_all_or_never_work() -> None:
     assert np.isfinite([learned["total_loss"], learned["grad_gnorm"]]).all()
 
 
-@pytest.mark.parametrize(("limit", "weight"), [(10**20, 1), (0, 10**20)])
+@pytest.mark.parametrize(("limit", "weight"), [(10**20, 1), (1, 10**20)])
 def test_integers_that_torch_does_not_take_are_numbers_too(limit: int, weight: int) -> None:
     settings = {"train_batch_size": 32, "vf_clip_param": limit, "vf_loss_coeff": weight}
     with PPO(env="CartPole-v1", config=settings) as algorithm:

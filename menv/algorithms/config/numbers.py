@@ -65,7 +65,8 @@ def check_number(
         value: As it was given.
         least: The smallest that can work.
         most: The largest.
-        none_is_off: Whether None is a value, which switches something off, as infinity does then.
+        none_is_off: Whether None is a value, which switches a limit off, as infinity does then; 0 lets nothing pass
+            and is refused.
         endless: Whether infinity is a value by itself.
 
     Raises:
@@ -74,6 +75,11 @@ def check_number(
     if value is None and none_is_off:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
+    if none_is_off and number and value == 0:
+        raise ConfigError(
+            f"{where}: {name} is {shown(value)}, which lets nothing be learned, expected a number above 0, or None to "
+            "switch it off; correct it"
+        )
     # An integer that no float holds is no infinity either.
     beyond = number and LARGEST < abs(value) < math.inf
     if not number or not least <= value <= most or (beyond and isinstance(value, int)):
