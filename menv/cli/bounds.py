@@ -33,9 +33,10 @@ class Bounds:
         # A key that was seen once may be missing now and then.
         self._unseen = list(bounds)
 
-    def reached(self, result: Mapping[str, Any]) -> bool:
-        """Return whether a result has come to one of the bounds."""
-        return any(_reaches(result, key.split("/"), bound) for key, bound in self._bounds.items())
+    def reached(self, result: Mapping[str, Any]) -> str:
+        """Return the key of the first bound that a result has come to, "" if to none."""
+        keys = (key for key, bound in self._bounds.items() if _reaches(result, key.split("/"), bound))
+        return next(keys, "")
 
     def never(self, result: Mapping[str, Any]) -> str:
         """Return what is wrong with a bound that no result will ever come to, "" if a result tells of none such."""

@@ -36,6 +36,8 @@ def train(given: argparse.Namespace) -> int:
         bounds = Bounds(given.stop, evaluates=algo.config.evaluation_interval is not None)
         result: Mapping[str, Any] = algo.counts()
         wrong = ""
+        if done := bounds.reached(result):
+            complain(f"menv train: nothing to train: {done} is {result[done]} already, the bound of --stop")
         while not (ending.signal or shown.failed or wrong or bounds.reached(result)):
             result = algo.train()
             shown.result(result)

@@ -133,6 +133,10 @@ def test_a_bound_that_is_reached_already_trains_nothing(
     again = ["corridors:Corridor", "--resume", "run", "--stop"]
     for key in ("training_iteration=1", "num_env_steps_sampled=64", "agent_timesteps_total=64"):
         assert results(capsys, *again, key) == []
+        assert main(["train", *again, key]) == 0
+        name, _, bound = key.partition("=")
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said == f"menv train: nothing to train: {name} is {bound} already, the bound of --stop"
     assert results(capsys, *again, "num_env_steps_trained=65")[0]["training_iteration"] == 2
 
 
