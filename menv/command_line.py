@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from menv.errors import ConfigError, EnvCrashError, MenvError
+from menv.first_imports import and_how_to_import
 from menv.stdout import complain, flush
 
 
@@ -37,7 +38,9 @@ def ends(program: str, command: Callable[[], int]) -> int:
     except MenvError as error:
         if isinstance(error, EnvCrashError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
-        complain("; ".join([f"{program}: error: {error}", *getattr(error, "__notes__", ())]))
+        complain(
+            "; ".join([f"{program}: error: {and_how_to_import(error)}", *getattr(error, "__notes__", ())])
+        )
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

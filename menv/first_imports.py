@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from menv.errors import ConfigError
+from menv.errors import ConfigError, MenvError, UnknownNameError
 
 IMPORT = "--import"
 """The option of all commands."""
@@ -25,6 +25,12 @@ def take_imports(parser: argparse.ArgumentParser) -> None:
         IMPORT, metavar="MODULE", dest="modules", action="append", default=[],
         help="a module or .py file to import first, which may call register_env",
     )  # fmt: skip
+
+
+def and_how_to_import(error: MenvError) -> str:
+    """Return what a command says of an error; of a name that nobody has registered, which option imports who does."""
+    hint = f"; {IMPORT} MODULE imports a module that does" if isinstance(error, UnknownNameError) else ""
+    return f"{error}{hint}"
 
 
 def import_first(modules: Sequence[str], where: str = IMPORT) -> None:

@@ -22,6 +22,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ _WHAT_IS_TAKEN: Final = (
     "or a function that takes one EnvContext"
 )
 _WORDS_FOR_CONTEXTS: Final = ("conf", "cfg", "context", "ctx", "setting", "option", "param", "arg")
+
+_VERSIONED: Final = re.compile(r"-v\d+$")
 
 
 class NotCallableError(ConfigError, TypeError):
@@ -226,7 +229,8 @@ def _from_module(name: str, module_name: str, inner: str) -> EnvCreator:
     except AttributeError:
         if _is_gym_id(inner):
             return functools.partial(_make_gym, inner)
-        raise _unknown(name, f"module {module_name!r} has no {inner!r}", inner, vars(module)) from None
+        makers = [key for key, value in vars(module).items() if callable(value)]
+        raise _unknown(name, f"module {module_name!r} has no {inner!r}", inner, makers) from None
     if not callable(found):
         raise ConfigError(
             f"env {name!r}: {inner} is a {type(found).__name__}, expected a class or a function that takes "
@@ -327,7 +331,11 @@ def _unknown(
     by_lower_case = {candidate.lower(): candidate for candidate in known}
     by_lower_case |= {candidate.lower(): name.removesuffix(asked) + candidate for candidate in inside}
     near = [by_lower_case[match] for match in difflib.get_close_matches(asked.lower(), by_lower_case, n=3)]
-    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    hint = ""
+    if near:
+        hint = f"did you mean {' or '.join(map(repr, near))}? "
+    elif not why and _VERSIONED.search(name):
+        hint = f"where a package brings it, 'package:{name}' imports that first; "
     return UnknownNameError(
         f"env: {name!r} is not known{why and f' ({why})'}, {_WHAT_IS_TAKEN}; {hint}{_HOW_TO_REGISTER.format(name=name)}"
     )

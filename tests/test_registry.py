@@ -259,6 +259,24 @@ def test_a_misspelt_class_in_a_module_that_exists_names_the_right_one() -> None:
 
 
 @pytest.mark.usefixtures("shop")
+def test_what_creates_nothing_is_not_suggested() -> None:
+    with pytest.raises(UnknownNameError, match=r"'menv_shop\.games' has no 'Size'\).*; register_env"):
+        resolve_env("menv_shop.games:Size")
+
+
+@pytest.mark.parametrize("name", ["no_such_package.module:Env", "no_such_package.module.Env"])
+def test_a_module_that_there_is_not_is_named(name: str) -> None:
+    with pytest.raises(UnknownNameError, match=r"there is no module 'no_such_package\.module'"):
+        resolve_env(name)
+
+
+@pytest.mark.parametrize("name", ["ALE/Pong-v5", "PongNoFrameskip-v4"])
+def test_an_id_that_no_imported_package_has_says_how_to_import_one(name: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"a package brings it, 'package:{name}' imports that first"):
+        resolve_env(name)
+
+
+@pytest.mark.usefixtures("shop")
 def test_a_path_to_something_that_creates_nothing_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="size is a int, expected a class or a function"):
         resolve_env("menv_shop.games:size")

@@ -15,7 +15,7 @@ from typing import Any
 from menv.checking.check import ENV_STEPS, check_env
 from menv.command_line import Parser, ends
 from menv.errors import ConfigError
-from menv.first_imports import import_first, take_imports
+from menv.first_imports import and_how_to_import, import_first, take_imports
 from menv.stdout import tell
 
 
@@ -44,7 +44,7 @@ def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
             given.name, given.config, ignore=given.ignore, seed=given.seed, env_steps=given.steps
         )
     except ConfigError as error:
-        parser.error(str(error))
+        parser.error(and_how_to_import(error))
     if given.json:
         lines = [json.dumps([dataclasses.asdict(finding) for finding in findings])]
     else:

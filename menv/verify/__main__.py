@@ -15,7 +15,7 @@ from typing import Any
 
 from menv.command_line import Parser, ends
 from menv.errors import ConfigError
-from menv.first_imports import import_first, take_imports
+from menv.first_imports import and_how_to_import, import_first, take_imports
 from menv.stdout import tell
 from menv.verify.backends import play_here
 from menv.verify.other_process import ROWS
@@ -52,7 +52,7 @@ def _verify(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
             ray=given.ray or None, modules=given.modules,
         )  # fmt: skip
     except ConfigError as error:
-        parser.error(str(error))
+        parser.error(and_how_to_import(error))
     tell(str(report), parser.prog)
     return int(not report.same)
 

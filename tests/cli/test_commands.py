@@ -48,6 +48,19 @@ def test_evaluate_takes_settings_and_an_environment_that_the_checkpoint_cannot_k
     assert capsys.readouterr().out == "3 episodes, mean return 5.00 (5.00 to 5.00), 5.0 env steps long\n"
 
 
+@pytest.mark.parametrize("command", ["train", "check", "verify"])
+def test_a_name_that_nobody_registered_brings_the_option_that_imports_who_does(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    try:
+        status = main([command, "long_corridor"])
+    except SystemExit as ended:
+        status = int(str(ended.code))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert (status, last.rpartition("; ")[2]) == (2, "--import MODULE imports a module that does")
+    assert last.startswith(f"menv {command}: error: env: 'long_corridor' is not known")
+
+
 def test_evaluate_and_show_name_a_folder_that_holds_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
