@@ -55,6 +55,11 @@ class PolicyServerInput(ServedEnvs):
         idle_timeout: float | None = 30.0,
         **settings: Any,
     ) -> None:
+        if not isinstance(ioctx, InputContext):
+            raise ConfigError(
+                f"{type(self).__name__}: its first argument is a {type(ioctx).__name__}, expected the InputContext "
+                f"that the function is given; write lambda ioctx: {type(self).__name__}(ioctx, address, port)"
+            )
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= _HIGHEST_PORT:
             raise ConfigError(
                 f"{type(self).__name__}: port {port!r}, expected an integer from 0 to {_HIGHEST_PORT}; "

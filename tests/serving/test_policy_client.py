@@ -15,6 +15,7 @@ from menv.input_context import InputContext
 from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import Carrier, PolicyServerInput
+from menv.serving.rllink import RLlinkInput
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
 
@@ -305,6 +306,13 @@ def test_a_reward_of_another_kind_is_refused(mode: str) -> None:
         client.end_episode(name, observation(1))
         client.close()
         assert course.has_rewards([2.0])
+
+
+@pytest.mark.parametrize("kind", [PolicyServerInput, RLlinkInput])
+def test_a_server_that_is_not_given_the_context_says_how_to_write_it(kind: type[PolicyServerInput]) -> None:
+    name = kind.__name__
+    with pytest.raises(ConfigError, match=rf"^{name}: its first argument is a str, .* ioctx: {name}\(ioctx,"):
+        kind("localhost", 9900)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("port", ["9900", -1, 65536, 1.5, None])
