@@ -58,6 +58,14 @@ def test_the_classic_dict_and_the_dataclass_mean_the_same() -> None:
     assert by_dict == PPOConfig(**plain)
 
 
+def test_a_dict_with_classic_keys_is_taken_as_keywords() -> None:
+    assert PPOConfig(**{"lambda": 0.8}).lambda_ == 0.8  # type: ignore[arg-type]
+    config = PPOConfig(gamma=0.9, lambda_=0.8)
+    assert PPOConfig(**{**config, "lr": 1e-4}) == PPOConfig(gamma=0.9, lambda_=0.8, lr=1e-4)
+    with pytest.raises(ConfigError, match="PPO alone has it"):
+        DQNConfig(**{"lambda": 0.8})  # type: ignore[arg-type]
+
+
 def test_every_field_of_the_dataclass_has_a_sentence_under_it() -> None:
     import ast
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from menv.algorithms.config.keys import refuse_or_warn
+from menv.algorithms.config.keys import RENAMED, refuse_or_warn
 from menv.algorithms.config.section_keys import SECTION_KEYS
 
 S = TypeVar("S")
@@ -31,7 +31,10 @@ def by_name(config_class: type[S]) -> type[S]:
     build: Any = vars(config_class)["__init__"]
 
     @functools.wraps(build)
-    def init(self: S, *args: Any, **settings: Any) -> None:
+    def init(self: S, *args: Any, **given: Any) -> None:
+        # What is no keyword in Python, such as "lambda", can come from a dict all the same.
+        old = {key: name for key, name in RENAMED.items() if name in known}
+        settings = {old.get(key, key): value for key, value in given.items()}
         strange = settings.keys() - known
         if strange:
             _judge({name: settings[name] for name in settings if name in strange}, known, config_class)
