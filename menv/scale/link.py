@@ -2,7 +2,8 @@
 
 `menv.scale.process_engine` holds one end, `menv.scale.process_main` the other. Small values go through the socket;
 large ones are written into a piece of shared memory of their own, whose descriptor goes through the socket. The arrays
-that come out lie in that memory, without a copy, and free it when the last of them is gone.
+that come out lie in that memory, without a copy, and free it when the last of them is gone. Each such piece keeps a
+file open; where a program holds many of them, the next ones are copied out of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import select
 import socket
 import struct
 import tempfile
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +30,8 @@ _SHARED = 1 << 15
 """Bytes from which on shared memory is worth its price, about 30 us. The rest fits into a socket."""
 _ALIGNED = 64
 _AT_ONCE = 1 << 20
+_MOST_OPEN = 128
+"""Pieces of shared memory that may be held at once without a copy; many systems let a process open 1024 files."""
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -217,13 +221,33 @@ def _receive(source: socket.socket) -> Letter:
         raise EOFError from error
     places, size = _places(lengths)
     try:
-        # Private: what is written into the arrays stays here.
-        memory = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
+        memory = _mapped(fd, size) if len(_open) < _MOST_OPEN else _copied(fd, size)
     finally:
         os.close(fd)
     return Letter(
         [memory[start : start + length] for start, length in zip(places, lengths, strict=True)], more
     )
+
+
+_open: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+"""The pieces of shared memory that are held here."""
+
+
+def _mapped(fd: int, size: int) -> memoryview:
+    """Return what is in shared memory, where it lies."""
+    # Private: what is written into the arrays stays here.
+    memory = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    _open.add(memory)
+    return memoryview(memory)
+
+
+def _copied(fd: int, size: int) -> memoryview:
+    """Return a copy of what is in shared memory."""
+    view, done = memoryview(bytearray(size)), 0
+    while done < size:
+        # Not from where the file stands: that is the same place for all who have its descriptor.
+        done += os.preadv(fd, [view[done : done + (1 << 30)]], done)
+    return view
 
 
 def _memory() -> int:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -125,6 +126,21 @@ def test_what_one_writes_into_a_parcel_the_others_do_not_see() -> None:
     first.answer()
     second.ask("echo", parcel=parcel)
     assert second.answer()["array"].all()
+    engine.stop()
+
+
+def test_arrays_that_somebody_keeps_do_not_use_up_the_files_that_may_be_open() -> None:
+    engine = ProcessEngine()
+    peer = started(engine)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 200, before[1]))
+    try:
+        kept = [asked(peer, "echo", np.full(10_000, number)) for number in range(400)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert [(one == number).all() for number, one in enumerate(kept)] == [True] * 400
+    for one in kept:
+        one[:] = 1
     engine.stop()
 
 
