@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from io import BufferedReader
 
-from menv.scale.watchdog import last_of, where_it_hung
+from menv.scale.watchdog import FATAL, last_of, where_it_hung
 
 _LINES = 20
 _LONGEST = 500
@@ -31,6 +31,10 @@ def in_a_line(message: str) -> str:
     lines = [line.strip() for line in words.splitlines() if line.strip(" ^~")]
     if not lines or where_it_hung(words) is not None:
         return told
+    fatal = [line for line in lines if line.startswith(FATAL)]
+    if fatal:
+        # Behind it stands where the threads were, and which modules it had.
+        return f"{told}; its stderr: {fatal[-1][:_LONGEST_LAST]}"
     return f"{told}; the last line of its stderr: {lines[-1][:_LONGEST_LAST]}"
 
 

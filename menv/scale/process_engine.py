@@ -28,6 +28,7 @@ from menv.scale.home import CREATE, ONE_THREAD, import_paths, question
 from menv.scale.last_words import LastWords
 from menv.scale.link import Link, Packed
 from menv.scale.packing import pack, unpack
+from menv.scale.watchdog import where_it_hung
 
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -166,7 +167,8 @@ class ProcessPeer(Peer):
             how = f"ended with {_said(self._process.returncode)}"
         _kill(self._process)
         words = self._words.told()
-        if self._process.returncode >= 0 and how.startswith("ended") and "Traceback" not in words:
+        by_itself = "Traceback" not in words and where_it_hung(words) is None
+        if self._process.returncode >= 0 and how.startswith("ended") and by_itself:
             how += f", as os._exit({self._process.returncode}) in an environment does"
         told = f"the last lines of its stderr:\n{words}" if words else "it wrote nothing to stderr"
         return WorkerLostError(f"{self.label} (pid {self.pid}): {how}, expected it to go on; {told}")

@@ -21,6 +21,9 @@ CREATION_S = 60.0
 """How long environments may take at least until they are there, which includes the import of what they need."""
 _STDERR = 2
 _FIRST = "Timeout ("
+FATAL = "Fatal Python error"
+_NO_TIMER = (FATAL, "Current thread ", "Stack (")
+"""What `faulthandler` writes of a process that crashes or is asked where it stands, and not where a timer rings."""
 _THREAD = "(most recent call first)"
 _FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
@@ -31,7 +34,9 @@ def where_it_hung(words: str) -> str | None:
     Args:
         words: What it wrote to stderr last; None is returned if no watchdog wrote that.
     """
-    if _FIRST not in words and _THREAD not in words:
+    # With faulthandler.enable() or PYTHONFAULTHANDLER, one that crashes writes down where its threads stand, too.
+    no_timer = any(line.startswith(_NO_TIMER) for line in words.splitlines())
+    if _FIRST not in words and (no_timer or _THREAD not in words):
         return None
     # The main thread is the last one; its first frame is the innermost.
     frame = _FRAME.search(words.rpartition(_THREAD)[2])
@@ -52,6 +57,8 @@ def _pause(seconds: float) -> float:
 def last_of(lines: Sequence[str], most: int) -> Sequence[str]:
     """Return so many of the last lines at most: where a thread stood in the end, the innermost frames go first.
 
+    The line above the threads, which says why they were written down, is kept.
+
     Args:
         lines: What a process wrote to stderr.
         most: How many.
@@ -60,7 +67,8 @@ def last_of(lines: Sequence[str], most: int) -> Sequence[str]:
     heads = [place for place, line in enumerate(lines) if _THREAD in line]
     if heads and heads[-1] < start:
         start = heads[-1]
-    return lines[start : start + most]
+    why = [line for line in lines[:start] if heads and line.startswith((_FIRST, FATAL))][-1:]
+    return [*why, *lines[start : start + most - len(why)]]
 
 
 def creation_limit(env_timeout: float | None) -> float | None:

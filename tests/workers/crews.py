@@ -5,6 +5,7 @@ Workers import this module by its name, as they would a module beside a user's s
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -177,6 +178,16 @@ class Stuck(Counting):
             return False
         again.touch()
         return True
+
+
+class Torn(Counting):
+    """Crashes in worker 2 before it is there, as a fault in C does, where Python writes down where it stood."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.worker_index == 2:
+            faulthandler.enable(file=2)
+            os.abort()
 
 
 class Hasty:

@@ -207,6 +207,17 @@ def test_an_environment_that_hangs_is_given_up_with_the_line_where_it_stood(
         assert result["num_env_steps_sampled"] == 128
         assert result["num_faulty_episodes"] == 2
         assert "did not return for env_timeout=2 s, from hang (crews.py:" in result["first_fault"]
+        assert "os._exit" not in result["first_fault"]
+
+
+def test_a_worker_that_crashes_before_its_environments_are_there_is_not_said_to_hang() -> None:
+    told = r"worker 2 .*: ended with exit code -6 \(SIGABRT\), expected it to go on; .*Fatal Python error: Aborted"
+    with (
+        running(2, env=f"{HERE}:Torn", env_timeout=30.0) as algo,
+        pytest.warns(EnvFaultWarning, match=told),
+        pytest.raises(WorkerLostError, match="SIGABRT"),
+    ):
+        algo.train()
 
 
 def test_an_environment_that_is_never_there_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
