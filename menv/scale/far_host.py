@@ -47,6 +47,7 @@ class FarHost:
         since: When it began with the oldest of them, in seconds of `time.monotonic`.
         news: Whether it has ever told anything, this process or one before.
         failed: How often in a row its process could not begin.
+        ended: Whether it has no process, because it has been lost too often; there is nothing that it could be asked.
         layout: Who waited in its last news.
         due: What no poll has handed out.
     """
@@ -59,6 +60,7 @@ class FarHost:
         self.since = 0.0
         self.news = False
         self.failed = 0
+        self.ended = False
         self.layout = _nobody()
         self.due = Due()
         self._seats = seats
@@ -104,7 +106,7 @@ class FarHost:
 
     def meet(self, peer: Peer) -> None:
         """Take another process for this host, of which only its creation has been asked."""
-        self.peer = peer
+        self.peer, self.ended = peer, False
         self.asked = deque([("created", ())])
         self.since = time.monotonic()
         self.layout, self._held = _nobody(), {}
@@ -112,6 +114,11 @@ class FarHost:
         used = sorted([*self._free, *self._own])
         self._free = [slot for slot in reversed(used) if slot not in self._alive]
         self._slots, self._own = np.zeros(0, np.int64), {}
+
+    def end(self) -> None:
+        """Note that its process is gone and none takes its place."""
+        self.ended = True
+        self.asked.clear()
 
     def leave(self, index: int) -> None:
         """Let an episode that is lost wait until its agents are answered."""

@@ -78,6 +78,8 @@ class Hosts:
     def gather(self, timeout: float | None) -> None:
         """Wait until something is due, then as long as polls wait for more."""
         until = None if timeout is None else time.monotonic() + timeout
+        for host in self._all:
+            self._revive(host)
         self._take_answers(0.0)
         while not self._something_due() and self._busy() and (until is None or time.monotonic() < until):
             self._take_answers(None if until is None else max(0.0, until - time.monotonic()))
@@ -109,6 +111,7 @@ class Hosts:
 
     def settle(self, host: FarHost) -> None:
         """Take all that a host has to answer."""
+        self._revive(host)
         while host.asked:
             self._wait_once(host)
 
@@ -143,7 +146,8 @@ class Hosts:
             return None
         except Exception as error:
             if not self.successors.failed_to_begin(host, error, self.waiting):
-                host.answered()
+                if host.answered() == "created":
+                    host.end()
                 raise
             return None
         kind = host.answered()
@@ -171,6 +175,13 @@ class Hosts:
         self._check_running()
         for index in created:
             self._created(index)
+
+    def _revive(self, host: FarHost) -> None:
+        """Start a process for a host that was lost too often, where somebody goes on after the error."""
+        if host.ended:
+            self._check_running()
+            for index in self.successors.go_on(host):
+                self._created(index)
 
     def _check_running(self) -> None:
         """Raise where another thread has ended all processes meanwhile."""

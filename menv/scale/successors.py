@@ -68,23 +68,27 @@ class Successors:
             EnvCrashError: It is not to be replaced, or has been too often.
         """
         self._last[host.first] = type(error).__name__, str(error)
-        if not host.news:
-            raise EnvCrashError(
-                f"{host.name} reset, env step {int(host.env_steps.max())}: {_head(error)}, expected a sub-environment "
-                "that can be created and reset in another process; what it wrote last is above"
-            ) from error
-        over = self._playing(host)
-        if not over:
-            self._try_again(host, error)
-            return host.indices
-        self._log.note(
-            host.first, f"{host.name} step, env step {int(host.env_steps.max())}: {_head(error)}", error
-        )
-        for index in [index for index in over if index in waiting]:
-            host.leave(index)
-            over.remove(index)
-        host.lose(over, self._reason(host))
-        self._begin_anew(host, 0)
+        over = self._playing(host) if host.news else []
+        try:
+            self._note(host, error, over)
+        except EnvCrashError:
+            # Whoever goes on all the same, or saves, begins in another process.
+            host.end()
+            raise
+        finally:
+            for index in [index for index in over if index in waiting]:
+                host.leave(index)
+                over.remove(index)
+            host.lose(over, self._reason(host))
+        return self.go_on(host)
+
+    def go_on(self, host: FarHost) -> Collection[int]:
+        """Start a process and begin in it, but for episodes that wait to be told of; return what is created anew."""
+        time.sleep(PAUSES[min(host.failed, MOST - 1)])
+        with suppress(Exception):
+            host.peer.kill()
+        self.start(host)
+        host.begin([index for index in host.indices if index not in host.left], int(host.news))
         return host.indices
 
     def failed_to_begin(self, host: FarHost, error: Exception, waiting: Container[int]) -> bool:
@@ -155,20 +159,24 @@ class Successors:
         kind, words = self._last[host.first]
         return f"{kind}: {in_a_line(words)[:_LONGEST].rstrip()}", kind
 
-    def _try_again(self, host: FarHost, error: Exception) -> None:
-        """Start one more process in the place of one that could not begin."""
+    def _note(self, host: FarHost, error: Exception, over: Collection[int]) -> None:
+        """Note a loss, of the episodes of `over`.
+
+        Raises:
+            EnvCrashError: The host is not to be replaced, or has been too often.
+        """
+        if not host.news:
+            raise EnvCrashError(
+                f"{host.name} reset, env step {int(host.env_steps.max())}: {_head(error)}, expected a sub-environment "
+                "that can be created and reset in another process; what it wrote last is above"
+            ) from error
+        if over:
+            where = f"{host.name} step, env step {int(host.env_steps.max())}"
+            self._log.note(host.first, f"{where}: {_head(error)}", error)
+            return
         host.failed += 1
         if host.failed >= MOST:
             raise self._log.no_other(host.first, error)
-        self._begin_anew(host, host.failed)
-
-    def _begin_anew(self, host: FarHost, attempt: int) -> None:
-        """Start a process and begin in it, but for episodes that wait to be told of."""
-        time.sleep(PAUSES[attempt])
-        with suppress(Exception):
-            host.peer.kill()
-        self.start(host)
-        host.begin([index for index in host.indices if index not in host.left], 1)
 
 
 def _head(error: Exception) -> str:

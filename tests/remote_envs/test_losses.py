@@ -161,6 +161,23 @@ def test_the_third_loss_without_a_finished_episode_ends_the_run_with_the_first_a
     assert len(watch.faulty) == 2
 
 
+def test_polls_after_a_loss_that_ended_one_begin_in_another_process(tmp_path: Path) -> None:
+    fate = Fate(tmp_path, TOGETHER, dies=[("step", 0, number) for number in (3, 4, 5)])
+    watch = Told(remote(fate, 2, env_timeout=30.0))
+    with pytest.raises(EnvCrashError, match="SIGKILL"):
+        watch.until(0, 20)
+    watch.until(0, 20)
+    assert watch.faulty == [0, 0, 0]
+
+
+def test_polls_after_a_process_that_could_not_begin_try_another_one(tmp_path: Path) -> None:
+    watch = Told(remote(Fate(tmp_path, TOGETHER, dies=[("reset", 0, 1)]), 1, env_timeout=30.0))
+    with pytest.raises(EnvCrashError, match="SIGKILL"):
+        watch.poll()
+    watch.until(0, 20)
+    assert watch.faulty == []
+
+
 def test_a_process_that_dies_in_a_later_reset_costs_an_episode(tmp_path: Path) -> None:
     watch = Told(remote(Fate(tmp_path, TOGETHER, dies=[("reset", 0, 3)]), 1))
     watch.until(0, 20)

@@ -157,6 +157,23 @@ def test_a_killed_environment_costs_one_episode_and_no_iteration(wait: int, tmp_
         assert result["first_fault"].startswith("WorkerLostError: process of env 1 (pid ")
 
 
+def test_a_run_that_a_lost_process_has_ended_can_be_saved_and_goes_on(tmp_path: Path) -> None:
+    config = {
+        **SMALL, **FAR, "env_config": {"killed_in": 25, "marker": str(tmp_path / "killed")}, "env_timeout": 30.0,
+        "restart_failed_sub_environments": False,
+    }  # fmt: skip
+    with PPO(env=Counting, config=config) as algo:
+        with pytest.raises(EnvCrashError, match="SIGKILL"):
+            trained(algo, 9)
+        done = algo.counts()
+        algo.save(tmp_path)
+        after = algo.train()
+    assert after["training_iteration"] == done["training_iteration"] + 1
+    assert after["num_env_steps_sampled"] > done["num_env_steps_sampled"]
+    with PPO.from_checkpoint(tmp_path, {"env": Counting}) as again:
+        assert again.counts() == done
+
+
 def test_callbacks_may_call_methods_of_all_environments_when_one_is_made_anew(tmp_path: Path) -> None:
     levels = []
 
