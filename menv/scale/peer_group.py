@@ -56,7 +56,7 @@ class PeerGroup:
         self._errors: list[list[WorkerLostError]] = [[] for _ in range(count)]
         # Answers that tell no more than that it is there, and that it is briefed.
         self._first = [2] * count
-        # Those that raised when they were briefed, and are nothing yet.
+        # Those that raised when they were briefed, and are nothing yet, and those that were given up.
         self._unmade: set[int] = set()
         self.lost = 0
         self.peers: list[Peer] = [
@@ -90,7 +90,7 @@ class PeerGroup:
     def settle(self, index: int) -> None:
         """Let go of answers that nobody waits for any more, because whoever did was interrupted or told of an error.
 
-        One that could not be briefed is started anew.
+        One that could not be briefed, or was given up, is started anew.
         """
         while self.peers[index].pending > self._first[index]:
             # What went wrong over there does not concern who comes next; one that is lost tells again.
@@ -112,17 +112,22 @@ class PeerGroup:
         errors = self._errors[index]
         errors.append(error)
         self.lost += 1
+        self.replaced[index] += 1
         if len(errors) > len(PAUSES):
+            self.give_up(index)
             raise WorkerLostError(
                 f"{errors[0]}\n(the first of {len(errors)} times without a fragment in between, expected at most "
                 f"{len(PAUSES)}; mend what ends the process)"
             ) from error
         time.sleep(PAUSES[len(errors) - 1])
         self.peers[index].kill()
-        self.replaced[index] += 1
         self._first[index] = 2
         self._unmade.discard(index)
         self.peers[index] = self._briefed(index)
+
+    def give_up(self, index: int) -> None:
+        """Start no other one in the place of one that is lost, until it is asked again, as by who saves the run."""
+        self._unmade.add(index)
 
     def renew(self, index: int) -> None:
         """Start one of them anew, as if it had never been asked anything."""

@@ -130,6 +130,16 @@ class Raising(Counting):
             raise ZeroDivisionError("no wheels")
 
 
+class Away(Counting):
+    """Ends its process in each step while there is a file `away`, or raises."""
+
+    def act(self) -> None:
+        if Path(self.config["away"]).exists():
+            if self.config["raises"]:
+                raise ConnectionError("no server")
+            os._exit(5)
+
+
 class Broken(Counting):
     """Cannot be created in a worker unless there is a file `map`."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from menv.algorithms import PPO
 from menv.algorithms.rollouts.workers import Workers
+from menv.errors import EnvCrashError, WorkerLostError
 from tests.workers.crews import running, same, weights_of
 from tests.workers.test_lost_workers import kill
 
@@ -108,3 +109,27 @@ def test_a_run_that_has_lost_workers_goes_on_with_another_number_of_them(tmp_pat
         with PPO.from_checkpoint(tmp_path, {"num_workers": workers}) as again:
             found = again.train()
         assert found["num_env_steps_sampled"] == before + found["num_env_steps_sampled_this_iter"]
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["lost", "raised"])
+def test_a_run_that_all_workers_have_ended_can_be_saved_and_goes_on(raises: bool, tmp_path: Path) -> None:
+    away = tmp_path / "away"
+    settings = {"env": "tests.workers.crews:Away", "env_config": {"away": str(away), "raises": raises}}
+    ends = EnvCrashError if raises else WorkerLostError
+    with running(2, **settings) as algo:
+        algo.train()
+        weights = weights_of(algo)
+        away.touch()
+        with pytest.raises(ends):
+            algo.train()
+        algo.save(tmp_path / "run")
+        away.unlink()
+        if raises:
+            # What the other one has raised was not told by `save`.
+            with pytest.raises(ends):
+                algo.train()
+        assert algo.train()["training_iteration"] == 2
+    with PPO.from_checkpoint(tmp_path / "run", config={"env": settings["env"]}) as again:
+        assert again.iteration == 1
+        assert same(weights_of(again), weights)
+        assert again.train()["training_iteration"] == 2

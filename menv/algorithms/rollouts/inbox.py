@@ -18,6 +18,7 @@ class Inbox:
     Attributes:
         asked: Fragments that it has been asked for and has not sent.
         running: Episodes that ran in it after its last fragment, 0 if it has sent none.
+        error: What was raised instead of a fragment, while nobody waited for one.
         stand: Where the worker stood whose fragment was taken last, after that.
         gone: What those did that were there before that one.
     """
@@ -25,6 +26,7 @@ class Inbox:
     def __init__(self) -> None:
         self.asked = 0
         self.running = 0
+        self.error: Exception | None = None
         self.stand = Stand()
         self.gone = Stand()
         # Each with whether it is the first one of another worker than the one before it.
@@ -43,6 +45,12 @@ class Inbox:
         if self._other or any(other for _, other in self._waiting):
             total.add(self.stand)
         return total
+
+    def check(self) -> None:
+        """Raise what was raised instead of a fragment, once."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
 
     def put(self, fragment: Fragment) -> None:
         """Note a fragment that came."""

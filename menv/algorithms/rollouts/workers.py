@@ -105,6 +105,7 @@ class Workers:
             parcel: What they are told before they sample, as the engine has put it.
         """
         for index, inbox in enumerate(self.inboxes):
+            inbox.check()
             if not inbox.asked and not inbox:
                 self.ask(index, parcel)
         for index, inbox in enumerate(self.inboxes):
@@ -151,7 +152,15 @@ class Workers:
 
     def sure(self, index: int, method: str, *args: Any, parcel: Any = None) -> Any:
         """Return what a worker answers to something else than for a fragment; of another worker, if it is lost."""
-        self.fetch(index)
+        try:
+            self.fetch(index)
+        except WorkerLostError:
+            # It has been warned of, and there will be another one: a run that workers have ended can still be saved.
+            pass
+        except Exception as error:
+            # That concerns who samples next; one that could not be made says so again.
+            if self._group.is_briefed(index):
+                self.inboxes[index].error = error
         self._group.settle(index)
         self._group.ask(index, method, *args, parcel=parcel)
         return self._answer(index, method, args, parcel)
@@ -233,6 +242,7 @@ class Workers:
             head, expected, rest = str(error).partition(", expected ")
             told = f"{head}: {self._overdue(index)}, from {hung}"
             if not self._group.lost and not self._group.is_briefed(index):
+                self._group.give_up(index)
                 raise WorkerLostError(
                     f"{told}, expected it to be there; mend what it waits for, or raise env_timeout above that"
                 ) from error
@@ -241,9 +251,9 @@ class Workers:
         for _ in range(self.inboxes[index].running or self._each):
             self._metrics.record_faulty(line)
         self.inboxes[index].lose()
+        self.recreated.append(index + 1)
         self._group.replace(index, error)
         self._check_running()
-        self.recreated.append(index + 1)
         warnings.warn(
             f"{line}: the episodes that ran in it are lost and another worker was started, expected none to end; "
             "look at what it wrote to stderr",
