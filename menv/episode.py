@@ -67,7 +67,9 @@ class Episode(Told, told=_CLASSIC):
     Attributes:
         episode_id: An integer, random but repeatable under a seed.
         env_id: The sub-environment.
-        length: Env steps; known when the episode has ended.
+        length: Env steps; known when the episode has ended, to mapping functions, and where callbacks about episodes
+            look on.
+        begun_at: Env steps of the sub-environment, over all its episodes, when it began.
         agent_rewards: Return of each `(agent_id, policy_id)`; complete when the episode has ended, and up to their last
             observations where callbacks about episodes look on.
         unclaimed_rewards: Rewards that no action can own; they count in `total_reward`, and in the return of an agent
@@ -88,6 +90,7 @@ class Episode(Told, told=_CLASSIC):
         "_rng",
         "_strays",
         "agent_rewards",
+        "begun_at",
         "env_id",
         "episode_id",
         "length",
@@ -98,7 +101,7 @@ class Episode(Told, told=_CLASSIC):
         """Begin an episode without agents."""
         self.episode_id = episode_id
         self.env_id = env_id
-        self.length = 0
+        self.length = self.begun_at = 0
         self.agent_rewards: dict[tuple[AgentId, str], float] = {}
         self.unclaimed_rewards = 0.0
         # Those of them that were paid to agents that have not appeared.

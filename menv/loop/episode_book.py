@@ -65,13 +65,16 @@ class EpisodeBook:
         self._first_index = first_index
         self._worker = worker
         env = worker.base_env
-        self._numbered = isinstance(env, CreatedEnvs) or (isinstance(env, TableEnvs) and not env.external)
+        self._created = env if isinstance(env, CreatedEnvs) else None
+        self._numbered = self._created is not None or (isinstance(env, TableEnvs) and not env.external)
         self._where: dict[str, tuple[int, int]] = {}
         self.find_policies()
         self._agent_keys: dict[tuple[int, AgentId], int] = {}
         # [E] the key of each sub-environment's episodes and how many have begun.
         self._episode_keys: draws.Keys = np.zeros(0, np.uint64)
         self._begun: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        # [E] those of the poll that is taken in.
+        self._env_steps: Column = self._begun
 
     @property
     def running_ids(self) -> list[int]:
@@ -106,8 +109,9 @@ class EpisodeBook:
         """Return whether a running episode would go on under this map as it does with the one that it began with."""
         return policy_map.goes_on(self._maps[env_id])
 
-    def take_up(self, episode: Episode, env_steps: Column) -> None:
-        """Go on with an episode of another book, at these env steps [E]."""
+    def take_up(self, episode: Episode, begun_at: int, env_steps: Column) -> None:
+        """Go on with an episode of another book, which began at `begun_at`, at these env steps [E]."""
+        episode.begun_at = begun_at
         self.running[episode.env_id] = episode
         self._note_policies(episode.env_id)
         self._hooks.take_up(episode, env_steps)
@@ -123,13 +127,18 @@ class EpisodeBook:
 
     def take(self, ready: Ready) -> None:
         """Take in a poll's ends, episodes and joins, in this order."""
-        self.widen(len(ready.env_steps))
+        self.come_to(ready.env_steps)
         if ready.faults:
             self._hooks.note_faults(ready.faults)
         if ready.ended or ready.unclaimed or ready.episodes:
             self._take_ends(ready)
         for join in ready.joined:
             self.join(join)
+
+    def come_to(self, env_steps: Column) -> None:
+        """Take note of the env steps [E] of sub-environments, some of which may have appeared."""
+        self._env_steps = env_steps
+        self.widen(len(env_steps))
 
     def new_ids(self, env_indices: Column) -> Column:
         """Number the next episodes of sub-environments [K], one after the other where one comes twice.
@@ -218,6 +227,7 @@ class EpisodeBook:
         again = 0 if seat is None else episode.come_again(agent_id)
         if seat is None:
             policy_map = self._maps[env_id]
+            episode.length = self._env_steps.item(env_index) - episode.begun_at
             policy_id = told or policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
             seat = episode.bind(agent_id, policy_id)
         # Callers may name a policy that has come since the episode began.
@@ -236,6 +246,10 @@ class EpisodeBook:
         self._begun[env_index] = number + 1
         episode_id = draws.key(self._episode_keys.item(env_index), number) >> 5
         episode = self.running[env_id] = Episode(episode_id, env_id)
+        created = self._created
+        episode.begun_at = int(
+            created.episode_start(env_index) if created is not None else self._env_steps[env_index]
+        )
         self._note_policies(env_id)
         self._hooks.begin(episode, env_index)
         return episode

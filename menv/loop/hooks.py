@@ -147,7 +147,7 @@ class Hooks:
             env_index = self._worker.env_index_of(slot)
             episode = running.get(ready.seats[slot][0])
             if episode is not None and moved[env_index] and env_index not in new:
-                episode.length += int(moved[env_index])
+                episode.length = int(ready.env_steps[env_index]) - episode.begun_at
                 if self._steps:
                     self._tell("on_episode_step", episode, env_index)
 

@@ -82,7 +82,7 @@ class PlayedRows:
         Raises:
             ContractError: An observation is outside its space.
         """
-        self._book.widen(len(ready.env_steps))
+        self._book.come_to(ready.env_steps)
         acted: list[Column] = []
         for piece in ready.played:
             for part in piece.agents:

@@ -153,7 +153,7 @@ class RunningEpisodes:
     def _begin(self, index: int, one: Tree, env_steps: Column) -> None:
         """Let an episode that was played again be one of the sampler's."""
         episode = Episode.from_state(index, one["episode"])
-        self.book.take_up(episode, env_steps)
+        self.book.take_up(episode, one["start"], env_steps)
         policies = {number: policy for policy, number in episode.seats().values()}
         for number, actions in one["actions"].items():
             home = self.book.home(policies[number])[0]

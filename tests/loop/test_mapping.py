@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import Episode, PolicySpec, RandomPolicy, register_env
+from menv import DefaultCallbacks, Episode, PolicySpec, RandomPolicy, register_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.errors import ContractError
-from menv.multi_agent_env import AgentDict
+from menv.multi_agent_env import AgentDict, MultiAgentEnv
 from menv.policy import Policy
 from tests.contract.scripted import Moment, ScriptedEnv, SixDicts
 from tests.loop.reference_envs import Steady, Together
@@ -28,6 +29,35 @@ RETURNS = [
         Moment("ab", over="truncated"),
     ]
 ]
+
+
+class Arrivals(MultiAgentEnv):
+    """Every second env step somebody comes who is called by its number; each stays for three."""
+
+    observation_space, action_space = gym.spaces.Discrete(9), gym.spaces.Discrete(2)
+    first = 0
+
+    def __init__(self, context: Any) -> None:
+        self.first = context.get("first", 0)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
+        self.now = 0
+        return self._present(), {}
+
+    def step(self, actions: AgentDict) -> Any:
+        self.now += 1
+        obs = self._present()
+        gone = dict.fromkeys(actions.keys() - obs.keys(), True)
+        return obs, dict.fromkeys(actions, 1.0), {**gone, ALL: self.now == 8}, {ALL: False}, {}
+
+    def _present(self) -> AgentDict:
+        came = range(max(self.first, self.now - 2), self.now + 1)
+        return {str(step): self.now for step in came if step % 2 == 0}
+
+
+class LooksOn(DefaultCallbacks):
+    def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
+        """Ask for all that is kept for callbacks about episodes."""
 
 
 def build(env: Any, mapping: Any, policies: Any = ("p", "q"), **config: Any) -> PPO:
@@ -55,6 +85,47 @@ def test_an_agent_is_mapped_once_an_episode_and_keeps_its_policy_through_pauses_
         for obs, eps in zip(part["obs"], part["eps_id"], strict=True):
             policies.setdefault((int(eps), int(obs[2])), set()).add(policy_id)
     assert {len(found) for found in policies.values()} == {1}
+
+
+@pytest.mark.parametrize("first", [0, 4])
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"callbacks": LooksOn}, {"remote_worker_envs": True, "engine": "process"}],
+    ids=["alone", "with callbacks", "remote"],
+)
+def test_an_agent_that_comes_late_is_mapped_with_the_length_so_far(
+    config: dict[str, Any], first: int
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def mapping(agent_id: Any, episode: Episode, worker: Any, **kwargs: Any) -> str:
+        seen.append((int(agent_id), episode.length))
+        return "q" if episode.length > 3 else "p"
+
+    with build(Arrivals, mapping, num_envs_per_worker=2, env_config={"first": first}, **config) as algorithm:
+        algorithm.sample()
+        algorithm.sample()
+    assert {came for came, _ in seen} == {*range(first, 8, 2)}
+    assert [length for _, length in seen] == [came for came, _ in seen]
+
+
+def test_the_length_so_far_goes_on_with_a_run_from_a_checkpoint(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def mapping(agent_id: Any, episode: Episode, worker: Any, **kwargs: Any) -> str:
+        seen.append((int(agent_id), episode.length))
+        return "p"
+
+    # The fragment of before the checkpoint ends 5 env steps into an episode of 8.
+    with build(Arrivals, mapping, rollout_fragment_length=13, train_batch_size=13, seed=0) as algorithm:
+        algorithm.train()
+        algorithm.save(tmp_path)
+    seen.clear()
+    again = {"multiagent": {"policy_mapping_fn": mapping}}
+    with PPO.from_checkpoint(tmp_path, env=Arrivals, config=again) as algorithm:
+        assert algorithm.train()["num_episodes_not_resumed"] == 0
+    assert seen[0] == (6, 6)
+    assert [length for _, length in seen] == [came for came, _ in seen]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
