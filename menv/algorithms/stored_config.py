@@ -42,6 +42,32 @@ _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "al
 Tree = dict[str, Any]
 
 
+class NamedOnlyError(ConfigError):
+    """Settings that a checkpoint holds by name only were not given again; give them.
+
+    Args:
+        missing: Where they stand, keys of the config from the outermost to the innermost, and what they were.
+
+    Attributes:
+        missing: Likewise.
+        told: What the message says of them, without what to do.
+    """
+
+    def __init__(self, missing: list[tuple[tuple[Any, ...], str]]) -> None:
+        places = ["".join(f"[{key!r}]" for key in path) for path, _ in missing]
+        names = ", ".join(
+            f"config{place} was {was}" for place, (_, was) in zip(places[:_TOLD], missing, strict=False)
+        )
+        more = f" and {len(missing) - _TOLD} more" * (len(missing) > _TOLD)
+        them = "it" if len(missing) == 1 else "them"
+        self.missing = missing
+        self.told = (
+            f"from_checkpoint: {names}{more}, which a checkpoint holds by name only, "
+            f"expected {them} to be given again"
+        )
+        super().__init__(f"{self.told}; pass {them} in config")
+
+
 def as_json(value: Any, theirs: bool = False) -> Any:
     """Return a setting as what JSON can hold; what it cannot is named.
 
@@ -226,27 +252,22 @@ def _check_given(values: Tree) -> None:
     Raises:
         ConfigError: There are such; all of them are told, so that nobody has to try again for each.
     """
-    missing = list(_by_name_only(values, "config"))
+    missing = list(_by_name_only(values))
     if missing:
-        told = ", ".join(missing[:_TOLD]) + (f" and {len(missing) - _TOLD} more" * (len(missing) > _TOLD))
-        them = "it" if len(missing) == 1 else "them"
-        raise ConfigError(
-            f"from_checkpoint: {told}, which a checkpoint holds by name only, expected {them} to be given again; pass "
-            f"{them} in config"
-        )
+        raise NamedOnlyError(missing)
 
 
-def _by_name_only(value: Any, where: str) -> Iterator[str]:
+def _by_name_only(value: Any, *path: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
     """Yield where something is stored by name only, and what it was."""
     if isinstance(value, Mapping):
         if _NAMED in value:
-            yield f"{where} was {value[_NAMED]}"
+            yield path, str(value[_NAMED])
             return
         for key, item in value.items():
-            yield from _by_name_only(item, f"{where}[{key!r}]")
+            yield from _by_name_only(item, *path, key)
     elif isinstance(value, list | tuple):
         for place, item in enumerate(value):
-            yield from _by_name_only(item, f"{where}[{place}]")
+            yield from _by_name_only(item, *path, place)
 
 
 def _read(value: Any) -> Any:

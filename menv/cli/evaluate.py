@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from menv.algorithms.algorithm import Algorithm
 from menv.cli.arguments import put_over, with_objects
 from menv.cli.display import as_json
-from menv.cli.names import named_again
+from menv.cli.names import from_checkpoint
 from menv.stdout import tell
 
 
@@ -23,7 +22,7 @@ def evaluate(given: argparse.Namespace) -> int:
     """
     asked = {"evaluation_duration": given.episodes, "evaluation_duration_unit": "episodes", "num_workers": 0}
     config = put_over(asked, with_objects(given.config))
-    with Algorithm.from_checkpoint(given.folder, named_again(Path(given.folder), config), given.env) as algo:
+    with from_checkpoint(Algorithm, given.folder, config, given.env, "--env ") as algo:
         result = algo.evaluate()["evaluation"]
     tell(as_json(result) if given.json else "\n".join(_lines(result)), "menv evaluate")
     return 0

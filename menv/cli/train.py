@@ -14,7 +14,7 @@ from menv.algorithms.algorithm import Algorithm
 from menv.cli.arguments import put_over, with_objects
 from menv.cli.bounds import Bounds
 from menv.cli.display import Heard, display
-from menv.cli.names import named_again, policies_by_name
+from menv.cli.names import from_checkpoint, policies_by_name
 from menv.errors import ConfigError, MenvError
 from menv.loop.checkpoint_folder import MANIFEST, try_root
 from menv.stdout import complain, not_taken
@@ -146,7 +146,7 @@ def algorithm_of(given: argparse.Namespace) -> Algorithm:
                 "--policies: a checkpoint has its policies, expected not to be given with --resume; leave it out"
             )
         kind = Algorithm if given.run is None else _class(given.run)
-        return kind.from_checkpoint(given.resume, named_again(Path(given.resume), config), given.env)
+        return from_checkpoint(kind, given.resume, config, given.env, "")
     env = given.env or config.get("env")
     if env is None:
         raise ConfigError(
