@@ -218,40 +218,6 @@ def test_a_name_that_leads_nowhere_says_what_is_missing(name: str, why: str) -> 
     assert why in str(caught.value)
 
 
-class Sized(Game):
-    def __init__(self, size: int = 5) -> None:
-        super().__init__(EnvContext({"size": size}))
-
-
-class Shown(Game):
-    def __init__(self, render_mode: str | None = None, size: int = 5) -> None:
-        super().__init__(EnvContext({"size": size}))
-
-
-class Configured(Game):
-    def __init__(self, env_config: str = "") -> None:
-        super().__init__(EnvContext())
-
-
-@pytest.mark.parametrize(
-    ("kind", "named"), [(Sized, "size: int = 5"), (Shown, "render_mode: str | None = None")]
-)
-def test_a_class_whose_first_parameter_is_a_setting_is_refused(kind: Any, named: str) -> None:
-    register_env("set_up", kind)
-    for env in (kind, "set_up"):
-        with pytest.raises(ConfigError) as caught:
-            resolve_env(env)
-        assert f"its first parameter is {named}, which would be given the EnvContext" in str(caught.value)
-        assert f"pass `lambda context: {kind.__name__}(**context)`" in str(caught.value)
-    made = make_env(lambda context: kind(**context), {"size": 3})
-    assert made.context == {"size": 3}
-
-
-def test_what_is_called_like_a_context_may_have_any_default() -> None:
-    assert isinstance(make_env(Configured), Configured)
-    assert isinstance(make_env(lambda _=0: Game(EnvContext())), Game)
-
-
 @pytest.mark.usefixtures("shop")
 def test_a_misspelt_class_in_a_module_that_exists_names_the_right_one() -> None:
     with pytest.raises(UnknownNameError, match=r"did you mean 'menv_shop\.games:Corridor'"):
@@ -262,12 +228,6 @@ def test_a_misspelt_class_in_a_module_that_exists_names_the_right_one() -> None:
 def test_what_creates_nothing_is_not_suggested() -> None:
     with pytest.raises(UnknownNameError, match=r"'menv_shop\.games' has no 'Size'\).*; register_env"):
         resolve_env("menv_shop.games:Size")
-
-
-@pytest.mark.parametrize("name", ["no_such_package.module:Env", "no_such_package.module.Env"])
-def test_a_module_that_there_is_not_is_named(name: str) -> None:
-    with pytest.raises(UnknownNameError, match=r"there is no module 'no_such_package\.module'"):
-        resolve_env(name)
 
 
 @pytest.mark.parametrize("name", ["ALE/Pong-v5", "PongNoFrameskip-v4"])
