@@ -40,9 +40,10 @@ def reset_env(
             ) from error
         raise
     if not isinstance(result, tuple) or len(result) != 2:
+        old = ", or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
         raise ContractError(
             f"env {index} reset: returned {how_many(result)}, expected (obs, info); "
-            "return both from reset, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
+            f"return both from reset{'' if result is None else old}"
         )
     return result
 
@@ -127,6 +128,8 @@ def as_reward(reward: Any, whose: str) -> float:
 
 def how_many(result: Any) -> str:
     """Describe a return value by how many values it has."""
+    if result is None:
+        return "None (is a `return` missing?)"
     several = isinstance(result, tuple | list)
     return f"{len(result)} values" if several else f"a single {type(result).__name__}"
 

@@ -28,6 +28,7 @@ def five_dicts(result: Any, wrong: Callable[..., ContractError]) -> tuple[Any, A
     if not isinstance(result, tuple | list) or len(result) != 5:
         raise wrong(
             "step", f"returned {how_many(result)}", "(obs, rewards, terminateds, truncateds, infos)",
+            "return all five from step" if result is None else
             "split the old `dones` into terminateds and truncateds, or wrap the environment in "
             "menv.wrappers.LegacyGym",
         )  # fmt: skip

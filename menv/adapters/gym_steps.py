@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from menv.adapters.report import check_info
-from menv.env_calls import as_flag
+from menv.env_calls import as_flag, how_many
 from menv.errors import ContractError, MenvError
 from menv.fault import raised_by_envs
 from menv.nested import own_copy
@@ -141,6 +141,11 @@ def _check_unpacking(index: int, error: BaseException) -> None:
     if isinstance(error, ValueError | RuntimeError) and "ambiguous" in str(error):
         raise ContractError(
             f"env {index} step: terminated or truncated is an array of several, expected True or False; return one flag"
+        ) from error
+    if "non-iterable NoneType" in str(error):
+        raise ContractError(
+            f"env {index} step: returned {how_many(None)}, expected (obs, reward, terminated, truncated, info); return "
+            "all five from step"
         ) from error
     if isinstance(error, ValueError | TypeError):
         raise ContractError(

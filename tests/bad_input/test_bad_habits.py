@@ -13,7 +13,7 @@ from menv.algorithms import PPO, ModelConfig, MultiAgentConfig, PPOConfig
 from menv.errors import ConfigError, ContractError
 from menv.loop import quota
 from menv.multi_agent_env import StepDicts
-from tests.bad_input.broken_envs import Faulty
+from tests.bad_input.broken_envs import Faulty, FaultyGym
 
 
 def test_one_environment_for_several_sub_environments_is_refused() -> None:
@@ -55,6 +55,16 @@ def test_a_reset_that_takes_no_seed_is_named() -> None:
         ContractError, match=r"env 0 reset: .*expected reset\(self, \*, seed=None, options=None\)"
     ):
         PPO(env=Seedless, config={"train_batch_size": 8, "seed": 1}).train()
+
+
+@pytest.mark.parametrize("kind", [Faulty, FaultyGym])
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_forgotten_return_is_named(kind: type[Any], method: str) -> None:
+    forgetful = type("Forgetful", (kind,), {method: lambda self, *args, **kwargs: None})
+    with pytest.raises(
+        ContractError, match=rf"env 0 {method}.*: returned None \(is a `return` missing\?\), expected"
+    ):
+        PPO(env=forgetful, config={"train_batch_size": 8}).train()
 
 
 def test_waiting_for_the_end_of_an_endless_episode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
