@@ -196,6 +196,7 @@ class GymEnvs(LocalEnvs):
             action = next(recorded.actions[SINGLE_AGENT])
             obs, _, terminated, truncated, info = self._steps[index](action)
             self._seen.obs[index], self._seen.infos[index] = obs, info
+            self._env_steps[index] += 1
             if terminated or truncated:
                 return False
         return True

@@ -43,7 +43,8 @@ class FarHost:
 
     Attributes:
         peer: The object over there.
-        asked: What its unanswered questions will be answered with, and the sub-environments that begin then.
+        asked: What its unanswered questions will be answered with, the sub-environments that begin then, and how many
+            resets and steps each may take, one after the other.
         since: When it began with the oldest of them, in seconds of `time.monotonic`.
         news: Whether it has ever told anything, this process or one before.
         failed: How often in a row its process could not begin.
@@ -56,7 +57,7 @@ class FarHost:
         self.first = first
         self.size = size
         self.peer: Peer
-        self.asked: deque[tuple[Kind, Collection[int]]] = deque()
+        self.asked: deque[tuple[Kind, Collection[int], int]] = deque()
         self.since = 0.0
         self.news = False
         self.failed = 0
@@ -87,7 +88,7 @@ class FarHost:
     @property
     def beginning(self) -> set[int]:
         """The sub-environments whose first rows have been asked for."""
-        return {index for _, indices in self.asked for index in indices}
+        return {index for _, indices, _ in self.asked for index in indices}
 
     @property
     def left(self) -> Collection[int]:
@@ -107,7 +108,7 @@ class FarHost:
     def meet(self, peer: Peer) -> None:
         """Take another process for this host, of which only its creation has been asked."""
         self.peer, self.ended = peer, False
-        self.asked = deque([("created", ())])
+        self.asked = deque([("created", (), self.size)])
         self.since = time.monotonic()
         self.layout, self._held = _nobody(), {}
         # Its slots are numbered anew; those of trajectories that live on until their agents are answered are taken.
@@ -127,11 +128,13 @@ class FarHost:
             steps = int(self._env_steps[place])
             self._left[index] = _Left(steps, self._starts[place], self._held.get(index, {}))
 
-    def ask(self, kind: Kind, method: str, *args: Any, begins: Collection[int] = ()) -> None:
-        """Ask for a method of the `EnvHost`."""
+    def ask(
+        self, kind: Kind, method: str, *args: Any, begins: Collection[int] = (), more_steps: int = 0
+    ) -> None:
+        """Ask for a method of the `EnvHost`, which may take one step of each sub-environment, and more."""
         if not self.asked:
             self.since = time.monotonic()
-        self.asked.append((kind, begins))
+        self.asked.append((kind, begins, self.size + more_steps))
         self.peer.ask(method, *args)
 
     def begin(self, indices: Collection[int], after: int) -> None:
@@ -247,6 +250,8 @@ class FarHost:
             self._env_steps,
             again,
             (seats, [self._own[slot] for slot in free if slot in self._own]),
+            # What comes out differently is reset once more.
+            more_steps=sum(one.stop - one.start + 1 for one in again.values()),
         )
 
     def go_on(self, present: Mapping[int, Present]) -> dict[int, IntArray]:

@@ -205,7 +205,13 @@ class RemoteEnvs(CreatedEnvs):
             host.take_up(env_steps, recorded, free)
         fresh = set()
         for host in self._hosts:
-            places, present, news = self._hosts.wait_for(host)
+            try:
+                places, present, news = self._hosts.wait_for(host)
+            except WorkerLostError:
+                # Its episodes are lost once more: new ones begin.
+                self._hosts.settle(host)
+                host.take_up(env_steps, {}, free)
+                places, present, news = self._hosts.wait_for(host)
             fresh |= {host.first + place for place in places}
             self._hosts.waiting |= host.go_on(present)
             self._hosts.take(host, news)

@@ -147,8 +147,8 @@ class Successors:
         each = self._settings.env_timeout
         if each is None:
             return None
-        # It steps its sub-environments one after the other.
-        return creation_limit(each) if host.asked[0][0] == "created" else each * host.size
+        kind, _, steps = host.asked[0]
+        return creation_limit(each) if kind == "created" else each * steps
 
     def _playing(self, host: FarHost) -> list[int]:
         """Return the sub-environments of a host whose episodes run."""

@@ -82,6 +82,19 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
         assert trained(again, 3)["digest"] == expected["digest"]
 
 
+@pytest.mark.parametrize("far", [FAR, {"num_workers": 1, "engine": "process"}], ids=["remote", "worker"])
+def test_episodes_may_take_longer_than_one_step_to_be_played_again(
+    far: dict[str, Any], tmp_path: Path
+) -> None:
+    slow = {"num_envs_per_worker": 1, "rollout_fragment_length": 9, "env_config": {"sleep": 0.2}}
+    with PPO(env=Counting, config={**SMALL, **far, **slow, "env_timeout": 1.2}) as algo:
+        algo.sample()
+        algo.save(tmp_path)
+        expected = algo.sample()["default_policy"]
+    with PPO.from_checkpoint(tmp_path, {"env": Counting}) as again:
+        assert again.sample()["default_policy"]["obs"].tolist() == expected["obs"].tolist()
+
+
 def test_a_run_in_one_process_goes_on_in_others(tmp_path: Path) -> None:
     with PPO(env="tictactoe", config={**SMALL, "multiagent": TWO}) as algo:
         trained(algo, 2)

@@ -133,3 +133,17 @@ def test_a_run_that_all_workers_have_ended_can_be_saved_and_goes_on(raises: bool
         assert again.iteration == 1
         assert same(weights_of(again), weights)
         assert again.train()["training_iteration"] == 2
+
+
+def test_an_environment_that_hangs_where_its_episode_is_played_again_is_given_up(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    settings = {"env": "tests.workers.crews:Hanging", "env_config": {"flag": str(flag)}, "env_timeout": 2.0}
+    with running(2, rollout_fragment_length=4, **settings) as algo:
+        algo.sample()
+        algo.save(tmp_path / "run")
+        flag.unlink()
+        algo.restore(tmp_path / "run")
+        result = algo.train()
+    assert result["num_worker_restarts"] == 1
+    assert "from hang (crews.py:" in result["first_fault"]

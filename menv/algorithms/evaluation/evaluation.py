@@ -161,8 +161,8 @@ class Evaluation:
         sampler = self._ready()
         if self._place.worker_index:
             own = sampler.base_env.num_envs
-            sampler.resume(spread(tree, self._workers, own)["workers"][self._place.worker_index - 1])
-        else:
+            tree = spread(tree, self._workers, own)["workers"][self._place.worker_index - 1]
+        with self.guard:
             sampler.resume(joined(tree))
 
     def stop(self) -> None:

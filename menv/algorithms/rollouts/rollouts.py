@@ -278,7 +278,8 @@ class LocalRollouts:
 
     def resume(self, tree: Mapping[str, Any]) -> int:
         """See `Rollouts.resume`."""
-        return self.sampler.resume(joined(tree))
+        with self.guard:
+            return self.sampler.resume(joined(tree))
 
     def stop(self) -> None:
         """See `Rollouts.stop`."""
