@@ -8,6 +8,7 @@ import pytest
 
 GAME = '''
 """A corridor, and what settings may name."""
+import signal
 from threading import Event
 
 import numpy as np
@@ -62,6 +63,8 @@ class Seats(MultiAgentEnv):
 
 class Stands(Corridor):
     def reset(self, *, seed=None, options=None):
+        # Shells start what runs in the background with this signal ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         print("it stands", flush=True)
         Event().wait()
 

@@ -122,10 +122,13 @@ def test_help_that_nobody_reads_ends_without_a_word(closed: int, asked: list[str
 def test_ctrl_c_ends_a_command_without_a_word(folder: Path, command: str) -> None:
     asked = [*COMMAND, command, "corridors:Stands"]
     with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "it stands\n"
-        run.send_signal(signal.SIGINT)
-        assert run.communicate(timeout=120) == ("", "")
+        try:
+            assert run.stdout is not None
+            assert run.stdout.readline() == "it stands\n"
+            run.send_signal(signal.SIGINT)
+            assert run.communicate(timeout=120) == ("", "")
+        finally:
+            run.kill()
     assert run.returncode == 128 + signal.SIGINT
 
 
