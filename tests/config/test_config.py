@@ -62,6 +62,9 @@ def test_a_dict_with_classic_keys_is_taken_as_keywords() -> None:
     assert PPOConfig(**{"lambda": 0.8}).lambda_ == 0.8  # type: ignore[arg-type]
     config = PPOConfig(gamma=0.9, lambda_=0.8)
     assert PPOConfig(**{**config, "lr": 1e-4}) == PPOConfig(gamma=0.9, lambda_=0.8, lr=1e-4)
+    for twice in (partial(PPOConfig, lambda_=0.5), partial(dataclasses.replace, config)):
+        with pytest.raises(ConfigError, match="it is called 'lambda_' here"):
+            twice(**{"lambda": 0.8})
     with pytest.raises(ConfigError, match="PPO alone has it"):
         DQNConfig(**{"lambda": 0.8})  # type: ignore[arg-type]
 
@@ -247,7 +250,6 @@ def test_every_other_name_is_one_of_a_setting(key: str) -> None:
         (DQNConfig, "epsilon_timesteps", "it belongs into exploration_config"),
         (QMIXConfig, "capacity", "it belongs into replay_buffer_config"),
         (QMIXConfig, "mixers", "did you mean 'mixer'?"),
-        (PPOConfig, "lambda", "it is called 'lambda_' here"),
         (DQNConfig, "lambda", "PPO alone has it"),
         (ModelConfig, "fcnet_hidden", "did you mean 'fcnet_hiddens'?"),
         (MultiAgentConfig, "policy", "did you mean 'policy_mapping_fn'?"),

@@ -33,7 +33,7 @@ def by_name(config_class: type[S]) -> type[S]:
     @functools.wraps(build)
     def init(self: S, *args: Any, **given: Any) -> None:
         # What is no keyword in Python, such as "lambda", can come from a dict all the same.
-        old = {key: name for key, name in RENAMED.items() if name in known}
+        old = {key: name for key, name in RENAMED.items() if name in known and name not in given}
         settings = {old.get(key, key): value for key, value in given.items()}
         strange = settings.keys() - known
         if strange:
