@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -67,34 +68,38 @@ def check_weights(policy_id: str, weights: Mapping[str, Any]) -> None:
     """
     for name, value in weights.items():
         try:
-            with np.errstate(over="ignore"):
-                np.asarray(value, np.float32)
+            number = _not_finite(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"policy {policy_id!r}: weight {name!r} is a {type(value).__name__} that cannot be read as float32 "
                 f"({' '.join(str(error).split()):.100}), expected an array of numbers; give numpy arrays, "
                 "tensor.detach().cpu().numpy() of a tensor"
             ) from error
-    broken = not_finite(weights)
-    if broken is not None:
-        raise ConfigError(
-            f"policy {policy_id!r}: weight {broken}, expected numbers; look for a division by zero, or for a loss of "
-            f"your own that is none, or {ADVICE}"
-        )
+        if number is not None:
+            raise ConfigError(
+                f"policy {policy_id!r}: weight {name!r} holds {as_text(number)}, expected numbers; look for a division "
+                f"by zero, or for a loss of your own that is none, or {ADVICE}"
+            )
 
 
 def not_finite(arrays: Mapping[str, Any]) -> str | None:
     """Return the name of the first array that holds NaN or infinity as float32, and which; None if none does."""
     for name, value in arrays.items():
-        try:
-            with np.errstate(over="ignore"):
-                flat = np.asarray(value, np.float32).reshape(-1)
-        except (TypeError, ValueError, RuntimeError):
-            continue
-        # One product of all of them says so as a rule.
-        if not math.isfinite(np.vdot(flat, flat)) and not np.isfinite(flat).all():
-            return f"{name!r} holds {as_text(flat[~np.isfinite(flat)][0])}"
+        with suppress(TypeError, ValueError, RuntimeError):
+            number = _not_finite(value)
+            if number is not None:
+                return f"{name!r} holds {as_text(number)}"
     return None
+
+
+def _not_finite(value: Any) -> Any:
+    """Return the first number of an array that is NaN or infinity as float32, None if none is; or raise anything."""
+    with np.errstate(over="ignore"):
+        flat = np.asarray(value, np.float32).reshape(-1)
+    # One product of all of them says so as a rule.
+    if math.isfinite(np.vdot(flat, flat)) or np.isfinite(flat).all():
+        return None
+    return flat[~np.isfinite(flat)][0]
 
 
 def as_text(number: Any) -> str:

@@ -137,7 +137,9 @@ def test_settings_that_cannot_work_are_named(settings: dict[str, Any], message: 
 
 
 def test_settings_of_the_run_may_be_given_again_as_they_are() -> None:
-    PPO(env=Duo, config={**SMALL, "evaluation_config": {**SMALL, "num_workers": 0, "explore": False}}).stop()
+    own = {**SMALL, "num_workers": 0, "explore": False}
+    with PPO(env=Duo, config={**SMALL, "evaluation_duration": 2, "evaluation_config": own}) as algo:
+        assert algo.evaluate()["evaluation"]["episodes_this_iter"] == 2
 
 
 OF_POLICIES: list[tuple[dict[str, Any], str]] = [

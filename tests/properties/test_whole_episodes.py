@@ -246,3 +246,6 @@ def test_what_was_broken_off_makes_no_later_episode_endless(monkeypatch: pytest.
         algo.add_policy("late", policy_mapping_fn=lambda agent_id, **kwargs: "late")
         while not env.episodes[2]:
             algo.sample()
+        pieces = algo.sample().policy_batches["late"].split_by_episode()
+    assert pieces
+    assert all(piece["t"][0] == 0 and piece["terminateds"][-1] for piece in pieces)
