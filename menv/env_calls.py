@@ -15,6 +15,9 @@ import numpy as np
 from menv.errors import ConfigError, ContractError
 from menv.fault import no_exit
 
+OR_MANY_AGENTS = ", or wrap an environment of many agents in menv.wrappers.MultiAgentGym"
+"""Ends messages about a `gymnasium.Env` that may not know that it is one for a single agent."""
+
 
 def reset_env(
     env: Any, index: int | str, seed: int | None = None, options: dict[str, Any] | None = None
@@ -77,12 +80,13 @@ def close_all(envs: Iterable[Any]) -> None:
             closing.callback(close_env, env)
 
 
-def as_flag(flag: Any, whose: str) -> bool:
+def as_flag(flag: Any, whose: str, fix: str = "return one flag") -> bool:
     """Return a flag that an environment has set as a truth value.
 
     Args:
         flag: What the environment returned; arrays of one element will do.
         whose: Begins the message, such as "env 3 step: terminated".
+        fix: Ends it.
 
     Raises:
         ContractError: It is None, a text, a container, or an array of several: `[False, False]` is true.
@@ -94,15 +98,16 @@ def as_flag(flag: Any, whose: str) -> bool:
             return bool(flag)
         except (ValueError, RuntimeError, TypeError):
             pass
-    raise ContractError(f"{whose} is {type(flag).__name__}, expected True or False; return one flag")
+    raise ContractError(f"{whose} is {type(flag).__name__}, expected True or False; {fix}")
 
 
-def as_reward(reward: Any, whose: str) -> float:
+def as_reward(reward: Any, whose: str, fix: str = "return a float") -> float:
     """Return a reward as a float.
 
     Args:
         reward: What the environment paid.
         whose: Begins the message, such as "env 3 step: the reward of 'car_1'".
+        fix: Ends it where the reward is no number.
 
     Raises:
         ContractError: It is no number, or not a finite one.
@@ -120,7 +125,7 @@ def as_reward(reward: Any, whose: str) -> float:
         pass
     if number is None:
         got = f"{type(reward).__name__} of shape {shape}" if shape else type(reward).__name__
-        raise ContractError(f"{whose} is {got}, expected a number; return a float")
+        raise ContractError(f"{whose} is {got}, expected a number; {fix}")
     if not math.isfinite(number):
         raise ContractError(f"{whose} is {number}, expected a finite number; look for a division by zero")
     return number

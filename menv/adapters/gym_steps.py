@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from menv.adapters.report import check_info
-from menv.env_calls import as_flag, how_many
+from menv.env_calls import OR_MANY_AGENTS, as_flag, how_many
 from menv.errors import ContractError, MenvError
 from menv.fault import raised_by_envs
 from menv.nested import own_copy
@@ -122,7 +122,11 @@ def _step_until_one_raises(
 
 def _flag(index: int, name: str, flag: Any) -> bool:
     """Return one of the two flags of an environment that says that its episode is over."""
-    return flag if flag is True or flag is False else as_flag(flag, f"env {index} step: {name}")
+    return (
+        flag
+        if flag is True or flag is False
+        else as_flag(flag, f"env {index} step: {name}", f"return one flag{OR_MANY_AGENTS}")
+    )
 
 
 def _check_unpacking(index: int, error: BaseException) -> None:
@@ -141,6 +145,7 @@ def _check_unpacking(index: int, error: BaseException) -> None:
     if isinstance(error, ValueError | RuntimeError) and "ambiguous" in str(error):
         raise ContractError(
             f"env {index} step: terminated or truncated is an array of several, expected True or False; return one flag"
+            f"{OR_MANY_AGENTS}"
         ) from error
     if "non-iterable NoneType" in str(error):
         raise ContractError(

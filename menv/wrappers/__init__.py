@@ -15,14 +15,16 @@ from menv._names_on_demand import names_on_demand
 if TYPE_CHECKING:
     from menv.wrappers.group_agents import GroupAgentsWrapper
     from menv.wrappers.legacy_gym import LegacyGym
+    from menv.wrappers.multi_agent_gym import MultiAgentGym
     from menv.wrappers.parallel_pettingzoo_env import ParallelPettingZooEnv
     from menv.wrappers.pettingzoo_env import PettingZooEnv
 
-__all__ = ["GroupAgentsWrapper", "LegacyGym", "ParallelPettingZooEnv", "PettingZooEnv"]
+__all__ = ["GroupAgentsWrapper", "LegacyGym", "MultiAgentGym", "ParallelPettingZooEnv", "PettingZooEnv"]
 
 _HOMES = {
     "GroupAgentsWrapper": "group_agents",
     "LegacyGym": "legacy_gym",
+    "MultiAgentGym": "multi_agent_gym",
     "ParallelPettingZooEnv": "parallel_pettingzoo_env",
     "PettingZooEnv": "pettingzoo_env",
 }

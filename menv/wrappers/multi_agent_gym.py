@@ -1,0 +1,263 @@
+"""`MultiAgentGym`: a `gymnasium.Env` in which several agents act, as a `MultiAgentEnv`.
+
+Users wrap environments such as level-based foraging or the robotic warehouse in it. What a step means is read from the
+forms of its values; nothing here knows adapters or policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+
+from menv.base_env import ALL, COMMON, AgentId
+from menv.env_calls import as_flag, close_env, how_many, reset_env
+from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.wrappers.agent_group import blank
+from menv.wrappers.pettingzoo_base import check_answers
+
+
+class MultiAgentGym(MultiAgentEnv):
+    """An environment of gymnasium's kind that has a space for each agent, in a Tuple, a list or a Dict.
+
+        register_env("foraging", lambda context: MultiAgentGym(gym.make("Foraging-8x8-2p-3f-v3")))
+
+    - The agents of a Dict are its keys, those of a Tuple or list `"agent_0"`, `"agent_1"`, ..., or what `agents` says.
+    - Observations, rewards, flags and infos may each be a dict by agent, or a tuple, list or array of one for each
+      possible agent.
+    - One reward for all is paid to each agent that was asked. One flag for all ends the episode; flags by agent end
+      lives, and the episode with the last of them: as truncated if one that ended in this step was, otherwise as
+      terminated.
+    - In a tuple or list an agent that has ended is not seen again before the next episode, whatever its place holds; as
+      its action the environment gets zeros, or what its space has next to them. In a dict those who are in the
+      observations act next: agents may be left out, and come back.
+    - An info that is neither by agent nor by place is of the whole environment, `infos["__common__"]`.
+
+    Args:
+        env: The environment.
+        agents: What the places of a Tuple or list are called; they are all different.
+
+    Raises:
+        ConfigError: The spaces are not those of several agents, or `agents` are others than those.
+
+    Attributes:
+        env: The environment.
+    """
+
+    def __init__(self, env: Any, agents: Sequence[AgentId] | None = None) -> None:
+        super().__init__()
+        observed, acted = _spaces(env, "observation_space"), _spaces(env, "action_space")
+        self._by_place = not isinstance(acted, Mapping)
+        ids = _ids(observed, acted, agents)
+        self.env = env
+        self.possible_agents = ids
+        self.observation_spaces = dict(zip(ids, _parts(observed, ids), strict=True))
+        self.action_spaces = self._known = dict(zip(ids, _parts(acted, ids), strict=True))
+        self.render_mode = getattr(env, "render_mode", None)
+        # The class's own dict is for all environments; what this one says is for it alone.
+        vars(self)["metadata"] = dict(getattr(env, "metadata", None) or self.metadata)
+        self._running = False
+        # Who acts next, and whose life has ended in this episode.
+        self._asked: list[AgentId] = []
+        self._ended: set[AgentId] = set()
+
+    def get_sub_environments(self, as_dict: bool = False) -> Any:
+        """Return the environment in a list, or as `{0: env}`."""
+        return {0: self.env} if as_dict else [self.env]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[AgentDict, AgentDict]:
+        """Start a new episode.
+
+        Raises:
+            ContractError: The environment returned something else than observations by agent and an info.
+        """
+        obs, info = reset_env(self.env, "in MultiAgentGym", seed, options)
+        told = self._told(obs, "reset", "observations")
+        self.agents, self._running = list(told), True
+        self._asked, self._ended = list(told), set()
+        return told, self._infos(info, told, "reset")
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        """Let the agents act that the last `obs` named.
+
+        Raises:
+            CallOrderError: The episode is over, or never began.
+            ContractError: Others were answered, or the environment returned something of another form.
+        """
+        if not self._running:
+            raise CallOrderError(
+                'MultiAgentGym.step: no episode is running, expected reset first and again after "__all__"; call reset'
+            )
+        check_answers("MultiAgentGym.step", self._asked, action_dict)
+        result = self.env.step(self._actions(action_dict))
+        if not isinstance(result, tuple | list) or len(result) != 5:
+            raise ContractError(
+                f"{self._where('step')} returned {how_many(result)}, expected (obs, rewards, terminated, truncated, "
+                "info); split the old `done` into terminated and truncated"
+            )
+        obs, rewards = self._told(result[0], "step", "observations"), self._rewards(result[1])
+        terminateds, truncateds = (self._flags(flags) for flags in result[2:4])
+        over = self._end(obs, terminateds, truncateds)
+        terminateds[ALL], truncateds[ALL] = over
+        if any(over):
+            self.agents, self._running = [], False
+        self._asked = [agent for agent in obs if agent in self.agents]
+        return obs, rewards, terminateds, truncateds, self._infos(result[4], obs, "step")
+
+    def render(self) -> Any:
+        """Return what the environment renders."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment, if it can be."""
+        close_env(self.env)
+
+    def _actions(self, answers: AgentDict) -> Any:
+        """Return actions in the form of the action space."""
+        if not self._by_place:
+            return answers
+        return tuple(
+            answers[agent] if agent in answers else blank(space, f"{self._where('step')}: {agent!r}")
+            for agent, space in self._known.items()
+        )
+
+    def _end(self, obs: AgentDict, terminateds: AgentDict, truncateds: AgentDict) -> tuple[bool, bool]:
+        """End lives, drop what is no news of those that had ended, and tell how the episode did: by its end, or cut."""
+        everybody = terminateds.pop(ALL, False), truncateds.pop(ALL, False)
+        flagged = {agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag}
+        # Places of a tuple are never empty. In a dict whoever is shown without a flag lives, also once more.
+        stale = self._ended if self._by_place else self._ended & flagged
+        for agent in stale:
+            for told in (obs, terminateds, truncateds):
+                told.pop(agent, None)
+        self._ended = (self._ended - obs.keys()) | flagged
+        self.agents = [agent for agent in dict.fromkeys((*self.agents, *obs)) if agent not in self._ended]
+        over = bool(flagged - stale) and not self.agents
+        if any(everybody) or not over:
+            return everybody
+        cut = any(truncateds.values())
+        return not cut, cut
+
+    def _told(self, values: Any, method: str, what: str) -> AgentDict:
+        """Return values by agent."""
+        if isinstance(values, Mapping):
+            self._check_known(values, method, what)
+            return dict(values)
+        if _places(values) != len(self.possible_agents):
+            raise ContractError(
+                f"{self._where(method)} returned {what} that are {_described(values)}, expected a dict by agent or one "
+                f"for each of {len(self.possible_agents)} agents; mend what it returns"
+            )
+        return dict(zip(self.possible_agents, values, strict=True))
+
+    def _check_known(self, values: Mapping[Any, Any], method: str, what: str) -> None:
+        """Refuse values of agents without a space."""
+        unknown = sorted(repr(agent) for agent in values if agent not in self._known and agent != ALL)
+        if unknown:
+            raise ContractError(
+                f"{self._where(method)} returned {what} of {', '.join(unknown[:8])}, expected some of "
+                f"{', '.join(map(repr, self.possible_agents[:8]))}; check its keys"
+            )
+
+    def _rewards(self, rewards: Any) -> AgentDict:
+        """Return rewards by agent; a single one is everybody's who was asked."""
+        if _places(rewards) is None and not isinstance(rewards, Mapping):
+            return dict.fromkeys(self._asked, rewards)
+        return self._told(rewards, "step", "rewards")
+
+    def _flags(self, flags: Any) -> AgentDict:
+        """Return flags by agent; a single one is that of `"__all__"`."""
+        if _places(flags) is None and not isinstance(flags, Mapping):
+            return {ALL: as_flag(flags, f"{self._where('step')}: terminated or truncated")}
+        told, where = self._told(flags, "step", "flags"), self._where("step")
+        return {agent: as_flag(flag, f"{where}: the flag of {agent!r}") for agent, flag in told.items()}
+
+    def _infos(self, info: Any, obs: AgentDict, method: str) -> AgentDict:
+        """Return infos of agents that are observed, or one of the whole."""
+        by_agent: Any = info
+        if not isinstance(info, Mapping) and _places(info) == len(self.possible_agents):
+            by_agent = dict(zip(self.possible_agents, info, strict=True))
+        if not isinstance(by_agent, Mapping):
+            raise ContractError(
+                f"{self._where(method)} returned an info that is {_described(info)}, expected a dict, or one for each "
+                "agent; return {} where there is nothing to tell"
+            )
+        if not by_agent:
+            return {}
+        if all(agent in self._known and isinstance(own, dict) for agent, own in by_agent.items()):
+            return {agent: own for agent, own in by_agent.items() if agent in obs}
+        return {COMMON: dict(by_agent)}
+
+    def _where(self, method: str) -> str:
+        """Return what begins a message about what a method returned."""
+        return f"MultiAgentGym.{method}: {type(getattr(self.env, 'unwrapped', self.env)).__name__}"
+
+
+def _spaces(env: Any, name: str) -> Mapping[Any, Any] | Sequence[Any]:
+    """Return the spaces of an environment's agents, by agent or by place."""
+    space = getattr(env, name, None)
+    parts: Any = space.spaces if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else space
+    several = isinstance(parts, Mapping | list | tuple) and len(parts) > 0
+    each = parts.values() if isinstance(parts, Mapping) else parts
+    if not several or not all(isinstance(one, gym.Space) for one in each or ()):
+        raise ConfigError(
+            f"MultiAgentGym: {name} of {type(env).__name__} is {_in_short(space)}, expected a Tuple, a list or a Dict "
+            "of one space for each agent; wrap games of PettingZoo in PettingZooEnv or ParallelPettingZooEnv, and pass "
+            "on an environment of one agent as it is"
+        )
+    spaces: Mapping[Any, Any] | Sequence[Any] = parts
+    return spaces
+
+
+def _ids(observed: Any, acted: Any, agents: Sequence[AgentId] | None) -> list[AgentId]:
+    """Return the ids of the agents, in their order."""
+    if isinstance(observed, Mapping) != isinstance(acted, Mapping) or len(observed) != len(acted):
+        raise ConfigError(
+            f"MultiAgentGym: {len(observed)} observation spaces in a {type(observed).__name__} and {len(acted)} action "
+            f"spaces in a {type(acted).__name__}, expected the same agents in both; mend the spaces"
+        )
+    named = list(acted) if isinstance(acted, Mapping) else [f"agent_{place}" for place in range(len(acted))]
+    if isinstance(acted, Mapping) and set(observed) != set(acted):
+        raise ConfigError(
+            f"MultiAgentGym: observation spaces of {list(observed)[:8]} and action spaces of {named[:8]}, expected the "
+            "same agents in both; mend the spaces"
+        )
+    if agents is None:
+        return named
+    given = list(agents)
+    fits = len(set(given)) == len(given) == len(named) and (not isinstance(acted, Mapping) or given == named)
+    if isinstance(agents, str) or not fits:
+        raise ConfigError(
+            f"MultiAgentGym: agents are {given[:8]}, expected {len(named)} different names; leave them out to get "
+            f"{named[:8]}"
+        )
+    return given
+
+
+def _parts(spaces: Any, ids: list[AgentId]) -> list[gym.Space[Any]]:
+    """Return the space of each agent."""
+    return [spaces[agent] for agent in ids] if isinstance(spaces, Mapping) else list(spaces)
+
+
+def _places(values: Any) -> int | None:
+    """Return how many places values have, None where they are by agent or a single one."""
+    if isinstance(values, Mapping | str | bytes):
+        return None
+    try:
+        return len(values)
+    except TypeError:
+        return None
+
+
+def _described(values: Any) -> str:
+    """Return what came, without what is in it."""
+    places = _places(values)
+    return f"a {type(values).__name__}" + (f" of {places}" if places is not None else "")
+
+
+def _in_short(space: Any) -> str:
+    return " ".join(str(space).split())[:120]
