@@ -160,7 +160,7 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
         Whatever the creator returns.
 
     Raises:
-        ConfigError: As for `resolve_env`.
+        ConfigError: As for `resolve_env`; or its base class is RLlib's.
         ContractError: The creator returned None, or a class.
         EnvCrashError: The creator raised; its exception is the cause.
         UnknownNameError: As for `resolve_env`.
@@ -181,7 +181,27 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
             f"{where}: its creator returned {got}, expected an environment; "
             "mend the creator (is a `return` or a pair of parentheses missing?)"
         )
+    refuse_rllib(created, where)
     return created
+
+
+def refuse_rllib(env: Any, where: str) -> None:
+    """Refuse an environment of many agents that RLlib's base class makes look like one of a single agent.
+
+    Args:
+        env: An environment.
+        where: Begins the message.
+
+    Raises:
+        ConfigError: It is such a one.
+    """
+    for base in type(env).__mro__:
+        if base.__name__ == "MultiAgentEnv" and base.__module__.startswith("ray.rllib."):
+            raise ConfigError(
+                f"{where}: a {type(env).__name__} with RLlib's own MultiAgentEnv as its base, expected "
+                "menv.MultiAgentEnv, whose methods are the same; change the base class, or pass "
+                "`lambda context: menv.wrappers.LegacyGym(YourEnv(context))`"
+            )
 
 
 def describe_env(env: Any) -> str:

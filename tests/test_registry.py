@@ -15,6 +15,7 @@ import pytest
 from menv import registry
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, ContractError, EnvCrashError, UnknownNameError
+from menv.loop.convert import to_base_env
 from menv.registry import describe_env, make_env, register_env, resolve_env
 from tests.house.sources import ROOT
 
@@ -376,3 +377,15 @@ def test_names_that_ray_tune_knows_are_found_once_the_program_has_imported_it() 
         "True {'size': 3, 'a': 1} of menv of Tune",
         "UnknownNameError",
     ], done.stderr
+
+
+def test_an_environment_on_the_base_class_of_rllib_is_no_single_agent() -> None:
+    # It is known by the name of its base; ray.rllib needs more packages than these tests install.
+    base = type("MultiAgentEnv", (gym.Env,), {"__module__": "ray.rllib.env.multi_agent_env"})
+    market = type("Market", (base,), {})
+    with pytest.raises(
+        ConfigError, match=r"a Market with RLlib's own .*, expected menv\.MultiAgentEnv.*LegacyGym\("
+    ):
+        make_env(lambda context: market())
+    with pytest.raises(ConfigError, match=r"to_base_env: a Market with RLlib's own"):
+        to_base_env(market())

@@ -23,6 +23,7 @@ from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.errors import ConfigError, ContractError
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.multi_agent_env import MultiAgentEnv
+from menv.registry import refuse_rllib
 from menv.vector_env import VectorEnv
 
 # What makes tables of others here, or has its tables looked at.
@@ -75,6 +76,7 @@ def to_base_env(
     if isinstance(env, MultiAgentEnv):
         return MultiAgentEnvs(make_env, num_envs, [env], **local)
     if isinstance(env, gym.Env):
+        refuse_rllib(env, "to_base_env")
         return GymEnvs(make_env, num_envs, [env], **local)
     raise ConfigError(
         f"to_base_env: cannot use {type(env).__name__} as an environment, expected a gymnasium.Env, a "
