@@ -201,10 +201,15 @@ def test_logs_alone_teach_more_than_the_careless_policy_knew() -> None:
 
 
 def test_a_shoal_gathers() -> None:
-    outcome, printed = outcome_of("shoal", seconds="3")
-    first, *_, last = [float(line.split()[-2]) for line in printed.splitlines()[:-1]]
-    assert last < first
-    assert outcome["mean"] == pytest.approx(-50 * last, abs=0.05)
+    distances: list[float] = []
+    # A machine that is busy comes to one iteration in the first of these times.
+    for seconds in ("3", "30"):
+        outcome, printed = outcome_of("shoal", seconds=seconds)
+        distances = [float(line.split()[-2]) for line in printed.splitlines()[:-1]]
+        if len(distances) > 2:
+            break
+    assert distances[-1] < distances[0]
+    assert outcome["mean"] == pytest.approx(-50 * distances[-1], abs=0.05)
 
 
 def test_pistons_train_on_pictures() -> None:
