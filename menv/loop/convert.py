@@ -68,6 +68,7 @@ def to_base_env(
         check_number(env, num_envs)
         if isinstance(env, VectorEnv):
             return VectorEnvs(env, seed=seed, first_index=first_index)
+        _check_spaces(env)
         return GymVectorEnvs(env, seed=seed, first_index=first_index)
     local: dict[str, Any] = {
         "seed": seed, "first_index": first_index, "restarts": restart_failed_sub_environments,
@@ -127,6 +128,16 @@ def _check_begun(env: Any, attribute: str, arguments: str) -> None:
         name = type(env).__name__
         raise ContractError(
             f"{name}: {attribute} is missing, expected the base class to set it; call super().__init__({arguments})"
+        )
+
+
+def _check_spaces(env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
+    """Refuse a vectorised environment that does not say what one of its sub-environments observes and does."""
+    missing = [name for name in ("single_observation_space", "single_action_space") if not hasattr(env, name)]
+    if missing:
+        raise ContractError(
+            f"{type(env).__name__}: {' and '.join(missing)} missing, expected those of gymnasium 1.0's VectorEnv; set "
+            "them, or pass on what was vectorised: games of PettingZoo in menv.wrappers.ParallelPettingZooEnv"
         )
 
 

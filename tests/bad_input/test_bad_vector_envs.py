@@ -11,6 +11,7 @@ another number of values or lists, no lists         named with the method
 copies of something that brings its own number      refused
 an environment of the old gym API in it             named, with the wrapper
 `close` raises while a copy is replaced             the new one is there all the same
+no single_observation_space or single_action_space  named
 """
 
 from __future__ import annotations
@@ -343,3 +344,13 @@ def test_parameters_that_are_missing_are_named_with_the_right_ones() -> None:
     )
     assert "got an unexpected keyword argument 'seeds'" in message
     assert "expected vector_reset(self, *, seeds=None, options=None)" in message
+
+
+def test_a_vectorised_environment_from_before_gymnasium_has_single_spaces_says_which_it_lacks() -> None:
+    class Early(gym.vector.VectorEnv[Any, Any, Any]):
+        num_envs = 2
+        observation_space, action_space = UNIT, TWO
+
+    message = told(lambda: PPO(env=lambda context: Early(), config=SMALL), ContractError)
+    assert "Early: single_observation_space and single_action_space missing" in message
+    assert "ParallelPettingZooEnv" in message
