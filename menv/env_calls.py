@@ -14,6 +14,7 @@ import numpy as np
 
 from menv.errors import ConfigError, ContractError
 from menv.fault import no_exit
+from menv.nested import own_copy
 
 OR_MANY_AGENTS = ", or wrap an environment of many agents in menv.wrappers.MultiAgentGym"
 """Ends messages about a `gymnasium.Env` that may not know that it is one for a single agent."""
@@ -101,6 +102,20 @@ def as_flag(flag: Any, whose: str, fix: str = "return one flag") -> bool:
     raise ContractError(f"{whose} is {type(flag).__name__}, expected True or False; {fix}")
 
 
+def last_obs(obs: Any, where: str) -> Any:
+    """Return a copy of the last observation of an environment of one agent, which always has one.
+
+    Raises:
+        ContractError: It is None; `where` begins the message.
+    """
+    if obs is None:
+        raise ContractError(
+            f"{where}: the last observation is None, expected an element of the observation space; return it together "
+            "with terminated or truncated"
+        )
+    return own_copy(obs)
+
+
 def as_reward(reward: Any, whose: str, fix: str = "return a float") -> float:
     """Return a reward as a float.
 
@@ -121,6 +136,8 @@ def as_reward(reward: Any, whose: str, fix: str = "return a float") -> float:
         # Texts would be read as numbers, and None as NaN.
         if one.dtype.kind in "fiubO" and reward is not None:
             number = float(one.astype(np.float64).reshape(()))
+    except OverflowError:
+        number = math.inf
     except (TypeError, ValueError, RuntimeError):
         pass
     if number is None:

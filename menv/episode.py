@@ -67,8 +67,8 @@ class Episode(Told, told=_CLASSIC):
     Attributes:
         episode_id: An integer, random but repeatable under a seed.
         env_id: The sub-environment.
-        length: Env steps; known when the episode has ended, to mapping functions, and where callbacks about episodes
-            look on.
+        length: Env steps; known when the episode has ended, to mapping functions, to an `observation_fn`, and where
+            callbacks about episodes look on.
         begun_at: Env steps of the sub-environment, over all its episodes, when it began.
         agent_rewards: Return of each `(agent_id, policy_id)`; complete when the episode has ended, and up to their last
             observations where callbacks about episodes look on.

@@ -188,7 +188,8 @@ def _why_outside_array(space: Any, value: Any, where: str) -> str | None:
     if why:
         return f"{expected}, got {why}"
     if array.shape != space.shape:
-        return f"{expected}, got {_kind(value) if isinstance(value, dict) else f'shape {array.shape}'}"
+        is_array = array.ndim or array.dtype.kind in "biuf"
+        return f"{expected}, got {f'shape {array.shape}' if is_array else _kind(value)}"
     if isinstance(value, np.ndarray) and not np.can_cast(array.dtype, space.dtype):
         return f"{expected}, got {array.dtype}; convert it with .astype(np.{space.dtype})"
     if array.dtype.kind not in "biuf":

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from menv.adapters.report import check_info
-from menv.env_calls import OR_MANY_AGENTS, as_flag, how_many
+from menv.env_calls import OR_MANY_AGENTS, as_flag, how_many, last_obs
 from menv.errors import ContractError, MenvError
 from menv.fault import raised_by_envs
-from menv.nested import own_copy
 
 Step = Callable[[Any], Any]
 
@@ -105,7 +104,9 @@ def _step_until_one_raises(
                 check_info(info, f"env {index} step")
             if terminated or truncated:
                 flags = _flag(index, "terminated", terminated), _flag(index, "truncated", truncated)
-                taken.overs.append(Over(len(rewards), index, own_copy(obs), reward, info, flags))
+                taken.overs.append(
+                    Over(len(rewards), index, last_obs(obs, f"env {index} step"), reward, info, flags)
+                )
             all_obs[index], all_infos[index], fresh[index] = obs, info, False
             rewards.append(reward)
         if terminated is None or truncated is None:

@@ -16,11 +16,10 @@ from menv.adapters.lockstep import LockstepEnvs
 from menv.adapters.report import check_info
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.base_env import EnvId, IntArray
-from menv.env_calls import as_flag, close_env
+from menv.env_calls import as_flag, close_env, how_many, last_obs
 from menv.errors import ContractError, MenvError
 from menv.fault import raised_by_envs
 from menv.frame import Frame
-from menv.nested import own_copy
 from menv.vector_env import VectorEnv
 
 _FIVE = ("obs", "rewards", "terminateds", "truncateds", "infos")
@@ -84,7 +83,7 @@ class VectorEnvs(LockstepEnvs):
             result = self._call("vector_reset", seeds=seeds, options=options and [options] * self.num_envs)
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._wrong("vector_reset", result, "two lists (obs, infos)")
-        self._check_lists("vector_reset", result)
+        self._check_lists("vector_reset", _FIVE[::4], result)
         return list(result[0]), as_infos(result[1], "vector_reset")
 
     def _step_all(self, actions: Any, slots: IntArray | None) -> Frame:
@@ -92,14 +91,15 @@ class VectorEnvs(LockstepEnvs):
         result = self._call("vector_step", list(actions))
         if not isinstance(result, tuple | list) or len(result) != 5:
             raise self._wrong("vector_step", result, f"five lists ({', '.join(_FIVE)})")
-        self._check_lists("vector_step", result)
+        self._check_lists("vector_step", _FIVE, result)
         obs, paid, terminateds, truncateds, infos = result
         rewards = as_rewards(paid, lambda: of_envs("vector_step"))
         terminated, truncated = _flags(terminateds, "terminated"), _flags(truncateds, "truncated")
         over = terminated | truncated
         done = np.flatnonzero(over).tolist()
         obs, infos = list(obs), as_infos(infos, "vector_step")
-        finals, final_infos = [own_copy(obs[index]) for index in done], [infos[index] for index in done]
+        finals = [last_obs(obs[index], f"vector_step, env {index}") for index in done]
+        final_infos = [infos[index] for index in done]
         for index in done:
             # The step that has just been taken counts for the seed, as it does where each copy steps alone.
             seed = None if self._seed is None else self._seed_of(index, 1)
@@ -141,12 +141,16 @@ class VectorEnvs(LockstepEnvs):
                 ) from error
             raise self._crash(f"{type(self.env).__name__}.{method}", error) from error
 
-    def _check_lists(self, method: str, lists: Sequence[Any]) -> None:
+    def _check_lists(self, method: str, names: Sequence[str], lists: Sequence[Any]) -> None:
         """Refuse what is no list of one value for each sub-environment."""
-        for part in lists:
+        for name, part in zip(names, lists, strict=True):
             counted = isinstance(part, Sequence) or (isinstance(part, np.ndarray) and part.ndim > 0)
             if not counted or len(part) != self.num_envs:
-                raise self._wrong(method, part, f"{self.num_envs} values in each list")
+                got = f"{len(part)} values" if counted else how_many(part)
+                raise ContractError(
+                    f"{type(self.env).__name__}.{method}: returned {got} as {name}, expected {self.num_envs}, one for "
+                    "each sub-environment; mend its return value"
+                )
 
 
 _SIGNATURES: Final = {

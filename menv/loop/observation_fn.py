@@ -52,7 +52,8 @@ class ObservationFn:
         for (env_id, ago), places in by_step.items():
             seen = {ended[place].agent_id: ended[place].obs for place in places}
             others = {agent: ready.obs[row] for row, agent in ([] if ago else rows.get(env_id, ()))}
-            shown = self._call(env_id, {**others, **seen})
+            now = self._now(ready, ended[places[0]].slot) - ago
+            shown = self._call(env_id, {**others, **seen}, now)
             for place in places:
                 ended[place] = ended[place]._replace(obs=shown[ended[place].agent_id])
         return replace(ready, ended=ended)
@@ -72,7 +73,7 @@ class ObservationFn:
         new = list(ready.obs)
         for env_id, rows in self._rows_of(ready, None).items():
             seen = {**lasts.get(env_id, {}), **{agent: ready.obs[row] for row, agent in rows}}
-            shown = self._call(env_id, seen)
+            shown = self._call(env_id, seen, self._now(ready, int(ready.slots[rows[0][0]])))
             for row, agent in rows:
                 new[row] = shown[agent]
         return replace(ready, obs=new)
@@ -86,17 +87,23 @@ class ObservationFn:
                 found.setdefault(env_id, []).append((row, agent))
         return found
 
-    def _call(self, env_id: EnvId, agent_obs: dict[AgentId, Any]) -> Mapping[AgentId, Any]:
-        """Ask the function about one sub-environment.
+    def _now(self, ready: Ready, slot: int) -> int:
+        """Return the env steps of the sub-environment of a trajectory."""
+        return int(ready.env_steps[self.worker.env_index_of(slot)])
+
+    def _call(self, env_id: EnvId, agent_obs: dict[AgentId, Any], now: int) -> Mapping[AgentId, Any]:
+        """Ask the function about one sub-environment, at its env step `now`.
 
         Raises:
             ContractError: It raised, returned no dict, or left an agent out.
         """
-        worker = self.worker
+        worker, episode = self.worker, self.running[env_id]
+        # Nobody else keeps it up to date where no callback asks for it.
+        episode.length = now - episode.begun_at
         try:
             shown = self.fn(
                 agent_obs=dict(agent_obs), worker=worker, base_env=worker.base_env, policies=worker.policies,
-                episode=self.running[env_id],
+                episode=episode,
             )  # fmt: skip
         except MenvError:
             raise

@@ -210,15 +210,16 @@ def test_an_info_that_is_no_dict_is_named_among_empty_ones(info: Any) -> None:
     assert f"info is {type(info).__name__}, expected a dict" in message
 
 
+@pytest.mark.parametrize(("number", "told"), [(float("nan"), "nan"), (10**400, "inf")])
 @pytest.mark.parametrize("kind", [Faulty, FaultyGym])
-def test_a_reward_that_is_not_finite_is_named(kind: Any) -> None:
+def test_a_reward_that_is_not_finite_is_named(kind: Any, number: Any, told: str) -> None:
     class Pays(kind):  # type: ignore[misc]
         def step(self, action: Any) -> Any:
             obs, _, *rest = super().step(action)
-            bad = float("nan") if self.at == 2 else 1.0
+            bad = number if self.at == 2 else 1.0
             return obs, (bad if kind is FaultyGym else {"bob": bad}), *rest
 
-    assert "nan" in refusal(Pays)
+    assert f"is {told}, expected a finite number" in refusal(Pays)
 
 
 def crashing_creator(context: Any) -> Any:

@@ -117,6 +117,22 @@ def test_a_single_agent_environment_is_treated_alike(bad: Any, part: str) -> Non
     assert "step 2" in message
 
 
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+def test_a_single_agent_environment_without_a_last_observation_is_refused(flag: str) -> None:
+    class NoLast(FaultyGym):
+        def step(self, action: Any) -> Any:
+            obs, reward, terminated, _, info = super().step(action)
+            return None if terminated else obs, reward, terminated and flag == "terminated", terminated, info
+
+    message = refusal(NoLast, error=ContractError)
+    assert "env 0 step: the last observation is None, expected an element of the observation space" in message
+
+
+@pytest.mark.parametrize(("bad", "kind"), [(None, "NoneType"), ("north", "str"), (object(), "object")])
+def test_what_is_no_array_is_named_by_its_type(bad: Any, kind: str) -> None:
+    assert f"of shape (3,), got {kind};" in refusal(seeing(bad, UNIT, GOOD, 2), error=ContractError)
+
+
 def test_a_second_sub_environment_is_named() -> None:
     class OnlySecond(seeing(np.zeros(2, np.float32))):  # type: ignore[misc]
         def __init__(self, context: Any) -> None:

@@ -205,6 +205,31 @@ def test_a_return_value_of_another_form_is_named_with_its_method(case: str) -> N
         assert method in message
 
 
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [("one_obs", "1 values as obs"), ("three_rewards", "3 values as rewards"), ("infos_dict", "a single dict as infos"),
+     ("no_list_of_flags", "a single bool as terminateds"), ("reset_one_obs", "1 values as obs")],
+)  # fmt: skip
+def test_a_list_of_another_length_is_named(case: str, name: str) -> None:
+    method, broken = BROKEN[case]
+    good = getattr(Handwritten, method)
+
+    def bad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return broken(good(self, *args, **kwargs))
+
+    assert name in refusal(type("Broken", (Handwritten,), {method: bad}), error=ContractError)
+
+
+def test_a_last_observation_that_is_none_is_refused() -> None:
+    class NoLast(Handwritten):
+        def vector_step(self, actions: Any) -> Any:
+            _, rewards, terminateds, *rest = super().vector_step(actions)
+            return [None if over else GOOD for over in terminateds], rewards, terminateds, *rest
+
+    message = refusal(NoLast, error=ContractError)
+    assert "vector_step, env 0: the last observation is None, expected an element" in message
+
+
 @pytest.mark.parametrize("kind", [list, tuple, np.array], ids=["list", "tuple", "array"])
 def test_any_sequence_will_do(kind: Any) -> None:
     class Gives(Handwritten):

@@ -103,6 +103,23 @@ def own_base_env(context: Any) -> SixDicts:
     return env
 
 
+@pytest.mark.parametrize("leaves", [LENGTH, 3])
+def test_the_function_is_told_how_long_the_episode_has_been(leaves: int) -> None:
+    told = []
+
+    def counting(agent_obs: AgentDict, episode: Any, **kw: Any) -> AgentDict:
+        told.append((episode.length, int(abs(next(iter(agent_obs.values())))[0])))
+        return agent_obs
+
+    with PPO(
+        env=Pair, config=config(counting, OWN, env_config={"leaves": leaves}, num_envs_per_worker=2)
+    ) as algo:
+        for _ in range(3):
+            algo.sample()
+    assert {at for _, at in told} == set(range(LENGTH + 1))
+    assert all(length == at for length, at in told)
+
+
 @pytest.mark.parametrize("kind", [Relay, own_base_env])
 def test_the_function_is_shown_observations_of_one_step_at_a_time(kind: Any) -> None:
     shown: list[dict[Any, float]] = []
