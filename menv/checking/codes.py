@@ -139,6 +139,8 @@ _OTHER: Mapping[str, Code] = {
     "ME098": Code("error", "the autoreset mode is not said", "set metadata['autoreset_mode'] to an AutoresetMode"),
     "ME099": Code("error", "an autoreset loses the last observation", "put it into infos['final_obs']"),
     "ME100": Code("error", "a table contradicts itself", "mend what poll returns"),
+    "ME101": Code("error", "a last observation is the first one of the next episode", "return a copy of the "
+                  "observation from step, so that the reset cannot write into it"),
 }  # fmt: skip
 
 CODES: Final[Mapping[str, Code]] = {

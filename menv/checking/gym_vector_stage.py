@@ -15,6 +15,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from menv.adapters.gym_vector import DISABLED, SAME_STEP, autoreset_mode
 from menv.adapters.vector_infos import by_name
 from menv.base_env import SINGLE_AGENT
+from menv.checking.last_obs import LastObs
 from menv.checking.report import Broken, Report
 from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair, number_of
 from menv.checking.values import check_info, check_mask, check_mask_space, check_obs, check_reward
@@ -29,6 +30,7 @@ class GymVectorStage(Stage):
         super().__init__(env, report)
         self._keys: list[Key] = [(index, SINGLE_AGENT) for index in range(number_of(env))]
         self._mode = ""
+        self._last_obs = LastObs(report)
 
     def check_spaces(self) -> None:
         """See `Stage`."""
@@ -82,25 +84,34 @@ class GymVectorStage(Stage):
         self.episodes += int(done.sum())
         kept = np.copy(rewards), terminated.copy(), truncated.copy()
         turn = self._turn(obs, infos, done if self._mode != SAME_STEP else None)
-        if done.any():
-            turn = self._after_end(turn, done, infos)
+        if self._mode == SAME_STEP:
+            self._check_finals(turn, done, infos)
+        elif self._mode == DISABLED and done.any():
+            turn = self._reset_some(done)
         turn.rewards, turn.flags = kept[0], kept[1:]
         return turn
 
-    def _after_end(self, turn: Turn, done: Any, infos: Any) -> Turn:
-        """Look for the last observations, and reset where nothing resets itself."""
-        if self._mode == SAME_STEP and not (isinstance(infos, dict) and "final_obs" in infos):
-            index = int(np.flatnonzero(done)[0])
+    def _check_finals(self, turn: Turn, done: Any, infos: Any) -> None:
+        """Look for the last observations."""
+        over, finals = (
+            np.flatnonzero(done).tolist(),
+            infos.get("final_obs") if isinstance(infos, dict) else None,
+        )
+        if over and finals is None:
             self.report.add(
                 "ME099",
-                f"env {index}: is done and infos has no 'final_obs', expected it with SAME_STEP",
+                f"env {over[0]}: is done and infos has no 'final_obs', expected it with SAME_STEP",
                 self.env_steps,
             )
-        if self._mode == DISABLED:
-            options = {"reset_mask": done}
-            obs, infos = self.require_pair(self.call("reset", options=options, code="ME091"))
-            return self._turn(obs, infos)
-        return turn
+        # By sub-environment, as gymnasium has them; a batch of a nested space is nobody's buffer.
+        known = over if isinstance(finals, np.ndarray | list | tuple) else ()
+        self._last_obs.take(self.env_steps, finals, known, list(turn.shown.values()))
+
+    def _reset_some(self, done: Any) -> Turn:
+        """Reset where nothing resets itself."""
+        options = {"reset_mask": done}
+        obs, infos = self.require_pair(self.call("reset", options=options, code="ME091"))
+        return self._turn(obs, infos)
 
     def _by_name(self, infos: Any) -> Any:
         """Return infos as a dict of arrays, if there is one dict for each sub-environment."""

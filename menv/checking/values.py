@@ -14,9 +14,10 @@ import numpy as np
 from menv import nested
 from menv.checking.report import Report
 from menv.nested import parts_of
-from menv.spaces import why_outside
+from menv.spaces import bounds, why_outside
 
 MASK_KEY = "action_mask"
+_MASK_WORDS = ("mask", "avail", "legal", "valid", "allowed")
 _ARRAYS = gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
 
 
@@ -113,11 +114,25 @@ def check_mask_space(report: Report, who: str, obs_space: Any, action_space: Any
         rule = "no mask" if width is None else f"{width} flags"
         report.add("ME051", f"{who}{MASK_KEY!r} has {flags} flags for {action_space}, expected {rule}")
     for space in dicts:
-        for name, part in space.spaces.items():
-            if isinstance(part, gym.spaces.Dict) and MASK_KEY in part.spaces:
+        for keys, leaf in nested.paths(space):
+            path = "obs" + "".join(f"[{key!r}]" for key in keys)
+            if keys[-1] == MASK_KEY and len(keys) > 1:
+                report.add("ME054", f"{who}{path} lies too deep, expected obs[{MASK_KEY!r}]")
+            elif MASK_KEY not in space.spaces and _seems_a_mask(keys[-1], leaf, width):
                 report.add(
-                    "ME054", f"{who}obs[{name!r}][{MASK_KEY!r}] lies too deep, expected obs[{MASK_KEY!r}]"
+                    "ME054",
+                    f"{who}{path} seems to say which of {width} actions are allowed, expected it as obs[{MASK_KEY!r}], "
+                    "where masks are read",
                 )
+
+
+def _seems_a_mask(name: Any, space: gym.Space[Any], width: int | None) -> bool:
+    """Return whether an entry of an observation is a flag for each choice, under a name that masks have elsewhere."""
+    if not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+        return False
+    low, high = bounds(space)
+    flags = width == low.size and not low.any() and bool((high == 1).all())
+    return flags and any(word in str(name).lower() for word in _MASK_WORDS)
 
 
 def check_mask(report: Report, step: int, who: str, obs: Any, action_space: Any) -> None:

@@ -78,6 +78,7 @@ PUBLISHED = {
     "ME098": ("error", "the autoreset mode is not said"),
     "ME099": ("error", "an autoreset loses the last observation"),
     "ME100": ("error", "a table contradicts itself"),
+    "ME101": ("error", "a last observation is the first one of the next episode"),
 }
 
 

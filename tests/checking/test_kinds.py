@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
 
 from menv.base_env import ALL, BaseEnv
@@ -111,6 +111,67 @@ def make_cart_poles(context: Any) -> Any:
 
 def test_an_environment_of_lists_is_right() -> None:
     assert codes(make_cart_poles, env_steps=200) == []
+
+
+class Buffered(FaultyGym):
+    """Begins elsewhere each time, and writes all observations into one array."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__()
+        self.buffer = np.zeros(3, np.float32)
+
+    def observe(self) -> Any:
+        if not self.at:
+            self.buffer[1] = self.np_random.random()
+        self.buffer[0] = self.at / 10
+        return self.buffer
+
+
+class Fresh(Buffered):
+    """Returns copies."""
+
+    def observe(self) -> Any:
+        return super().observe().copy()
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_last_observation_that_the_reset_writes_over_is_found(kind: Any, mode: AutoresetMode) -> None:
+    def creator(env: Any) -> Any:
+        return lambda context: kind([env, env], autoreset_mode=mode)
+
+    found = codes(creator(Buffered), env_steps=60)
+    assert ("ME101" in found) == (mode == AutoresetMode.SAME_STEP)
+    assert "ME101" not in codes(creator(Fresh), env_steps=60)
+
+
+@pytest.mark.parametrize("name", ["avail_actions", "mask", "legal_moves"])
+@pytest.mark.parametrize(
+    "flags", [gym.spaces.MultiBinary(2), gym.spaces.Box(0.0, 1.0, (2,), np.float32)], ids=str
+)
+def test_a_mask_under_another_name_is_found(name: str, flags: gym.Space[Any]) -> None:
+    class Masked(FaultyGym):
+        observation_space = gym.spaces.Dict({"unit": UNIT, "state": gym.spaces.Dict({name: flags})})
+
+        def observe(self) -> Any:
+            return {"unit": np.zeros(3, np.float32), "state": {name: np.ones(2, flags.dtype)}}
+
+    (found,) = check_env(Masked)
+    assert found.code == "ME054"
+    assert f"obs['state']['{name}'] seems to say which of 2 actions are allowed" in found.message
+
+
+@pytest.mark.parametrize(
+    "flags", [gym.spaces.MultiBinary(3), gym.spaces.Box(0.0, 2.0, (2,), np.float32)], ids=str
+)
+def test_what_cannot_be_a_mask_is_not_taken_for_one(flags: gym.Space[Any]) -> None:
+    class Seeing(FaultyGym):
+        observation_space = gym.spaces.Dict({"unit": UNIT, "mask": flags})
+
+        def observe(self) -> Any:
+            return {"unit": np.zeros(3, np.float32), "mask": np.ones(flags.shape or (), flags.dtype)}
+
+    assert codes(Seeing) == []
 
 
 class Lists(VectorEnv):
