@@ -20,7 +20,7 @@ from menv.adapters.lockstep import LockstepEnvs
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.adapters.vector_infos import VectorInfos, by_name, info_of
 from menv.base_env import EnvId, IntArray
-from menv.env_calls import close_env
+from menv.env_calls import close_env, last_obs
 from menv.errors import ConfigError, ContractError, MenvError
 from menv.fault import raised_by_envs
 from menv.frame import Flags, Frame
@@ -187,8 +187,11 @@ class GymVectorEnvs(LockstepEnvs):
                 "with AutoresetMode.SAME_STEP; put the last observation there"
             )
         details: Any = infos.get("final_info", _NO_INFO)
+        given = infos["final_obs"]
+        # A list of them, as gymnasium's own have it, or a batch of a Dict space like the observations.
+        finals = self._rows(given) if isinstance(given, Mapping) else given
         return (
-            [own_copy(infos["final_obs"][index]) for index in which],
+            [last_obs(finals[index], f"{self._name}.step, env {index}") for index in which],
             # A dict of arrays, or a dict for each sub-environment that has one.
             [
                 info_of(details, index) if isinstance(details, Mapping) else details[index] or _NO_INFO

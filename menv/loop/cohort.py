@@ -296,9 +296,16 @@ def _bad_final(owners: Trajectories, error: OutsideSpaceError) -> ContractError:
     return outside(owners.env_index[row], owners.agent_id[row], "final observation", error)
 
 
-def outside(env_index: Any, agent_id: Any, when: str, error: OutsideSpaceError) -> ContractError:
-    """Return the error for an observation outside its space."""
-    wrong = error.mended("mend the environment's observation or its observation_space")
+def outside(
+    env_index: Any, agent_id: Any, when: str, error: OutsideSpaceError, space: Any = None
+) -> ContractError:
+    """Return the error for an observation outside its space, which may be one of all agents' by mistake."""
+    advice = "mend the environment's observation or its observation_space"
+    if isinstance(space, gym.spaces.Dict) and agent_id in space.spaces:
+        advice = (
+            "list the agents in possible_agents of the environment, if the entries of its space are theirs"
+        )
+    wrong = error.mended(advice)
     return ContractError(f"env {env_index}, agent {agent_id!r}, {when}: {wrong}")
 
 

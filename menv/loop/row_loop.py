@@ -275,5 +275,6 @@ class RowLoop:
             env_id, agent_id = ready.seats[int(block.slots[error.row])]
             step = int(self.env_steps[block.env_indices[error.row]])
             origin = "" if self._observation_fn is None else "observation_fn, "
-            raise outside(env_id, agent_id, f"{origin}env step {step}", error) from error
+            space = self._cohorts[number].observation_space
+            raise outside(env_id, agent_id, f"{origin}env step {step}", error, space) from error
         block.raw = obs if self._own else None

@@ -264,3 +264,34 @@ def test_ends_without_a_choice_and_resets_that_cost_are_none_of_the_steps(
     np.testing.assert_array_equal(batch["terminateds"], at == 2.0)
     assert (result["episode_reward_min"], result["episode_reward_max"]) == (-3.0, -3.0)
     assert result["episode_len_mean"] == 3.0
+
+
+class Counting(gym.vector.VectorEnv[Any, Any, Any]):
+    """Two clocks that end at four and begin anew in the same step; their last observations are a batch too."""
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as gymnasium has it
+
+    def __init__(self, context: Any) -> None:
+        self.num_envs = 2
+        self.single_observation_space = Dict({"at": Box(0.0, 4.0, (1,), np.float32)})
+        self.single_action_space = Discrete(2)
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, 2)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, 2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.at = np.array([[0.0], [2.0]], np.float32)
+        return {"at": self.at.copy()}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.at += 1.0
+        done = self.at[:, 0] == 4.0
+        infos = {"final_obs": {"at": self.at.copy()}, "_final_obs": done} if done.any() else {}
+        self.at[done] = 0.0
+        return {"at": self.at.copy()}, np.ones(2), done, np.zeros(2, np.bool_), infos
+
+
+def test_last_observations_may_be_a_batch_of_dicts() -> None:
+    with PPO(env=Counting, config={**SETTINGS, "train_batch_size": 64, "sgd_minibatch_size": 32}) as algo:
+        batch = algo.sample()["default_policy"]
+    assert batch["terminateds"].any()
+    np.testing.assert_array_equal(batch["new_obs"], batch["obs"] + 1.0)

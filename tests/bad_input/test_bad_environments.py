@@ -371,3 +371,18 @@ def test_a_space_that_is_none_is_named_with_what_it_is(declared: Any, agents: li
     message = checked(str(caught.value))
     assert f"observation space is {type(declared).__name__}, expected a gymnasium Space" in message
     assert "observation_spaces to a dict of them by agent id" in message
+
+
+def test_agents_whose_spaces_are_in_a_dict_and_who_are_listed_nowhere_are_asked_for() -> None:
+    class Unlisted(Faulty):
+        def __init__(self, context: Any = None) -> None:
+            super().__init__()
+            self.observation_space = gym.spaces.Dict(dict.fromkeys(self.possible_agents, UNIT))
+            self.possible_agents = []
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return {"ann": np.zeros(3, np.float32), "bob": np.zeros(3, np.float32)}, {}
+
+    message = refusal(Unlisted, error=ContractError)
+    assert "agent 'ann', env step 0: obs: expected a dict with keys ['ann', 'bob']" in message
+    assert "list the agents in possible_agents of the environment" in message
