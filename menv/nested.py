@@ -96,6 +96,9 @@ def own_copy(element: Any) -> Any:
         # A named tuple takes its values one by one.
         make = getattr(type(element), "_make", type(element))
         return make(own_copy(value) for value in element)
+    if isinstance(element, Mapping):
+        # Their own `copy` keeps the arrays in them.
+        return {key: own_copy(value) for key, value in element.items()}
     # Tensors of other libraries, by the names that they have for it; numbers of Python cannot change.
     for name in ("clone", "copy"):
         copy = getattr(element, name, None)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 
 from menv.nested import builder_of, built, columns_of, leaves, own_copy, paths, values_in
@@ -60,3 +62,11 @@ def test_a_copy_of_tensors_does_not_change_with_them() -> None:
     assert kept["a"].tolist() == [0.0, 0.0]
     assert kept["b"][0].tolist() == [2.0]
     assert kept["b"][1:] == (5, "text", None)
+
+
+@pytest.mark.parametrize("kind", [collections.UserDict, MappingProxyType])
+def test_a_copy_of_a_mapping_that_is_no_dict_does_not_change_with_its_arrays(kind: Any) -> None:
+    array = np.zeros(2)
+    kept = own_copy({"seen": kind({"at": array})})
+    array += 1.0
+    assert kept["seen"]["at"].tolist() == [0.0, 0.0]
