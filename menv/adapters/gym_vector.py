@@ -20,13 +20,14 @@ from menv.adapters.lockstep import LockstepEnvs
 from menv.adapters.rewards import as_rewards, of_envs
 from menv.adapters.vector_infos import VectorInfos, by_name, info_of
 from menv.base_env import EnvId, IntArray
-from menv.env_calls import close_env, last_obs
+from menv.env_calls import as_flag, close_env, how_many, last_obs
 from menv.errors import ConfigError, ContractError, MenvError
 from menv.fault import raised_by_envs
 from menv.frame import Flags, Frame
-from menv.nested import own_copy
+from menv.nested import has_order, own_copy
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
+_BOOL = np.dtype(np.bool_)
 _NO_INFO: Mapping[str, Any] = {}
 _OF_ENDS = frozenset(("final_obs", "_final_obs", "final_info", "_final_info"))
 
@@ -115,12 +116,13 @@ class GymVectorEnvs(LockstepEnvs):
             infos = self._by_name(infos, "step")
         rewards = paid
         if type(paid) is not np.ndarray or paid.shape != self._everybody.shape or paid.dtype.kind != "f":
+            self._check_size("rewards", paid)
             rewards = as_rewards(paid, lambda: of_envs(f"{self._name}.step"))
-            if rewards.shape != self._everybody.shape:
-                raise ContractError(
-                    f"{self._name}.step: returned {len(rewards)} rewards, expected {self.num_envs}, one for each "
-                    "sub-environment; return all of them"
-                )
+        if type(terminated) is not np.ndarray or type(truncated) is not np.ndarray:
+            terminated, truncated = (
+                self._flags("terminations", terminated),
+                self._flags("truncations", truncated),
+            )
         done = self._over(terminated, truncated)
         begun, self._due = self._due, None
         frame = Frame(self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun)
@@ -132,13 +134,35 @@ class GymVectorEnvs(LockstepEnvs):
 
     def _over(self, terminated: Any, truncated: Any) -> Flags:
         """Return [E] which sub-environments have ended."""
-        done: Flags = np.logical_or(terminated, truncated)
-        if done.shape != self._everybody.shape:
+        if terminated.shape == truncated.shape == self._everybody.shape:
+            done: Flags = np.logical_or(terminated, truncated)
+            # Of objects it is not flags that come out.
+            if done.dtype is _BOOL:
+                return done
+        raise ContractError(
+            f"{self._name}.step: returned terminations of shape {terminated.shape} ({terminated.dtype}) and "
+            f"truncations of shape {truncated.shape} ({truncated.dtype}), expected {self._everybody.shape} of bool; "
+            "return one flag each"
+        )
+
+    def _flags(self, name: str, flags: Any) -> npt.NDArray[Any]:
+        """Return E flags as an array."""
+        if isinstance(flags, np.ndarray):
+            return flags
+        self._check_size(name, flags)
+        found = np.asarray(flags)
+        if found.dtype.kind in "biuf":
+            return found
+        return np.array([as_flag(flag, f"{self._name}.step: one of {name}") for flag in flags], np.bool_)
+
+    def _check_size(self, name: str, values: Any) -> None:
+        """Refuse what is not one value for each sub-environment."""
+        if not has_order(values) or len(values) != self.num_envs:
+            got = f"{len(values)} values" if has_order(values) else how_many(values)
             raise ContractError(
-                f"{self._name}.step: returned terminations of shape {np.shape(terminated)} and truncations of shape "
-                f"{np.shape(truncated)}, expected {self._everybody.shape}, one flag each; flatten them"
+                f"{self._name}: step or reset returned {got} as {name}, expected {self.num_envs}, one for each "
+                "sub-environment; mend its return value"
             )
-        return done
 
     def _see_to_ends(self, frame: Frame, infos: Mapping[str, Any]) -> None:
         """Add what is known of the ends to a frame, as the environment's mode says."""
@@ -202,8 +226,16 @@ class GymVectorEnvs(LockstepEnvs):
     def _rows(self, obs: Any) -> Any:
         """Return E observations: the array itself where there is one, or a list."""
         if isinstance(obs, np.ndarray):
+            if obs.shape[:1] != self._everybody.shape:
+                self._check_size("obs", list(obs) if obs.ndim else None)
             return obs
-        return list(iterate(self.env.observation_space, obs))
+        try:
+            rows = list(iterate(self.env.observation_space, obs))
+        except TypeError:
+            # It is not made of parts, and is named as it is.
+            rows = obs
+        self._check_size("obs", rows)
+        return rows
 
     def _by_name(self, infos: Any, method: str) -> Mapping[str, Any]:
         """Return infos as a dict of arrays."""

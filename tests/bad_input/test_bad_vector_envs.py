@@ -22,8 +22,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import SyncVectorEnv
 
 from menv import VectorEnv, to_base_env
 from menv.algorithms import PPO
@@ -314,48 +313,6 @@ def test_a_mode_that_is_not_told_is_asked_for() -> None:
         def metadata(self, value: Any) -> None: ...
 
     assert "AutoresetMode" in told(lambda: to_base_env(Silent([Noting])), ConfigError)
-
-
-class Arrays(gym.vector.VectorEnv[Any, Any, Any]):
-    """Three sub-environments whose episodes never end; subclasses step."""
-
-    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
-    num_envs = 3
-
-    def __init__(self) -> None:
-        self.single_observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.single_action_space = gym.spaces.Discrete(2)
-        self.observation_space = batch_space(self.single_observation_space, 3)
-        self.action_space = batch_space(self.single_action_space, 3)
-        self.at = 0
-
-    def reset(self, **kwargs: Any) -> Any:
-        return np.zeros((3, 2), np.float32), {}
-
-
-def test_a_reward_that_is_no_number_is_named_also_where_whole_frames_are_taken() -> None:
-    class Spoilt(Arrays):
-        def step(self, actions: Any) -> Any:
-            self.at += 1
-            rewards = np.array([1.0, np.nan if self.at == 4 else 1.0, 1.0])
-            return np.zeros((3, 2), np.float32), rewards, np.zeros(3, bool), np.zeros(3, bool), {}
-
-    algo = PPO(env=lambda context: Spoilt(), config={"rollout_fragment_length": 8})
-    message = "env 1, env step 4 of the fragment: the reward is nan"
-    with algo, pytest.raises(ContractError, match=message) as caught:
-        algo.sample()
-    checked(str(caught.value))
-
-
-@pytest.mark.parametrize("shape", [(3, 1), (1, 3), (2,)])
-def test_flags_of_another_shape_are_named(shape: tuple[int, ...]) -> None:
-    class Columns(Arrays):
-        def step(self, actions: Any) -> Any:
-            flags = np.zeros(shape, np.bool_)
-            return np.zeros((3, 2), np.float32), np.ones(3), flags, flags, {}
-
-    message = told(lambda: PPO(env=lambda context: Columns(), config=SMALL).sample())
-    assert f"Columns.step: returned terminations of shape {shape}" in message
 
 
 def test_parameters_that_are_missing_are_named_with_the_right_ones() -> None:

@@ -1,0 +1,118 @@
+"""Vectorised gymnasium environments that return arrays, of another shape or kind than they should: each is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from menv import to_base_env
+from menv.algorithms import PPO
+from menv.errors import ContractError, MenvError
+from tests.bad_input.broken_envs import SMALL, checked
+
+
+def told(call: Callable[[], Any], error: type[Exception] = MenvError) -> str:
+    """Return the one clear line with which a call is refused."""
+    with pytest.raises(error) as caught:
+        call()
+    return checked(str(caught.value))
+
+
+class Arrays(gym.vector.VectorEnv[Any, Any, Any]):
+    """Three sub-environments whose episodes never end; subclasses step."""
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+    num_envs = 3
+
+    def __init__(self) -> None:
+        self.single_observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.single_action_space = gym.spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, 3)
+        self.action_space = batch_space(self.single_action_space, 3)
+        self.at = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        return np.zeros((3, 2), np.float32), {}
+
+
+def test_a_reward_that_is_no_number_is_named_also_where_whole_frames_are_taken() -> None:
+    class Spoilt(Arrays):
+        def step(self, actions: Any) -> Any:
+            self.at += 1
+            rewards = np.array([1.0, np.nan if self.at == 4 else 1.0, 1.0])
+            return np.zeros((3, 2), np.float32), rewards, np.zeros(3, bool), np.zeros(3, bool), {}
+
+    algo = PPO(env=lambda context: Spoilt(), config={"rollout_fragment_length": 8})
+    message = "env 1, env step 4 of the fragment: the reward is nan"
+    with algo, pytest.raises(ContractError, match=message) as caught:
+        algo.sample()
+    checked(str(caught.value))
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 3), (2,)])
+def test_flags_of_another_shape_are_named(shape: tuple[int, ...]) -> None:
+    class Columns(Arrays):
+        def step(self, actions: Any) -> Any:
+            flags = np.zeros(shape, np.bool_)
+            return np.zeros((3, 2), np.float32), np.ones(3), flags, flags, {}
+
+    message = told(lambda: PPO(env=lambda context: Columns(), config=SMALL).sample())
+    assert f"Columns.step: returned terminations of shape {shape}" in message
+
+
+ODD: dict[str, tuple[int, Any, str]] = {
+    "one_obs": (0, np.zeros((1, 2), np.float32), "returned 1 values as obs, expected 3"),
+    "four_obs": (0, np.zeros((4, 2), np.float32), "returned 4 values as obs, expected 3"),
+    "two_obs_in_a_list": (0, [np.zeros(2, np.float32)] * 2, "returned 2 values as obs, expected 3"),
+    "no_obs": (0, None, "returned None (is a `return` missing?) as obs, expected 3"),
+    "one_reward": (1, 1.0, "returned a single float as rewards, expected 3"),
+    "two_rewards": (1, np.ones(2), "returned 2 values as rewards, expected 3"),
+    "no_rewards": (1, None, "returned None (is a `return` missing?) as rewards, expected 3"),
+    "one_flag": (2, False, "returned a single bool as terminations, expected 3"),
+    "no_flags": (3, None, "returned None (is a `return` missing?) as truncations, expected 3"),
+    "two_flags": (3, np.zeros(2, np.bool_), "truncations of shape (2,) (bool), expected (3,) of bool"),
+    "flags_of_objects": (2, np.full(3, None), "terminations of shape (3,) (object)"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("frames", [True, False])
+def test_another_number_of_values_of_an_array_environment_is_named(case: str, frames: bool) -> None:
+    place, value, message = ODD[case]
+
+    class Odd(Arrays):
+        def step(self, actions: Any) -> Any:
+            nobody = np.zeros(3, np.bool_)
+            result = [np.zeros((3, 2), np.float32), np.ones(3), nobody, nobody, {}]
+            result[place] = value
+            return tuple(result)
+
+    def run() -> None:
+        if frames:
+            PPO(env=lambda context: Odd(), config=SMALL).sample()
+            return
+        base = to_base_env(Odd())
+        base.send_actions(base.poll().slots, [0, 0, 0])
+        base.poll()
+
+    assert message in told(run, ContractError)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, torch.tensor])
+def test_flags_and_rewards_of_an_array_environment_may_be_any_sequence(kind: Any) -> None:
+    class Ends(Arrays):
+        def step(self, actions: Any) -> Any:
+            self.at += 1
+            over = [self.at % 4 == 0] * 3
+            return np.zeros((3, 2), np.float32), kind([1.0] * 3), kind(over), kind([False] * 3), {}
+
+    with PPO(env=lambda context: Ends(), config={"rollout_fragment_length": 16}) as algo:
+        # An episode has three steps; the one that resets is none. The first has four.
+        assert algo.sample()["default_policy"]["terminateds"].sum() == 3 * 5
