@@ -7,6 +7,7 @@ told. It has no such attribute itself. `classic_keywords` does the same for argu
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -56,6 +57,7 @@ OF_ALGORITHMS = {
     "get_module": "call get_policy(policy_id)",
     "get_state": _RUN,
     "import_model": "call set_weights({policy_id: weights})",
+    "learn": 'call train() until what it returns, such as result["timesteps_total"], is enough',
     "learner_group": "call get_weights() and set_weights(weights), which learners go on from",
     "load_checkpoint": "call restore(folder), or from_checkpoint(folder) of the class",
     "local_replay_buffer": "learners keep it to themselves; capacity and kind are replay_buffer_config",
@@ -63,6 +65,7 @@ OF_ALGORITHMS = {
     "merge_trainer_configs": "write {**first, **second}",
     "observation_space": "get_policy(policy_id) has it",
     "optimizer": "learners keep it to themselves; save(folder) writes it too",
+    "predict": "call compute_single_action(obs, explore=False)",
     "remove_module": "call remove_policy(policy_id)",
     "reset_config": "build a new algorithm, or call from_checkpoint(folder, config={...}) of the class",
     "restore_from_path": "call restore(folder)",
@@ -250,10 +253,11 @@ class OnClass:
         )
 
 
-def classic_keywords(**instead: str) -> Callable[[F], F]:
+def classic_keywords(others: str = "", /, **instead: str) -> Callable[[F], F]:
     """Let a method take its classic namesake's arguments by the names that they have here, or say what to do.
 
     Args:
+        others: What to do in the place of any other argument that the method has not; "" leaves that to Python.
         instead: What an argument is called, after "=", or what to do; by its classic name.
 
     Raises:
@@ -261,16 +265,17 @@ def classic_keywords(**instead: str) -> Callable[[F], F]:
     """
 
     def teach(method: F) -> F:
+        known = inspect.signature(method).parameters.keys()
+
         @functools.wraps(method)
         def call(*args: Any, **given: Any) -> Any:
-            for name in given.keys() & instead:
-                value, advice = given.pop(name), instead[name]
+            for name in given.keys() - known if others else given.keys() & instead:
+                value, advice = given.pop(name), instead.get(name, others)
                 if advice.startswith("="):
                     given[advice[1:]] = value
-                elif value is not None:
-                    raise ConfigError(
-                        f"{method.__name__}: {name} is given, expected it to be left out; {advice}"
-                    )
+                elif value is not None or name not in instead:
+                    where = type(args[0]).__name__ if method.__name__ == "__init__" else method.__name__
+                    raise ConfigError(f"{where}: {name} is given, expected it to be left out; {advice}")
             return method(*args, **given)
 
         return call  # type: ignore[return-value]

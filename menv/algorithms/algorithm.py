@@ -56,7 +56,10 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
     recipe: ClassVar[Recipe]
     """What trains the policies that name no algorithm of their own."""
 
-    @classic_keywords(logger_creator="no log is written; set callbacks=TensorBoardCallbacks")
+    @classic_keywords(
+        "settings go into config, such as config={'lr': 0.001}",
+        logger_creator="no log is written; set callbacks=TensorBoardCallbacks",
+    )
     def __init__(self, config: Any = None, env: Any = None) -> None:
         """Create the environments, the policies and the sampler.
 

@@ -200,6 +200,15 @@ def test_an_environment_in_the_place_of_the_config_is_told_its_name(env: Any) ->
         PPO(env, {"lr": 1e-3})
 
 
+def test_a_setting_beside_the_config_is_told_its_place() -> None:
+    for settings in ({"num_workers": 2}, {"verbose": None}):
+        (name,) = settings
+        with pytest.raises(
+            ConfigError, match=rf"^PPO: {name} is given, expected .*; settings go into config"
+        ):
+            PPO(env="CartPole-v1", **settings)
+
+
 @pytest.mark.parametrize("given", [PPOConfig, DQNConfig])
 def test_the_class_of_a_config_is_no_config_and_no_environment(given: Any) -> None:
     with pytest.raises(

@@ -65,6 +65,11 @@ def test_a_dict_with_classic_keys_is_taken_as_keywords() -> None:
     for twice in (partial(PPOConfig, lambda_=0.5), partial(dataclasses.replace, config)):
         with pytest.raises(ConfigError, match="it is called 'lambda_' here"):
             twice(**{"lambda": 0.8})
+    for both in ({"lambda": 0.8, "lambda_": 0.5}, {"lambda_": 0.5, "lambda": 0.8}):
+        with pytest.raises(
+            ConfigError, match=r"^config: 'lambda' and 'lambda_' are both given.*leave 'lambda_' out"
+        ):
+            read_config(PPOConfig, both)
     with pytest.raises(ConfigError, match="PPO alone has it"):
         DQNConfig(**{"lambda": 0.8})  # type: ignore[arg-type]
 
@@ -87,8 +92,11 @@ def test_the_config_is_frozen_and_keyword_only() -> None:
     config = PPOConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.lr = 1.0  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        PPOConfig("CartPole-v1")  # type: ignore[arg-type, call-arg]
+    for given in ({"lr": 1e-3}, "CartPole-v1"):
+        with pytest.raises(
+            ConfigError, match=r"PPOConfig: \w+ without a name.*write .* PPOConfig\(\*\*settings"
+        ):
+            PPOConfig(given)  # type: ignore[arg-type, call-arg]
 
 
 def test_the_callers_dicts_are_not_changed() -> None:
@@ -163,6 +171,12 @@ def test_an_unknown_key_names_the_nearest_one(key: str, near: str) -> None:
         ("output_max_file_size", "write down what on_sample_end(worker, samples) is given"),
         ("replay_buffer_config", "only DQN and QMIX replay; leave it out"),
         ("model_config", "it is called 'model' here"),
+        ("ent_coef", "it is called 'entropy_coeff' here"),
+        ("n_steps", "rollout_fragment_length is the length of a fragment"),
+        ("policy_kwargs", 'write model={"fcnet_hiddens": [...]}'),
+        ("evaluation_num_env_runners", "it is called 'evaluation_num_workers' here"),
+        ("env_to_module_connector", "write agent_connectors"),
+        ("stop", "call train() until its result is what you want"),
     ],
 )
 def test_a_classic_key_that_is_not_here_says_what_stands_in_its_place(key: str, hint: str) -> None:

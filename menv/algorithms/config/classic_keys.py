@@ -136,7 +136,12 @@ def read_keys(
     """Return keyword arguments for `config_class` from classic keys."""
     known = {field.name for field in fields(config_class)}
     for key, value in config.items():
-        if RENAMED.get(key, key) not in known:
+        name = RENAMED.get(key, key)
+        if name not in known:
             refuse_or_warn(key, value, known, where)
+        if name != key and name in config:
+            raise ConfigError(
+                f"{where}{key!r} and {name!r} are both given, expected one of them; leave {name!r} out"
+            )
     named = {RENAMED.get(key, key): value for key, value in config.items()}
     return {name: value for name, value in named.items() if name in known}

@@ -14,6 +14,7 @@ import numpy as np
 
 from menv.algorithms.config.keys import RENAMED, refuse_or_warn
 from menv.algorithms.config.section_keys import SECTION_KEYS
+from menv.errors import ConfigError
 
 S = TypeVar("S")
 
@@ -25,20 +26,25 @@ def by_name(config_class: type[S]) -> type[S]:
     of numpy, as whoever draws settings at random has them, are taken for Python's numbers and lists, in lists too.
 
     Raises:
-        ConfigError: From the class, when it is called: there is no such setting.
+        ConfigError: From the class, when it is called: there is no such setting, or something has no name.
     """
     known = {field.name for field in fields(config_class)}  # type: ignore[arg-type]
     build: Any = vars(config_class)["__init__"]
 
     @functools.wraps(build)
     def init(self: S, *args: Any, **given: Any) -> None:
+        if args:
+            raise ConfigError(
+                f"{config_class.__name__}: {type(args[0]).__name__} without a name, expected keywords alone; write "
+                f"{config_class.__name__}(name=value), or {config_class.__name__}(**settings) for a dict of them"
+            )
         # What is no keyword in Python, such as "lambda", can come from a dict all the same.
         old = {key: name for key, name in RENAMED.items() if name in known and name not in given}
         settings = {old.get(key, key): value for key, value in given.items()}
         strange = settings.keys() - known
         if strange:
             _judge({name: settings[name] for name in settings if name in strange}, known, config_class)
-        build(self, *args, **{name: _plain(value) for name, value in settings.items() if name in known})
+        build(self, **{name: _plain(value) for name, value in settings.items() if name in known})
 
     type.__setattr__(config_class, "__init__", init)
     type.__setattr__(config_class, "__setattr__", _stay)
