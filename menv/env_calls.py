@@ -26,7 +26,7 @@ def reset_env(
     """Reset an environment and return `(obs, info)`; it may raise anything.
 
     Args:
-        env: Is given nothing where nothing is asked for.
+        env: Is given nothing where nothing is asked for, unless its `reset` wants both.
         index: What messages call it.
         seed: Of the episode.
         options: Likewise.
@@ -34,15 +34,20 @@ def reset_env(
     Raises:
         ContractError: Its `reset` takes or returns something else, as one of the old gym API does.
     """
-    try:
-        result = env.reset() if seed is None and options is None else env.reset(seed=seed, options=options)
-    except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-            raise ContractError(
-                f"env {index} reset: {error}, expected reset(self, *, seed=None, options=None); "
-                "declare both parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
-            ) from error
-        raise
+    both = {"seed": seed, "options": options}
+    # Where nothing is asked for, one that has neither will do, and so will one that has both without defaults.
+    for asked in (both,) if seed is not None or options is not None else ({}, both):
+        try:
+            result = env.reset(**asked)
+            break
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            if asked is both:
+                raise ContractError(
+                    f"env {index} reset: {error}, expected reset(self, *, seed=None, options=None); "
+                    "declare both parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
+                ) from error
     if not isinstance(result, tuple) or len(result) != 2:
         old = ", or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
         raise ContractError(

@@ -54,7 +54,7 @@ class GymStage(Stage):
     def reset(self, seed: int | None) -> Turn:
         """See `Stage`."""
         result = self.call(
-            "reset", code="ME091", **({} if seed is None or not self.takes_seed else {"seed": seed})
+            "reset", code="ME091", **({"seed": seed, "options": None} if self.takes_seed else {})
         )
         obs, info = self.require_pair(result)
         check_info(self.report, self.env_steps, "reset: ", info, obs)

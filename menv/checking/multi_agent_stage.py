@@ -74,7 +74,7 @@ class MultiAgentStage(Stage):
     def reset(self, seed: int | None) -> Turn:
         """See `Stage`."""
         result = self.call(
-            "reset", code="ME091", **({} if seed is None or not self.takes_seed else {"seed": seed})
+            "reset", code="ME091", **({"seed": seed, "options": None} if self.takes_seed else {})
         )
         obs, infos = self.require_pair(result)
         waiting = self._lives.begin(obs, infos, self.env_steps)

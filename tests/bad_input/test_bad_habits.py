@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import Episode, Policy, PolicySpec, to_base_env
+from menv import Episode, Policy, PolicySpec, check_env, to_base_env
 from menv.algorithms import PPO, ModelConfig, MultiAgentConfig, PPOConfig
 from menv.errors import ConfigError, ContractError
 from menv.loop import quota
@@ -55,6 +55,18 @@ def test_a_reset_that_takes_no_seed_is_named() -> None:
         ContractError, match=r"env 0 reset: .*expected reset\(self, \*, seed=None, options=None\)"
     ):
         PPO(env=Seedless, config={"train_batch_size": 8, "seed": 1}).train()
+
+
+@pytest.mark.parametrize("kind", [Faulty, FaultyGym])
+def test_a_reset_whose_parameters_have_no_defaults_is_given_both(kind: Any) -> None:
+    class Wants(kind):  # type: ignore[misc]
+        def reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
+            return super().reset(seed=seed, options=options)
+
+    for seed in (None, 1):
+        with PPO(env=Wants, config={"train_batch_size": 8, "seed": seed}) as algo:
+            assert algo.train()["num_env_steps_sampled"] == 8
+    assert not {finding.code for finding in check_env(Wants)} & {"ME010", "ME091"}
 
 
 @pytest.mark.parametrize("kind", [Faulty, FaultyGym])
