@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from menv.errors import ConfigError, EnvCrashError, MenvError
 from menv.first_imports import and_how_to_import
-from menv.stdout import complain, flush
+from menv.stdout import complain, flush, take_any_text
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +33,7 @@ def ends(program: str, command: Callable[[], int]) -> int:
     Returns:
         That status; 1 where an environment or a policy failed, 2 where a setting is wrong, 130 after Ctrl-C.
     """
+    take_any_text()
     try:
         return command()
     except MenvError as error:

@@ -34,6 +34,14 @@ def _end_unless_put(text: str, program: str) -> None:
         raise SystemExit(1)
 
 
+def take_any_text() -> None:
+    """Let stdout take text that its encoding has no form for, such as names of folders, as stderr does."""
+    # There is none where it was closed before Python began, and that of a program or a test may be no file.
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None and sys.stdout.errors == "strict":
+        reconfigure(errors="backslashreplace")
+
+
 def complain(line: str) -> None:
     """Print a line to stderr, if that can be written."""
     _put(f"{line}\n", sys.stderr)

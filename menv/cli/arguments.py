@@ -6,11 +6,13 @@ It does not know which settings there are; algorithms say what is wrong with one
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import json
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +127,12 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _one(key: str, text: str) -> dict[str, Any]:
-    """Return `a.b=1` as `{"a": {"b": 1}}`; what is no JSON is a string."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
+    """Return `a.b=1` as `{"a": {"b": 1}}`; what is neither JSON nor a literal of Python's is a string."""
+    value: Any = text
+    for read in (ast.literal_eval, json.loads):
+        # The last one that can read it is right: JSON alone knows what `Infinity` is, and Python what `False` is.
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = read(text)
     *sections, last = key.split(".")
     settings: dict[str, Any] = {last: value}
     for section in reversed(sections):

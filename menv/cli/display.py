@@ -152,7 +152,10 @@ class LiveTable:
         from rich.console import Group
 
         self._rows.append(cells(result))
-        policies = [(name, *of_policy(result, name)) for name in result["info"] if name != "learner"]
+        info = result["info"]
+        # A policy may be called "learner" too.
+        learned = [name for name in info if name != "learner" or name in info["learner"]]
+        policies = [(name, *of_policy(result, name)) for name in learned]
         tables = (_table(_HEADS, self._rows), _table(("policy", *_OF_A_POLICY), policies))
         self._live.update(Group(*tables), refresh=True)
 

@@ -155,7 +155,10 @@ def test_on_a_terminal_figures_stand_in_tables_and_names_are_no_markup() -> None
     name = "[bold]first"
     config = {
         "train_batch_size": 64, "sgd_minibatch_size": 64,
-        "multiagent": {"policies": [name], "policy_mapping_fn": lambda agent: name},
+        "multiagent": {
+            "policies": [name, "learner"],
+            "policy_mapping_fn": lambda agent: name if agent == "player1" else "learner",
+        },
     }  # fmt: skip
     with PPO(env="tictactoe", config=config) as algo, LiveTable(Console(file=screen, width=100)) as shown:
         shown.result(algo.train())
@@ -165,6 +168,7 @@ def test_on_a_terminal_figures_stand_in_tables_and_names_are_no_markup() -> None
     assert "mean return" in text
     assert "learning rate" in text
     assert name in text
+    assert any(line.startswith(" learner ") for line in text.splitlines())
     assert "saved run/[2]" in text
     assert sum(line.split()[:2] == ["2", "128"] for line in text.splitlines()) >= 1
 

@@ -55,6 +55,22 @@ def test_a_run_whose_disk_is_full_ends_with_a_checkpoint_that_is_elsewhere(folde
     assert Path("run/LATEST").read_text().strip() == "000001"
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "ascii:strict", "latin-1"])
+def test_names_that_stdout_has_no_form_for_are_written_as_stderr_writes_them(
+    folder: Path, encoding: str
+) -> None:
+    elsewhere = {**ENV, "PYTHONIOENCODING": encoding}
+    commands = (["train", "corridors:Corridor", *ONCE, "--save", "Łódź"], ["show", "Łódź"])
+    for command, line in zip(commands, ("saved {}/000001", "checkpoint {}/000001"), strict=True):
+        done = subprocess.run(
+            [*COMMAND, *command], capture_output=True, env=elsewhere, timeout=120, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        codec = encoding.partition(":")[0]
+        shown = line.format("Łódź").encode(codec, "backslashreplace").decode(codec)
+        assert shown in done.stdout.decode(codec).splitlines()
+
+
 def test_ctrl_c_that_ends_the_reader_too_leaves_a_checkpoint(folder: Path) -> None:
     with subprocess.Popen(
         ENDLESS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENV

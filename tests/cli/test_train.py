@@ -65,6 +65,17 @@ def test_settings_of_files_and_keys_are_put_over_each_other(folder: Path) -> Non
     assert config["model"]["fcnet_activation"] == "tanh"
 
 
+def test_values_may_be_written_as_python_has_them(folder: Path) -> None:
+    typed = {"explore": "False", "gamma": ".9", "model.fcnet_hiddens": "(4, 5)", "env_config.mark": "A, b"}
+    typed |= {"multiagent.policies": "['first']", "kl_coeff": "None", "clip_param": "Infinity"}
+    given = [part for key, value in typed.items() for part in ("--config", f"{key}={value}")]
+    assert main(["train", "corridors:Corridor", *given, *ONCE, "--save", "run"]) == 0
+    assert sorted(folder.glob("run/000001/policies/*")) == [folder / "run/000001/policies/first"]
+    config = stored("run")
+    assert [config[key] for key in ("explore", "gamma", "kl_coeff")] == [False, 0.9, None]
+    assert (config["model"]["fcnet_hiddens"], config["env_config"]) == ([4, 5], {"mark": "A, b"})
+
+
 def test_a_module_that_registers_environments_is_imported_first(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
