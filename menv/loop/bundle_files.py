@@ -168,6 +168,10 @@ def _read(folder: Path, name: str) -> bytes:
             f"{path}: is missing, expected a file that export_checkpoint wrote; copy the folder again"
         ) from error
     except OSError as error:
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path}: is a symbolic link, expected a plain file; copy the folder with what links lead to (cp -rL)"
+            ) from error
         raise ConfigError(
             f"{path}: cannot be opened ({error.strerror}), expected a plain file; copy the folder again"
         ) from error
