@@ -18,6 +18,9 @@ from menv.scale.trusted import dumps, loads
 Parts: TypeAlias = "list[Any]"
 """The pickle first, then the buffers of arrays, in its order."""
 _DEEPEST = 12
+_SMALL = 1 << 15
+"""Bytes of an array up to which it is in the pickle. Who keeps one that is beside it, such as a space, keeps the memory
+of all others that came with it."""
 
 
 class UnsendableError(ConfigError, TypeError):
@@ -36,15 +39,22 @@ def pack(value: Any, what: str = "", at: str = "") -> Parts:
         UnsendableError: Something in it cannot be pickled; the message names it.
     """
     buffers: list[Any] = []
+
+    def is_small(buffer: PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes > _SMALL:
+            buffers.append(raw)
+        return raw.nbytes <= _SMALL
+
     try:
-        head = dumps(value, buffers.append)
+        head = dumps(value, is_small)
     except Exception as error:
         found, path = culprit(value)
         raise UnsendableError(
             f"{what}{path.removeprefix(at)} is a {type(found).__qualname__} ({_line(error)}), "
             "expected what can be pickled; create it in the process that uses it"
         ) from error
-    return [head, *(buffer.raw() for buffer in buffers)]
+    return [head, *buffers]
 
 
 class Sealed:
