@@ -82,7 +82,7 @@ class Policy(Told, told=OF_POLICIES):
     Attributes:
         observation_space: What it is shown.
         action_space: What it answers with.
-        config: Its `PolicySpec.config`.
+        config: Its `PolicySpec.config`; that of a policy which an algorithm trains answers for its other settings too.
     """
 
     algorithm: ClassVar[str | None] = None

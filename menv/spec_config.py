@@ -1,6 +1,6 @@
 """SpecConfig: what a `PolicySpec` says about its policy, as the policy's `config`.
 
-`Policy` makes one, `PPOPolicy` one that looks into the policy's settings as well. It knows none of them itself.
+`Policy` makes one; those of an algorithm's policies look into its settings as well. It knows none of them itself.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ class SpecConfig(dict[str, Any]):
     def __init__(self, own: Mapping[str, Any], settings: Any = None) -> None:
         super().__init__(own)
         self._settings = settings
+
+    def __reduce__(self) -> Any:
+        # Settings hold whatever users give an algorithm, which need not travel; who needs them elsewhere brings them.
+        return SpecConfig, (dict(self),)
 
     def __missing__(self, key: str) -> Any:
         """Return what the settings have; policies of the classic kind were given all of them.

@@ -38,9 +38,18 @@ def test_a_policy_that_ppo_trains_reads_its_settings_in_its_config_too() -> None
         assert Classic.read == {"gamma": 0.75, "lambda": 0.5, "train_batch_size": 8, "mine": 1, "clip": 0.125}
         assert "gamma" in policy.config
         assert "horizon" not in policy.config
-        assert pickle.loads(pickle.dumps(policy.config))["lambda"] == 0.5
+        assert pickle.loads(pickle.dumps(policy)).config["gamma"] == 0.75
         with pytest.raises(KeyError, match=r"no setting 'horizon', expected one that there is"):
             _ = policy.config["horizon"]
+
+
+def test_the_usual_policy_reads_its_settings_in_its_config_too() -> None:
+    specs = {"policies": {"default_policy": PolicySpec(config={"gamma": 0.5})}}
+    with PPO(env="CartPole-v1", config={"lr": 0.25, "multiagent": specs}) as algo:
+        config = algo.get_policy().config
+        assert (config["gamma"], config["lr"], "lambda" in config) == (0.5, 0.25, True)
+        assert config == {"gamma": 0.5}
+        assert pickle.loads(pickle.dumps(config)) == {"gamma": 0.5}
 
 
 def test_a_policy_of_ones_own_is_told_where_other_settings_are() -> None:

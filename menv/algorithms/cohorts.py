@@ -23,6 +23,7 @@ from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
 from menv.algorithms.own_classes import check_own_policy_class
 from menv.algorithms.recipe import Recipe
+from menv.algorithms.vacated import Vacated
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.default_pipelines import action_pipeline, agent_pipeline
@@ -165,6 +166,7 @@ def add_to_cohorts(
     recipe: Recipe | None,
     seed: int,
     admit: Callable[[NetworkSpec], None],
+    vacated: Vacated,
 ) -> list[Cohort]:
     """Add a policy to the networks that it is like, or return a new cohort of it.
 
@@ -176,6 +178,7 @@ def add_to_cohorts(
         recipe: What trains it, likewise.
         seed: Decides the first weights.
         admit: Called with its network before anything changes; may refuse it.
+        vacated: Places of policies that were removed.
     """
     if recipe is None or config is None:
         return [OwnCohort([name], [_own_policy(name, spec)], spec.observation_space, spec.action_space)]
@@ -185,9 +188,8 @@ def add_to_cohorts(
     weights = _first_weights(network, name, config, recipe, seed)
     for built in nets:
         if built.form == form:
-            built.cohort.backend.add_policy(weights)
-            built.cohort.policy_ids.append(name)
-            built.cohort.connectors.append(_connectors(spec, config, network))
+            place = vacated.take(built.cohort)
+            built.cohort.admit(name, weights, _connectors(spec, config, network), place)
             return []
     connectors = [_connectors(spec, config, network)]
     nets.append(_net_cohort([name], spec, config, network, [weights], connectors, seed))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from menv.algorithms.rollouts.gathering import Gathering
     from menv.algorithms.rollouts.rollouts import Rollouts
     from menv.algorithms.rollouts.workforce import Workforce
+    from menv.algorithms.underway import Underway
 
 _COPY = "call set_weights({policy_id: weights}) once it is there"
 _EVALUATIONS = "evaluations play with the same policies"
@@ -34,6 +35,7 @@ class Policies:
     _workforce: Workforce
     _gathering: Gathering
     _outside: Outside
+    _underway: Underway
 
     @property
     def inference(self) -> dict[str, str]:
@@ -54,14 +56,12 @@ class Policies:
         return {policy_id: dict(weights_of(self.get_policy(policy_id))) for policy_id in ids}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
-        """Copy weights in, by policy id; learners go on from them.
+        """Copy weights in, by policy id; learners go on from them. If those of one are refused, none change.
 
         Layers that a policy shares (`model={"shared_layers": ...}`) change for its whole group; if several of a group
         are given, the last one's hold.
         """
-        for policy_id, by_name in self._population.read_weights(weights).items():
-            self.get_policy(policy_id).set_weights(by_name)
-            self._population.learners.set_weights(policy_id, by_name)
+        self._population.set_weights(self._population.read_weights(weights))
         self._outside.publish()
 
     @classic_keywords(
@@ -99,6 +99,7 @@ class Policies:
             ContractError: The mapping returns an unknown id for a possible agent.
         """
         with self._rollouts.alone:
+            self._look_who_left()
             before = self._population.policy_map
             added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
             try:
@@ -135,4 +136,12 @@ class Policies:
             self._rollouts.retire(policy_id)
             self._rollouts.follow()
             self._gathering.drop(policy_id)
+            self._look_who_left()
         self._outside.publish()
+
+    def _look_who_left(self) -> None:
+        """Note which episodes may go on with policies that were removed, where that can be known."""
+        vacated = self._population.vacated
+        running = self._rollouts.running_ids() if vacated and self._underway.between else None
+        if running is not None:
+            vacated.look(running)

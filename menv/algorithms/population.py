@@ -21,16 +21,19 @@ from menv.algorithms.recipe import Recipe, recipe_named
 from menv.algorithms.rollouts.completion import Completion
 from menv.algorithms.rollouts.joint_obs import JointObs
 from menv.algorithms.rollouts.rollouts import freeze
+from menv.algorithms.vacated import Vacated
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.loop.cohort import Cohort
 from menv.loop.net_cohort import NetCohort
 from menv.loop.net_policy import NetPolicy
+from menv.loop.networks import Departed
 from menv.loop.own_cohort import OwnCohort
-from menv.policy import Policy
+from menv.policy import Policy, weights_of
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec, check_policy_id, ids_given
+from menv.spec_config import SpecConfig
 
 Resolve = Callable[[PolicyMap], Mapping[str, PolicySpec]]
 Agents = Callable[[PolicyMap], Mapping[AgentId, str]]
@@ -54,6 +57,7 @@ class Population:
         learners: Who learns.
         completion: Makes fragments ready to be learned from.
         cohorts: Who answers together.
+        vacated: Places among them that removed policies have left.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Population:
         self._recipe = recipe
         self._seed = seed
         self._callbacks = callbacks
+        self.vacated = Vacated()
         specs = resolve(policy_map)
         recipes = {
             name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.answers_itself
@@ -142,7 +147,9 @@ class Population:
             assert config is not None
             learners.shared.join(policy_id, config, recipe, network, changed)
 
-        added = add_to_cohorts(learners.nets, policy_id, resolved, config, recipe, self._seed, admit)
+        added = add_to_cohorts(
+            learners.nets, policy_id, resolved, config, recipe, self._seed, admit, self.vacated
+        )
         if recipe is not None and config is not None:
             learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
             learners.take_over(policy_id)
@@ -180,7 +187,12 @@ class Population:
         self.learners.shared.check_frozen(changed)
         self.learners.forget(policy_id)
         self.completion.postprocessing.forget(policy_id)
-        del self.policies[policy_id]
+        policy = self.policies.pop(policy_id)
+        if isinstance(policy, NetPolicy):
+            assert isinstance(policy.networks, NetCohort)
+            self.vacated.leave(policy.networks, policy.index)
+            # Whoever holds the object may go on with it.
+            policy.networks, policy.index = Departed.of(policy.networks, policy.index), 0
         self._take(changed)
 
     def read_ids(self, policy_ids: Any) -> list[str]:
@@ -205,6 +217,29 @@ class Population:
         for policy_id in weights:
             self.get(policy_id)
         return weights
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give policies weights, and their learners; where one policy refuses its own, all keep those of before.
+
+        Args:
+            weights: By policy id and name.
+        """
+        several = weights if len(weights) > 1 else ()
+        before = {policy_id: weights_of(self.policies[policy_id]) for policy_id in several}
+        changed: list[str] = []
+        try:
+            for policy_id, by_name in weights.items():
+                self.policies[policy_id].set_weights(by_name)
+                changed.append(policy_id)
+        except BaseException:
+            for policy_id in changed:
+                self.policies[policy_id].set_weights(before[policy_id])
+            raise
+        for policy_id, by_name in weights.items():
+            if self.learners.shared.peers(policy_id):
+                # Another one of the group has handed its layers on.
+                self.policies[policy_id].set_weights(by_name)
+            self.learners.set_weights(policy_id, by_name)
 
     def state(self) -> dict[str, Any]:
         """Return what answers depend on besides weights, as a plain tree; who learns is asked by itself."""
@@ -240,6 +275,8 @@ class Population:
         learners = self.learners
         learners.forget(policy_id)
         self.completion.postprocessing.forget(policy_id)
+        if isinstance(cohort, NetCohort) and cohort in self.cohorts:
+            self.vacated.leave(cohort, cohort.policy_ids.index(policy_id))
         cohort.retire(policy_id)
         # A cohort that was made for it is nobody's.
         learners.nets[:] = [built for built in learners.nets if built.cohort in self.cohorts]
@@ -303,5 +340,6 @@ def _policy_of(
         )
     else:
         policy = NetPolicy(cohort, index, spec.config, seed)
+        policy.config = SpecConfig(spec.config or {}, configs[policy_id])
     policy.explore = configs[policy_id].explore
     return policy

@@ -67,6 +67,11 @@ class Underway:
         finally:
             self._half = before
 
+    @property
+    def between(self) -> bool:
+        """Whether nothing is half done."""
+        return self._half is None
+
     def refuse_others(self, name: str, instead: str) -> None:
         """Refuse a call of another thread than that which is at work.
 

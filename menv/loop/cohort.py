@@ -31,6 +31,9 @@ from menv.trajectories import Trajectories
 
 Answers: TypeAlias = Sequence[Any] | npt.NDArray[Any]
 
+_REMOVED = " <removed>"
+"""Behind the ids of policies that were removed; no policy can be called so."""
+
 
 class Cohort(ABC):
     """Policies that answer together.
@@ -235,9 +238,8 @@ class Cohort(ABC):
         self.policy_ids[:] = other.policy_ids
 
     def retire(self, policy_id: str) -> None:
-        """Take a policy's id away, so that another one may be added under it; its index stays its own."""
-        # No policy can be called so.
-        self.policy_ids[self.policy_ids.index(policy_id)] = f"{policy_id} <removed>"
+        """Take a policy's id away, so that another one may be added under it; its index is its own until `admit`."""
+        self.policy_ids[self.policy_ids.index(policy_id)] = policy_id + _REMOVED
 
     def with_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
         """Return batches with what their actions were drawn from, for rows that outlive the weights of then."""
@@ -288,6 +290,11 @@ class Cohort(ABC):
         if bad is not None:
             raise _bad_final(owners, OutsideSpaceError(*bad))
         return rows, masks
+
+
+def is_retired(policy_id: str) -> bool:
+    """Return whether an entry of `policy_ids` stands for a policy that was removed."""
+    return policy_id.endswith(_REMOVED)
 
 
 def _bad_final(owners: Trajectories, error: OutsideSpaceError) -> ContractError:

@@ -14,7 +14,7 @@ import numpy as np
 
 from menv import draws
 from menv.acting.acting_graphs import ActingGraphs
-from menv.acting.backend import ActingBackend
+from menv.acting.backend import ActingBackend, Weights
 from menv.base_env import Ready
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector_context import ConnectorContext
@@ -27,7 +27,7 @@ from menv.frame import Frame
 from menv.frame_ledger import FrameLedger, NewIds
 from menv.ledger import Rows
 from menv.loop.block import Block
-from menv.loop.cohort import Answers, Cohort
+from menv.loop.cohort import Answers, Cohort, is_retired
 from menv.loop.connector_path import ConnectorPath, plain
 from menv.loop.noise import Noise
 from menv.loop.slot_table import SlotTable
@@ -107,10 +107,34 @@ class NetCohort(Cohort):
 
     def adopt(self, other: Cohort) -> None:
         """Take over the policies of a newer copy; see `Cohort.adopt`."""
-        super().adopt(other)
         assert isinstance(other, NetCohort)
+        # Who was removed keeps its connectors, which remember its lives, until another one has its place.
+        pairs = zip(self.policy_ids, other.policy_ids, strict=False)
+        came = [mine != theirs and not is_retired(theirs) for mine, theirs in pairs]
+        super().adopt(other)
         self.backend = other.backend
-        self.connectors.extend(other.connectors[len(self.connectors) :])
+        for index, own in enumerate(other.connectors):
+            if index >= len(came) or came[index]:
+                self.connectors[index : index + 1] = [own]
+
+    def admit(
+        self, policy_id: str, weights: Weights, connectors: PolicyConnectors, place: int | None = None
+    ) -> None:
+        """Take a policy in.
+
+        Args:
+            policy_id: Its id.
+            weights: Its weights.
+            connectors: Its pipelines.
+            place: Index of a policy that was removed and that nothing refers to any more; None for one behind all.
+        """
+        if place is None:
+            self.backend.add_policy(weights)
+            self.policy_ids.append(policy_id)
+            self.connectors.append(connectors)
+        else:
+            self.backend.set_weights(place, weights)
+            self.policy_ids[place], self.connectors[place] = policy_id, connectors
 
     @property
     def row_width(self) -> int:

@@ -1,12 +1,14 @@
 """Networks: the policies that share an architecture, and all that stands around it.
 
-`NetPolicy` looks at one of them. A `NetCohort` has those that a sampler asks, a bundle those that lay in a folder.
+`NetPolicy` looks at one of them. A `NetCohort` has those that a sampler asks, a bundle those that lay in a folder,
+`Departed` one that was removed from the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 import gymnasium as gym
 import numpy as np
@@ -59,3 +61,31 @@ class Networks(Protocol):
 
     def graphs(self) -> ActingGraphs | None:
         """Return what builds their acting graphs, None if only torch runs them."""
+
+
+@dataclass(slots=True)
+class Departed:
+    """The `Networks` of one policy that has left others, with weights of its own; attributes as there."""
+
+    policy_ids: list[str]
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    preprocess: ObsPreprocessor | None
+    backend: ActingBackend
+    output: ActionOutput
+    noise: Noise
+    state_sizes: tuple[int, ...]
+    built: ActionPlan
+    connectors: Sequence[PolicyConnectors]
+    row_width: int
+    row_dtype: np.dtype[Any]
+    graphs: Callable[[], ActingGraphs | None]
+
+    @classmethod
+    def of(cls, networks: Networks, index: int) -> Self:
+        """Return those of policy number `index`; another one may be given its number from now on."""
+        return cls(
+            [networks.policy_ids[index]], networks.observation_space, networks.action_space, networks.preprocess,
+            networks.backend.alone(index), networks.output, networks.noise, networks.state_sizes, networks.built,
+            [networks.connectors[index]], networks.row_width, networks.row_dtype, networks.graphs,
+        )  # fmt: skip

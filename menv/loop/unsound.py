@@ -94,6 +94,8 @@ def not_finite(arrays: Mapping[str, Any]) -> str | None:
 
 def _not_finite(value: Any) -> Any:
     """Return the first number of an array that is NaN or infinity as float32, None if none is; or raise anything."""
+    if np.iscomplexobj(value):
+        raise TypeError("its numbers are complex")
     with np.errstate(over="ignore"):
         flat = np.asarray(value, np.float32).reshape(-1)
     # One product of all of them says so as a rule.

@@ -76,7 +76,7 @@ class PPOPolicy(NetPolicy):
         self._spec = network
         self._network: TorchNetwork | None = None
         self._learning = False
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
             # Their first weights depend on the seed and the policy, and nothing else on theirs.
             torch.manual_seed(draws.key(seed, draws.stable_hash(self.policy_id), draws.WEIGHTS) >> 1)
             self.modules = self._checked(self.make_modules())
@@ -89,6 +89,11 @@ class PPOPolicy(NetPolicy):
     def __getstate__(self) -> dict[str, Any]:
         # A copy stands on weights of its own: no learner is there to change those that this one reads.
         return {**super().__getstate__(), "_network": None, "_learning": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self.settings, ReadAsDict):
+            self.config = SpecConfig(self.config, self.settings)
 
     def make_modules(self) -> dict[str, nn.Module]:
         """Return torch modules of float32 parameters, without buffers, by name; called once.

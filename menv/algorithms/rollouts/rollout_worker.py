@@ -145,6 +145,10 @@ class RolloutWorker:
         self._rollouts.follow(added)
         own.cohorts = cohorts
 
+    def running_ids(self) -> set[int] | None:
+        """Return the ids of the episodes that run here; see `Rollouts.running_ids`."""
+        return self._rollouts.running_ids()
+
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Return what a method of each sub-environment returned."""
         return self._rollouts.call_envs(method, args)

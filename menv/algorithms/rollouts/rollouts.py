@@ -106,6 +106,9 @@ class Rollouts(Protocol):
     def retire(self, policy_id: str) -> None:
         """Take the id of a policy away that is removed."""
 
+    def running_ids(self) -> set[int] | None:
+        """Return the ids of the episodes that run; None where those of others may hold rows, or be told of later."""
+
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Return what a method of each sub-environment returned."""
 
@@ -247,6 +250,14 @@ class LocalRollouts:
     def retire(self, policy_id: str) -> None:
         """See `Rollouts.retire`."""
         self.sampler.retire(policy_id)
+
+    def running_ids(self) -> set[int] | None:
+        """See `Rollouts.running_ids`."""
+        self.sampler.row_by_row()
+        # Clients may name policies that were removed.
+        if self.base_env.external or not all(cohort.ledger.closed for cohort in self._crew.cohorts):
+            return None
+        return {episode.episode_id for episode in self.sampler.running.values()}
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """See `Rollouts.call_envs`."""

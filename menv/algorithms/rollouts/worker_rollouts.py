@@ -178,6 +178,14 @@ class WorkerRollouts:
             inbox.drop(policy_id)
 
     @one_at_a_time
+    def running_ids(self) -> set[int] | None:
+        """See `Rollouts.running_ids`."""
+        self._catch_up()
+        self.take_back()
+        found = self._workers.sure_of_all("running_ids")
+        return None if None in found else set().union(*found)
+
+    @one_at_a_time
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """See `Rollouts.call_envs`."""
         self._catch_up()
