@@ -175,6 +175,7 @@ class TorchActing:
         with repeatable(self._device):
             return array_of(self._network(policy).values(self._tensor(obs), self._maybe_tensor(state)))
 
+    @torch.inference_mode(False)
     def add_policy(self, weights: Weights | None = None) -> int:
         """Add a policy and return its index; without weights it copies policy 0."""
         params = {

@@ -47,6 +47,7 @@ class DQNLearner:
         replay: What was experienced.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         spec: NetworkSpec,
@@ -82,8 +83,8 @@ class DQNLearner:
             eps=buffer.prioritized_replay_eps,
         )
 
-    # Something that was raised between two instructions may have left gradients off.
-    @torch.enable_grad()
+    # Something that was raised between two instructions may have left gradients off, and callers may be in any mode.
+    @torch.inference_mode(False)
     def learn(self, batch: SampleBatch, env_steps: int) -> dict[str, float]:
         """Keep one fragment and make the gradient steps that it calls for.
 

@@ -60,6 +60,7 @@ class PPOLearner:
             not know. Both forms agree but for rounding; a run keeps to one of them.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         spec: NetworkSpec,
@@ -98,8 +99,8 @@ class PPOLearner:
         if policy is not None and device == CPU:
             policy.learn_with(self._network, self._adam.params)
 
-    # Something that was raised between two instructions may have left gradients off.
-    @torch.enable_grad()
+    # Something that was raised between two instructions may have left gradients off, and callers may be in any mode.
+    @torch.inference_mode(False)
     def learn(self, columns: Columns, env_steps: int) -> dict[str, float]:
         """Improve the policy on one train batch.
 
