@@ -48,6 +48,12 @@ class PolicySpec:
                 f"PolicySpec: policy_class is {self.policy_class!r:.100}, expected a class; write "
                 "PolicySpec(policy_class=RandomPolicy), or leave it out for the algorithm's own"
             )
+        trained_by = getattr(getattr(self.policy_class, "recipe", None), "name", None)
+        if self.policy_class is not None and trained_by is not None:
+            raise ConfigError(
+                f"PolicySpec: policy_class is {self.policy_class.__name__}, an algorithm, expected a policy's class; "
+                f"write PolicySpec(algorithm={trained_by!r})"
+            )
         if vars(self.policy_class or object).get("stock", False):
             object.__setattr__(self, "policy_class", None)
         if self.answers_itself and self.algorithm is not None:

@@ -50,4 +50,6 @@ def instead(action_space: gym.Space[Any]) -> str:
         ActionHead.for_space(flat_action_space(action_space))
     except ConfigError:
         return "wrap the environment so that its actions are Discrete"
+    if isinstance(action_space, gym.spaces.Tuple):
+        return "train the policy of a group of agents with QMIX, any other with PPO"
     return "train this policy with PPO"

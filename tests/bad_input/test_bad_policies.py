@@ -12,6 +12,7 @@ import pytest
 import menv.algorithms
 from menv import Policy, PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, Algorithm
+from menv.envs import TwoStepGame
 from menv.errors import ConfigError, ContractError
 from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to
 from tests.bad_input.broken_envs import checked
@@ -73,6 +74,22 @@ def test_actions_that_have_no_q_values_are_sent_to_ppo(space: Any, kind: str) ->
     refused(lambda: DQN(env=Steering, config={"env_config": {"action_space": space}}), message)
     with PPO(env=Steering, config={**SMALL, "env_config": {"action_space": space}}) as algo:
         algo.sample()
+
+
+def test_a_group_of_agents_is_sent_to_qmix() -> None:
+    def make(config: Any) -> Any:
+        return TwoStepGame(config).with_agent_groups({"both": ["agent_1", "agent_2"]})
+
+    refused(lambda: DQN(env=make), r"expected Discrete; train the policy of a group of agents with QMIX")
+
+
+def test_an_algorithm_is_no_class_of_a_policy() -> None:
+    message = (
+        r"PolicySpec: policy_class is PPO, an algorithm, expected .*; write PolicySpec\(algorithm='PPO'\)"
+    )
+    refused(lambda: PolicySpec(PPO), message)
+    policies: Any = {"policies": {"default_policy": (PPO, None, None, {})}}
+    refused(lambda: PPO(env="CartPole-v1", config={"multiagent": policies}), message)
 
 
 def test_the_policy_whose_actions_do_not_fit_is_named_among_others() -> None:
@@ -164,3 +181,46 @@ def test_one_action_that_is_in_no_list_is_named(answer: Any) -> None:
     ):
         algo.sample()
     checked(str(caught.value))
+
+
+def duo_of_two(**model: Any) -> Any:
+    multiagent = {"policies": ["one", "two"], "policy_mapping_fn": to(a="one", b="two")}
+    return PPO(env=Duo, config={**SMALL, "seed": 1, "multiagent": multiagent, "model": model})
+
+
+def test_weights_of_which_some_are_refused_change_no_policy() -> None:
+    with duo_of_two() as algo:
+        algo.train()
+        before = algo.get_weights()
+        good = {name: value + 1.0 for name, value in before["one"].items()}
+        lacking = dict(list(before["two"].items())[1:])
+        with pytest.raises(ConfigError, match=r"policy 'two': .* do not fit the architecture"):
+            algo.set_weights({"one": good, "two": lacking})
+        assert repr(algo.get_weights()) == repr(before)
+        algo.set_weights({"one": good, "two": good})
+        assert repr(algo.get_weights()) == repr({"one": good, "two": good})
+
+
+def test_of_a_group_that_shares_layers_the_last_weights_hold_for_acting_and_for_learning() -> None:
+    with duo_of_two(shared_layers="both", vf_share_layers=True) as algo:
+        algo.train()
+        before = algo.get_weights()
+        weights = [{name: value + plus for name, value in before["one"].items()} for plus in (1.0, 2.0)]
+        algo.set_weights({"one": weights[0], "two": weights[1]})
+        now = algo.get_weights()
+        for name, learner in algo._population.learners._learners.items():
+            learned = learner.weights()
+            assert all(np.array_equal(learned[part], now[name][part]) for part in learned)
+        heads = [name for name in before["one"] if not np.array_equal(now["one"][name], now["two"][name])]
+        assert heads
+        assert all(np.array_equal(now["two"][name], weights[1][name]) for name in now["two"])
+        assert all(np.array_equal(now["one"][name], weights[0][name]) for name in heads)
+
+
+def test_complex_weights_are_refused() -> None:
+    with duo_of_two() as algo:
+        weights = {name: value + 1j for name, value in algo.get_weights()["one"].items()}
+        refused(
+            lambda: algo.set_weights({"one": weights}),
+            r"cannot be read as float32 \(its numbers are complex\)",
+        )

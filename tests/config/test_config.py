@@ -94,9 +94,11 @@ def test_the_config_is_frozen_and_keyword_only() -> None:
         config.lr = 1.0  # type: ignore[misc]
     for given in ({"lr": 1e-3}, "CartPole-v1"):
         with pytest.raises(
-            ConfigError, match=r"PPOConfig: \w+ without a name.*write .* PPOConfig\(\*\*settings"
+            ConfigError, match=r"PPOConfig: .* without a name.*write PPOConfig\(env=.* PPOConfig\(\*\*"
         ):
             PPOConfig(given)  # type: ignore[arg-type, call-arg]
+    with pytest.raises(ConfigError, match=r"ModelConfig: \[64\] without a name, expected settings by name"):
+        ModelConfig([64])  # type: ignore[arg-type, call-arg]
 
 
 def test_the_callers_dicts_are_not_changed() -> None:

@@ -28,15 +28,16 @@ def by_name(config_class: type[S]) -> type[S]:
     Raises:
         ConfigError: From the class, when it is called: there is no such setting, or something has no name.
     """
-    known = {field.name for field in fields(config_class)}  # type: ignore[arg-type]
+    names = [field.name for field in fields(config_class)]  # type: ignore[arg-type]
+    known, first = set(names), "env" if "env" in names else names[0]
     build: Any = vars(config_class)["__init__"]
 
     @functools.wraps(build)
     def init(self: S, *args: Any, **given: Any) -> None:
         if args:
             raise ConfigError(
-                f"{config_class.__name__}: {type(args[0]).__name__} without a name, expected keywords alone; write "
-                f"{config_class.__name__}(name=value), or {config_class.__name__}(**settings) for a dict of them"
+                f"{config_class.__name__}: {args[0]!r:.60} without a name, expected settings by name; write "
+                f"{config_class.__name__}({first}=...), or {config_class.__name__}(**settings) for a dict of them"
             )
         # What is no keyword in Python, such as "lambda", can come from a dict all the same.
         old = {key: name for key, name in RENAMED.items() if name in known and name not in given}
