@@ -51,6 +51,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "rate": ({"lr": "fast"}, r"lr is 'fast', expected a number from 0 to 1000"),
     "gradient": ({"grad_clip": -1}, r"grad_clip is -1, expected .*None to switch it off"),
     "no gradient": ({"grad_clip": 0}, r"grad_clip is 0, which lets nothing be learned, .*, or None to switch it off"),
+    "no divergence": ({"kl_target": 0}, r"kl_target is 0, .* expected a number above 0; set kl_coeff=0 to switch"),
     "no error": ({"vf_clip_param": 0.0}, r"vf_clip_param is 0\.0, which lets nothing be learned, expected"),
     "epochs": ({"num_sgd_iter": 1.5}, r"num_sgd_iter is 1\.5, expected an integer"),
     "a flag for epochs": ({"num_sgd_iter": True}, "num_sgd_iter is True, expected an integer of at least 1"),

@@ -80,6 +80,11 @@ class PPOSettings:
             key, off = name.removesuffix("_"), name in _NONE_IS_OFF
             endless = name == "clip_param"
             check_number("PPO", key, getattr(self, name), least, most, none_is_off=off, endless=endless)
+        if self.kl_target == 0 and self.kl_coeff != 0:
+            raise ConfigError(
+                f"PPO: kl_target is {self.kl_target}, above which any update is, so that the KL term would grow until "
+                "nothing is learned, expected a number above 0; set kl_coeff=0 to switch the term off"
+            )
         for name in ("lr_schedule", "entropy_coeff_schedule"):
             _check_schedule(name, getattr(self, name))
         if not isinstance(self.normalize_values, bool):
