@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from typing import NamedTuple
 
-from menv.errors import EnvCrashError
+from menv.errors import EnvCrashError, WorkerLostError
 
 MOST = 3
 """So many crashes of one sub-environment without a finished episode, or failed replacements in a row, end the run."""
@@ -83,7 +83,9 @@ class CrashLog:
     def error(self, index: int, more: str, hint: str = "") -> EnvCrashError:
         """Return the error that ends the run, with the first cause of the series as its own."""
         series = self._series[index]
-        error = EnvCrashError(f"{series.text}{more}; the environment's own traceback is above{hint}")
+        lost = isinstance(series.error, WorkerLostError)
+        above = "what is known of its process" if lost else "the environment's own traceback"
+        error = EnvCrashError(f"{series.text}{more}; {above} is above{hint}")
         error.__cause__ = series.error
         return error
 

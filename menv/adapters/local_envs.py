@@ -9,9 +9,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from itertools import compress
-from operator import not_
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
 from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict
-from menv.env_calls import call_method, close_all, close_env, close_unused, reset_env
+from menv.env_calls import call_method, close_env, close_unused, reset_env
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, MenvError
 from menv.fault import Fault, raised_by_envs
 from menv.plain_data import digest
@@ -116,9 +114,28 @@ class LocalEnvs(CreatedEnvs):
         """Close every sub-environment that has a `close`, also past those that raise."""
         if not self._stopped:
             self._stopped = True
-            for env in compress(self._envs, map(not_, self._was_reset)):
-                close_unused(env)
-            close_all(compress(self._envs, self._was_reset))
+            with ExitStack() as closing:
+                for index in reversed(range(len(self._envs))):
+                    closing.callback(self._close, index)
+
+    def _close(self, index: int) -> None:
+        """Close a sub-environment; many that were never reset cannot be closed, and have nothing to free.
+
+        Raises:
+            EnvCrashError: It raised.
+        """
+        if not self._was_reset[index]:
+            close_unused(self._envs[index])
+            return
+        try:
+            close_env(self._envs[index])
+        except MenvError:
+            raise
+        except Exception as error:
+            raise EnvCrashError(
+                f"env {index} close: raised {type(error).__name__}: {error}, expected it to return; mend close, all "
+                "other sub-environments were closed; the environment's own traceback is above"
+            ) from error
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -23,6 +23,7 @@ from menv.scale.engine import Engine, EngineName
 from menv.scale.packing import Sealed
 from menv.scale.remote_envs import RemoteEnvs
 from menv.scale.remote_settings import RemoteSettings
+from menv.scale.same_spaces import SameSpaces
 from menv.vector_env import VectorEnv
 
 
@@ -62,10 +63,12 @@ def to_base_env(
     Raises:
         ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is
             missing, or a setting is wrong.
-        ContractError: With `remote_envs`, an agent id does not equal its copy from another process.
+        ContractError: A copy of a gymnasium.Env declares spaces of another kind or shape than `env`; or, with
+            `remote_envs`, an agent id does not equal its copy from another process.
     """
     _check(remote_envs, remote_env_batch_wait_ms, env_timeout, remote_envs_per_process)
     if not remote_envs:
+        make_env = SameSpaces(make_env, env) if callable(make_env) else make_env
         return convert.to_base_env(
             env, make_env, num_envs, restart_failed_sub_environments=restart_failed_sub_environments, seed=seed,
             first_index=first_index,
@@ -75,7 +78,7 @@ def to_base_env(
         remote_env_batch_wait_ms, env_timeout, remote_envs_per_process, restart_failed_sub_environments, seed,
         first_index,
     )  # fmt: skip
-    found = RemoteEnvs(make, num_envs, _engine(engine), like=env, settings=settings)
+    found = RemoteEnvs(SameSpaces(make, env), num_envs, _engine(engine), like=env, settings=settings)
     close_unused(env)
     return found
 

@@ -10,9 +10,12 @@ started itself trust each other. Nothing else may connect.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
+
+from menv.errors import EnvFaultWarning
 
 EngineName: TypeAlias = Literal["process", "ray"]
 
@@ -94,4 +97,17 @@ class Engine(ABC):
 
     @abstractmethod
     def stop(self, grace: float = 5.0) -> None:
-        """End all peers: those that do not end by themselves within `grace` seconds are killed."""
+        """End all peers: those that do not end by themselves within `grace` seconds are killed.
+
+        Warns of those among them that were asked nothing.
+        """
+
+
+def warn_of_slow_end(whose: str, grace: float) -> None:
+    """Warn of a peer that was killed, because it had not ended in its time."""
+    warnings.warn(
+        f"{whose}: did not end within {grace:g} s and was killed, expected what lives in it to close by then; look at "
+        "what its close() waits for, and for threads and processes that it leaves running",
+        EnvFaultWarning,
+        stacklevel=3,
+    )

@@ -100,9 +100,13 @@ class Link:
 
     Args:
         end: The socket, which belongs to the link.
+
+    Attributes:
+        broken_off: Whether it was closed in the midst of a letter, by what was raised here and not by the other end.
     """
 
     def __init__(self, end: socket.socket) -> None:
+        self.broken_off = False
         self._socket = end
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
@@ -149,8 +153,8 @@ class Link:
                     view, rights = view[self._socket.sendmsg([view], rights, socket.MSG_DONTWAIT) :], []
                 except BlockingIOError:
                     self._take_in()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._break_off(error)
             raise
         finally:
             self.release()
@@ -190,9 +194,14 @@ class Link:
         """Return the letter that has begun to come."""
         try:
             return _receive(self._socket)
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._break_off(error)
             raise
+
+    def _break_off(self, error: BaseException) -> None:
+        """Close it in the midst of a letter: where the next one begins is not known."""
+        self.broken_off |= not isinstance(error, OSError | EOFError)
+        self.close()
 
     def _take_in(self) -> None:
         """Wait until more can be sent; keep a letter that comes before."""

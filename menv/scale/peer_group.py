@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from menv.errors import WorkerLostError
+from menv.errors import EnvCrashError, WorkerLostError
 from menv.scale.engine import Engine, Peer
 
 PAUSES = (0.0, 0.5, 2.0)
@@ -71,8 +71,25 @@ class PeerGroup:
         """Return the answer of one of them; see `Peer.answer`.
 
         Raises:
-            WorkerLostError: It is lost; it may be replaced.
+            WorkerLostError: It is lost, or took the place of a lost one and could not begin; it may be replaced.
         """
+        try:
+            value = self._answer(index)
+        except EnvCrashError as error:
+            if not self._errors[index]:
+                raise
+            # Its predecessor's environments could be made; what these wait for may be back in a moment.
+            self._unmade.add(index)
+            told = str(error).partition(", expected ")[0]
+            raise WorkerLostError(
+                f"{self.peers[index].label}: took the place of a lost one and could not begin: {told}, expected it to; "
+                "mend what raised"
+            ) from error
+        self._errors[index].clear()
+        return value
+
+    def _answer(self, index: int) -> Any:
+        """Return the answer of one of them, behind those that tell that it is what it is to be."""
         peer = self.peers[index]
         while self._first[index]:
             try:
@@ -83,9 +100,7 @@ class PeerGroup:
                 self._unmade.add(index)
                 raise
             self._first[index] -= 1
-        value = peer.answer()
-        self._errors[index].clear()
-        return value
+        return peer.answer()
 
     def settle(self, index: int) -> None:
         """Let go of answers that nobody waits for any more, because whoever did was interrupted or told of an error.
@@ -115,8 +130,10 @@ class PeerGroup:
         self.replaced[index] += 1
         if len(errors) > len(PAUSES):
             self.give_up(index)
+            head = str(error).partition(", expected ")[0]
+            last = f", the last: {head}" if isinstance(error.__cause__, EnvCrashError) else ""
             raise WorkerLostError(
-                f"{errors[0]}\n(the first of {len(errors)} times without a fragment in between, expected at most "
+                f"{errors[0]}\n(the first of {len(errors)} times without a fragment in between{last}, expected at most "
                 f"{len(PAUSES)}; mend what ends the process)"
             ) from error
         time.sleep(PAUSES[len(errors) - 1])

@@ -17,13 +17,13 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import BufferedReader
 from typing import Any, ClassVar
 
 from menv.errors import CallOrderError, WorkerLostError
-from menv.scale.engine import Engine, EngineName, Peer
+from menv.scale.engine import Engine, EngineName, Peer, warn_of_slow_end
 from menv.scale.home import CREATE, ONE_THREAD, import_paths, question
 from menv.scale.last_words import LastWords
 from menv.scale.link import Link, Packed
@@ -119,16 +119,25 @@ class ProcessPeer(Peer):
         else:
             self.link.close()
 
-    def close(self, until: float) -> None:
-        """Hang up, and wait for the process to end until a time of `time.monotonic`; kill it then."""
+    def close(self, until: float) -> bool:
+        """Hang up, and wait for the process to end until a time of `time.monotonic`; kill it then.
+
+        Returns:
+            Whether it had to be killed, although it was asked nothing.
+        """
         self.hang_up()
         if self._inherited():
-            return
+            return False
+        ended = True
         try:
             _wait(self._process, max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self.kill()
+            ended = False
+        self._killed = self._killed or not ended
+        # Also what it has left running, which may hold its stderr open.
+        _kill(self._process)
         self._words.told()
+        return not ended and not self.pending
 
     def check_owner(self) -> None:
         """Raise where a fork of its driver would take answers that the driver waits for.
@@ -161,6 +170,8 @@ class ProcessPeer(Peer):
             _wait(self._process, _ENDING_S)
         if self._killed:
             how = "was killed by this process"
+        elif self.link.broken_off:
+            how = "was let go of, because this process was interrupted in the midst of a message"
         elif self._process.poll() is None:
             how = "has closed its link"
         else:
@@ -217,7 +228,8 @@ class ProcessEngine(Engine):
 
     def stop(self, grace: float = 5.0) -> None:
         """End all processes; see `Engine.stop`."""
-        _end(list(self._peers), grace)
+        for peer in _end(list(self._peers), grace):
+            warn_of_slow_end(f"{peer.label} (pid {peer.pid})", grace)
         self._peers.clear()
 
 
@@ -240,14 +252,13 @@ def _options() -> list[str]:
     return [*own, "-P"]
 
 
-def _end(peers: Iterable[ProcessPeer], grace: float) -> None:
-    """End processes together."""
+def _end(peers: Sequence[ProcessPeer], grace: float) -> Sequence[ProcessPeer]:
+    """End processes together; return those that had to be killed, although they were asked nothing."""
     until = time.monotonic() + grace
     for peer in peers:
         # All of them begin to end before anybody waits for one.
         peer.hang_up()
-    for peer in peers:
-        peer.close(until)
+    return [peer for peer in peers if peer.close(until)]
 
 
 def _drop(process: subprocess.Popen[bytes], link: Link, owner: int) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from menv.errors import CallOrderError, MenvError, MissingExtraError, WorkerLostError
-from menv.scale.engine import Engine, EngineName, Peer
+from menv.scale.engine import Engine, EngineName, Peer, warn_of_slow_end
 from menv.scale.far_error import FarError, FarTraceback
 from menv.scale.home import CREATE, import_paths, question
 from menv.scale.packing import Parts, pack, unpack
@@ -190,11 +190,13 @@ class RayEngine(Engine):
     def stop(self, grace: float = 5.0) -> None:
         """End all actors; see `Engine.stop`."""
         peers = list(self._peers)
-        ends = [end for end in [peer.end() for peer in peers] if end is not None]
-        if ends:
-            ray.wait(ends, num_returns=len(ends), timeout=grace)
+        ends = {end: peer for peer in peers if (end := peer.end()) is not None}
+        slow = ray.wait([*ends], num_returns=len(ends), timeout=grace)[1] if ends else []
         for peer in peers:
             peer.kill()
+        for peer in [ends[end] for end in slow]:
+            if not peer.pending:
+                warn_of_slow_end(f"{peer.label} (pid {peer.pid})", grace)
         self._peers.clear()
 
 

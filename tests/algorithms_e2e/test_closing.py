@@ -11,7 +11,7 @@ import pytest
 
 from menv import DefaultCallbacks
 from menv.algorithms import PPO
-from menv.errors import ConfigError
+from menv.errors import ConfigError, EnvCrashError
 from tests.loop.reference_envs import Steady
 
 TINY: dict[str, Any] = {
@@ -33,8 +33,11 @@ def test_all_environments_are_closed_where_one_cannot_be() -> None:
     algorithm = PPO(env=lambda context: Closes(), config=TINY)
     algorithm.sample()
     algorithm.evaluate()
-    with pytest.raises(OSError, match="no window of number"):
+    with pytest.raises(
+        EnvCrashError, match=r"^env 3 close: raised OSError: no window of number \d"
+    ) as caught:
         algorithm.stop()
+    assert isinstance(caught.value.__cause__, OSError)
     # Those of the evaluation too.
     assert len(closed) == 8
 

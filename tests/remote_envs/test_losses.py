@@ -156,6 +156,7 @@ def test_the_third_loss_without_a_finished_episode_ends_the_run_with_the_first_a
     message, cause = str(caught.value), caught.value.__cause__
     assert message.startswith("env 0 step, env step 2: process of env 0 (pid ")
     assert "ended with exit code -9 (SIGKILL), the first of 3 times without a finished episode" in message
+    assert message.endswith("; what is known of its process is above")
     assert isinstance(cause, WorkerLostError)
     assert str(cause).endswith("no wheels")
     assert len(watch.faulty) == 2

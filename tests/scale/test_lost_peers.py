@@ -10,6 +10,7 @@ import pytest
 
 from menv.errors import WorkerLostError
 from menv.scale.engine import Engine, Peer
+from menv.scale.engines import make_engine
 from menv.scale.link import Link
 from tests.scale.homes import Counter
 from tests.scale.processes import PATIENCE_S, children, descriptors, eventually, lives, resident
@@ -150,6 +151,16 @@ def test_a_child_that_an_object_leaves_behind_does_not_hide_its_end(engine: Engi
     finally:
         if lives(child):
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_that_an_object_leaves_behind_ends_when_its_engine_stops() -> None:
+    engine = make_engine("process")
+    peer = started(engine)
+    child = asked(peer, "forks")
+    assert lives(child)
+    engine.stop()
+    eventually(lambda: not lives(child))
+    assert peer.pending == 0
 
 
 def test_an_object_may_close_its_stderr_and_read_its_stdin(engine: Engine) -> None:

@@ -149,6 +149,32 @@ class Broken(Counting):
             raise OSError("the map is missing")
 
 
+class Missed(Counting):
+    """Ends its process once; in its place it cannot be there for as many times as `absent` says, nor be reset."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config["where"] == "create":
+            self._absent()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.config["where"] == "reset":
+            self._absent()
+        return super().reset(seed=seed)
+
+    def act(self) -> None:
+        if self.at == 3 and self.config.worker_index and self.once():
+            os._exit(3)
+
+    def _absent(self) -> None:
+        if self.config.recreated_worker:
+            tries = Path(f"{self.config['flag']}_tries")
+            with tries.open("a") as file:
+                file.write("x")
+            if tries.stat().st_size <= self.config["absent"]:
+                raise ConnectionRefusedError("the simulator has no seat free")
+
+
 class Chatty(Counting):
     """Logs."""
 

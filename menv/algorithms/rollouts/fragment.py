@@ -17,6 +17,7 @@ from menv.metrics import Taken
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.registry import Known
 from menv.scale.packing import Sealed
+from menv.scale.same_spaces import Declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,14 @@ class Plan:
         place: Which worker it is.
         company: The policies.
         seed: Key of every random draw.
+        declared: The spaces of the driver's environment.
     """
 
     settings: Settings | Sealed
     place: Place
     company: Company
     seed: int
+    declared: Declared
 
 
 class Fragment(NamedTuple):

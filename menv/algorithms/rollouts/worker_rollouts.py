@@ -29,6 +29,7 @@ from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.sample_batch import SampleBatch
 from menv.scale.engine import Engine, Peer
+from menv.scale.same_spaces import Declared
 from menv.segments import Column
 
 
@@ -43,6 +44,7 @@ class WorkerRollouts:
         engine: Starts the workers.
         num_envs: Sub-environments of each.
         early: Seats that the engine has started already.
+        declared: The spaces of the driver's environment.
 
     Attributes:
         staleness: Updates between acting and learning, of the rows of the fragments since the last look.
@@ -59,6 +61,7 @@ class WorkerRollouts:
         engine: Engine,
         num_envs: int,
         early: Sequence[Peer] = (),
+        declared: Declared | None = None,
     ) -> None:
         self.alone = threading.RLock()
         self._config = config
@@ -67,7 +70,9 @@ class WorkerRollouts:
         self._engine = engine
         self._each = num_envs
         self._headlines = Headlines(crew)
-        self._workers = Workers(config, self._headlines, seed, metrics, engine, num_envs, early)
+        self._workers = Workers(
+            config, self._headlines, seed, metrics, engine, num_envs, early, declared=declared
+        )
         # What workers have done that were there before a checkpoint.
         self._gone = Stand()
         self._unrolls = 0

@@ -25,6 +25,7 @@ from menv.scale.known_names import known_here
 from menv.scale.last_words import in_a_line
 from menv.scale.packing import Sealed, can_be_pickled
 from menv.scale.peer_group import PeerGroup
+from menv.scale.same_spaces import Declared
 from menv.scale.watchdog import creation_limit, where_it_hung
 
 
@@ -42,6 +43,7 @@ class Workers:
         seat: Creates another kind of seat.
         label: What messages call a worker.
         first: What workers were told of the settings before the program went on, if they begin only now.
+        declared: The spaces of the driver's environment, which theirs must have too.
 
     Attributes:
         inboxes: What has come from each and nobody has taken yet, and what it has done.
@@ -63,8 +65,10 @@ class Workers:
         seat: Callable[[], Seat] = WorkerSeat,
         label: str = "worker",
         first: Sealed | None = None,
+        declared: Declared | None = None,
     ) -> None:
         self._seed = seed
+        self._declared = declared or {}
         self.inboxes = [Inbox() for _ in range(config.num_workers)]
         self.ahead = config.max_staleness if config.overlap else 0
         self.recreated: list[int] = []
@@ -232,7 +236,7 @@ class Workers:
             settings = self._first
         seed = draws.key(self._seed, index, times) >> 2 if times else self._seed
         place = Place(index + 1, recreated=times > 0)
-        return "take", Plan(settings, place, self._headlines.company(), seed)
+        return "take", Plan(settings, place, self._headlines.company(), seed, self._declared)
 
     def _replace(self, index: int, error: WorkerLostError) -> None:
         """Put another worker in the place of one that is lost; the episodes that ran in it are counted."""
@@ -262,10 +266,11 @@ class Workers:
         )
 
     def _overdue(self, index: int) -> str:
-        """Return what an environment of a worker took too long for."""
+        """Return what a worker took too long for."""
         seconds = self._config.env_timeout
         if self._group.is_briefed(index):
-            return f"an environment did not return for env_timeout={seconds:g} s"
+            # These are called between two env steps, which are what is counted.
+            return f"an environment, or a callback or policy beside it, did not return for env_timeout={seconds:g} s"
         return f"an environment was not created within {creation_limit(seconds):g} s"
 
     def _check_running(self) -> None:

@@ -22,6 +22,7 @@ from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.metrics import Metrics
 from menv.scale.engine import Engine, Peer
+from menv.scale.same_spaces import Declared, declared
 
 if TYPE_CHECKING:
     from menv.algorithms.rollouts.worker_rollouts import WorkerRollouts
@@ -40,6 +41,7 @@ class Workforce:
         self._engine: Engine | None = None
         self._seats: list[Peer] = []
         self._workers: WorkerRollouts | None = None
+        self._declared: Declared = {}
         if config.num_workers and config.input is None:
             from menv.algorithms.rollouts.rollout_worker import WorkerSeat
             from menv.scale.engines import make_engine
@@ -73,6 +75,7 @@ class Workforce:
                 f"num_workers: {config.num_workers} with a {type(first).__name__}, which calls by itself, expected 0; "
                 "leave num_workers out"
             )
+        self._declared = declared(first)
         return first, base_env
 
     def rollouts(
@@ -152,5 +155,5 @@ class Workforce:
         own = 0 if isinstance(base_env, CreatedEnvs) else base_env.num_envs
         return WorkerRollouts(
             self._config, population, seed, metrics, self._engine,
-            own or self._config.num_envs_per_worker, self._seats,
+            own or self._config.num_envs_per_worker, self._seats, self._declared,
         )  # fmt: skip

@@ -1,0 +1,62 @@
+"""Copies of a single-agent environment that declare other spaces than the first: refused before anybody acts in them.
+
+`menv.scale.convert` looks at each copy where it is created, `menv.algorithms.rollouts.rollout_worker` at the first one
+of a worker. Policies have the spaces of the first, so that actions would be chosen from another space. What agents of a
+`MultiAgentEnv` declare is not compared: copies may have other agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+
+from menv.errors import ContractError
+from menv.multi_agent_env import MultiAgentEnv
+from menv.spaces import alike
+
+Declared = Mapping[str, Any]
+"""Spaces by the name of the attribute."""
+
+
+def declared(env: Any) -> Declared:
+    """Return what a single-agent environment declares, nothing of others."""
+    if not isinstance(env, gym.Env) or isinstance(env, MultiAgentEnv):
+        return {}
+    found = {name: getattr(env, name, None) for name in ("observation_space", "action_space")}
+    # One that is built in its first reset may have none yet.
+    return {name: space for name, space in found.items() if isinstance(space, gym.Space)}
+
+
+def check_spaces(whose: str, env: Any, first: Declared) -> None:
+    """Refuse an environment whose spaces are of another kind or shape than those that the first declares.
+
+    Raises:
+        ContractError: They are.
+    """
+    for name, space in declared(env).items():
+        if name in first and not alike(space, first[name]):
+            raise ContractError(
+                f"{whose}: its {name} is {space!s:.160}, expected one like that of the first environment, "
+                f"{first[name]!s:.160}; declare the same in every copy, whatever its worker_index and vector_index"
+            )
+
+
+class SameSpaces:
+    """Creates copies of an environment, and refuses those that declare something else.
+
+    Args:
+        make_env: Creates copy number `vector_index`.
+        first: What was created before.
+    """
+
+    def __init__(self, make_env: Callable[[int], Any], first: Any) -> None:
+        self._make_env = make_env
+        self._declared = declared(first)
+
+    def __call__(self, vector_index: int) -> Any:
+        """Create a copy."""
+        env = self._make_env(vector_index)
+        check_spaces(f"env {vector_index}", env, self._declared)
+        return env

@@ -1,0 +1,36 @@
+"""Processes whose link was interrupted in the midst of a message: they are lost, and the reason is told."""
+
+import itertools
+
+import pytest
+
+from menv.errors import WorkerLostError
+from menv.scale.process_engine import ProcessEngine
+from tests.interrupting import raised_at
+from tests.scale.homes import Counter
+
+
+def test_a_process_that_an_interrupt_has_lost_is_not_said_to_have_ended_by_itself() -> None:
+    engine = ProcessEngine()
+    try:
+        peer = engine.start(Counter, label="worker 1")
+        peer.answer()
+        for instruction in itertools.count(1):
+            peer.ask("add", 1)
+            engine.wait([peer])
+            interrupted = raised_at(instruction, peer.answer)
+            if peer.link.fileno() < 0:
+                break
+            assert interrupted
+            while peer.pending:
+                peer.answer()
+        assert interrupted
+        peer.ask("add", 1)
+        said = (
+            r"let go of, because this process was interrupted in the midst of a message, expected it to go on"
+        )
+        with pytest.raises(WorkerLostError, match=said) as caught:
+            peer.answer()
+        assert "os._exit" not in str(caught.value)
+    finally:
+        engine.stop()
