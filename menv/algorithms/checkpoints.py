@@ -161,6 +161,9 @@ class Checkpoints:
         Args:
             path: As for `from_checkpoint`.
 
+        Where it is broken off once it has begun to change anything, by Ctrl-C or an environment that raises, nothing
+        else can be called before it has come to its end.
+
         Raises:
             CallOrderError: As of `save`.
             ConfigError: The checkpoint is not as it was written, or of other policies or networks; nothing has changed,
@@ -187,7 +190,7 @@ class Checkpoints:
                 algo._rollouts.alone,
                 algo._underway.half("a checkpoint is being restored"),
             ):
-                algo._state.restore(files)
+                algo._state.restore(files, changing=algo._underway.to_the_end("restore"))
             algo._callbacks.on_checkpoint_loaded(algorithm=algo)
 
 

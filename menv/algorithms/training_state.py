@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,12 +104,19 @@ class TrainingState:
             LEARNERS: _flat({name: own for name, (_, own) in learners.items()}),
         }
 
-    def restore(self, files: Mapping[str, Any], *, keep_seed: bool = False) -> None:
+    def restore(
+        self,
+        files: Mapping[str, Any],
+        *,
+        keep_seed: bool = False,
+        changing: AbstractContextManager[Any] | None = None,
+    ) -> None:
         """Go on from what `files` returned for a run with the same policies, or more; what this one did is forgotten.
 
         Args:
             files: What was returned.
             keep_seed: Whether this run's seed holds, and not the other's.
+            changing: Is entered while anything changes.
 
         Raises:
             ConfigError: A policy has another network or keeps other experience, or the environments cannot begin again;
@@ -126,6 +134,15 @@ class TrainingState:
             if name in population.policies
         }
         population.learners.check_state(chosen)
+        self.rollouts.check_begins_again()
+        with changing or nullcontext():
+            self._take_over(tree, weights, chosen, seed)
+
+    def _take_over(
+        self, tree: Mapping[str, Any], weights: Mapping[str, Any], chosen: Mapping[str, Any], seed: int
+    ) -> None:
+        """Go on from what fits."""
+        population, progress = self.population, self.progress
         self._begin_again(seed)
         population.set_state(tree, weights, seed)
         progress.iteration = tree["iteration"]

@@ -25,6 +25,8 @@ class Underway:
         self._brief = False
         # What is half done, in words.
         self._half: str | None = None
+        # What was broken off and has left nothing to go on from.
+        self._undone: str | None = None
 
     @contextmanager
     def call(self, name: str, *, whole: bool = False, brief: bool = False) -> Iterator[None]:
@@ -72,6 +74,13 @@ class Underway:
         """Whether nothing is half done."""
         return self._half is None
 
+    @contextmanager
+    def to_the_end(self, name: str) -> Iterator[None]:
+        """Do what leaves nothing to go on from where it is broken off: nothing else can be called then but it again."""
+        self._undone = name
+        yield
+        self._undone = None
+
     def refuse_others(self, name: str, instead: str) -> None:
         """Refuse a call of another thread than that which is at work.
 
@@ -93,6 +102,11 @@ class Underway:
             raise CallOrderError(
                 f"{name}: {self._calls[0]}() runs in another thread, expected none; call it in that thread, or once "
                 "that has returned"
+            )
+        if self._undone not in (None, name):
+            raise CallOrderError(
+                f"{name}: {self._undone} was broken off, expected it to come to its end, because there are parts of "
+                f"two runs now; call {self._undone} again, or build a new algorithm"
             )
         if whole and self._half is not None:
             raise CallOrderError(f"{name}: {self._half}, {_BETWEEN}")

@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from menv.algorithms import DQN
-from menv.errors import ConfigError
+from menv.errors import CallOrderError, ConfigError, EnvCrashError
 from tests.checkpoints.runs import REPLAYED, trained, weights_of
 
 MEMORY: dict[str, Any] = {"fcnet_hiddens": [16], "use_gru": True}
@@ -56,6 +58,50 @@ def test_who_saves_without_a_folder_is_told_to_give_one() -> None:
         pytest.raises(ConfigError, match=r"^save: no folder is given, .*call save\(folder\)"),
     ):
         algo.save()
+
+
+class Shut(gym.Env[Any, Any]):
+    """Cannot be reset while it is shut."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
+    shut = False
+
+    def __init__(self, _: Any = None) -> None:
+        self.at = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if Shut.shut:
+            raise ConnectionRefusedError("closed until noon")
+        super().reset(seed=seed)
+        self.at = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        return self._obs(), 1.0, self.at == 5, False, {}
+
+    def _obs(self) -> Any:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+
+def test_a_restore_that_was_broken_off_has_to_come_to_its_end_before_anything_else(tmp_path: Path) -> None:
+    """There would be weights of one run, and counts and episodes of the other."""
+    with DQN(env=Shut, config=REPLAYED) as algo:
+        algo.train()
+        algo.save(tmp_path)
+        expected = algo.train()["digest"]
+        Shut.shut = True
+        try:
+            with pytest.raises(EnvCrashError, match="closed until noon"):
+                algo.restore(tmp_path)
+        finally:
+            Shut.shut = False
+        calls: list[Any] = [algo.train, algo.sample, algo.evaluate, lambda: algo.save(tmp_path)]
+        for call in calls:
+            with pytest.raises(CallOrderError, match=r"restore was broken off, .*call restore again"):
+                call()
+        algo.restore(tmp_path)
+        assert algo.train()["digest"] == expected
 
 
 def _signed(folder: Path, name: str, keys: list[str], value: Any) -> None:

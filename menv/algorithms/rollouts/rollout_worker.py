@@ -163,6 +163,10 @@ class RolloutWorker:
         """Return where the sampler stands."""
         return self._rollouts.state()
 
+    def check_begins_again(self) -> None:
+        """Refuse environments that cannot begin again."""
+        self._rollouts.check_begins_again()
+
     def begin_again(self, seed: int) -> None:
         """Forget everything that was sampled."""
         self._metrics.take()

@@ -115,6 +115,9 @@ class Rollouts(Protocol):
     def state(self) -> Tree:
         """Return where the samplers stand; see `Sampler.state`."""
 
+    def check_begins_again(self) -> None:
+        """Refuse environments that cannot begin again."""
+
     def begin_again(self, seed: int) -> None:
         """Forget everything that was sampled, and stand at the beginning."""
 
@@ -270,8 +273,8 @@ class LocalRollouts:
         self._mend()
         return self.sampler.state()
 
-    def begin_again(self, seed: int) -> None:
-        """See `Rollouts.begin_again`.
+    def check_begins_again(self) -> None:
+        """See `Rollouts.check_begins_again`.
 
         Raises:
             ConfigError: The environment cannot.
@@ -281,6 +284,10 @@ class LocalRollouts:
                 f"restore: {type(self.base_env).__name__} cannot begin again, expected environments that menv made; "
                 "load the checkpoint with from_checkpoint"
             )
+
+    def begin_again(self, seed: int) -> None:
+        """See `Rollouts.begin_again`."""
+        self.check_begins_again()
         self._seed = seed
         self._broken_off = False
         for cohort in self._crew.cohorts:

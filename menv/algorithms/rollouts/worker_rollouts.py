@@ -207,6 +207,13 @@ class WorkerRollouts:
         return {"workers": states, "gone": gone.state(), "pieces": self._unrolls, "replaced": replaced}
 
     @one_at_a_time
+    def check_begins_again(self) -> None:
+        """See `Rollouts.check_begins_again`."""
+        self.take_back()
+        for index in range(len(self._workers)):
+            self._workers.sure(index, "check_begins_again")
+
+    @one_at_a_time
     def begin_again(self, seed: int) -> None:
         """See `Rollouts.begin_again`."""
         self.take_back()
