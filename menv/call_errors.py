@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from menv.base_env import AgentId
+from menv.env_calls import as_flag
 from menv.errors import CallOrderError, ContractError, EpisodeError
 
 
@@ -33,7 +34,7 @@ def unlike(obs: Iterable[AgentId], actions: Iterable[AgentId]) -> CallOrderError
     )
 
 
-def keyed_by_agent(where: str, what: str, given: Any) -> Mapping[AgentId, Any]:
+def keyed_by_agent(where: str, what: str, given: Any) -> Mapping[Any, Any]:
     """Return what a caller gave for several agents.
 
     Raises:
@@ -45,6 +46,29 @@ def keyed_by_agent(where: str, what: str, given: Any) -> Mapping[AgentId, Any]:
         f"{where}: {what} is {type(given).__name__}, expected a dict by agent id; write {{agent_id: ...}} also for one "
         "agent alone"
     )
+
+
+def done_flags(given: Any) -> dict[Any, bool]:
+    """Return the flags that a caller gave for agents whose own trajectories end.
+
+    Raises:
+        ContractError: It is no dict, or holds something else than True and False.
+    """
+    if given is None:
+        return {}
+    flags = keyed_by_agent("log_returns", "multiagent_done_dict", given)
+    return {
+        agent: as_flag(flag, f"log_returns: the done flag of {agent!a:.60}") for agent, flag in flags.items()
+    }
+
+
+def truncation(given: Any) -> bool:
+    """Return whether a caller's episode was cut short.
+
+    Raises:
+        ContractError: It is neither True nor False.
+    """
+    return as_flag(given, "end_episode: truncated")
 
 
 def check_told_info(given: Any) -> None:

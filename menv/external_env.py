@@ -18,7 +18,7 @@ import numpy as np
 
 from menv.as_base_env import AsBaseEnv
 from menv.base_env import SINGLE_AGENT, AgentId
-from menv.call_errors import check_start, check_told_info, keyed_by_agent
+from menv.call_errors import check_start, check_told_info, done_flags, keyed_by_agent, truncation
 from menv.errors import ConfigError
 from menv.switchboard import Switchboard
 
@@ -147,8 +147,9 @@ class ExternalEnv(_External):
 
         Raises:
             EpisodeError: There is no such episode.
+            ContractError: `truncated` is neither True nor False.
         """
-        self.switchboard.end(episode_id, {SINGLE_AGENT: _kept(observation)}, truncated=truncated)
+        self.switchboard.end(episode_id, {SINGLE_AGENT: _kept(observation)}, truncated=truncation(truncated))
 
 
 class ExternalMultiAgentEnv(_External):
@@ -207,15 +208,12 @@ class ExternalMultiAgentEnv(_External):
 
         Raises:
             EpisodeError: There is no such episode.
-            ContractError: One of them is no dict, or an info is none, or a reward is not a finite number.
+            ContractError: One of them is no dict, or an info is none, a reward not a finite number, or a flag neither
+                True nor False.
         """
         rewards = keyed_by_agent("log_returns", "reward_dict", reward_dict)
         infos = keyed_by_agent("log_returns", "info_dict", {} if info_dict is None else info_dict)
-        done = keyed_by_agent(
-            "log_returns",
-            "multiagent_done_dict",
-            {} if multiagent_done_dict is None else multiagent_done_dict,
-        )
+        done = done_flags(multiagent_done_dict)
         for info in infos.values():
             check_told_info(info)
         self.switchboard.pay(episode_id, rewards, {agent: _own(info) for agent, info in infos.items()}, done)
@@ -225,7 +223,7 @@ class ExternalMultiAgentEnv(_External):
     ) -> None:
         """End an episode with the last observations of its agents; see `ExternalEnv.end_episode`."""
         observed = keyed_by_agent("end_episode", "observation_dict", observation_dict)
-        self.switchboard.end(episode_id, _kept_of_each(observed), truncated=truncated)
+        self.switchboard.end(episode_id, _kept_of_each(observed), truncated=truncation(truncated))
 
 
 def _kept(element: Any) -> Any:

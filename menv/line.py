@@ -180,7 +180,10 @@ def finite_reward(reward: Any, episode_id: str, agent: AgentId) -> float:
     if isinstance(reward, int | float | np.number | np.bool_) or (
         isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub"
     ):
-        number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        try:
+            number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        except OverflowError:
+            number = math.inf
         if math.isfinite(number):
             return number
         got = str(number)

@@ -132,6 +132,12 @@ class ChunkDesk:
                 Code.TOO_MANY,
                 f"{where}: {count} agents, expected at most {self._limits.max_agents} (Limits.max_agents)",
             )
+        for agent in episode.unclaimed or ():
+            if self.spaces_of(agent) is None:
+                raise BadMessageError(
+                    Code.UNKNOWN_AGENT,
+                    f"{where}.unclaimed: no agent {agent[:40]!r}, expected one of the environment's",
+                )
 
     def _check_columns(self, one: WireEpisode, where: str) -> None:
         """Refuse numbers that no policy here can have had or can learn from."""

@@ -347,6 +347,15 @@ WRONG_CALLS: dict[str, tuple[Any, str]] = {
         "log_returns: info is int",
     ),
     "a flag alone": (lambda env, name: env.log_returns(name, {}, {}, True), "multiagent_done_dict is bool"),
+    "a flag that is a text": (
+        lambda env, name: env.log_returns(name, {}, {}, {"a": "False"}),
+        "log_returns: the done flag of 'a' is str, expected True or False",
+    ),
+    "a number that no float holds": (lambda env, name: env.log_returns(name, {"a": 10**400}), "'a' is inf"),
+    "an end that is a text": (
+        lambda env, name: env.end_episode(name, {}, "no"),
+        "end_episode: truncated is str, expected True or False",
+    ),
     "a last observation": (
         lambda env, name: env.end_episode(name, obs(0, 0)),
         "end_episode: observation_dict is",

@@ -102,6 +102,24 @@ def test_a_name_that_was_made_to_point_here_is_refused(door: Door) -> None:
 
 
 @web
+def test_two_hosts_are_refused_whichever_is_the_right_one(door: Door) -> None:
+    with serving(door) as (server, talks):
+        at = server.addresses[0]
+        right = f"127.0.0.1:{at[1]}"
+        for first, second in ((right, "evil.example"), ("evil.example", right), (right, right)):
+            assert status_of(door, at, f"Host: {first}\r\nHost: {second}\r\n") in (400, 403)
+            assert status_of(door, at, f"Host: {first}, {second}\r\n") in (400, 403)
+        for host in (
+            f"{right}@evil.example",
+            f"{right}/evil.example",
+            "[::1]evil.example",
+            "127.0.0.1:80:80",
+        ):
+            assert status_of(door, at, f"Host: {host}\r\n") in (400, 403)
+        assert talks.all == []
+
+
+@web
 def test_a_server_for_others_is_called_by_any_address_and_by_no_foreign_name(door: Door) -> None:
     access = Access(address="0.0.0.0", token=TOKEN)
     with serving(door, access=access) as (server, _):

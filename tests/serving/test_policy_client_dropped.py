@@ -46,6 +46,22 @@ def test_what_an_agent_is_paid_that_there_is_not_is_refused_once_and_costs_the_o
         assert course.has_rewards([1.0, 0.0, 2.0, 4.0])
 
 
+def test_with_local_inference_the_server_refuses_what_an_agent_is_paid_that_there_is_not() -> None:
+    with Course(PAIR) as course, PolicyClient(course.address, "local", timeout=20) as client:
+        name = client.start_episode()
+        client.get_action(name, both(0))
+        client.log_returns(name, {"a": 1.0, "typo": 5.0})
+        client.end_episode(name, both(1))
+        with pytest.raises(EpisodeError, match=r"refused .*unclaimed: no agent 'typo'"):
+            client.update_policy_weights()
+        name = client.start_episode()
+        client.get_action(name, both(0))
+        client.log_returns(name, {"a": 2.0, "b": 4.0})
+        client.end_episode(name, both(1))
+        client.update_policy_weights()
+        assert course.has_rewards([2.0, 4.0])
+
+
 def test_rewards_whose_sum_is_infinite_are_refused_once() -> None:
     with Course() as course, PolicyClient(course.address, "remote", timeout=20) as client:
         name = client.start_episode()

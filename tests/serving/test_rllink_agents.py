@@ -99,6 +99,7 @@ def test_what_no_action_can_own_counts_once_and_with_the_end(size: int) -> None:
                 (3.0, "wrong_type"),
                 ({"bob": "x"}, "wrong_type"),
                 ({"bob": 1e300}, "not_finite"),
+                ({"bob": 1.0, "nobody": 1.0}, "unknown_agent"),
             ):
                 assert voice.refused("EPISODES", episodes=[last | {"unclaimed": wrong}]) == code
             voice.bring(first)

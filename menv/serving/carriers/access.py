@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from os import PathLike
 from menv.errors import ConfigError
 
 _BEARER = "bearer "
+_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\s:,@/\[\]]+))(?::\d*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +142,9 @@ def _bytes(token: str) -> bytes:
 
 
 def _without_port(host: str) -> str:
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return name.lower()
+    """Return a host's name, "" of what is none, such as two of them."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found[1] or found[2]).lower()
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

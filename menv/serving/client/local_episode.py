@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from menv.base_env import ALL, SINGLE_AGENT
-from menv.errors import CallOrderError, ContractError, EpisodeError
+from menv.call_errors import keyed_by_agent
+from menv.errors import CallOrderError, EpisodeError
+from menv.serving.client.client_arguments import check_agent
 from menv.serving.client.local_policy import Dice, LocalPolicy
 from menv.serving.client.local_trajectory import LocalTrajectory
 from menv.serving.wire.dialect import Dialect
@@ -126,12 +128,16 @@ class LocalEpisode:
     def end(self, observation: Any, truncated: bool) -> None:
         """Note that it is over; see `PolicyClient.end_episode`."""
         self._check()
+        last = {SINGLE_AGENT: observation}
+        if self._multi:
+            last = dict(
+                keyed_by_agent(f"end_episode: episode {self.episode_id!r}", "observation", observation)
+            )
         actor = self._actor
         with actor.lock:
             self._make_room(self._seats)
             self._check()
             self._terminated = not truncated
-            last = observation if self._multi else {SINGLE_AGENT: observation}
             for agent, seat in self._seats.items():
                 if not seat.over:
                     obs = last.get(agent)
@@ -216,11 +222,9 @@ class LocalEpisode:
     def _act_together(self, observations: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the policies do about the observations of several agents."""
         actor = self._actor
-        for agent in observations:
-            if type(agent) is not str:
-                raise ContractError(
-                    f"{self._where}: agent {agent!r:.60}, expected a str; name agents by texts"
-                )
+        for agent in keyed_by_agent(self._where, "observation", observations):
+            if agent not in self._policies:
+                check_agent(self._where, agent)
         with actor.lock:
             self._make_room([*self._done, *observations])
             waiting, size = self._after_ends(observations)

@@ -10,14 +10,14 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from menv.base_env import SINGLE_AGENT
-from menv.call_errors import check_told_info, keyed_by_agent
-from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError
+from menv.call_errors import check_told_info, done_flags, truncation
+from menv.errors import ContractError, EpisodeError, MenvError, RefusedError
 from menv.line import finite_reward
 from menv.serving.client.client_address import check_token, read_address
+from menv.serving.client.client_arguments import check_settings, check_start, check_told
 from menv.serving.client.client_link import ClientLink, NotNowError
 from menv.serving.client.client_spaces import ClientSpaces
 from menv.serving.client.remote_episode import RemoteEpisode
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
     from menv.serving.client.local_actor import LocalActor
     from menv.serving.client.local_episode import LocalEpisode
 
-_MODES = ("local", "remote")
-_LONGEST = 1e9
-"""Seconds; what waits for a socket takes no number that is much larger, infinity neither."""
 _KEPT_IDS = 10_000
-_LONGEST_ID = 256
 
 
 class PolicyClient:
@@ -77,7 +73,7 @@ class PolicyClient:
         client: str | None = None,
         seed: int | None = None,
     ) -> None:
-        _check(inference_mode, session, timeout)
+        check_settings(inference_mode, update_interval, session, timeout, client, seed)
         self._address = read_address(address)
         check_token(token, self._address)
         self._token, self._name, self._timeout = token, client, timeout
@@ -140,9 +136,10 @@ class PolicyClient:
 
         Raises:
             ConfigError: The id is none.
+            ContractError: `training_enabled` is no flag.
             EpisodeError: The id was used before.
         """
-        _check_id(episode_id)
+        check_start(episode_id, training_enabled)
         name = uuid.uuid4().hex if episode_id is None else episode_id
         if name in self._episodes or name in self._ended:
             state = "completed" if name in self._ended else "started"
@@ -218,14 +215,14 @@ class PolicyClient:
                 f"log_returns: got a {type(reward).__name__}, expected {kind}; look at the server's config"
             )
         check_told_info(info)
-        if multiagent_done_dict is not None:
-            keyed_by_agent("log_returns", "multiagent_done_dict", multiagent_done_dict)
+        done = done_flags(multiagent_done_dict)
         paid: float | dict[str, float]
         if isinstance(reward, dict):
+            check_told(reward, info, done)
             paid = {agent: finite_reward(one, episode_id, agent) for agent, one in reward.items()}
         else:
             paid = finite_reward(reward, episode_id, SINGLE_AGENT)
-        episode.pay(paid, info, multiagent_done_dict)
+        episode.pay(paid, info, done)
 
     def end_episode(self, episode_id: str, observation: Any, truncated: bool = False) -> None:
         """End an episode with its last observation.
@@ -242,6 +239,7 @@ class PolicyClient:
             RefusedError: The server does not take it.
             ServerGoneError: The server does not answer.
         """
+        truncated = truncation(truncated)
         episode = self._episode("end_episode", episode_id)
         if not isinstance(episode, RemoteEpisode) and episode.only_paid:
             episode = self._made_remote(episode)
@@ -357,29 +355,3 @@ class PolicyClient:
         with self._lock:
             self._links.append((threading.current_thread(), link))
         return link
-
-
-def _check(inference_mode: str, session: object, timeout: float) -> None:
-    if inference_mode not in _MODES:
-        raise ConfigError(
-            f"PolicyClient: inference_mode={inference_mode!r:.40}, expected 'local' or 'remote'; choose one"
-        )
-    if session is not None and not isinstance(session, str):
-        raise ConfigError(
-            f"PolicyClient: session is a {type(session).__name__}, expected None or the `session` of another client; "
-            "leave it out"
-        )
-    if not isinstance(timeout, Real) or not 0 < timeout <= _LONGEST:
-        raise ConfigError(
-            f"PolicyClient: timeout={timeout!r:.40}, expected seconds above 0, at most {_LONGEST:g}; leave it out for "
-            "60"
-        )
-
-
-def _check_id(episode_id: object) -> None:
-    """Refuse what the server would only when the episode is sent, and with it all that go in the same message."""
-    if episode_id is not None and not (isinstance(episode_id, str) and 0 < len(episode_id) <= _LONGEST_ID):
-        raise ConfigError(
-            f"start_episode: the id is {episode_id!r:.60}, expected a text of 1 to {_LONGEST_ID} characters; write "
-            "str(...) of a number, or leave the id out to get one"
-        )
