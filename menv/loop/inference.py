@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from menv.connectors.agent_rows import AgentConnectorDataType
 from menv.connectors.default_pipelines import leaf_connectors
 from menv.connectors.state_buffer import StateBufferConnector
+from menv.env_calls import as_flag
 from menv.errors import ConfigError, ContractError
 from menv.loop.life_ledger import Life, decide
 from menv.loop.net_policy import NetPolicy
@@ -64,7 +65,8 @@ def local_policy_inference(
 
     Raises:
         ConfigError: `policy` is something else, such as several by id.
-        ContractError: An observation is outside the space, or a list has another length than that of observations.
+        ContractError: An observation is outside the space, a list has another length than that of observations, or a
+            flag is a text or an array of several.
     """
     if not isinstance(policy, Policy):
         known = f" of {sorted(policy)[:8]}" if isinstance(policy, dict) else ""
@@ -86,7 +88,7 @@ def local_policy_inference(
     forgets = isinstance(policy, NetPolicy) and not policy.networks.state_sizes
     if isinstance(policy, NetPolicy) and not (policy.plain or (forgets and policy.whole)):
         # Connectors of one's own see agents one by one and remember them; they are asked in the order of time.
-        flagged = [[bool(flags[row]) for flags in ends] for row in range(rows)]
+        flagged = [[_is_over(flags[row]) for flags in ends] for row in range(rows)]
         agents_data = zip(keys, observations, rewards, infos, flagged, strict=True)
         done = (answer for one in agents_data for answer in policy.answer_agents([_data(*one)], explore))
         return [(action, list(states), dict(fetches)) for action, states, fetches in done]
@@ -96,7 +98,7 @@ def local_policy_inference(
         lives = [memory.setdefault(key, Life()) for key in keys[start:stop]]
         for life, earned, told in zip(lives, rewards[start:stop], infos[start:stop], strict=True):
             life.reward, life.info = float(earned or 0.0) if life.acted else 0.0, told or {}
-        over = [any(bool(flags[row]) for flags in ends) for row in range(start, stop)]
+        over = [any(_is_over(flags[row]) for flags in ends) for row in range(start, stop)]
         shown = [_shown(policy, *one) for one in zip(observations[start:stop], over, strict=True)]
         answers += _ask(policy, lives, shown, explore, timestep)
         for key, ended in zip(keys[start:stop], over, strict=True):
@@ -141,6 +143,10 @@ def _ask(
         (actions[row], [part[row] for part in states], {name: value[row] for name, value in fetches.items()})
         for row in range(len(lives))
     ]
+
+
+def _is_over(flag: Any) -> bool:
+    return flag is not None and as_flag(flag, "local_policy_inference: a flag of terminated or truncated")
 
 
 def _portions(keys: list[Key]) -> list[tuple[int, int]]:

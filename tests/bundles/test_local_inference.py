@@ -100,6 +100,12 @@ def test_an_observation_outside_the_space_is_refused() -> None:
         local_policy_inference(algorithm.get_policy(), 0, 0, np.zeros(9, np.float32))
 
 
+@pytest.mark.parametrize("flag", ["False", np.array([True, False])])
+def test_a_flag_that_is_none_is_refused(flag: Any) -> None:
+    with pytest.raises(ContractError, match=r"a flag of terminated or truncated is .*expected True or False"):
+        local_policy_inference(Diary(), "e", "a", 1, terminated=flag)
+
+
 def test_several_policies_in_the_place_of_one_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"policy is a dict of \['a'\], expected one Policy; .*take the one you mean"

@@ -43,6 +43,15 @@ def test_loopback_needs_none(address: str) -> None:
         ({"ssl_key": "key.pem"}, "ssl_key"),
         ({"allowed_origins": "https://lab.example"}, "allowed_origins"),
         ({"allowed_hosts": "lab.example"}, "allowed_hosts"),
+        ({"allowed_origins": None}, "allowed_origins"),
+        ({"allowed_origins": [7]}, "allowed_origins"),
+        ({"allowed_origins": ["*"]}, "allowed_origins"),
+        ({"allowed_origins": ["https://lab.example/"]}, "allowed_origins"),
+        ({"allowed_hosts": 7}, "allowed_hosts"),
+        ({"allowed_hosts": [None]}, "allowed_hosts"),
+        ({"allowed_hosts": ["https://lab.example"]}, "allowed_hosts"),
+        ({"ssl_certificate": 7}, "ssl_certificate"),
+        ({"ssl_certificate": "cert.pem", "ssl_key": 7}, "ssl_key"),
     ],
 )
 def test_a_setting_of_the_wrong_kind_is_a_named_error(settings: dict[str, Any], named: str) -> None:

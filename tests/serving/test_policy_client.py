@@ -268,7 +268,7 @@ def test_weights_come_by_themselves(forced: bool) -> None:
         ({"address": "ftp://localhost:9900"}, "write 'http://localhost:9900'"),
         ({"address": "http://localhost"}, "expected scheme, host and port"),
         ({"address": "http://localhost:1", "inference_mode": "both"}, "expected 'local' or 'remote'"),
-        ({"address": "http://localhost:1", "session": object()}, "session is a object"),
+        ({"address": "http://localhost:1", "session": object()}, "session is <object"),
         ({"address": "http://localhost:1", "timeout": 0}, "timeout=0"),
     ],
 )

@@ -355,7 +355,7 @@ def test_who_plays_episodes_that_nobody_learns_from_may_play_any_number_of_them(
 def test_agents_are_named_by_texts() -> None:
     with Course(TEAMS) as course, PolicyClient(course.address) as client:
         name = client.start_episode()
-        with pytest.raises(ContractError, match="agent 0, expected a str"):
+        with pytest.raises(ContractError, match="agent 0, expected a text"):
             client.get_action(name, {0: np.zeros(10, np.float32)})
 
 

@@ -9,13 +9,15 @@ import hmac
 import ipaddress
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from typing import Any
 
 from menv.errors import ConfigError
 
 _BEARER = "bearer "
+_ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/]+")
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\s:,@/\[\]]+))(?::\d*)?")
 
 
@@ -62,10 +64,16 @@ class Access:
             raise ConfigError(
                 "Access.ssl_key: got a key without ssl_certificate, expected both; name the certificate"
             )
-        for name in ("allowed_origins", "allowed_hosts"):
-            if isinstance(getattr(self, name), str):
+        for name, form, such in (
+            ("allowed_origins", _ORIGIN, "https://lab.example:8080"),
+            ("allowed_hosts", _HOST, "lab.example"),
+        ):
+            _check_names(f"Access.{name}", getattr(self, name), form, such)
+        for name in ("ssl_certificate", "ssl_key"):
+            path = getattr(self, name)
+            if not isinstance(path, str | PathLike | None):
                 raise ConfigError(
-                    f"Access.{name}: got one text, expected a list of them; put it into brackets"
+                    f"Access.{name}: got {path!r:.60}, expected a path or None; name a PEM file"
                 )
 
     @property
@@ -123,6 +131,21 @@ class Access:
                 "check both paths"
             ) from error
         return context
+
+
+def _check_names(where: str, given: Any, form: re.Pattern[str], such: str) -> None:
+    """Refuse names of which no header can be one; nobody would ever be let in by them.
+
+    Raises:
+        ConfigError: One is none, or they are no list.
+    """
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise ConfigError(f"{where}: got {given!r:.60}, expected a list of texts; put it into brackets")
+    wrong = [one for one in given if not (isinstance(one, str) and form.fullmatch(one))]
+    if wrong:
+        raise ConfigError(
+            f"{where}: got {wrong[0]!r:.60}, expected texts such as {such!r}; leave out whatever else an address holds"
+        )
 
 
 def bearer(authorization: str | None) -> str | None:
