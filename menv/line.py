@@ -76,6 +76,7 @@ class Line:
         rewards: Paid since the last turn, by agent; so are `infos` and `done`.
         asked: Whether a caller waits for actions.
         busy: Whether the sampler has taken a turn that is not answered; only it writes this.
+        begun: Whether the sampler has taken anything of it.
         over: Whether its last turn has been said.
         plays: Whether pieces have been handed in, beside which callers make no moves; None before anything is said.
         steady: Whether its next question may be one of a `Round`: one agent was answered, and nothing has been said
@@ -85,6 +86,7 @@ class Line:
     __slots__ = (
         "asked",
         "backlog",
+        "begun",
         "busy",
         "done",
         "episode_id",
@@ -106,9 +108,8 @@ class Line:
         self.sizes: deque[int] = deque()
         self.untold = 0
         self.turns: deque[Turn | Played] = deque()
-        self.asked = False
-        self.busy = False
-        self.over = self.steady = False
+        self.asked = self.busy = False
+        self.begun = self.over = self.steady = False
         self.plays: bool | None = None
         self.rewards: dict[AgentId, float] = {}
         self.infos: dict[AgentId, Mapping[str, Any]] = {}
@@ -154,6 +155,7 @@ class Line:
 
     def pop(self) -> Turn | Played:
         """Take what was said first."""
+        self.begun = True
         self.backlog.add(-self.sizes.popleft())
         return self.turns.popleft()
 

@@ -20,6 +20,7 @@ from menv.errors import CallOrderError, EpisodeError
 from menv.line import Answer, Call, Line, Turn
 from menv.open_lines import OpenLines
 from menv.played import Played
+from menv.ready_lines import ReadyLines
 
 _MOST_AHEAD = 64
 # Episodes that are over and not taken in yet, and the most seconds for which a new one waits for these: a caller that
@@ -51,7 +52,7 @@ class Switchboard:
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._lines = OpenLines()
-        self._ready: dict[str, Line] = {}
+        self._ready = ReadyLines()
         # How many episodes are over and have turns that the sampler has not taken.
         self._backlog = 0
         self._fault: BaseException | None = None
@@ -315,8 +316,7 @@ class Switchboard:
                 )
             if self._fault and (not self.ready or time.monotonic() - self._fault_at > _PATIENCE):
                 raise self._fault
-            ready, self._ready = self._ready, {}
-            return list(ready.values())
+            return self._ready.take(self._backlog)
 
     def next_turns(self, lines: Iterable[Line]) -> list[Turn | Played | None]:
         """Return what is to be taken next in each episode, None while its last turn is not answered."""
@@ -330,6 +330,7 @@ class Switchboard:
                     self._news.notify_all()
                 found.append(line.pop())
                 if line.over and not line.turns:
+                    self._ready.used_up(line)
                     self._backlog -= 1
                     if self._backlog == _MOST_OVER - 1:
                         self._news.notify_all()

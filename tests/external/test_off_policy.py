@@ -14,7 +14,19 @@ from menv.base_env import MultiEnvDict
 from menv.errors import ContractError
 from tests.algorithms_e2e.looking import watching
 from tests.contract.scripted import SOLO, ScriptedEnv, SixDicts, seen
-from tests.external.told import ACTIONS, OBS, Told, ToldTeam, calling, log_steps, obs, rows, training
+from tests.external.told import (
+    ACTIONS,
+    OBS,
+    Told,
+    ToldTeam,
+    calling,
+    log_steps,
+    obs,
+    rewards_of,
+    rows,
+    steps_of,
+    training,
+)
 
 
 def test_an_action_that_no_policy_took_is_recorded_as_it_was() -> None:
@@ -36,6 +48,24 @@ def test_discrete_actions_of_another_start_are_recorded_as_the_network_has_them(
             env.log_action("x", obs(0, step), 5 + step)
         env.end_episode("x", obs(0, 3))
         assert algo.sample()["default_policy"]["actions"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("batch_mode", "most"), [("truncate_episodes", 24 + 16), ("complete_episodes", 24 + 17 * 10)]
+)
+def test_a_caller_that_only_logs_fills_fragments_and_not_far_more(batch_mode: str, most: int) -> None:
+    env, episodes = Told(), 240
+    with training(env, DQN, rollout_fragment_length=24, batch_mode=batch_mode) as algo:
+        for number in range(episodes):
+            name = env.start_episode()
+            log_steps(env, name, number, 10)
+            env.end_episode(name, obs(number, 10))
+        batches: list[Any] = []
+        while len(rows(batches)) < 10 * episodes:
+            batches.append(algo.sample())
+    assert max(len(rows([batch])) for batch in batches) <= most
+    assert steps_of(batches) == {number: [*range(10)] for number in range(episodes)}
+    assert rewards_of(batches) == {number: [step + 1.0 for step in range(10)] for number in range(episodes)}
 
 
 def bandit(env: Any) -> None:
