@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from menv.callbacks import DefaultCallbacks
+from menv.serving.carriers.limits import Limits
 from menv.serving.wire.framing import frame
 from tests.serving.corpus import ACTIONS, MALFORMED, OBS, WELL_MADE, bodies
 from tests.serving.doors import DOORS, TCP, Client, Door
@@ -250,7 +251,8 @@ def test_processes_that_are_killed_leave_nothing_behind_and_training_goes_on() -
 
 
 def kills(count: int) -> Served:
-    with served(settings={"return_s": 0.05}) as one:
+    # What is left over HTTP stays for as long as this takes.
+    with served(settings={"return_s": 0.05, "limits": Limits(handshake_s=600.0)}) as one:
         with one.training():
             with Healthy(one).playing() as healthy:
                 kill(one, 0)
