@@ -123,7 +123,7 @@ class ProcessPeer(Peer):
         """Hang up, and wait for the process to end until a time of `time.monotonic`; kill it then.
 
         Returns:
-            Whether it had to be killed, although it was asked nothing.
+            Whether it had to be killed.
         """
         self.hang_up()
         if self._inherited():
@@ -137,7 +137,7 @@ class ProcessPeer(Peer):
         # Also what it has left running, which may hold its stderr open.
         _kill(self._process)
         self._words.told()
-        return not ended and not self.pending
+        return not ended
 
     def check_owner(self) -> None:
         """Raise where a fork of its driver would take answers that the driver waits for.
@@ -255,10 +255,12 @@ def _options() -> list[str]:
 def _end(peers: Sequence[ProcessPeer], grace: float) -> Sequence[ProcessPeer]:
     """End processes together; return those that had to be killed, although they were asked nothing."""
     until = time.monotonic() + grace
+    # Before they hang up: who waits for an answer in another thread no longer does then.
+    idle = {peer for peer in peers if not peer.pending}
     for peer in peers:
         # All of them begin to end before anybody waits for one.
         peer.hang_up()
-    return [peer for peer in peers if peer.close(until)]
+    return [peer for peer in peers if peer.close(until) and peer in idle]
 
 
 def _drop(process: subprocess.Popen[bytes], link: Link, owner: int) -> None:

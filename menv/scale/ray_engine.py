@@ -190,12 +190,13 @@ class RayEngine(Engine):
     def stop(self, grace: float = 5.0) -> None:
         """End all actors; see `Engine.stop`."""
         peers = list(self._peers)
+        idle = {peer for peer in peers if not peer.pending}
         ends = {end: peer for peer in peers if (end := peer.end()) is not None}
         slow = ray.wait([*ends], num_returns=len(ends), timeout=grace)[1] if ends else []
         for peer in peers:
             peer.kill()
         for peer in [ends[end] for end in slow]:
-            if not peer.pending:
+            if peer in idle:
                 warn_of_slow_end(f"{peer.label} (pid {peer.pid})", grace)
         self._peers.clear()
 

@@ -52,7 +52,7 @@ def group_layout(observation_space: gym.Space[Any], action_space: gym.Space[Any]
     _refuse_unlike("action", actions, [getattr(space, "n", space) for space in actions])
     if not isinstance(actions[0], gym.spaces.Discrete):
         raise ConfigError(
-            f"QMIX: the members' action space is {in_a_line(actions[0])}, expected Discrete; {instead(action_space)}"
+            f"QMIX: the members' action space is {in_a_line(actions[0])}, expected Discrete; {instead(actions[0])}"
         )
     leaves = ObsPreprocessor(observation_space).leaves
     own = tuple(_columns(leaves, place, state=False) for place in range(len(members)))
