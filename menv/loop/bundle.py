@@ -29,7 +29,6 @@ from menv.acting.onnx_acting import OnnxActing
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.default_pipelines import (
-    ActionPlan,
     action_pipeline,
     action_plan,
     agent_pipeline,
@@ -45,7 +44,7 @@ from menv.loop.bundle_files import ACTING, EVALUATE, GOLDEN, GREEDY, MANIFEST, W
 from menv.loop.connector_path import plain
 from menv.loop.golden import answer, difference, make_golden, rehearsal
 from menv.loop.net_policy import NetPolicy
-from menv.loop.networks import Networks
+from menv.loop.networks import Networks, OfOne
 from menv.loop.noise import Noise
 from menv.loop.unsound import check_weights
 from menv.policy_spec import check_policy_id
@@ -65,19 +64,9 @@ P = TypeVar("P", AgentConnectorPipeline, ActionConnectorPipeline)
 
 
 @dataclass
-class StoredNetworks:
-    """The `Networks` of one policy from a folder; attributes as there."""
+class StoredNetworks(OfOne):
+    """Those of a policy from a folder."""
 
-    policy_ids: list[str]
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any]
-    preprocess: ObsPreprocessor | None
-    backend: ActingBackend
-    output: ActionOutput
-    noise: Noise
-    state_sizes: tuple[int, ...]
-    connectors: Sequence[PolicyConnectors]
-    built: ActionPlan
     stored: StoredGraphs
 
     @property

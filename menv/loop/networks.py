@@ -63,9 +63,9 @@ class Networks(Protocol):
         """Return what builds their acting graphs, None if only torch runs them."""
 
 
-@dataclass(slots=True)
-class Departed:
-    """The `Networks` of one policy that has left others, with weights of its own; attributes as there."""
+@dataclass
+class OfOne:
+    """The `Networks` of one policy by itself; attributes as there."""
 
     policy_ids: list[str]
     observation_space: gym.Space[Any]
@@ -75,8 +75,14 @@ class Departed:
     output: ActionOutput
     noise: Noise
     state_sizes: tuple[int, ...]
-    built: ActionPlan
     connectors: Sequence[PolicyConnectors]
+    built: ActionPlan
+
+
+@dataclass
+class Departed(OfOne):
+    """Those of a policy that has left others, with weights of its own."""
+
     row_width: int
     row_dtype: np.dtype[Any]
     graphs: Callable[[], ActingGraphs | None]
@@ -86,6 +92,6 @@ class Departed:
         """Return those of policy number `index`; another one may be given its number from now on."""
         return cls(
             [networks.policy_ids[index]], networks.observation_space, networks.action_space, networks.preprocess,
-            networks.backend.alone(index), networks.output, networks.noise, networks.state_sizes, networks.built,
-            [networks.connectors[index]], networks.row_width, networks.row_dtype, networks.graphs,
+            networks.backend.alone(index), networks.output, networks.noise, networks.state_sizes,
+            [networks.connectors[index]], networks.built, networks.row_width, networks.row_dtype, networks.graphs,
         )  # fmt: skip
