@@ -36,6 +36,11 @@ class Peer(ABC):
     def pid(self) -> int | None:
         """Return the id of its process, on the machine where that runs; None until it is known."""
 
+    @property
+    def broken_off(self) -> bool:
+        """Return whether nothing more comes from it, because this process was interrupted in the midst of a message."""
+        return False
+
     @abstractmethod
     def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
         """Ask for a method of the object; returns at once.

@@ -121,6 +121,18 @@ class FarHost:
         self.ended = True
         self.asked.clear()
 
+    @property
+    def torn(self) -> bool:
+        """Whether somebody was interrupted between a question or answer and the note of it here."""
+        return not self.ended and len(self.asked) != self.peer.pending
+
+    def forget(self) -> None:
+        """Let what is still to be answered be of no interest, whatever it was."""
+        value: Kind = "value"
+        first: Kind = "created" if self.asked and self.asked[0][0] == "created" else value
+        pending = 0 if self.ended else self.peer.pending
+        self.asked = deque((value if number else first, (), self.size) for number in range(pending))
+
     def leave(self, index: int) -> None:
         """Let an episode that is lost wait until its agents are answered."""
         place = index - self.first
@@ -135,7 +147,12 @@ class FarHost:
         if not self.asked:
             self.since = time.monotonic()
         self.asked.append((kind, begins, self.size + more_steps))
-        self.peer.ask(method, *args)
+        try:
+            self.peer.ask(method, *args)
+        except Exception:
+            # What cannot be sent was not asked.
+            self.asked.pop()
+            raise
 
     def begin(self, indices: Collection[int], after: int) -> None:
         """Ask for new episodes.

@@ -142,7 +142,7 @@ class Hosts:
         try:
             answer = host.peer.answer()
         except WorkerLostError as error:
-            self._lost(host, error)
+            self._lost(host, error, blamed=not host.peer.broken_off)
             return None
         except Exception as error:
             if not self.successors.failed_to_begin(host, error, self.waiting):
@@ -168,20 +168,25 @@ class Hosts:
         for fault in news.events.faults:
             self._created(fault.env_index)
 
-    def _lost(self, host: FarHost, error: WorkerLostError) -> None:
-        """Replace a host that is lost."""
+    def _lost(self, host: FarHost, error: WorkerLostError, *, blamed: bool = True) -> None:
+        """Replace a host that is lost; it is not blamed where this process was interrupted."""
         self._check_running()
-        created = self.successors.replace(host, error, self.waiting)
+        created = self.successors.replace(host, error, self.waiting, blamed=blamed)
         self._check_running()
         for index in created:
             self._created(index)
 
     def _revive(self, host: FarHost) -> None:
-        """Start a process for a host that was lost too often, where somebody goes on after the error."""
+        """Start a process for a host that was lost too often, or is torn, where somebody goes on after the error."""
         if host.ended:
             self._check_running()
             for index in self.successors.go_on(host):
                 self._created(index)
+        elif host.torn:
+            what = "let go of, because this process was interrupted in the midst of a question"
+            self._lost(
+                host, WorkerLostError(f"{host.peer.label}: {what}, expected it to go on"), blamed=False
+            )
 
     def _check_running(self) -> None:
         """Raise where another thread has ended all processes meanwhile."""

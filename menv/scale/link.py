@@ -103,6 +103,7 @@ class Link:
 
     Attributes:
         broken_off: Whether it was closed in the midst of a letter, by what was raised here and not by the other end.
+        come: Letters that have come and nobody has taken.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -110,7 +111,7 @@ class Link:
         self._socket = end
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
-        self._come: deque[Letter] = deque()
+        self.come: deque[Letter] = deque()
         self._used = self._closed = False
 
     def fileno(self) -> int:
@@ -129,7 +130,7 @@ class Link:
 
     def has_letter(self) -> bool:
         """Return whether a letter has been taken in already."""
-        return bool(self._come)
+        return bool(self.come)
 
     def send(self, packed: Packed, *, more: bool = False) -> None:
         """Send a value.
@@ -154,7 +155,7 @@ class Link:
                 except BlockingIOError:
                     self._take_in()
         except BaseException as error:
-            self._break_off(error)
+            self.break_off(error)
             raise
         finally:
             self.release()
@@ -165,15 +166,23 @@ class Link:
         Raises:
             EOFError: The other end is gone.
         """
-        if self._come:
-            return self._come.popleft()
+        self.await_letter()
+        return self.come.popleft()
+
+    def await_letter(self) -> None:
+        """Wait until a letter is in `come`; where this is interrupted, nothing is lost.
+
+        Raises:
+            EOFError: The other end is gone.
+        """
+        if self.come:
+            return
         self.hold()
         try:
             if self._closed:
                 raise EOFError
-            # Nothing is lost where this is interrupted.
             self._poll.poll()
-            return self._received()
+            self._receive()
         finally:
             self.release()
 
@@ -190,18 +199,18 @@ class Link:
         """Close it for this process alone."""
         self._socket.close()
 
-    def _received(self) -> Letter:
-        """Return the letter that has begun to come."""
-        try:
-            return _receive(self._socket)
-        except BaseException as error:
-            self._break_off(error)
-            raise
-
-    def _break_off(self, error: BaseException) -> None:
+    def break_off(self, error: BaseException) -> None:
         """Close it in the midst of a letter: where the next one begins is not known."""
         self.broken_off |= not isinstance(error, OSError | EOFError)
         self.close()
+
+    def _receive(self) -> None:
+        """Put the letter that has begun to come with those that have."""
+        try:
+            self.come.append(_receive(self._socket))
+        except BaseException as error:
+            self.break_off(error)
+            raise
 
     def _take_in(self) -> None:
         """Wait until more can be sent; keep a letter that comes before."""
@@ -209,7 +218,7 @@ class Link:
         poll.register(self._socket, select.POLLIN | select.POLLOUT)
         if any(event & ~select.POLLOUT for _, event in poll.poll()):
             try:
-                self._come.append(_receive(self._socket))
+                self.come.append(_receive(self._socket))
             except EOFError as error:
                 raise BrokenPipeError from error
 

@@ -79,6 +79,11 @@ class ProcessPeer(Peer):
         """Return the id of its process."""
         return self._process.pid
 
+    @property
+    def broken_off(self) -> bool:
+        """Return whether its link was closed in the midst of a letter; see `Peer.broken_off`."""
+        return self.link.broken_off
+
     def fileno(self) -> int:
         """Return what becomes readable when an answer comes; -1 where waiting is of no use."""
         return -1 if self.link.has_letter() else self.link.fileno()
@@ -93,11 +98,14 @@ class ProcessPeer(Peer):
             raise CallOrderError(f"{self.label}: was asked nothing, expected a question first; call ask")
         self.check_owner()
         try:
-            letter = self.link.receive()
+            self.link.await_letter()
         except EOFError:
             self.pending -= 1
             raise self._lost() from None
+        # Nothing is called in between, so that no signal's handler runs: it is taken and counted, or neither.
+        letter = self.link.come[0]
         self.pending -= 1
+        del self.link.come[0]
         well, value = unpack(letter.parts)
         if not well:
             raise value.error(self.label)
@@ -157,11 +165,17 @@ class ProcessPeer(Peer):
     def _send(self, packed: Packed, parcel: Packed | None = None) -> None:
         self.check_owner()
         self.pending += 1
-        # One that is gone is told by the answer.
-        with suppress(OSError):
+        try:
             self.link.send(packed, more=parcel is not None)
             if parcel is not None:
                 self.link.send(parcel)
+        except OSError:
+            # One that is gone is told by the answer.
+            pass
+        except BaseException as error:
+            # Nobody knows whether there will be an answer.
+            self.link.break_off(error)
+            raise
 
     def _lost(self) -> WorkerLostError:
         """Return the error for a process that has ended."""

@@ -80,7 +80,9 @@ class RayPeer(Peer):
         parts = boxed(question(self.label, method, args))
         # One that is gone is told by the answer.
         if not self.is_gone():
-            self._answers.append(self._home.ask.remote(parts, parcel))
+            reference = self._home.ask.remote(parts, parcel)
+            # Nothing is called from here on, so that no signal's handler runs: it is kept and counted, or neither.
+            self._answers += (reference,)
         self.pending += 1
 
     def answer(self) -> Any:

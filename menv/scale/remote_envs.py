@@ -194,7 +194,8 @@ class RemoteEnvs(CreatedEnvs):
         """Go on where another run was written down; see `CreatedEnvs.take_up`. The hosts play at the same time."""
         self._started = True
         for host in self._hosts:
-            # Whatever was asked before is of no interest any more, but it is answered first.
+            # Whatever was asked before is answered first.
+            host.forget()
             self._hosts.settle(host)
         self._hosts.waiting.clear()
         self._delivered = Delivered((), ())

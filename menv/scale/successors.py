@@ -53,13 +53,16 @@ class Successors:
         """Note that an episode was finished in a host."""
         self._log.finished(host.first)
 
-    def replace(self, host: FarHost, error: Exception, waiting: Container[int]) -> Collection[int]:
+    def replace(
+        self, host: FarHost, error: Exception, waiting: Container[int], *, blamed: bool = True
+    ) -> Collection[int]:
         """Give a lost host a successor.
 
         Args:
             host: It has lost its process.
             error: Why.
             waiting: Sub-environments whose rows were handed out and have not been answered.
+            blamed: Whether it counts among those that are too many.
 
         Returns:
             The sub-environments that are created anew.
@@ -70,7 +73,8 @@ class Successors:
         self._last[host.first] = type(error).__name__, str(error)
         over = self._playing(host) if host.news else []
         try:
-            self._note(host, error, over)
+            if blamed:
+                self._note(host, error, over)
         except EnvCrashError:
             # Whoever goes on all the same, or saves, begins in another process.
             host.end()
