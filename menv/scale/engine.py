@@ -104,7 +104,7 @@ class Engine(ABC):
     def stop(self, grace: float = 5.0) -> None:
         """End all peers: those that do not end by themselves within `grace` seconds are killed.
 
-        Warns of those among them that were asked nothing.
+        Warns of those among them that were asked nothing, and of objects that raised when they were stopped.
         """
 
 
@@ -113,6 +113,15 @@ def warn_of_slow_end(whose: str, grace: float) -> None:
     warnings.warn(
         f"{whose}: did not end within {grace:g} s and was killed, expected what lives in it to close by then; look at "
         "what its close() waits for, and for threads and processes that it leaves running",
+        EnvFaultWarning,
+        stacklevel=3,
+    )
+
+
+def warn_of_bad_end(whose: str, how: str) -> None:
+    """Warn of a peer in which something raised at its end."""
+    warnings.warn(
+        f"{whose}: could not close: {how}, expected what lives in it to close; mend its close()",
         EnvFaultWarning,
         stacklevel=3,
     )

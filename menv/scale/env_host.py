@@ -125,7 +125,11 @@ class EnvHost:
 
     def stop(self) -> None:
         """Close all sub-environments."""
-        self._envs.stop()
+        try:
+            self._envs.stop()
+        except MenvError as error:
+            self._renumber(error)
+            raise
 
     def _told(self, act: Callable[[], Any]) -> News:
         """Do something to the sub-environments and return what came of it."""

@@ -23,7 +23,7 @@ from io import BufferedReader
 from typing import Any, ClassVar
 
 from menv.errors import CallOrderError, WorkerLostError
-from menv.scale.engine import Engine, EngineName, Peer, warn_of_slow_end
+from menv.scale.engine import Engine, EngineName, Peer, warn_of_bad_end, warn_of_slow_end
 from menv.scale.home import CREATE, ONE_THREAD, import_paths, question
 from menv.scale.last_words import LastWords
 from menv.scale.link import Link, Packed
@@ -49,12 +49,13 @@ class ProcessPeer(Peer):
 
     Attributes:
         link: To its process.
+        was_killed: Whether this process has killed it.
     """
 
     def __init__(self, label: str, packed: Packed) -> None:
         self.label = label
         self.pending = 0
-        self._killed = False
+        self.was_killed = False
         self._owner = os.getpid()
         near, far = socket.socketpair()
         self.link = Link(near)
@@ -116,7 +117,7 @@ class ProcessPeer(Peer):
         if self._inherited():
             self.link.leave()
             return
-        self._killed = self._killed or self._process.poll() is None
+        self.was_killed = self.was_killed or self._process.poll() is None
         _kill(self._process)
         self.link.close()
 
@@ -131,21 +132,31 @@ class ProcessPeer(Peer):
         """Hang up, and wait for the process to end until a time of `time.monotonic`; kill it then.
 
         Returns:
-            Whether it had to be killed.
+            Whether it ended by itself, and not because something raised.
         """
         self.hang_up()
         if self._inherited():
-            return False
+            return True
         ended = True
         try:
             _wait(self._process, max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             ended = False
-        self._killed = self._killed or not ended
+        self.was_killed = self.was_killed or not ended
         # Also what it has left running, which may hold its stderr open.
         _kill(self._process)
         self._words.told()
-        return not ended
+        return ended and self._process.returncode <= 0
+
+    def ending(self) -> str:
+        """Return how the process has ended, in a line with the last one that it wrote to stderr."""
+        words = self._words.told().strip().rpartition("\n")[2].partition(", expected ")[0]
+        said = f"; the last line of its stderr: {words}" if words else ""
+        return f"ended with {_said(self._process.returncode)}{said}"
+
+    def is_running(self) -> bool:
+        """Return whether the process has not ended yet."""
+        return self._process.poll() is None
 
     def check_owner(self) -> None:
         """Raise where a fork of its driver would take answers that the driver waits for.
@@ -182,7 +193,7 @@ class ProcessPeer(Peer):
         with suppress(subprocess.TimeoutExpired):
             # One that has closed its link and lives on is no more use than one that has ended.
             _wait(self._process, _ENDING_S)
-        if self._killed:
+        if self.was_killed:
             how = "was killed by this process"
         elif self.link.broken_off:
             how = "was let go of, because this process was interrupted in the midst of a message"
@@ -243,7 +254,10 @@ class ProcessEngine(Engine):
     def stop(self, grace: float = 5.0) -> None:
         """End all processes; see `Engine.stop`."""
         for peer in _end(list(self._peers), grace):
-            warn_of_slow_end(f"{peer.label} (pid {peer.pid})", grace)
+            if peer.was_killed:
+                warn_of_slow_end(f"{peer.label} (pid {peer.pid})", grace)
+            else:
+                warn_of_bad_end(f"{peer.label} (pid {peer.pid})", peer.ending())
         self._peers.clear()
 
 
@@ -267,14 +281,14 @@ def _options() -> list[str]:
 
 
 def _end(peers: Sequence[ProcessPeer], grace: float) -> Sequence[ProcessPeer]:
-    """End processes together; return those that had to be killed, although they were asked nothing."""
+    """End processes together; return those that were asked nothing and did not end well by themselves."""
     until = time.monotonic() + grace
     # Before they hang up: who waits for an answer in another thread no longer does then.
-    idle = {peer for peer in peers if not peer.pending}
+    idle = {peer for peer in peers if not peer.pending and peer.is_running()}
     for peer in peers:
         # All of them begin to end before anybody waits for one.
         peer.hang_up()
-    return [peer for peer in peers if peer.close(until) and peer in idle]
+    return [peer for peer in peers if not peer.close(until) and peer in idle]
 
 
 def _drop(process: subprocess.Popen[bytes], link: Link, owner: int) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from menv.errors import CallOrderError, MenvError, MissingExtraError, WorkerLostError
-from menv.scale.engine import Engine, EngineName, Peer, warn_of_slow_end
+from menv.scale.engine import Engine, EngineName, Peer, warn_of_bad_end, warn_of_slow_end
 from menv.scale.far_error import FarError, FarTraceback
 from menv.scale.home import CREATE, import_paths, question
 from menv.scale.packing import Parts, pack, unpack
@@ -194,9 +194,12 @@ class RayEngine(Engine):
         peers = list(self._peers)
         idle = {peer for peer in peers if not peer.pending}
         ends = {end: peer for peer in peers if (end := peer.end()) is not None}
-        slow = ray.wait([*ends], num_returns=len(ends), timeout=grace)[1] if ends else []
+        done, slow = ray.wait([*ends], num_returns=len(ends), timeout=grace) if ends else ([], [])
+        raised = {ends[end]: error for end in done if (error := _raised(end)) is not None}
         for peer in peers:
             peer.kill()
+        for peer, error in raised.items():
+            warn_of_bad_end(f"{peer.label} (pid {peer.pid})", error)
         for peer in [ends[end] for end in slow]:
             if peer in idle:
                 warn_of_slow_end(f"{peer.label} (pid {peer.pid})", grace)
@@ -205,6 +208,18 @@ class RayEngine(Engine):
 
 _everybody: weakref.WeakSet[RayPeer] = weakref.WeakSet()
 """The peers of all engines of this process."""
+
+
+def _raised(end: Any) -> str | None:
+    """Return what an object raised when it was stopped, in a line; None if it did not."""
+    try:
+        ray.get(end)
+    except RayTaskError as error:
+        return " ".join(f"{type(error.cause).__name__}: {error.cause}".split()).partition(", expected ")[0]
+    except RayError:
+        # It has left, as it was told to.
+        pass
+    return None
 
 
 def _driver() -> tuple[str, ...]:

@@ -60,3 +60,11 @@ class Counting(gym.Env[Any, Any]):
 
     def _seen(self) -> Any:
         return self.np_random.random(3).astype(np.float32)
+
+
+class Stuck(Counting):
+    """Cannot be closed where it has played, but for sub-environment 0."""
+
+    def close(self) -> None:
+        if self.context.vector_index == 1 and self.steps:
+            raise RuntimeError("the door is stuck")

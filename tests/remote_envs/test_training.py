@@ -15,7 +15,7 @@ from menv import DefaultCallbacks, register_env
 from menv.algorithms import PPO
 from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning
 from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
-from tests.remote_envs.far import Counting
+from tests.remote_envs.far import Counting, Stuck
 
 TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
 FAR: dict[str, Any] = {"remote_worker_envs": True, "engine": "process"}
@@ -329,3 +329,18 @@ def test_environments_that_take_their_time_step_at_the_same_time() -> None:
 def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         PPO(env=Counting, config={**SMALL, **settings})
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"remote_worker_envs": True, "num_envs_per_worker": 2}, {"num_workers": 1, "num_envs_per_worker": 2}],
+)
+def test_an_environment_that_cannot_be_closed_elsewhere_is_warned_of(place: dict[str, Any]) -> None:
+    algo = PPO(
+        config={"env": Stuck, "engine": "process", "train_batch_size": 20, "sgd_minibatch_size": 20, **place}
+    )
+    algo.sample()
+    with pytest.warns(
+        EnvFaultWarning, match="could not close: .*env 1 close: raised RuntimeError: the door is stuck"
+    ):
+        algo.stop()

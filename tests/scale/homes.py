@@ -103,6 +103,13 @@ class Stubborn(Counter):
         time.sleep(60)
 
 
+class Unclosable(Counter):
+    """Raises when it is stopped."""
+
+    def stop(self) -> None:
+        raise RuntimeError("the door\nis stuck")
+
+
 class Unmakeable:
     """Cannot be made."""
 

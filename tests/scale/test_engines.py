@@ -20,7 +20,7 @@ from menv.scale.engines import make_engine
 from menv.scale.far_error import FarError, FarTraceback
 from menv.scale.packing import UnsendableError
 from menv.scale.process_engine import ProcessEngine, ProcessPeer
-from tests.scale.homes import Counter, Stubborn, Unmakeable, raise_secret
+from tests.scale.homes import Counter, Stubborn, Unclosable, Unmakeable, raise_secret
 from tests.scale.processes import PATIENCE_S, eventually, lives
 
 
@@ -316,6 +316,12 @@ def test_an_object_that_does_not_stop_is_ended_when_its_time_is_over(engine: Eng
     eventually(lambda: not lives(pid))
     assert time.monotonic() - before < 10.0
     engine.stop()
+
+
+def test_an_object_that_raises_when_it_is_stopped_is_warned_of(engine: Engine) -> None:
+    peer = started(engine, Unclosable)
+    with pytest.warns(EnvFaultWarning, match=rf"worker 1 \(pid {peer.pid}\): could not close: .*is stuck"):
+        engine.stop()
 
 
 @pytest.mark.slow_on_ray
