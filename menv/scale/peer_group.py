@@ -114,6 +114,10 @@ class PeerGroup:
         if index in self._unmade:
             self.renew(index)
 
+    def outstanding(self, index: int) -> int:
+        """Return how many answers of one of them are still to come, without those that come first."""
+        return max(0, self.peers[index].pending - self._first[index])
+
     def is_briefed(self, index: int) -> bool:
         """Return whether one of them has told that it is what it is to be."""
         return not self._first[index]
@@ -122,10 +126,12 @@ class PeerGroup:
         """Start another one in the place of one that is lost; what it was asked is to be asked again.
 
         Raises:
-            WorkerLostError: That has been done too often without an answer in between; it tells the first cause.
+            WorkerLostError: That has been done too often without an answer in between, not because this process was
+                interrupted; it tells the first cause.
         """
         errors = self._errors[index]
-        errors.append(error)
+        blamed = not self.peers[index].broken_off
+        errors += [error] if blamed else []
         self.lost += 1
         self.replaced[index] += 1
         if len(errors) > len(PAUSES):
@@ -136,7 +142,7 @@ class PeerGroup:
                 f"{errors[0]}\n(the first of {len(errors)} times without a fragment in between{last}, expected at most "
                 f"{len(PAUSES)}; mend what ends the process)"
             ) from error
-        time.sleep(PAUSES[len(errors) - 1])
+        time.sleep(PAUSES[len(errors) - 1] if blamed else 0.0)
         self.peers[index].kill()
         self._first[index] = 2
         self._unmade.discard(index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ import pytest
 
 from menv import Policy, PolicySpec
 from menv.connectors import EnvSamplingAgentConnector
+from menv.errors import EnvFaultWarning
 from menv.scale.packing import UnsendableError
 from menv.scale.peer_group import PeerGroup
+from tests.interrupting import raised_at
 from tests.workers.crews import running
 
+EVERY = 23
+"""Instructions from one interrupt to the next; a prime number, so that each falls elsewhere in a loop."""
 NEWCOMER = {"policy_mapping_fn": lambda *args, **kwargs: "newcomer"}
 
 
@@ -142,3 +147,22 @@ def test_what_cannot_be_told_to_workers_leaves_nothing_behind() -> None:
         assert list(algo.get_weights()) == ["default_policy", "newcomer"]
         algo.train()
         assert set(algo.sample().policy_batches) == {"newcomer"}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_next_iteration_comes_wherever_a_fragment_was_interrupted(overlap: bool) -> None:
+    settings = {
+        "rollout_fragment_length": 3,
+        "train_batch_size": 6,
+        "sgd_minibatch_size": 6,
+        "overlap": overlap,
+    }
+    with running(1, env="tests.workers.crews:Counting", **settings) as algo, warnings.catch_warnings():
+        # Of workers that are let go of in the midst of a message.
+        warnings.simplefilter("ignore", EnvFaultWarning)
+        algo.sample()
+        at = 0
+        while raised_at(at, algo.sample):
+            assert algo.sample().env_steps() == 6
+            at += EVERY
+        assert at > 10 * EVERY

@@ -110,6 +110,7 @@ class Workers:
         """
         for index, inbox in enumerate(self.inboxes):
             inbox.check()
+            self._catch_up(index)
             if not inbox.asked and not inbox:
                 self.ask(index, parcel)
         for index, inbox in enumerate(self.inboxes):
@@ -137,6 +138,7 @@ class Workers:
     def fetch(self, index: int) -> None:
         """Wait for everything that a worker has been asked for; for another worker's, if it is lost."""
         inbox = self.inboxes[index]
+        self._catch_up(index)
         asked = inbox.asked
         while inbox.asked:
             try:
@@ -153,6 +155,11 @@ class Workers:
             inbox.put(fragment)
             if not self.ahead:
                 return
+
+    def _catch_up(self, index: int) -> None:
+        """Let a fragment not be waited for that was taken from its worker before somebody was interrupted."""
+        inbox = self.inboxes[index]
+        inbox.asked = min(inbox.asked, self._group.outstanding(index))
 
     def sure(self, index: int, method: str, *args: Any, parcel: Any = None) -> Any:
         """Return what a worker answers to something else than for a fragment; of another worker, if it is lost."""
