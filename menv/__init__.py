@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from menv.errors import MenvError as MenvError
     from menv.errors import MissingExtraError as MissingExtraError
     from menv.errors import NoRoomError as NoRoomError
+    from menv.errors import NotWrittenError as NotWrittenError
     from menv.errors import RefusedError as RefusedError
     from menv.errors import ServerGoneError as ServerGoneError
     from menv.errors import UnknownNameError as UnknownNameError
@@ -74,6 +75,7 @@ _HOMES = {
     "MenvError": "errors",
     "MissingExtraError": "errors",
     "NoRoomError": "errors",
+    "NotWrittenError": "errors",
     "RefusedError": "errors",
     "ServerGoneError": "errors",
     "UnknownNameError": "errors",

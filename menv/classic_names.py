@@ -1,7 +1,7 @@
-"""What stands in the place of attributes that classic algorithms, workers, environments, policies and configs had.
+"""What stands in the place of classic attributes of algorithms, workers, environments, policies and configs.
 
 Those classes inherit `Told`, each with its table, as episodes do with one of their own; who asks for such a name is
-told. It has no such attribute itself. `classic_keywords` does the same for arguments of methods.
+told. It has no such attribute itself. `classic_keywords` does the same for arguments of methods, `Result` for keys.
 """
 
 from __future__ import annotations
@@ -198,6 +198,50 @@ OF_CONFIGS = {
     "update_from_dict": _REPLACE,
     "validate": "leave it out; settings are checked as they are made",
 }
+_COUNTS = "counts are keys of the result itself, such as num_env_steps_sampled"
+_EPISODES = "episode_reward_mean, episode_len_mean, agent_reward_mean, policy_reward_mean are keys of the result itself"
+_TUNE = "it is Ray Tune's; write down what you need of a run beside the result"
+_WORKERS = "num_worker_restarts counts workers that took the place of lost ones"
+OF_RESULTS = {
+    "agent_episode_returns_mean": "it is called agent_reward_mean",
+    "config": "read algo.config",
+    "counters": _COUNTS,
+    "date": _TUNE,
+    "done": _TUNE,
+    "env_runners": _EPISODES,
+    "episode_return_max": "it is called episode_reward_max",
+    "episode_return_mean": "it is called episode_reward_mean",
+    "episode_return_min": "it is called episode_reward_min",
+    "evaluation": "set evaluation_interval in the config, or call algo.evaluate()",
+    "fault_tolerance": _WORKERS,
+    "hostname": _TUNE,
+    "iterations_since_restore": "training_iteration goes on after a restore",
+    "learner": 'read result["info"][policy_id]',
+    "learners": 'read result["info"][policy_id]',
+    "module_episode_returns_mean": "it is called policy_reward_mean",
+    "num_agent_steps_sampled_lifetime": "it is called num_agent_steps_sampled",
+    "num_env_steps_sampled_lifetime": "it is called num_env_steps_sampled",
+    "num_env_steps_trained_lifetime": "it is called num_env_steps_trained",
+    "num_episodes_lifetime": "it is called episodes_total",
+    "num_healthy_workers": _WORKERS,
+    "num_remote_worker_restarts": "it is called num_worker_restarts",
+    "perf": "sampler_perf has seconds",
+    "timers": "sampler_perf and time_this_iter_s are seconds",
+    "timesteps_this_iter": "it is called num_env_steps_sampled_this_iter",
+    "trial_id": _TUNE,
+}
+
+
+class Result(dict[str, Any]):
+    """What an algorithm returns: a dict, which says what stands in the place of keys of RLlib's that it has not."""
+
+    def __missing__(self, key: str) -> Any:
+        """Say what stands in the place of a key.
+
+        Raises:
+            KeyError: Always.
+        """
+        raise KeyError(f"{key}: {OF_RESULTS[key]}" if key in OF_RESULTS else key)
 
 
 class Told:

@@ -39,6 +39,10 @@ class MissingExtraError(MenvError, ImportError):
     """An optional package is not installed; the message holds the command that installs it."""
 
 
+class NotWrittenError(MenvError, OSError):
+    """A file could not be written, as on a full disk; make room or choose another place, and call again."""
+
+
 class ServerGoneError(MenvError, ConnectionError):
     """A server did not answer for as long as a client waits; start it again, and call again."""
 

@@ -303,6 +303,10 @@ def _number(where: str, name: str, value: Any) -> float:
     """Return what a callback has put into an episode as a number."""
     try:
         return float(value)
+    except OverflowError:
+        raise ContractError(
+            f"episode.{where}[{name!r}]: more than a float64 holds, expected a smaller number; scale it"
+        ) from None
     except (TypeError, ValueError):
         hint = "lists of numbers belong into hist_data, anything else into media"
         raise ContractError(
@@ -312,7 +316,7 @@ def _number(where: str, name: str, value: Any) -> float:
 
 def _numbers(where: str, name: str, values: Any) -> list[float]:
     """Return what a callback has put into an episode as a list of numbers."""
-    if not isinstance(values, Iterable):
+    if not isinstance(values, Iterable) or isinstance(values, Mapping):
         raise ContractError(
             f"episode.{where}[{name!r}]: {type(values).__name__}, expected a list of numbers; append to a list, or put "
             "a single number into custom_metrics"

@@ -1,12 +1,14 @@
-"""Paths that users give: refusing what is none, in the same words everywhere."""
+"""Paths that users give: refusing what is none or cannot be written, in the same words everywhere."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from menv.errors import ConfigError
+from menv.errors import ConfigError, NotWrittenError
 
 
 def path_given(where: str, value: Any) -> Path:
@@ -26,3 +28,25 @@ def path_given(where: str, value: Any) -> Path:
             "pass the name of a folder or of a file"
         )
     return Path(path)
+
+
+@contextmanager
+def writing(where: str, what: str) -> Iterator[None]:
+    """Tell of what cannot be written in the same words everywhere; who writes leaves nothing half written.
+
+    Args:
+        where: Begins the message: what was called.
+        what: That is written, and where it is to lie.
+
+    Raises:
+        NotWrittenError: The disk is full, or nobody may write there.
+    """
+    try:
+        yield
+    except OSError as error:
+        refused = NotWrittenError(
+            f"{where}: {what} cannot be written ({error}), expected a folder with room in which files can be made; "
+            "what was there before is as it was: make room or choose another place, and call again"
+        )
+        refused.errno = error.errno
+        raise refused from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,9 @@ import pytest
 import torch
 
 from menv import ConfigError, DefaultCallbacks, Episode, Policy, PolicySpec, RandomPolicy
-from menv.algorithms import PPO, DQNConfig, PPOConfig, PPOPolicy
+from menv.algorithms import PPO, Algorithm, DQNConfig, PPOConfig, PPOPolicy
 from menv.base_env import SINGLE_AGENT
-from menv.classic_names import OF_ALGORITHMS, OF_BASE_ENVS, OF_CONFIGS, OF_POLICIES, OF_WORKERS
+from menv.classic_names import OF_ALGORITHMS, OF_BASE_ENVS, OF_CONFIGS, OF_POLICIES, OF_RESULTS, OF_WORKERS
 from menv.loop.sampler import Sampler
 from menv.scale.remote_envs import RemoteEnv
 
@@ -192,3 +193,32 @@ def test_a_remote_environment_says_how_its_methods_are_called() -> None:
     ):
         remote.set_task(3)
     assert not hasattr(copy.copy(remote), "level")
+
+
+def test_a_key_of_rllib_that_a_result_has_not_says_what_to_read() -> None:
+    with PPO(env="CartPole-v1", config={"train_batch_size": 16, "rollout_fragment_length": 8}) as algo:
+        result = algo.train()
+    assert OF_RESULTS.keys() & result.keys() == set()
+    for key, instead in OF_RESULTS.items():
+        with pytest.raises(KeyError) as caught:
+            result[key]
+        assert caught.value.args == (f"{key}: {instead}",)
+        assert key not in result
+        assert result.get(key) is None
+    with pytest.raises(KeyError) as caught:
+        result["episode_reward_maen"]
+    assert caught.value.args == ("episode_reward_maen",)
+    assert (
+        json.loads(json.dumps(result))
+        == result
+        == copy.deepcopy(result)
+        == pickle.loads(pickle.dumps(result))
+    )
+
+
+@pytest.mark.parametrize("given", [("CartPole-v1",), (), ({"env": "CartPole-v1"},)])
+def test_algorithm_itself_is_told_which_ones_there_are(given: tuple[Any, ...]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^Algorithm: .* expected one of PPO, DQN and QMIX; write PPO\(env"
+    ):
+        Algorithm(*given)

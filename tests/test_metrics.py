@@ -207,8 +207,17 @@ def test_a_custom_metric_that_is_no_number_is_named_with_the_episode_that_has_it
         Metrics().record(one)
 
 
+def test_a_custom_metric_that_no_float_holds_is_named() -> None:
+    one = episode({("a", "p"): 0.0})
+    one.custom_metrics["speed"] = 10**400
+    with pytest.raises(
+        ContractError, match=r"metrics\['speed'\]: more than a float64 holds, expected .* scale"
+    ):
+        Metrics().record(one)
+
+
 def test_hist_data_that_is_no_list_of_numbers_is_named() -> None:
-    for value in (1.0, ["won"]):
+    for value in (1.0, ["won"], {0: 1.0}):
         one = episode({("a", "p"): 0.0})
         one.hist_data["stops"] = value  # type: ignore[assignment]
         with pytest.raises(ContractError, match=r"episode\.hist_data\['stops'\]: \w+, expected a"):

@@ -54,6 +54,6 @@ def test_every_error_is_in_the_table_with_what_it_is_besides() -> None:
     ]
     assert {name for name, base in classes if base == "MenvError"} - raised.keys() == inner
     besides = re.findall(r"`(\w+)` \(an? `(\w+)`\)", text)
-    assert len(besides) == 4
+    assert len(besides) == 5
     for name, builtin in besides:
         assert builtin in [kind.__name__ for kind in raised[name].__mro__]

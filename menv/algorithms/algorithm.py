@@ -34,8 +34,8 @@ from menv.algorithms.rollouts.workforce import Workforce
 from menv.algorithms.training_state import Progress, TrainingState
 from menv.algorithms.underway import Underway
 from menv.callbacks import read_callbacks
-from menv.classic_names import OF_ALGORITHMS, Told, classic_keywords
-from menv.errors import CallOrderError
+from menv.classic_names import OF_ALGORITHMS, Result, Told, classic_keywords
+from menv.errors import CallOrderError, ConfigError
 from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
@@ -72,6 +72,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             EnvCrashError: An environment could not be created.
             MissingExtraError: torch or onnx is not installed.
         """
+        _refuse_without_recipe(type(self))
         check_packages(type(self).__name__, "torch", "onnx")
         warn_of_uncalled(type(self).__name__, type(self), UNCALLED)
         self.config = read_config(self.recipe.config_class, config, env, self.get_default_config())
@@ -234,22 +235,24 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         learned = time.perf_counter()
         self.iteration += 1
         sampler_results = {**self._metrics.summary(), "sampler_perf": times}
-        return {
-            **sampler_results,
-            "sampler_results": sampler_results,
-            "info": learner_info({name: merged(own) for name, own in stats.items()}, learners.told),
-            **self.counts(),
-            "num_env_steps_sampled_this_iter": rollouts.env_steps - env_steps,
-            "num_agent_steps_sampled_this_iter": rollouts.agent_steps - agent_steps,
-            "num_env_steps_trained_this_iter": learners.env_steps_trained - env_trained,
-            "num_agent_steps_trained_this_iter": learners.agent_steps_trained - agent_trained,
-            "digest": rollouts.digest.hex(),
-            "inference": self.inference,
-            **self._of_workers(),
-            "time_this_iter_s": learned - began,
-            "time_total_s": learned - self._progress.began,
-            **self._outside.report(),
-        }
+        return Result(
+            {
+                **sampler_results,
+                "sampler_results": sampler_results,
+                "info": learner_info({name: merged(own) for name, own in stats.items()}, learners.told),
+                **self.counts(),
+                "num_env_steps_sampled_this_iter": rollouts.env_steps - env_steps,
+                "num_agent_steps_sampled_this_iter": rollouts.agent_steps - agent_steps,
+                "num_env_steps_trained_this_iter": learners.env_steps_trained - env_trained,
+                "num_agent_steps_trained_this_iter": learners.agent_steps_trained - agent_trained,
+                "digest": rollouts.digest.hex(),
+                "inference": self.inference,
+                **self._of_workers(),
+                "time_this_iter_s": learned - began,
+                "time_total_s": learned - self._progress.began,
+                **self._outside.report(),
+            }
+        )
 
     def counts(self) -> dict[str, int]:
         """Return how far the run has come, earlier parts of a resumed one among it.
@@ -344,3 +347,16 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
     ) -> None:
         """Stop the algorithm."""
         self.stop()
+
+
+def _refuse_without_recipe(kind: type[Algorithm]) -> None:
+    """Refuse to build what says nothing of how policies are trained.
+
+    Raises:
+        ConfigError: It is `Algorithm` itself, or a subclass of nothing else.
+    """
+    if not hasattr(kind, "recipe"):
+        raise ConfigError(
+            f"{kind.__name__}: it does not say how policies are trained, expected one of PPO, DQN and QMIX; write "
+            "PPO(env=..., config={...}), or call Algorithm.from_checkpoint(folder)"
+        )

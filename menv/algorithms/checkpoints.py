@@ -68,6 +68,7 @@ class Checkpoints:
             CallOrderError: An iteration, a fragment or an evaluation is half done, in this thread or in another one, or
                 the algorithm was stopped.
             ConfigError: A setting is wrong, or something cannot be written down.
+            NotWrittenError: There is no room; what was saved before is whole.
         """
         from menv.loop.checkpoint_folder import keep_only
 

@@ -15,7 +15,7 @@ from menv.cli.arguments import put_over, with_objects
 from menv.cli.bounds import Bounds
 from menv.cli.display import Heard, display
 from menv.cli.names import from_checkpoint, policies_by_name
-from menv.errors import ConfigError, MenvError
+from menv.errors import ConfigError
 from menv.loop.checkpoint_folder import MANIFEST, try_root
 from menv.stdout import complain, not_taken
 
@@ -44,28 +44,13 @@ def train(given: argparse.Namespace) -> int:
             # It may be seen late, when there is something to save.
             wrong = bounds.never(result)
             if given.every and algo.iteration % given.every == 0:
-                shown.saved(_save(algo, folder, given.keep))
+                shown.saved(algo.save(folder, keep_last=given.keep))
                 saved = algo.iteration
         if folder is not None and saved != algo.iteration:
-            shown.saved(_save(algo, folder, given.keep))
+            shown.saved(algo.save(folder, keep_last=given.keep))
     if wrong:
         raise ConfigError(wrong)
     return _status(ending.signal, shown.failed)
-
-
-def _save(algo: Algorithm, folder: str | None, keep: int | None) -> Path:
-    """Write a checkpoint, and return where it lies.
-
-    Raises:
-        MenvError: It cannot be written, as on a full disk; the one of before is still there.
-    """
-    try:
-        return algo.save(folder, keep_last=keep)
-    except OSError as error:
-        raise MenvError(
-            f"save: iteration {algo.iteration} cannot be written to {folder} ({error}), expected a folder with room; "
-            "make room, and go on from the checkpoint of before, if there is one, with --resume"
-        ) from error
 
 
 def _status(number: int, failed: Exception | None) -> int:

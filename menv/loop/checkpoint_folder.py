@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from menv.errors import ConfigError
-from menv.paths import path_given
+from menv.paths import path_given, writing
 
 FORMAT = 1
 """Raised whenever what is written can no longer be read by the code of before."""
@@ -111,11 +111,18 @@ def write_checkpoint(
 
     Raises:
         ConfigError: `root` is a file, or a checkpoint itself.
+        NotWrittenError: There is no room; what was there before is whole.
     """
     check_root(root)
-    root.mkdir(parents=True, exist_ok=True)
+    with writing("save", f"checkpoint {number} in {root}"):
+        root.mkdir(parents=True, exist_ok=True)
+        return _write_alone(root, f"{number:06d}", manifest, files, add)
+
+
+def _write_alone(root: Path, name: str, *content: Any) -> Path:
+    """Write a checkpoint while nobody else does; see `_written`."""
     with _alone(root) as outermost:
-        written = _written(root, f"{number:06d}", manifest, files, add)
+        written = _written(root, name, *content)
         if outermost:
             _sweep(root)
     return written

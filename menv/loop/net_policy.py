@@ -29,7 +29,7 @@ from menv.loop.networks import Networks
 from menv.loop.turns import Turn, in_turn
 from menv.loop.unsound import check_weights, unsound
 from menv.nested import has_order
-from menv.paths import path_given
+from menv.paths import path_given, writing
 from menv.policy import Policy, one_row, parts_given
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
@@ -200,7 +200,8 @@ class NetPolicy(Policy):
         """Write the policy into a new folder; see `Policy.export_checkpoint`."""
         from menv.loop.bundle import write_policy
 
-        return write_policy(self, path_given("export_checkpoint", folder), trained or {})
+        with writing("export_checkpoint", f"{folder}"):
+            return write_policy(self, path_given("export_checkpoint", folder), trained or {})
 
     @in_turn
     def answer_agents(

@@ -184,7 +184,7 @@ def test_a_checkpoint_for_which_there_is_no_room_is_one_line(folder: Path) -> No
     )  # fmt: skip
     (said,) = done.stderr.splitlines()
     assert done.returncode == 1
-    assert said.startswith("menv train: error: save: iteration 1 cannot be written to run")
+    assert said.startswith("menv train: error: save: checkpoint 1 in run cannot be written (")
     assert "File too large" in said
     assert list(Path("run").iterdir()) == []
 

@@ -36,7 +36,7 @@ from menv.connectors.policy_connectors import PolicyConnectors
 from menv.loop.golden import Golden, difference, make_golden, rehearsal
 from menv.loop.net_policy import NetPolicy
 from menv.nested import leaves, paths
-from menv.paths import path_given
+from menv.paths import path_given, writing
 from menv.policy import Policy
 from menv.spaces_json import space_to_json
 
@@ -112,7 +112,8 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
         raise ConfigError(
             f"{where}: {wrong} in ONNX Runtime, expected what the policy answers; report this as a bug"
         )
-    return _write(Path(path), model)
+    with writing("export_onnx", f"{path}"):
+        return _write(Path(path), model)
 
 
 def _listed(connectors: PolicyConnectors) -> str:
