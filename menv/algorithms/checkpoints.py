@@ -122,7 +122,8 @@ class Checkpoints:
             path: What was given to `save`, for the latest checkpoint, or a numbered folder in it.
             config: Settings that are put over the stored ones. Functions, classes other than menv's own and
                 gymnasium's spaces, and environments that are not known by name in this process are not in a checkpoint,
-                and are given here again.
+                and are given here again. With another `seed` weights, counts and running episodes are those that were
+                saved, and whatever is drawn from here on is another.
             env: Overrides the config's `env`.
             policy_ids: The policies that are wanted, or the id of one; None takes all. Ids in `config` that the
                 checkpoint has not are passed over: `add_policy` adds policies afterwards.
@@ -158,6 +159,9 @@ class Checkpoints:
     @classic_keywords(checkpoint_path="=path")
     def restore(self, path: str | Path) -> None:
         """Go on where an algorithm with the same policies and networks was saved; what this one has done is forgotten.
+
+        Its settings stay, `seed` too: policies draw as in the run that was saved, environments are reset with the seeds
+        of this one. With the same `seed` and settings the run goes on to the last bit.
 
         Args:
             path: As for `from_checkpoint`.

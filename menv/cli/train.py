@@ -16,7 +16,7 @@ from menv.cli.bounds import Bounds
 from menv.cli.display import Heard, display
 from menv.cli.names import from_checkpoint, policies_by_name
 from menv.errors import ConfigError
-from menv.loop.checkpoint_folder import MANIFEST, try_root
+from menv.loop.checkpoint_folder import MANIFEST, numbered, try_root
 from menv.stdout import complain, not_taken
 
 
@@ -76,6 +76,7 @@ def _folder(given: argparse.Namespace) -> str | None:
         raise ConfigError("--save: an empty name, expected that of a folder; write --save FOLDER")
     if given.save is not None:
         try_root(Path(given.save))
+        _refuse_others(Path(given.save), given.resume)
     elif folder is not None and (Path(folder) / MANIFEST).is_file():
         raise ConfigError(
             f"--resume {folder}: one checkpoint of a run, whose later ones would be replaced, expected --save too; add "
@@ -84,6 +85,24 @@ def _folder(given: argparse.Namespace) -> str | None:
     elif folder is not None and Path(folder).is_dir():
         try_root(Path(folder))
     return folder
+
+
+def _refuse_others(folder: Path, resumed: str | None) -> None:
+    """Refuse to write among the checkpoints of another run, of which those of the same iterations would be replaced.
+
+    Raises:
+        ConfigError: There are some, and they are not of the run that goes on.
+    """
+    there = numbered(folder) if folder.is_dir() else []
+    own = resumed is not None and folder.resolve() in (
+        Path(resumed).resolve(),
+        Path(resumed).resolve().parent,
+    )
+    if there and not own:
+        raise ConfigError(
+            f"--save {folder}: holds checkpoints of another run, {there[-1].name} for one, that would be replaced, "
+            f"expected a new name; choose another, delete that folder, or go on from it with --resume {folder}"
+        )
 
 
 def _same(one: str | None, other: str) -> bool:

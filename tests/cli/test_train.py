@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,6 +156,7 @@ def test_what_could_not_be_saved_is_refused_before_anything_is_trained(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results(capsys, "corridors:Corridor", *ONCE, "--save", "run")
+    shutil.copytree("run", "other")
     for places, why in (
         (["--resume", "run/000001"], "expected --save too"),
         (["corridors:Corridor", "--save", "run/000001"], "is a checkpoint itself"),
@@ -162,6 +164,14 @@ def test_what_could_not_be_saved_is_refused_before_anything_is_trained(
         (["corridors:Corridor", "--save", "corridors.py/run"], "cannot be written"),
         (["corridors:Corridor", "--save", "/proc/run"], "cannot be written"),
         (["corridors:Corridor", "--save", ""], "an empty name"),
+        (
+            ["corridors:Corridor", "--save", "run"],
+            "--save run: holds checkpoints of another run, 000001 for one",
+        ),
+        (
+            ["corridors:Corridor", "--resume", "run", "--save", "other"],
+            "--save other: holds checkpoints of another",
+        ),
     ):
         assert main(["train", *places, *SMALL, "--stop", "training_iteration=2"]) == 2
         told = capsys.readouterr()
