@@ -22,12 +22,29 @@ def path_given(where: str, value: Any) -> Path:
         ConfigError: It is something else, or holds a character that no path may have.
     """
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str) or "\0" in path:
+    if not isinstance(path, str) or "\0" in path or not path:
         raise ConfigError(
             f"{where}: {value!r:.60}, a {type(value).__name__}, expected a path, a string or a pathlib.Path; "
             "pass the name of a folder or of a file"
         )
     return Path(path)
+
+
+def folder_given(where: str, value: Any) -> Path:
+    """Return the path of a folder that a user gave and that is there.
+
+    Raises:
+        ConfigError: It is no path, nothing is there, or a file.
+    """
+    path = path_given(where, value)
+    if path.is_dir():
+        return path
+    what = f"{path} is a file" if path.exists() else f"there is no folder {path} in {Path.cwd()}"
+    if path.is_absolute() and not path.exists():
+        what = f"there is no folder {path}"
+    raise ConfigError(
+        f"{where}: {what}, expected one that save or export_checkpoint wrote; check the path, and unpack archives"
+    )
 
 
 @contextmanager

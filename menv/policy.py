@@ -19,7 +19,7 @@ from menv import draws
 from menv.classic_names import OF_POLICIES, Told, classic_keywords
 from menv.errors import ConfigError, ContractError
 from menv.nested import has_order
-from menv.paths import path_given
+from menv.paths import folder_given
 from menv.spec_config import SpecConfig
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Policy(Told, told=OF_POLICIES):
         """
         from menv.loop.policy_folders import read_policies
 
-        return read_policies(path_given("from_checkpoint", checkpoint), policy_ids)
+        return read_policies(folder_given("from_checkpoint", checkpoint), policy_ids)
 
     def get_initial_state(self) -> list[Any]:
         """Return what `state_batches` holds for one agent as its life begins; [] for a policy without a memory."""

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from menv.errors import ConfigError
 from menv.loop import bundle_files, checkpoint_folder
+from menv.paths import folder_given
 from menv.policy import Policy
 from menv.stdout import tell
 
@@ -19,11 +19,7 @@ def show(given: argparse.Namespace) -> int:
         ConfigError: Nothing that menv wrote, or it is damaged.
         SystemExit: With status 1, if nothing takes what is printed.
     """
-    path = Path(given.folder)
-    if not path.is_dir():
-        raise ConfigError(
-            f"{path}: no such folder, expected one that save or export_checkpoint wrote; check the path"
-        )
+    path = folder_given("show", given.folder)
     policies: Any = Policy.from_checkpoint(path)
     if not isinstance(policies, dict):
         policies = {policies.policy_id: policies}

@@ -170,6 +170,8 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     try:
         networks = _networks(manifest, files, f"{where}/{MANIFEST}")
         golden = load(files[GOLDEN])
+        remembered = golden["state"].shape[1:] if "state" in golden else (0,)
+        _require(f"{where}/{MANIFEST}", "state_sizes", remembered == (sum(networks.state_sizes),))
         wrong = difference(golden, answer(networks, networks.backend, golden))
     except ConfigError:
         raise

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from menv.errors import ConfigError
-from menv.paths import path_given, writing
+from menv.paths import folder_given, writing
 
 FORMAT = 1
 """Raised whenever what is written can no longer be read by the code of before."""
@@ -211,7 +211,7 @@ def find_checkpoint(path: Any) -> Path:
     Raises:
         ConfigError: There is none.
     """
-    folder = path_given("checkpoint", path)
+    folder = folder_given("checkpoint", path)
     if (folder / MANIFEST).is_file():
         return folder
     if not (folder / LATEST).is_file():

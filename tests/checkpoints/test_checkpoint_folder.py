@@ -202,8 +202,11 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ConfigError, match=r"neither manifest\.json nor LATEST in it"):
+    for path, why in (
+        (tmp_path, r"neither manifest\.json nor LATEST"),
+        (tmp_path / "nowhere", "there is no folder"),
+    ):
+        with pytest.raises(ConfigError, match=why):
             find_checkpoint(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -266,9 +267,8 @@ def test_a_folder_of_policies_and_of_checkpoints_has_to_be_told_apart(saved: Pat
 
 
 def test_what_is_no_checkpoint_at_all_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ConfigError, match=r"holds no policy, expected policy\.json in it"):
-            Policy.from_checkpoint(path)
+    with pytest.raises(ConfigError, match=r"holds no policy, expected policy\.json in it"):
+        Policy.from_checkpoint(tmp_path)
     (tmp_path / "LATEST").write_text("000007\n")
     with pytest.raises(ConfigError, match="LATEST names 000007, which is missing"):
         Policy.from_checkpoint(tmp_path)
@@ -295,3 +295,20 @@ def test_a_checkpoint_that_is_not_kept_goes_with_its_policies(tmp_path: Path) ->
             algo.save(tmp_path, keep_last=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "LATEST"]
     assert list(policies(tmp_path)) == ["default_policy"]
+
+
+def test_a_path_that_leads_to_no_folder_says_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.zip").write_bytes(b"PK")
+    where = re.escape(str(tmp_path))
+    for load in (Policy.from_checkpoint, PPO.from_checkpoint):
+        for path, why in (
+            ("runs/a", f"there is no folder runs/a in {where}, expected one that save or .* check the path"),
+            (tmp_path / "gone", f"there is no folder {where}/gone, expected"),
+            ("run.zip", r"run\.zip is a file, expected one that .* unpack archives"),
+            ("", "'', a str, expected a path"),
+        ):
+            with pytest.raises(ConfigError, match=why):
+                load(path)

@@ -72,7 +72,7 @@ def test_evaluate_and_show_name_a_folder_that_holds_nothing(
         assert said.startswith(f"menv {command}: error: ")
         assert line in said
     assert main(["show", "gone"]) == 2
-    assert "no such folder" in capsys.readouterr().err
+    assert "there is no folder gone" in capsys.readouterr().err
 
 
 def test_show_tells_of_a_run_and_of_a_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
