@@ -185,8 +185,9 @@ def read_callbacks(value: Any) -> DefaultCallbacks:
         _check_hooks(value)
         return value
     given = value.__name__ if isinstance(value, type) else type(value).__name__
+    typed = ", and write @module:Name of it on a command line" if isinstance(value, str) else ""
     raise ConfigError(
-        f"callbacks: {given}, expected a subclass of menv.DefaultCallbacks, or an instance; derive it from that"
+        f"callbacks: {given}, expected a subclass of menv.DefaultCallbacks, or an instance; derive it from that{typed}"
     )
 
 

@@ -105,7 +105,8 @@ class PolicySpec:
         count = f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
         raise ConfigError(
             f"policies[{policy_id!r}]: {count}, expected a PolicySpec, None or (class, observation_space, "
-            "action_space, config); write PolicySpec() for a policy that infers everything"
+            "action_space, config); write PolicySpec() for a policy that infers everything, "
+            "PolicySpec(config={...}) for one with settings of its own"
         )
 
 

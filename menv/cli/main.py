@@ -59,6 +59,7 @@ def _own(read: argparse.Namespace) -> int:
 def _train(given: argparse.Namespace) -> int:
     from menv.cli.train import train
 
+    given.env = given.named if given.env is None else given.env
     return train(given)
 
 
@@ -104,11 +105,13 @@ def _parser() -> argparse.ArgumentParser:
         "train", help="train policies in an environment", description="Train policies in an environment.",
         epilog=_TRAIN, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    train.add_argument(
+    env = train.add_mutually_exclusive_group()
+    env.add_argument(
         "env",
         nargs="?",
         help="a built-in name, a gymnasium id, or package.module:Class; not needed with --resume",
     )
+    env.add_argument("--env", dest="named", metavar="ENV", help="the same")
     train.add_argument("--run", choices=("PPO", "DQN", "QMIX"), help="the algorithm (PPO)")
     train.add_argument(
         "--policies", choices=("shared", "each"), default="shared",

@@ -41,6 +41,11 @@ def test_a_run_ends_with_the_iteration_that_reaches_a_bound(
     assert told[-1]["episode_reward_mean"] == 3.0
 
 
+def test_the_environment_may_be_named_as_an_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (told,) = results(capsys, "--env", "corridors:Corridor", "--run", "PPO", *ONCE)
+    assert told["num_env_steps_sampled"] == 64
+
+
 def test_bounds_may_lie_deeper_and_the_first_that_is_reached_counts(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,7 +295,11 @@ def test_a_signal_ends_the_run_after_its_iteration_and_a_checkpoint(
         (["CartPole-v1", "--every", "2"], "expected --save FOLDER"),
         (["CartPole-v1", "--import", "gone.py"], "no such file"),
         (["CartPole-v1", *SMALL, "--stop", "episode_reward=3"], "did you mean episode_reward_m"),
-        (["--resume", "gone"], "expected a folder that save wrote"),
+        (["--resume", "gone"], "there is no folder gone in"),
+        (
+            ["CartPole-v1", "--config", "callbacks=corridors:Note"],
+            "write @module:Name of it on a command line",
+        ),
         (["--resume", "gone", "--policies", "each"], "leave it out"),
     ],
 )
@@ -314,6 +323,7 @@ def test_a_wrong_setting_is_one_line(
         (["--stop", "soon"], "expected KEY=NUMBER"),
         (["--stop", "training_iteration=nan"], "expected KEY=NUMBER"),
         (["--every", "0"], "expected a whole number from 1"),
+        (["--env", "tictactoe"], "argument --env: not allowed with argument env"),
     ],
 )
 def test_an_argument_that_cannot_be_read_is_refused_with_the_usage(
