@@ -316,7 +316,7 @@ def _number(where: str, name: str, value: Any) -> float:
 
 def _numbers(where: str, name: str, values: Any) -> list[float]:
     """Return what a callback has put into an episode as a list of numbers."""
-    if not isinstance(values, Iterable) or isinstance(values, Mapping):
+    if not isinstance(values, Iterable) or isinstance(values, Mapping | str):
         raise ContractError(
             f"episode.{where}[{name!r}]: {type(values).__name__}, expected a list of numbers; append to a list, or put "
             "a single number into custom_metrics"

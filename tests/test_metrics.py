@@ -217,7 +217,7 @@ def test_a_custom_metric_that_no_float_holds_is_named() -> None:
 
 
 def test_hist_data_that_is_no_list_of_numbers_is_named() -> None:
-    for value in (1.0, ["won"], {0: 1.0}):
+    for value in (1.0, ["won"], {0: 1.0}, "12"):
         one = episode({("a", "p"): 0.0})
         one.hist_data["stops"] = value  # type: ignore[assignment]
         with pytest.raises(ContractError, match=r"episode\.hist_data\['stops'\]: \w+, expected a"):

@@ -10,7 +10,7 @@ import math
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from os import PathLike, fspath
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from menv.callbacks import DefaultCallbacks
 from menv.errors import MissingExtraError
+from menv.paths import path_given, writing
 
 _REPEATED = ("sampler_results",)
 
@@ -27,10 +28,13 @@ class TensorBoardWriter:
 
     Args:
         logdir: The folder; created when something is written.
+
+    Raises:
+        ConfigError: It is no path.
     """
 
     def __init__(self, logdir: str | PathLike[str]) -> None:
-        self._logdir = fspath(logdir)
+        self._logdir = str(path_given("TensorBoardWriter", logdir))
         self._writer: Any = None
 
     def write(self, result: Mapping[str, Any], step: int) -> None:
@@ -45,14 +49,21 @@ class TensorBoardWriter:
 
         Raises:
             MissingExtraError: tensorboard is not installed.
+            NotWrittenError: The folder cannot be made, or has no room.
         """
         event, summary, file_writer = _tensorboard()
+        values = [summary.Value(tag=tag, simple_value=value) for tag, value in scalars(result)]
+        told = event(wall_time=time.time(), step=step, summary=summary(value=values))
+        with writing("TensorBoardWriter", f"the event file in {self._logdir}"):
+            self._append(told, file_writer)
+
+    def _append(self, event: Any, file_writer: Any) -> None:
+        """Write one event, into a new file if there is none."""
         if self._writer is None:
             self._writer = file_writer(self._logdir)
             # Its thread ends with this object, also where nobody closes it.
             self._closing = weakref.finalize(self, self._writer.close)
-        values = [summary.Value(tag=tag, simple_value=value) for tag, value in scalars(result)]
-        self._writer.add_event(event(wall_time=time.time(), step=step, summary=summary(value=values)))
+        self._writer.add_event(event)
         # A run that is killed, or never closed, has written what it has reported.
         self._writer.flush()
 

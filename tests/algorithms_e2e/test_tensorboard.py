@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from menv import DefaultCallbacks
 from menv.algorithms import PPO, TensorBoardCallbacks, TensorBoardWriter
-from menv.errors import MissingExtraError
+from menv.errors import ConfigError, MissingExtraError, NotWrittenError
 from tests.bad_input.broken_envs import checked
 
 SMALL = {"train_batch_size": 128, "num_envs_per_worker": 4, "num_sgd_iter": 1, "seed": 0}
@@ -143,3 +143,15 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ) as caught:
         TensorBoardWriter(tmp_path).write({"a": 1.0}, 1)
     checked(str(caught.value))
+
+
+def test_a_folder_that_is_none_or_has_no_room_is_named(tmp_path: Path) -> None:
+    for path in (None, ""):
+        with pytest.raises(ConfigError, match=r"TensorBoardWriter: .* expected a path"):
+            TensorBoardCallbacks(path)  # type: ignore[arg-type]
+    (tmp_path / "mine").write_text("kept")
+    with pytest.raises(
+        NotWrittenError, match=r"TensorBoardWriter: the event file in .*mine cannot be written"
+    ):
+        TensorBoardWriter(tmp_path / "mine").write({"lr": 1.0}, 1)
+    assert (tmp_path / "mine").read_text() == "kept"
