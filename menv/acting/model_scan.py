@@ -25,6 +25,7 @@ _TENSOR_NAME, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 8, 13, 14
 _DOMAINS = (b"", b"ai.onnx")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
+_MOST_KEY = (1 << 32) - 1
 
 
 def refuse_unsafe_model(model: bytes, where: str) -> None:
@@ -155,6 +156,9 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
     while place < end:
         key, place = _varint(message, place)
         field, kind = key >> 3, key & 7
+        if not field or key > _MOST_KEY:
+            # Parsers that keep 32 bits of it would see another field than this one.
+            raise ValueError("a field that there cannot be")
         if kind == _VARINT:
             number, place = _varint(message, place)
             yield field, number
@@ -165,7 +169,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
             size = _FIXED[kind]
         else:
             raise ValueError(f"wire type {kind}")
-        if size > end - place or not field:
+        if size > end - place:
             raise ValueError("a field that is longer than its message")
         yield field, message[place : place + size]
         place += size

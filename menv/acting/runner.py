@@ -271,6 +271,8 @@ def open_session(model: bytes) -> ort.InferenceSession:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Told from the first bytes it could be a format that nobody has looked into; see `model_scan`.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     # This fusion would change the rounding of wide layers; the graphs use Gemm where it does not.
     return ort.InferenceSession(
         model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatMulAddFusion"]
