@@ -41,6 +41,7 @@ OF_ALGORITHMS = {
     "compute_action": "call compute_single_action(obs)",
     "compute_actions": "call get_policy(policy_id).compute_actions([obs, ...])",
     "default_resource_request": _NO_TRIALS,
+    "env": f"{_CALL_ENVS}; config.env says which it is",
     "env_creator": "menv.registry.make_env(config.env, config.env_config) makes an environment",
     "env_runner": f"{_CALL_ENVS}, get_policy(policy_id) for a policy",
     "env_runner_group": f"{_CALL_ENVS}, get_policy(policy_id) for a policy",
@@ -59,12 +60,14 @@ OF_ALGORITHMS = {
     "import_model": "call set_weights({policy_id: weights})",
     "learn": 'call train() until what it returns, such as result["timesteps_total"], is enough',
     "learner_group": "call get_weights() and set_weights(weights), which learners go on from",
+    "load": "call from_checkpoint(folder) of the class",
     "load_checkpoint": "call restore(folder), or from_checkpoint(folder) of the class",
     "local_replay_buffer": "learners keep it to themselves; capacity and kind are replay_buffer_config",
     "logdir": "no folder is written; set callbacks=TensorBoardCallbacks, or write down what train() returns",
     "merge_trainer_configs": "write {**first, **second}",
     "observation_space": "get_policy(policy_id) has it",
     "optimizer": "learners keep it to themselves; save(folder) writes it too",
+    "policy": "call get_policy(policy_id)",
     "predict": "call compute_single_action(obs, explore=False)",
     "remove_module": "call remove_policy(policy_id)",
     "reset_config": "build a new algorithm, or call from_checkpoint(folder, config={...}) of the class",
@@ -199,7 +202,7 @@ OF_CONFIGS = {
     "validate": "leave it out; settings are checked as they are made",
 }
 _COUNTS = "counts are keys of the result itself, such as num_env_steps_sampled"
-_EPISODES = "episode_reward_mean, episode_len_mean, agent_reward_mean, policy_reward_mean are keys of the result itself"
+_EPISODES = "episode_reward_mean and policy_reward_mean are keys of the result itself, of an evaluation of its section"
 _TUNE = "it is Ray Tune's; write down what you need of a run beside the result"
 _WORKERS = "num_worker_restarts counts workers that took the place of lost ones"
 OF_RESULTS = {

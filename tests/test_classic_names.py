@@ -58,6 +58,17 @@ def test_a_classic_attribute_that_there_is_not_says_what_to_use(
     assert str(caught.value) == f"{kind!r} object has no attribute {name!r}; {TABLES[owner][name]}"
 
 
+def test_what_others_call_of_a_class_says_what_to_use() -> None:
+    with pytest.raises(
+        AttributeError, match=r"^type object 'PPO' has no attribute 'load'; call from_checkpoint\("
+    ):
+        _ = PPO.load
+    with pytest.raises(
+        AttributeError, match=r"^type object 'PPOConfig' has no attribute 'from_dict'; give the"
+    ):
+        _ = PPOConfig.from_dict
+
+
 def test_any_other_attribute_is_missing_in_the_usual_words(owners: dict[str, Any]) -> None:
     with pytest.raises(AttributeError, match=r"^'PPO' object has no attribute 'trian'$") as caught:
         _ = owners["algorithm"].trian
@@ -195,9 +206,14 @@ def test_a_remote_environment_says_how_its_methods_are_called() -> None:
     assert not hasattr(copy.copy(remote), "level")
 
 
+SHORT: dict[str, Any] = {"train_batch_size": 16, "rollout_fragment_length": 8}
+
+
 def test_a_key_of_rllib_that_a_result_has_not_says_what_to_read() -> None:
-    with PPO(env="CartPole-v1", config={"train_batch_size": 16, "rollout_fragment_length": 8}) as algo:
+    with PPO(env="CartPole-v1", config={**SHORT, "evaluation_duration": 1}) as algo:
         result = algo.train()
+        with pytest.raises(KeyError, match="env_runners: episode_reward_mean and"):
+            algo.evaluate()["env_runners"]
     assert OF_RESULTS.keys() & result.keys() == set()
     for key, instead in OF_RESULTS.items():
         with pytest.raises(KeyError) as caught:

@@ -34,7 +34,7 @@ from menv.algorithms.rollouts.workforce import Workforce
 from menv.algorithms.training_state import Progress, TrainingState
 from menv.algorithms.underway import Underway
 from menv.callbacks import read_callbacks
-from menv.classic_names import OF_ALGORITHMS, Result, Told, classic_keywords
+from menv.classic_names import OF_ALGORITHMS, OnClass, Result, Told, classic_keywords
 from menv.errors import CallOrderError, ConfigError
 from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
 from menv.loop.sampler import Sampler
@@ -53,6 +53,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         last_result: What `train()` returned last, {} before.
     """
 
+    load = OnClass()
     recipe: ClassVar[Recipe]
     """What trains the policies that name no algorithm of their own."""
 

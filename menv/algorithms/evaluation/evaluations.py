@@ -20,6 +20,7 @@ from menv.algorithms.population import Population
 from menv.algorithms.rollouts.experience import make_evaluation_envs, make_evaluation_experience
 from menv.algorithms.underway import Underway
 from menv.callbacks import DefaultCallbacks, read_callbacks
+from menv.classic_names import Result
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
 from menv.loop.convert import check_number
 from menv.plain_data import is_plain
@@ -124,7 +125,7 @@ class Evaluations:
         evaluation = self._ready()
         if not evaluation.begun:
             self._callbacks.on_evaluate_start(algorithm=algorithm)
-        self.latest = {"evaluation": evaluation.run()}
+        self.latest = Result({"evaluation": evaluation.run()})
         numbers = evaluation.recreated()
         if numbers:
             self._callbacks.on_workers_recreated(
