@@ -43,7 +43,7 @@ def folder_given(where: str, value: Any) -> Path:
     if path.is_absolute() and not path.exists():
         what = f"there is no folder {path}"
     raise ConfigError(
-        f"{where}: {what}, expected one that save or export_checkpoint wrote; check the path, and unpack archives"
+        f"{where}: {what}, expected a folder that save or export_checkpoint wrote; check the path, and unpack archives"
     )
 
 

@@ -134,11 +134,9 @@ class Checkpoints:
             ConfigError: The checkpoint is not as it was written, is of another algorithm, or something is missing that
                 has to be given again.
         """
-        from menv.loop.checkpoint_folder import find_checkpoint, read_files
+        from menv.loop.latest_checkpoint import read_checkpoint
 
-        folder = find_checkpoint(path)
-        manifest = _manifest(folder, cls)
-        files = read_files(folder, manifest)
+        folder, manifest, files = read_checkpoint(path, partial(_content, kind=cls))
         kind = _kind(cls, manifest)
         given = _with(config, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
         with _taken_over(folder):
@@ -174,18 +172,16 @@ class Checkpoints:
             ConfigError: The checkpoint is not as it was written, or of other policies or networks; nothing has changed,
                 unless the message says that this algorithm cannot go on.
         """
-        from menv.loop.checkpoint_folder import find_checkpoint, read_files
+        from menv.loop.latest_checkpoint import read_checkpoint
 
         algo = cast("Algorithm", self)
         _refuse_stopped(algo, "restore")
-        folder = find_checkpoint(path)
-        manifest = _manifest(folder, type(self))
+        folder, manifest, files = read_checkpoint(path, partial(_content, kind=type(self)))
         with _taken_over(folder):
             found = sorted(manifest["config"]["multiagent"]["policies"])
         own = sorted(algo._population.policies)
         if found != own:
             raise ConfigError(f"{folder}: policies {found}, expected {own}; {_AGAIN}")
-        files = read_files(folder, manifest)
         with _taken_over(folder):
             specs = algo._population.policy_map.specs
             check_connectors("restore", manifest["config"], kept_connectors(files), algo.config, specs)
@@ -216,6 +212,14 @@ def _taken_over(folder: Path) -> Iterator[None]:
             f"{folder}: cannot be taken over ({type(error).__name__}: {why:.120}), expected what save wrote of such a "
             "run; build the algorithm anew, it cannot go on from here, and load another checkpoint"
         ) from error
+
+
+def _content(folder: Path, kind: type) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """Return the folder, the manifest and the files of a checkpoint of an algorithm."""
+    from menv.loop.checkpoint_folder import read_files
+
+    manifest = _manifest(folder, kind)
+    return folder, manifest, read_files(folder, manifest)
 
 
 def _manifest(folder: Path, kind: type) -> dict[str, Any]:

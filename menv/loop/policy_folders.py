@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from menv.errors import ConfigError, UnknownNameError
 from menv.loop import bundle_files, checkpoint_folder
 from menv.loop.bundle import Rehearsals, read_policy, write_policy
+from menv.loop.latest_checkpoint import read_checkpoint
 from menv.loop.net_policy import NetPolicy
 from menv.policy import Policy
 from menv.policy_spec import ids_given
@@ -72,7 +74,7 @@ def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict
                 f"{path}: holds policies {sorted(folders)[:20]} and training checkpoints, expected one of both; name "
                 "the folder of a policy, or a numbered one of a checkpoint"
             )
-        return _of_checkpoint(checkpoint_folder.find_checkpoint(path), chosen)
+        return read_checkpoint(path, partial(_of_checkpoint, chosen=chosen))
     if not folders:
         raise ConfigError(
             f"{path}: holds no policy, expected {bundle_files.MANIFEST} in it, or in folders of policies, or a "

@@ -305,9 +305,12 @@ def test_a_path_that_leads_to_no_folder_says_where_it_was_looked_for(
     where = re.escape(str(tmp_path))
     for load in (Policy.from_checkpoint, PPO.from_checkpoint):
         for path, why in (
-            ("runs/a", f"there is no folder runs/a in {where}, expected one that save or .* check the path"),
+            (
+                "runs/a",
+                f"there is no folder runs/a in {where}, expected a folder that save or .* check the path",
+            ),
             (tmp_path / "gone", f"there is no folder {where}/gone, expected"),
-            ("run.zip", r"run\.zip is a file, expected one that .* unpack archives"),
+            ("run.zip", r"run\.zip is a file, expected a folder that .* unpack archives"),
             ("", "'', a str, expected a path"),
         ):
             with pytest.raises(ConfigError, match=why):
