@@ -359,3 +359,20 @@ def test_a_new_process_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     assert done.stdout.strip() == wanted
+
+
+def test_with_another_seed_a_run_goes_on_from_the_same_place_with_other_draws(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=SMALL) as algo:
+        trained(algo, 2)
+        algo.save(tmp_path)
+        weights, counts = weights_of(algo), algo.counts()
+        goes_on = algo.train()["digest"]
+    digests = set()
+    for seed in (SMALL["seed"], SMALL["seed"] + 1):
+        with PPO.from_checkpoint(tmp_path, config={"seed": seed}) as again:
+            assert (weights_of(again), again.counts()) == (weights, counts)
+            result = again.train()
+            assert result["num_episodes_not_resumed"] == 0
+            digests.add(result["digest"])
+    assert goes_on in digests
+    assert len(digests) == 2
