@@ -77,6 +77,7 @@ class ConnectorPath:
         at_ends: By policy index, whether connectors must be shown last observations when they come.
         acts: Whether answers are changed agent by agent, or looked at.
         outputs: By policy index, what action connectors do to whole batches.
+        shown: What lives were shown last.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class ConnectorPath:
         # Those that are called agent by agent.
         self._asked = [[leaf for leaf in own if not leaf.takes_rows] for own in leaves]
         self._clips = [[leaf for leaf in own if isinstance(leaf, ClipRewardAgentConnector)] for own in leaves]
-        self._shown = LastShown(leaves)
+        self.shown = LastShown(leaves)
         self._lookers = [[leaf for leaf in own if looks(leaf)] for own in leaves]
         self.acts = any(bool(plan.rest) for plan in self._plans) or any(self._lookers)
         self._groups: tuple[Any, list[tuple[int, Column | None]]] = (None, [])
@@ -185,7 +186,7 @@ class ConnectorPath:
 
     def _connected_end(self, index: int, end: End) -> End:
         """Return an end that has gone through connectors which must see it; one without observation keeps none."""
-        shown = self._shown.take(end.slot)
+        shown = self.shown.take(end.slot)
         obs = shown if end.obs is None else end.obs
         if obs is None:
             # There is nothing to connect but the reward.
@@ -343,7 +344,7 @@ class ConnectorPath:
             obs, rewards, slots=slots, infos=infos, truncated=final, learning=self._learning, over=over
         )
         if seats is not None and slots is not None:
-            self._shown.note(index, slots, obs)
+            self.shown.note(index, slots, obs)
         if self._asked[index] and seats is not None and slots is not None:
             rows.seats = [seats[slot] for slot in slots.tolist()]
         return self._run(index, rows)

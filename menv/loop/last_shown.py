@@ -34,6 +34,18 @@ class LastShown:
         if self._asked[index]:
             self._obs.update(zip(slots.tolist(), map(own_copy, obs), strict=True))
 
+    def of(self, slots: Sequence[int]) -> list[Any]:
+        """Return what the lives on slots were shown last, None where nothing was noted."""
+        return [self._obs.get(slot) for slot in slots]
+
+    def put(self, slots: Sequence[int], obs: Sequence[Any]) -> None:
+        """Note what `of` told of lives that go on here, on these slots."""
+        self._obs.update((slot, one) for slot, one in zip(slots, obs, strict=True) if one is not None)
+
+    def follow(self, before: LastShown) -> None:
+        """Go on with what was noted of lives while policies had other connectors."""
+        self._obs = before._obs
+
     def take(self, slot: int) -> Any:
         """Return what the life on a slot, which ends, was shown last; None if nothing was noted."""
         return self._obs.pop(slot, None)

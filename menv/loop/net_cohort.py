@@ -182,7 +182,10 @@ class NetCohort(Cohort):
             return
         mine = [own.for_evaluation() for own in self.connectors] if self._evaluates else self.connectors
         taken = self.row_width, self.row_dtype
-        self.path = ConnectorPath(mine, self.action_space, *taken, learning=not self._evaluates)
+        path, before = ConnectorPath(mine, self.action_space, *taken, learning=not self._evaluates), self.path
+        if before is not None:
+            path.shown.follow(before.shown)
+        self.path = path
 
     def take_frames(
         self, policy: int, lives: Column, new_ids: NewIds, *, going_on: bool = False
@@ -216,6 +219,11 @@ class NetCohort(Cohort):
         """Whether actions say all about what the environment was given; see `Cohort.replays`."""
         return self.path is None or (self.path.goes_on and not self.path.acts)
 
+    def living_state(self) -> dict[str, Any]:
+        """Return the trajectories that live on, and what they were shown; see `Cohort.living_state`."""
+        state, path = super().living_state(), self.path
+        return state if path is None else {**state, "shown": path.shown.of(state["slot"].tolist())}
+
     def _remembered(self, slots: Sequence[int], policies: Sequence[int]) -> list[Any]:
         """Return what connectors remember of lives; see `Cohort.living_state`."""
         if self.path is None or not (self.path.keeps_lives and self.replays):
@@ -230,6 +238,9 @@ class NetCohort(Cohort):
         lives = state.get("remembered", [None] * len(slots))
         for slot, index, life in zip(slots, state["policy"].tolist(), lives, strict=True):
             put_lives(self.connectors[index].agent, [slot], [life])
+        self.connect()
+        if self.path is not None:
+            self.path.shown.put(slots, state.get("shown", [None] * len(slots)))
         return first
 
     def twin(self) -> NetCohort:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import PolicySpec
+from menv import MultiAgentEnv, PolicySpec, register_env
 from menv.algorithms import PPO
 from menv.connectors import (
     AgentConnector,
@@ -252,3 +253,66 @@ def test_episodes_go_on_only_where_connectors_of_ones_own_tell_what_they_remembe
             assert trained(again, 1)["num_episodes_not_resumed"] == broken_off
             trained(algo, 1)
             assert (weights_of(again) == weights_of(algo)) is (broken_off == 0)
+
+
+class Fallen(MultiAgentEnv):
+    """Two agents, each of which dies now and then without a last observation and is back a step later."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, context: Any = None) -> None:
+        self.possible_agents = ["a", "b"]
+        self.now = 0
+
+    def _seen(self, agents: Sequence[str]) -> dict[str, Any]:
+        return {agent: self.np_random.uniform(-1, 1, 2).astype(np.float32) for agent in agents}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.now = 0
+        return self._seen(self.possible_agents), {}
+
+    def step(self, action_dict: dict[Any, Any]) -> Any:
+        self.now += 1
+        gone = [agent for place, agent in enumerate(self.possible_agents) if (self.now + place) % 5 == 4]
+        obs = self._seen([agent for agent in self.possible_agents if agent not in gone])
+        rewards = {agent: float(action) for agent, action in action_dict.items()}
+        flags = dict.fromkeys(gone, True) | {"__all__": False}
+        return obs, rewards, flags, {"__all__": self.now == 13}, {}
+
+
+# It pays for what was shown, also at an end without an observation.
+PAYS_FOR_WHAT_IS_SHOWN: Any = register_lambda_agent_connector(
+    "PaysForWhatIsShown",
+    lambda data: {
+        **data,
+        SampleBatch.REWARDS: data[SampleBatch.REWARDS] + float(data[SampleBatch.NEXT_OBS][0]),
+    },
+)
+
+
+def test_ends_without_an_observation_are_paid_as_ever_where_the_life_was_shown_its_last_one_before_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    register_env("fallen", Fallen)
+    config = {**SMALL, "agent_connectors": ["PaysForWhatIsShown"]}
+    with PPO(env="fallen", config=config) as algo:
+        trained(algo, 1)
+        for _ in range(3):
+            algo.save(tmp_path)
+            with PPO.from_checkpoint(tmp_path) as again:
+                assert trained(again, 1)["num_episodes_not_resumed"] == 0
+                trained(algo, 1)
+                assert weights_of(again) == weights_of(algo)
+
+
+def test_ends_without_an_observation_are_paid_as_ever_where_connectors_were_changed_in_between() -> None:
+    register_env("fallen", Fallen)
+    config = {**SMALL, "agent_connectors": ["PaysForWhatIsShown"]}
+    with PPO(env="fallen", config=config) as algo, PPO(env="fallen", config=config) as other:
+        for _ in range(4):
+            trained(algo, 1)
+            trained(other, 1)
+            algo.get_policy().agent_connectors.append(UNCHANGED(None))  # type: ignore[attr-defined]
+        assert weights_of(algo) == weights_of(other)
