@@ -19,6 +19,11 @@ from menv.nested import own_copy
 OR_MANY_AGENTS = ", or wrap an environment of many agents in menv.wrappers.MultiAgentGym"
 """Ends messages about a `gymnasium.Env` that may not know that it is one for a single agent."""
 
+_WEIGHTED = (
+    ", of several objectives their weighted sum, which wrappers such as momaland's LinearizeReward and MO-Gymnasium's "
+    "LinearReward make"
+)
+
 
 def reset_env(
     env: Any, index: int | str, seed: int | None = None, options: dict[str, Any] | None = None
@@ -134,10 +139,10 @@ def as_reward(reward: Any, whose: str, fix: str = "return a float") -> float:
     """
     if isinstance(reward, float) and math.isfinite(reward):
         return float(reward)
-    number, shape = None, ()
+    number, shape, size = None, (), 1
     try:
         one = np.asarray(reward)
-        shape = one.shape
+        shape, size = one.shape, one.size
         # Texts would be read as numbers, and None as NaN.
         if one.dtype.kind in "fiubO" and reward is not None:
             number = float(one.astype(np.float64).reshape(()))
@@ -147,6 +152,7 @@ def as_reward(reward: Any, whose: str, fix: str = "return a float") -> float:
         pass
     if number is None:
         got = f"{type(reward).__name__} of shape {shape}" if shape else type(reward).__name__
+        fix += _WEIGHTED if size > 1 else ""
         raise ContractError(f"{whose} is {got}, expected a number; {fix}")
     if not math.isfinite(number):
         raise ContractError(f"{whose} is {number}, expected a finite number; look for a division by zero")

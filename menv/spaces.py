@@ -94,7 +94,8 @@ class Stacker:
                 other = [value for value in other if value.dtype != dtype]
             if self._length is None:
                 other = other or [value for value in values if value.shape != self._shape]
-            elif [*map(len, values)].count(self._length) != rows:
+            elif rows and ([*map(len, values)].count(self._length) != rows or values[0].shape != self._shape):
+                # Columns of so many rows have as many bytes: of those a look at the first has to do.
                 other = [values[0]]
         except (TypeError, AttributeError, BufferError, ValueError):
             return _stack_slowly(values, space, self._path)

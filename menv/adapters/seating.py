@@ -12,7 +12,8 @@ import numpy as np
 
 from menv.adapters.layout import Layout
 from menv.adapters.slot_pool import SlotPool
-from menv.base_env import AgentId, EnvId
+from menv.base_env import COMMON, AgentId, EnvId
+from menv.errors import ContractError
 
 _KEPT_SLOTS = 256
 _KEPT_LAYOUTS = 256
@@ -42,7 +43,16 @@ class Seating:
         return len(self.slots) > _KEPT_SLOTS
 
     def new_layout(self, agents: tuple[AgentId, ...]) -> Layout:
-        """Give each agent a slot and remember the layout."""
+        """Give each agent a slot and remember the layout.
+
+        Raises:
+            ContractError: One has the name under which infos of everybody are given.
+        """
+        if COMMON in agents:
+            raise ContractError(
+                f"env {self._env_id}: an agent is called {COMMON!r}, expected another name: infos under it are of the "
+                "whole environment; rename the agent"
+            )
         if len(self.layouts) >= _KEPT_LAYOUTS:
             self.layouts.clear()
         for agent in agents:

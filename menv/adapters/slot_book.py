@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.answers import check_answers
-from menv.base_env import AgentId, End, EnvId, EpisodeEnd, IntArray, Join, Unclaimed
+from menv.base_env import ALL, COMMON, AgentId, End, EnvId, EpisodeEnd, IntArray, Join, Unclaimed
 from menv.env_calls import as_reward
 from menv.errors import ContractError
 from menv.nested import own_copy
@@ -130,6 +130,10 @@ class SlotBook:
         index = self._index("joined", join.env_index, num_envs)
         seat = join.env_id, join.agent_id
         self._check_key("joined", seat)
+        if join.agent_id in (ALL, COMMON):
+            raise self._wrong(
+                "joined", f"an agent is called {join.agent_id!r}", "another name", "rename the agent"
+            )
         self._check_id("joined", join.env_id, index)
         other = self._slot_of.get(seat)
         if slot >= len(self._alive):

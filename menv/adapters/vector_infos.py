@@ -70,12 +70,18 @@ def info_of(infos: Mapping[str, Any], index: int) -> Mapping[str, Any]:
     for name, values in infos.items():
         mask = infos.get(f"_{name}")
         is_mask = name.startswith("_") and name[1:] in infos
-        if is_mask or (mask is not None and not mask[index]):
-            continue
-        if isinstance(values, dict):
-            found[name] = info_of(values, index)
-        else:
-            found[name] = values[index] if isinstance(values, np.ndarray | list | tuple) else values
+        try:
+            if is_mask or (mask is not None and not mask[index]):
+                continue
+            if isinstance(values, dict):
+                found[name] = info_of(values, index)
+            else:
+                found[name] = values[index] if isinstance(values, np.ndarray | list | tuple) else values
+        except (IndexError, TypeError) as error:
+            raise ContractError(
+                f"env {index} step: infos hold nothing of it under {name!r} ({error}), expected an array of one value "
+                f"for each sub-environment, and one of flags, {'_' + name!r}, if only some have it; mend its infos"
+            ) from error
     return found
 
 

@@ -33,6 +33,8 @@ _TILE = 64
 _TILED = 1 << 16
 _NEARLY = np.float32(0.999)
 _MOST = np.finfo(np.float32).max
+# A quarter of a GiB; no layer of a network behind so many fits into memory.
+_MOST_COLUMNS = 1 << 26
 Mask = npt.NDArray[np.bool_]
 Begins = npt.NDArray[np.int64]
 
@@ -83,6 +85,9 @@ class ObsPreprocessor:
             space: Of the observations.
             action_space: Says which flags of a mask belong to the same component of an action, each of which must
                 have a choice left; None takes each mask for one component.
+
+        Raises:
+            ConfigError: There is something in the space that makes no columns, or too many.
         """
         self.space = space
         self.leaves: list[Leaf] = []
@@ -90,6 +95,11 @@ class ObsPreprocessor:
         self._nests: list[tuple[tuple[Any, ...], set[int]]] = []
         self.size = 0
         self._collect(space, ())
+        if self.size > _MOST_COLUMNS:
+            raise ConfigError(
+                f"observation space: {self.size:,} numbers in a flat row, which has one for each choice of a Discrete, "
+                f"expected {_MOST_COLUMNS:,} at most; observe large numbers of choices as a Box"
+            )
         self.mask_width = sum(leaf.width for leaf in self.mask_leaves)
         self._components = _components(self.mask_leaves, action_space)
         only = self.leaves[0] if len(self.leaves) == 1 else None

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from menv.base_env import ALL, SINGLE_AGENT
+from menv.base_env import ALL, COMMON, SINGLE_AGENT
 from menv.errors import ConfigError
 from menv.input_context import InputContext
 from menv.serving.wire.space_readers import Space
@@ -36,7 +36,12 @@ class AgentSpaces:
             return None
         name = SINGLE_AGENT if agent is None else agent
         observation, action = self._ioctx.spaces_of(name)
-        if observation is None or action is None or name == ALL or (self._known and name not in self._known):
+        if (
+            observation is None
+            or action is None
+            or name in (ALL, COMMON)
+            or (self._known and name not in self._known)
+        ):
             return None
         return observation, action
 

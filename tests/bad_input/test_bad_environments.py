@@ -137,6 +137,9 @@ def test_a_reward_that_is_no_number_is_named(kind: Any, reward: Any) -> None:
     message = refusal(Pays, error=ContractError)
     assert "the reward" in message
     assert "expected a number" in message
+    assert ("of several objectives their weighted sum" in message) is (
+        isinstance(reward, list | np.ndarray) and not isinstance(reward[0], list)
+    )
 
 
 @pytest.mark.parametrize("flag", [[False, False], [True], {"ann": False}, "False", (False,)])
@@ -315,6 +318,15 @@ def test_all_among_the_observations_of_a_reset_is_named() -> None:
             return {ALL: GOOD}, {}
 
     assert "'__all__' is among the observations" in refusal(Odd, error=ContractError)
+
+
+def test_an_agent_with_the_name_of_what_is_everybodys_is_refused() -> None:
+    class Odd(Faulty):
+        def __init__(self, context: Any = None) -> None:
+            super().__init__()
+            self.possible_agents = ["ann", "__common__"]
+
+    assert "env 0: an agent is called '__common__'" in refusal(Odd, error=ContractError)
 
 
 @pytest.mark.parametrize("envs", [1, 3])

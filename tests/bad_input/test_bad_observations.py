@@ -103,6 +103,8 @@ def test_a_value_outside_its_box_names_agent_step_path_and_index(case: str, when
     [
         (np.zeros(3), "got float64"),
         (np.zeros(2, np.float32), "got shape (2,)"),
+        (np.zeros((3, 1), np.float32), "got shape (3, 1)"),
+        (np.zeros((1, 3), np.float32), "got shape (1, 3)"),
         (array(2, 0, 0), "2.0 at index 0"),
     ],
 )

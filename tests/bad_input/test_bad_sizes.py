@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -169,3 +170,21 @@ def check(algorithm: Any, config: dict[str, Any], message: str) -> None:
     assert "; " in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("space", [
+    gym.spaces.Discrete(10**9), gym.spaces.Dict(where=gym.spaces.MultiDiscrete([10**9, 2])),
+    gym.spaces.Tuple([gym.spaces.Discrete(10**8)] * 20),
+], ids=["Discrete", "MultiDiscrete", "Tuple"])  # fmt: skip
+def test_observations_of_more_choices_than_a_row_has_room_for_are_refused_before_they_take_memory(
+    space: Any,
+) -> None:
+    class Huge(Faulty):
+        def __init__(self, context: Any = None) -> None:
+            super().__init__()
+            self.observation_space = space
+
+    with pytest.raises(
+        ConfigError, match=r"observation space: [0-9,]+ numbers in a flat row, .* 67,108,864 at most"
+    ):
+        PPO(env=Huge, config={"model": {"fcnet_hiddens": [8]}})

@@ -124,6 +124,8 @@ def first(**values: Any) -> Callable[[Any], Any]:
         ({"episodes": first(env_steps=None)}, "episodes: the episode of env 0 took None env steps"),
         ({"joined": first(env_index=1)}, "joined: env 0 has env_index 0, and its episode runs at 1"),
         ({"joined": first(agent_id="b")}, r"joined: agent 'b' of env 0 \(slot 0\) joins again, on slot 1"),
+        ({"joined": first(agent_id="__all__")}, "joined: an agent is called '__all__', expected another name"),
+        ({"joined": first(agent_id="__common__")}, "joined: an agent is called '__common__', expected another name"),
         ({"joined": first(agent_id=[])}, r"joined: the id \(0, \[\]\), expected ids that can be keys"),
         ({"taken": lambda a: {9: 0}}, "taken: an action for slot 9, which has no row"),
         ({"env_steps": lambda a: a % 4}, "env_steps: 0 of sub-environment 0, after 3, expected never less than before"),
