@@ -20,8 +20,8 @@ OR_MANY_AGENTS = ", or wrap an environment of many agents in menv.wrappers.Multi
 """Ends messages about a `gymnasium.Env` that may not know that it is one for a single agent."""
 
 _WEIGHTED = (
-    ", of several objectives their weighted sum, which wrappers such as momaland's LinearizeReward and MO-Gymnasium's "
-    "LinearReward make"
+    " (of several objectives their weighted sum, as LinearizeReward of momaland or LinearReward of MO-Gymnasium makes "
+    "it)"
 )
 
 
@@ -126,13 +126,13 @@ def last_obs(obs: Any, where: str) -> Any:
     return own_copy(obs)
 
 
-def as_reward(reward: Any, whose: str, fix: str = "return a float") -> float:
+def as_reward(reward: Any, whose: str, otherwise: str = "") -> float:
     """Return a reward as a float.
 
     Args:
         reward: What the environment paid.
         whose: Begins the message, such as "env 3 step: the reward of 'car_1'".
-        fix: Ends it where the reward is no number.
+        otherwise: Ends it where the reward is no number, with what may be done beside returning one.
 
     Raises:
         ContractError: It is no number, or not a finite one.
@@ -152,8 +152,8 @@ def as_reward(reward: Any, whose: str, fix: str = "return a float") -> float:
         pass
     if number is None:
         got = f"{type(reward).__name__} of shape {shape}" if shape else type(reward).__name__
-        fix += _WEIGHTED if size > 1 else ""
-        raise ContractError(f"{whose} is {got}, expected a number; {fix}")
+        weighted = _WEIGHTED if size > 1 else ""
+        raise ContractError(f"{whose} is {got}, expected a number; return a float{weighted}{otherwise}")
     if not math.isfinite(number):
         raise ContractError(f"{whose} is {number}, expected a finite number; look for a division by zero")
     return number

@@ -34,8 +34,6 @@ from menv.env_calls import OR_MANY_AGENTS, as_reward
 from menv.frame import Frame
 from menv.nested import own_copy
 
-_FIX = f"return a float{OR_MANY_AGENTS}"
-
 
 class GymEnvs(LocalEnvs):
     """Steps n gymnasium environments one after another."""
@@ -85,7 +83,7 @@ class GymEnvs(LocalEnvs):
             slots = np.array(order, np.int64)
             obs, infos = [self._seen.obs[i] for i in order], [self._seen.infos[i] for i in order]
         ready = Ready(
-            slots, obs, as_rewards(rewards, lambda: map(_whose, order), _FIX), self._env_steps,
+            slots, obs, as_rewards(rewards, lambda: map(_whose, order), OR_MANY_AGENTS), self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed, infos, {}, self._seats,
             (), report.faults,
         )  # fmt: skip
@@ -119,7 +117,7 @@ class GymEnvs(LocalEnvs):
         """Return a step of everybody, after which new episodes have begun."""
         seen, nobody = self._seen, self._nobody
         frame = Frame(
-            seen.obs, as_rewards(taken.rewards, lambda: map(_whose, self._order), _FIX), nobody, nobody,
+            seen.obs, as_rewards(taken.rewards, lambda: map(_whose, self._order), OR_MANY_AGENTS), nobody, nobody,
             list(seen.infos) if any(seen.infos) else (),
         )  # fmt: skip
         if taken.overs:
@@ -301,7 +299,7 @@ class GymEnvs(LocalEnvs):
         """Report the end of a copy's episode; `obs` is nobody else's."""
         # Most rewards are what they should be; a message costs more than a look at them.
         good = type(reward) is float and math.isfinite(reward)
-        number = reward if good else as_reward(reward, _whose(index), _FIX)
+        number = reward if good else as_reward(reward, _whose(index), OR_MANY_AGENTS)
         self._report.ended.append(End(index, index, SINGLE_AGENT, number, *flags, obs, info))
         self._report.episodes.append(EpisodeEnd(index, *flags, length, index))
 

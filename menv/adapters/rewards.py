@@ -22,13 +22,13 @@ _FLOAT64 = np.dtype(np.float64)
 _NONE = np.zeros((0, 0))
 
 
-def as_rewards(rewards: Any, whose: Callable[[], Iterable[str]], fix: str = "return a float") -> FloatArray:
+def as_rewards(rewards: Any, whose: Callable[[], Iterable[str]], otherwise: str = "") -> FloatArray:
     """Return R rewards as [R] float64.
 
     Args:
         rewards: A list or an array.
         whose: Asked only if one needs a look of its own; gives what begins the message about each.
-        fix: What to do about one that is no number.
+        otherwise: What may be done about one that is no number beside returning one.
 
     Raises:
         ContractError: One is not a finite number; it names whose.
@@ -43,7 +43,7 @@ def as_rewards(rewards: Any, whose: Callable[[], Iterable[str]], fix: str = "ret
     # The sum of their squares is finite only if each is: one product instead of a look at every reward.
     if numbers.ndim == 1 and numbers.dtype is _FLOAT64 and math.isfinite(numbers.dot(numbers)):
         return numbers
-    return np.array([as_reward(*each, fix) for each in zip(rewards, whose(), strict=False)], np.float64)
+    return np.array([as_reward(*each, otherwise) for each in zip(rewards, whose(), strict=False)], np.float64)
 
 
 def of_envs(where: str) -> Iterator[str]:
