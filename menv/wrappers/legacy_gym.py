@@ -18,6 +18,7 @@ from menv.base_env import ALL
 from menv.env_calls import as_flag, close_env, how_many
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.nested import has_order
 from menv.wrappers.legacy_spaces import to_gymnasium
 
 TRUNCATED_KEY = "TimeLimit.truncated"
@@ -32,6 +33,7 @@ class LegacyGym(gym.Env[Any, Any]):
       `seed` method; an environment with neither keeps its own randomness.
     - Spaces of the old `gym` package become gymnasium spaces; the package need not be installed.
     - What is in the present form already (an info from `reset`, five values from `step`) passes through.
+    - Lists of one for each agent stay lists, in spaces too: `MultiAgentGym(LegacyGym(env))` reads them.
 
     An environment is one for many agents if it is a `menv.MultiAgentEnv` or has one of the members by
     which those of its time are known: `_agent_ids`, `get_agent_ids`, `possible_agents`, `with_agent_groups`.
@@ -74,7 +76,7 @@ class LegacyGym(gym.Env[Any, Any]):
             return result[0], result[1]
         return result, {}
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Take one step and return `(obs, reward, terminated, truncated, info)`.
 
         Raises:
@@ -82,12 +84,15 @@ class LegacyGym(gym.Env[Any, Any]):
         """
         result = _values(self.env, self.env.step(action), "obs, reward, done, info")
         if len(result) == 5:
-            present: tuple[Any, Any, bool, bool, dict[str, Any]] = result
+            present: tuple[Any, Any, Any, Any, Any] = result
             return present
         obs, reward, done, info = result
-        over = as_flag(done, f"{type(self.env).__name__}.step: done")
-        cut = over and bool(info.get(TRUNCATED_KEY))
-        return obs, reward, over and not cut, cut, info
+        cut, whose = _is_cut(info), f"{type(self.env).__name__}.step: done"
+        if has_order(done) and isinstance(self.action_space, gym.spaces.Tuple):
+            each = [as_flag(one, whose) for one in done]
+            return obs, reward, [one and not cut for one in each], [one and cut for one in each], info
+        over = as_flag(done, whose)
+        return obs, reward, over and not cut, over and cut, info
 
     def render(self) -> Any:
         """Return what the environment renders."""

@@ -19,7 +19,7 @@ def to_gymnasium(space: Any, where: str = "space") -> gym.Space[Any]:
 
     Args:
         space: A space of the old gym (any version) or of gymnasium: Box, Discrete, MultiDiscrete,
-            MultiBinary, or a Dict or Tuple of these.
+            MultiBinary, a Dict or Tuple of these, or a list.
         where: Begins the message if it is something else.
 
     Raises:
@@ -27,7 +27,8 @@ def to_gymnasium(space: Any, where: str = "space") -> gym.Space[Any]:
     """
     if isinstance(space, gym.Space):
         return space
-    parts = getattr(space, "spaces", None)
+    # Some of many agents have a list of one for each.
+    parts = space if isinstance(space, list | tuple) else getattr(space, "spaces", None)
     if isinstance(parts, Mapping):
         return gym.spaces.Dict({key: to_gymnasium(part, f"{where}[{key!r}]") for key, part in parts.items()})
     if isinstance(parts, tuple | list):
