@@ -167,7 +167,7 @@ class Episode(Told, told=_CLASSIC):
         if agent_id not in self._policies:
             raise ConfigError(
                 f"episode {self.episode_id}: agent {agent_id!r} has not appeared, expected one of "
-                f"{sorted(map(repr, self._policies))[:16]}; ask after its first observation"
+                f"{', '.join(sorted(map(repr, self._policies))[:16]) or 'none'}; ask after its first observation"
             )
         return self._policies[agent_id][0]
 

@@ -45,7 +45,8 @@ _RESET: Mapping[str, Code] = {
     "ME010": Code("error", "reset takes no seed or no options", "declare reset(self, *, seed=None, options=None)"),
     "ME011": Code("error", "reset returns no pair", "return (obs, info) from reset"),
     "ME012": Code("error", "reset returns no dict of observations", "return {agent_id: obs} for those who act first"),
-    "ME013": Code("error", "'__all__' is among observations or rewards", "keep '__all__' to the two flag dicts"),
+    "ME013": Code("error", "'__all__' or '__common__' is among observations or rewards", "keep '__all__' to the "
+                  "two flag dicts and '__common__' to infos; no agent is called so"),
     "ME014": Code("error", "possible_agents is no list", "set possible_agents to a list of agent ids"),
 }  # fmt: skip
 _STEP: Mapping[str, Code] = {

@@ -207,8 +207,11 @@ class Lives:
             raise Broken(code, f"{what} {type(part).__name__}, expected a dict keyed by agent id", step)
 
     def _no_reserved_key(self, part: dict[AgentId, Any], name: str, step: int) -> None:
-        if ALL in part:
-            raise Broken("ME013", f"{self._where}{ALL!r} is among {name}, expected agent ids only", step)
+        for reserved in (ALL, COMMON):
+            if reserved in part:
+                raise Broken(
+                    "ME013", f"{self._where}{reserved!r} is among {name}, expected agent ids only", step
+                )
 
 
 def require_five_dicts(result: Any, step: int) -> Any:

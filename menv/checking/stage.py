@@ -243,7 +243,10 @@ def listed_agents(env: Any) -> tuple[AgentId, ...]:
     Raises:
         Broken: They are no list of agent ids.
     """
-    listed = getattr(env, "possible_agents", None)
+    try:
+        listed = getattr(env, "possible_agents", None)
+    except Exception as error:
+        raise Broken("ME014", f"possible_agents raised {describe(error)}") from error
     if listed is None:
         return ()
     # A number, a string and an array are what else is found there; none of them lists agent ids.

@@ -21,7 +21,7 @@ PUBLISHED = {
     "ME010": ("error", "reset takes no seed or no options"),
     "ME011": ("error", "reset returns no pair"),
     "ME012": ("error", "reset returns no dict of observations"),
-    "ME013": ("error", "'__all__' is among observations or rewards"),
+    "ME013": ("error", "'__all__' or '__common__' is among observations or rewards"),
     "ME014": ("error", "possible_agents is no list"),
     "ME020": ("error", "step returns the wrong number of values"),
     "ME021": ("error", "a part of step is no dict"),

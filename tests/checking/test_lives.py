@@ -212,3 +212,27 @@ def test_a_single_agent_is_called_as_everywhere() -> None:
     check_env(FaultyGym, actions=actions, env_steps=10)
     assert set(seen) == {SINGLE_AGENT}
     assert isinstance(FaultyGym.action_space, gym.spaces.Discrete)
+
+
+@pytest.mark.parametrize("name", [ALL, "__common__"])
+def test_an_agent_with_a_reserved_name_is_found_where_it_is_shown_and_where_it_is_paid(name: str) -> None:
+    def reset(self: Any, **kwargs: Any) -> Any:
+        self.at = 0
+        return self.show("ann", name), {}
+
+    def moment(self: Any) -> Any:
+        return self.show("ann", "bob"), {name: 1.0}, {}
+
+    for methods in ({"reset": reset}, {"moment": moment}):
+        (found,) = [found for found in findings(**methods) if found.code == "ME013"]
+        assert f"{name!r} is among" in found.message
+
+
+def test_possible_agents_that_raise_are_a_finding() -> None:
+    def raising(self: Any) -> Any:
+        raise RuntimeError("no world yet")
+
+    kind = type("OneParty", (Party,), {"possible_agents": property(raising, lambda self, value: None)})
+    assert [found.message for found in check_env(kind) if found.code == "ME014"] == [
+        f"possible_agents raised RuntimeError: no world yet (line {raising.__code__.co_firstlineno + 1} of raising)"
+    ]
