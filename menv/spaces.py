@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -154,11 +154,10 @@ def why_outside(space: gym.Space[Any], value: Any, path: str = "") -> str | None
 
 def _why_outside_dict(space: gym.spaces.Dict, value: Any, where: str) -> str | None:
     if not isinstance(value, dict):
-        return f"{where}: expected a dict with keys {sorted(space.keys())}, got {_kind(value)}"
-    missing = sorted(map(str, space.keys() - value.keys()))
-    extra = sorted(map(str, value.keys() - space.keys()))
+        return f"{where}: expected a dict with keys {_listed(space.keys())}, got {_kind(value)}"
+    missing, extra = _listed(space.keys() - value.keys()), _listed(value.keys() - space.keys())
     if missing or extra:
-        return f"{where}: expected keys {sorted(space.keys())}; missing {missing}, not in the space {extra}"
+        return f"{where}: expected keys {_listed(space.keys())}; missing {missing}, not in the space {extra}"
     reasons = (why_outside(space[name], value[name], f"{where}[{name!r}]") for name in space.keys())  # noqa: SIM118
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -249,6 +248,11 @@ def bounds(space: Any) -> tuple[Array, Array]:
     return np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8)
 
 
+def _listed(keys: Iterable[Any]) -> list[Any]:
+    """Return keys for a message; those of different types have no order of their own."""
+    return sorted(keys, key=repr)
+
+
 def _kind(value: Any) -> str:
     """Describe a value by its type and shape, never by its content."""
     if isinstance(value, np.ndarray):
@@ -256,5 +260,5 @@ def _kind(value: Any) -> str:
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):
         return f"{type(value).__name__} {value}"
     if isinstance(value, dict):
-        return f"a dict with keys {sorted(map(str, value))}"
+        return f"a dict with keys {_listed(value)}"
     return f"{type(value).__name__}"

@@ -100,9 +100,17 @@ def _flat(value: Any) -> Any:
     return np.concatenate([np.ravel(part) for part in parts]) if parts else value
 
 
+def _in_order(keys: Mapping[Any, Any]) -> list[Any]:
+    """Return the keys in their order; those of different types have one by how they are written."""
+    try:
+        return sorted(keys)
+    except TypeError:
+        return sorted(keys, key=repr)
+
+
 def _leaves(value: Any) -> Any:
     if isinstance(value, Mapping):
-        value = [value[key] for key in sorted(value)]
+        value = [value[key] for key in _in_order(value)]
     if isinstance(value, list | tuple):
         for part in value:
             yield from _leaves(part)

@@ -108,7 +108,7 @@ class RandomMultiAgentEnv(MultiAgentEnv):
     def _check_actions(self, action_dict: AgentDict) -> None:
         if action_dict.keys() != set(self.agents):
             raise ContractError(
-                f"RandomMultiAgentEnv.step: actions of {sorted(action_dict)!s:.60}, expected those of "
+                f"RandomMultiAgentEnv.step: actions of {sorted(action_dict, key=repr)!s:.60}, expected those of "
                 f"{self.agents!s:.60}; answer the agents that are there"
             )
         for agent, action in action_dict.items():

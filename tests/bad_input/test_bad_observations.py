@@ -193,3 +193,20 @@ def test_a_reward_that_numpy_cannot_read_is_named(reward: Any) -> None:
 def test_a_dict_in_the_place_of_an_array_is_named() -> None:
     message = refusal(seeing({"left": GOOD}), error=ContractError)
     assert "obs: expected float32 of shape (3,), got a dict with keys ['left']" in message
+
+
+PARTS: dict[Any, gym.Space[Any]] = {1: UNIT, "b": gym.spaces.Discrete(2)}
+MIXED = gym.spaces.Dict(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ({1: GOOD}, "obs: expected keys ['b', 1]; missing ['b'], not in the space []"),
+        ({1: GOOD, "b": 0, (2, 3): 0}, "obs: expected keys ['b', 1]; missing [], not in the space [(2, 3)]"),
+        ({"1": GOOD, "b": 0}, "obs: expected keys ['b', 1]; missing [1], not in the space ['1']"),
+        (None, "obs: expected a dict with keys ['b', 1], got NoneType"),
+    ],
+)
+def test_a_wrong_structure_is_named_also_where_keys_have_no_order(bad: Any, told: str) -> None:
+    assert told in refusal(seeing(bad, MIXED, {1: GOOD, "b": 0}), error=ContractError)

@@ -105,6 +105,13 @@ def test_nested_columns_are_flattened_and_infos_are_not() -> None:
     assert (out[REWARDS], out[SampleBatch.INFOS]) == (5.8, {"x": [1, 2]})
 
 
+def test_flattened_dicts_whose_keys_have_no_order_are_in_the_same_one_however_they_were_made() -> None:
+    parts = {"b": np.array([1.0]), 2: np.array([2.0]), (3,): np.array([3.0])}
+    for keys in (list(parts), list(parts)[::-1]):
+        out = one(FlattenDataAgentConnector(), obs={key: parts[key] for key in keys})
+        assert out["obs"].tolist() == [1.0, 3.0, 2.0]
+
+
 def test_the_last_answer_comes_with_the_next_observation_until_the_life_ends() -> None:
     ctx = ConnectorContext(action_space=spaces.Box(-1, 1, (3,)), initial_states=[np.zeros(2)])
     buffer = StateBufferConnector(ctx)
