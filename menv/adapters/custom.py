@@ -114,10 +114,19 @@ class CustomEnvs(InnerEnvs):
             )
         obs, infos = result
         if isinstance(obs, dict):
-            for key, by_agent in obs.items():
-                if isinstance(by_agent, dict):
-                    self._begin(key, by_agent, (infos or {}).get(key, {}))
+            self._begin_all(obs, infos or {})
         return obs, infos
+
+    def _begin_all(self, obs: MultiEnvDict, infos: MultiEnvDict) -> None:
+        """Begin an episode with what a reset returned, unless that is a text: then it comes with a later poll."""
+        for env_id, by_agent in obs.items():
+            if isinstance(by_agent, dict):
+                self._begin(env_id, by_agent, infos.get(env_id, {}))
+            elif not isinstance(by_agent, str):
+                raise ContractError(
+                    f"{type(self.inner).__name__}.try_reset: returned {type(by_agent).__name__} under {env_id!r}, "
+                    "expected {env_id: {agent_id: obs}}; key by sub-environment first, then by agent"
+                )
 
     def _first_rows(self, env_ids: list[EnvId]) -> tuple[MultiEnvDict, MultiEnvDict]:
         """Return what agents wait with, in sub-environments that have just been reset."""

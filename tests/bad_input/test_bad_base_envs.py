@@ -292,3 +292,22 @@ def test_an_env_of_both_kinds_and_a_table_stay_what_they_are() -> None:
     assert next(iter(to_base_env(Both()).poll())) == {0: {AGENT: pytest.approx([0, 0])}}
     base = to_base_env(Counting())
     assert to_base_env(base) is base
+
+
+def test_a_reset_that_returns_the_observations_of_one_sub_environment_alone_is_told_to_key_them() -> None:
+    class Bare(SixDicts):
+        def try_reset(self, env_id: Any = None, **kwargs: Any) -> Any:
+            obs, infos = super().try_reset(env_id, **kwargs)
+            return obs[env_id], infos[env_id]
+
+    base = to_base_env(Bare([ScriptedEnv(SOLO, agents="a")], "now"))
+
+    def play() -> None:
+        for _ in range(len(SOLO[0])):
+            base.send_actions({0: dict.fromkeys(base.poll()[0][0], 0)})
+
+    with pytest.raises(
+        ContractError, match=r"^Bare.try_reset: returned ndarray under 'a', expected"
+    ) as caught:
+        play()
+    checked(str(caught.value))
