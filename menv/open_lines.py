@@ -32,17 +32,25 @@ class OpenLines(dict[str, Line]):
                 f"start_episode: episode {episode_id!r} is {state}, expected a new id; leave the id out to get one"
             )
 
+    def named(self, episode_id: str) -> Line | None:
+        """Return the line of an open episode; None if there is none, as for what can be no id."""
+        try:
+            return self.get(episode_id)
+        except TypeError:
+            return None
+
     def free(self, call: str, episode_id: str) -> Line:
         """Return the line of an open episode in which nobody waits.
 
         Raises:
             EpisodeError: There is none, or somebody waits for its actions.
         """
-        line = self.get(episode_id)
+        line = self.named(episode_id)
         if line is None:
-            why = "is completed" if episode_id in self._finished else "was not found"
+            over = isinstance(episode_id, str | int) and episode_id in self._finished
+            why = "is completed" if over else "was not found"
             raise EpisodeError(
-                f"{call}: episode {episode_id!r} {why}, expected one that is open; call start_episode first"
+                f"{call}: episode {episode_id!r:.80} {why}, expected one that is open; call start_episode first"
             )
         if line.asked and call != "log_returns":
             raise EpisodeError(

@@ -365,7 +365,7 @@ class Switchboard:
 
     def _may_ask(self, episode_id: str) -> Line:
         """Return the line of an episode that may ask for actions."""
-        line = self._lines.get(episode_id)
+        line = self._lines.named(episode_id)
         if line is None or line.asked or self._stopped:
             line = self._line("get_action", episode_id)
         if line.plays:

@@ -26,17 +26,6 @@ from tests.external.told import (
 )
 
 
-def test_an_id_is_made_up_of_32_hex_digits_and_never_twice() -> None:
-    env = Told()
-    made = {env.start_episode() for _ in range(100)}
-    assert len(made) == 100
-    assert all(len(name) == 32 and int(name, 16) >= 0 for name in made)
-
-
-def test_an_id_of_ones_own_is_returned() -> None:
-    assert Told().start_episode("mine") == "mine"
-
-
 def test_episodes_that_interleave_are_kept_apart() -> None:
     env = Told()
     with training(env, DQN, rollout_fragment_length=15) as algo:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError, ContractError, EpisodeError
 from menv.serving.client.policy_client import PolicyClient
 from tests.serving.courses import OBSERVATIONS, Course, observation
 
@@ -114,3 +115,20 @@ def test_local_observations_of_several_agents_are_dicts_by_agents_that_messages_
         client.end_episode(name, both(1))
         client.update_policy_weights()
         assert course.has_rewards([2.0, 4.0])
+
+
+@every_mode
+@pytest.mark.parametrize("name", [["mine"], {"id": "mine"}, ("mine", []), None, 1.5])
+def test_what_can_be_no_id_is_an_episode_that_was_not_found(mode: Any, name: Any) -> None:
+    with Course() as course, PolicyClient(course.address, mode, timeout=20) as client:
+        calls: dict[str, Callable[[], object]] = {
+            "get_action": lambda: client.get_action(name, observation(0)),
+            "log_action": lambda: client.log_action(name, observation(0), 0),
+            "log_returns": lambda: client.log_returns(name, 1.0),
+            "end_episode": lambda: client.end_episode(name, observation(0)),
+        }
+        for call, do in calls.items():
+            with pytest.raises(
+                EpisodeError, match=f"{call}: episode .* was not found, expected one that is open"
+            ):
+                do()

@@ -17,7 +17,6 @@ from menv.serving.policy_server import PolicyServerInput
 from menv.serving.wire.messages import SetState
 from tests.serving.courses import Course, observation, play
 from tests.serving.served import served, settled
-from tests.serving.talks import eventually
 
 MODES = ("local", "remote")
 BOX = gym.spaces.Box(np.array([-3.0, 10.0], np.float32), np.array([5.0, 12.0], np.float32))
@@ -140,41 +139,6 @@ def test_who_is_done_with_the_last_step_of_a_truncated_episode_is_terminated(mod
         assert course.has_rewards([2.0], "blue")
         for policy, flags in (("red", (True, False)), ("blue", (False, True))):
             assert (course.column("terminateds", policy)[0], course.column("truncateds", policy)[0]) == flags
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_what_is_paid_to_those_who_are_done_or_never_came_counts_in_the_return(mode: str) -> None:
-    seen = np.zeros(10, np.float32)
-    with Course(TEAMS) as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
-        name = client.start_episode()
-        client.get_action(name, {"red_0": seen, "blue_0": seen})
-        client.log_returns(name, {"red_0": 1.0, "blue_0": 2.0}, multiagent_done_dict={"red_0": True})
-        client.get_action(name, {"blue_0": seen})
-        client.log_returns(name, {"red_0": 4.0, "red_1": 8.0, "blue_0": 16.0})
-        client.get_action(name, {"blue_0": seen})
-        # Who comes back begins anew, with what was paid since the last call.
-        client.log_returns(name, {"red_0": 32.0})
-        client.get_action(name, {"blue_0": seen, "red_0": seen})
-        client.end_episode(name, {"blue_0": seen})
-        client.close()
-        assert course.has_rewards([2.0, 16.0, 0.0, 0.0], "blue")
-        assert course.has_rewards([1.0, 32.0], "red")
-        assert course.algo._metrics.summary()["hist_stats"]["episode_reward"] == [63.0]
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("several", [True, False], ids=["several", "one"])
-def test_an_episode_in_which_nobody_acts_counts_where_somebody_was_paid(mode: str, several: bool) -> None:
-    seen = np.zeros(10, np.float32)
-    paid: list[Any] = [{"red_0": 5.0, "blue_0": -1.0}, {}] if several else [4.0, 0.0]
-    with Course(TEAMS if several else None) as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
-        for reward in paid:
-            name = client.start_episode()
-            client.log_returns(name, reward)
-            client.end_episode(name, {"red_0": seen} if several else observation(0))
-        client.close()
-        returns = course.algo._metrics.summary
-        assert eventually(lambda: returns()["hist_stats"]["episode_reward"] == [4.0])
 
 
 @pytest.mark.parametrize("mode", MODES)

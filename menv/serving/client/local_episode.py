@@ -68,8 +68,8 @@ class LocalEpisode:
 
     @property
     def begun(self) -> bool:
-        """Whether an action was chosen here."""
-        return bool(self._seats or self._left)
+        """Whether an action was chosen here: not for agents that were done before, nor where a call has failed."""
+        return any(seat.begun for seat in self._seats.values()) or any(self._left.values())
 
     @property
     def over(self) -> bool:
@@ -79,12 +79,16 @@ class LocalEpisode:
     @property
     def only_paid(self) -> bool:
         """Whether somebody was paid, which is to be told, and nobody has acted."""
-        return self.trained and not (self.begun or self.lost or self.refused) and any(self._early.values())
+        return self.trained and not (self.begun or self.lost or self.refused) and any(self.early.values())
 
     @property
     def early(self) -> dict[str, float]:
         """What was paid before the first action, by agent."""
-        return self._early
+        paid = dict(self._early)
+        for more in (self._unclaimed, {agent: seat.paid for agent, seat in self._seats.items()}):
+            for agent, amount in more.items():
+                paid[agent] = paid.get(agent, 0.0) + amount
+        return paid
 
     def act(self, observation: Any) -> Any:
         """Return what the policy does; see `PolicyClient.get_action`."""

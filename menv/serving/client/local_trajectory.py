@@ -71,6 +71,11 @@ class LocalTrajectory:
         return len(self._rewards)
 
     @property
+    def begun(self) -> bool:
+        """Whether there was an action, here or before."""
+        return bool(self._actions or self.t)
+
+    @property
     def next_bytes(self) -> int:
         """About how many bytes of a message the next observation will complete, if it is like the last one."""
         return self.policy.step_bytes + self._obs_bytes if len(self._actions) > len(self._rewards) else 0

@@ -207,7 +207,7 @@ class PolicyClient:
         """
         try:
             episode = self._episodes[episode_id]
-        except KeyError:
+        except (KeyError, TypeError):
             raise self._unknown("log_returns", episode_id) from None
         if isinstance(reward, dict) is not self._multi_agent:
             kind = "a dict of numbers by agent" if self._multi_agent else "a number"
@@ -294,13 +294,13 @@ class PolicyClient:
     def _episode(self, call: str, episode_id: str) -> RemoteEpisode | LocalEpisode:
         try:
             return self._episodes[episode_id]
-        except KeyError:
+        except (KeyError, TypeError):
             raise self._unknown(call, episode_id) from None
 
-    def _unknown(self, call: str, episode_id: str) -> EpisodeError:
-        why = "is completed" if episode_id in self._ended else "was not found"
+    def _unknown(self, call: str, episode_id: Any) -> EpisodeError:
+        why = "is completed" if isinstance(episode_id, str) and episode_id in self._ended else "was not found"
         return EpisodeError(
-            f"{call}: episode {episode_id!r} {why}, expected one that is open; call start_episode first"
+            f"{call}: episode {episode_id!r:.80} {why}, expected one that is open; call start_episode first"
         )
 
     def _forget(self, episode_id: str) -> None:
