@@ -29,6 +29,7 @@ class Talk:
         self.house = house
         self.peer = peer
         self.token = token
+        self.admitted = True
         self.bodies: list[bytes] = []
         self.held: list[Reply] = []
         self.closes: list[Callable[[], None]] = []

@@ -51,6 +51,8 @@ def test_loopback_needs_none(address: str) -> None:
         ({"allowed_hosts": [None]}, "allowed_hosts"),
         ({"allowed_hosts": ["https://lab.example"]}, "allowed_hosts"),
         ({"ssl_certificate": 7}, "ssl_certificate"),
+        ({"address": 2130706433}, "address"),
+        ({"address": None, "token": TOKEN}, "address"),
         ({"ssl_certificate": "cert.pem", "ssl_key": 7}, "ssl_key"),
     ],
 )

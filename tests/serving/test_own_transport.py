@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import queue
 
+import pytest
+
+from menv.errors import ConfigError
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.limits import Limits
 from menv.serving.carriers.server import Server
+from menv.serving.carriers.tcp import TcpTransport
 from menv.serving.carriers.transport import Conversation, Handler, Peer, Transport
+from tests.serving.doors import TCP, Client
 from tests.serving.talks import CLOSE, RAISE, Talks, eventually
 
 
@@ -89,3 +94,16 @@ def test_a_transport_of_one_s_own_serves_like_any_other() -> None:
     server.stop()
     assert one.receive() is None
     assert talks.losses == [1, 1, 1, 1]
+
+
+def test_a_transport_of_another_server_is_refused_and_goes_on_serving_it() -> None:
+    transport = TcpTransport()
+    with pytest.raises(ConfigError, match="this TcpTransport has a server already, expected one for each"):
+        Server(Talks(), [twice := TcpTransport(), twice])
+    with Server(Talks(), [transport]) as server:
+        with pytest.raises(
+            ConfigError, match="this TcpTransport has a server already, expected one for each"
+        ):
+            Server(Talks(), [transport])
+        with Client(TCP, server.addresses[0]) as client:
+            assert client.ask(b"{in") == b"{in"

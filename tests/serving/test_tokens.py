@@ -9,6 +9,7 @@ import pytest
 from menv.errors import ConfigError
 from menv.input_context import InputContext
 from menv.serving.carriers.access import Access
+from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import PolicyServerInput
 from menv.serving.rllink import RLlinkInput
@@ -47,6 +48,25 @@ def test_a_wrong_token_ends_the_connection(token: str | None) -> None:
     with served(**ASKS) as one, one.voice(TCP) as voice:
         assert voice.refused("GET_CONFIG", token=token) == "not_allowed"
         assert voice.client.rest() == b""
+
+
+@streams
+def test_those_who_have_shown_no_token_take_nobody_s_place(door: Door) -> None:
+    with (
+        served(settings={"token": TOKEN, "limits": Limits(max_connections=3)}) as one,
+        one.voice(door) as inside,
+    ):
+        assert inside.greet(token=TOKEN)["session"]
+        crowd = []
+        for _ in range(5):
+            crowd.append(one.voice(door))
+            assert crowd[-1].ask("PING") == {"type": "PONG"}
+        with one.voice(door) as late:
+            assert late.greet(token=TOKEN)["session"]
+            assert inside.ask("PING") == {"type": "PONG"}
+            assert late.ask("PING") == {"type": "PONG"}
+        for voice in crowd:
+            voice.leave()
 
 
 @streams

@@ -45,6 +45,7 @@ class Access:
     allowed_hosts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        _check_address(self.address)
         if self.token is not None and (not isinstance(self.token, str) or not self.token.strip()):
             raise ConfigError(
                 "Access.token: got something else than a text with characters in it, expected a long "
@@ -131,6 +132,19 @@ class Access:
                 "check both paths"
             ) from error
         return context
+
+
+def _check_address(address: object) -> None:
+    """Refuse what is no address, such as None, which would mean all that this machine has.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not isinstance(address, str):
+        raise ConfigError(
+            f"Access.address: got {address!r:.60}, expected a text with a name or a number in it; write '127.0.0.1', "
+            "or '0.0.0.0' for all of IPv4"
+        )
 
 
 def _check_names(where: str, given: Any, form: re.Pattern[str], such: str) -> None:

@@ -49,7 +49,9 @@ class HttpTransport(Listener):
         self._state = ServerState()
         # `log_config` and `access_log` as they are here are those that touch no logger.
         self._config = Config(
-            Router([Route("/rllink", HttpEndpoint(self), methods=["POST"])], redirect_slashes=False),
+            Router(
+                [Route("/rllink", HttpEndpoint(self), methods=["POST", "OPTIONS"])], redirect_slashes=False
+            ),
             loop="none",
             ws="none",
             lifespan="off",

@@ -23,9 +23,17 @@ from menv.serving.carriers.listener import LINGER_S, MOST_DISCARDED
 if TYPE_CHECKING:
     from menv.serving.carriers.http import HttpTransport
 
+Headers = list[tuple[bytes, bytes]]
+
 _JSON = b"{ \t\r\n"
 _SESSION = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 _INTERESTING = (b"authorization", b"content-length", b"host", b"menv-session", b"origin")
+_MAY_SEND = (
+    (b"access-control-allow-methods", b"POST"),
+    (b"access-control-allow-headers", b"authorization, content-type, menv-session"),
+    (b"access-control-max-age", b"600"),
+)
+"""What a browser is told that asks before it sends what a page wants to send."""
 
 
 class _Refusal(Exception):  # noqa: N818
@@ -47,6 +55,7 @@ class _Exchange:
 
     replied: asyncio.Future[bytes | None]
     end_session: Callable[[], None]
+    allowed: Headers
     closes: bool = False
     responded: bool = False
 
@@ -76,33 +85,69 @@ class HttpEndpoint:
         """Answer one request."""
         connection: HttpConnection = scope["state"]["connection"]
         try:
-            await self._answer(connection, _headers(scope), receive, send)
+            headers = _headers(scope)
+            # What a page may read of a response, its browser finds in the headers of that.
+            page = headers.get(b"origin")
+            allowed = _for_page(page) if page and page in self._listener.access.allowed_origins else []
+            if scope["method"] == "OPTIONS":
+                await self._tell_browser(connection, headers, allowed, receive, send)
+            else:
+                await self._answer(connection, headers, allowed, receive, send)
         except _Gone:
             pass
         except Exception as fault:
             self._listener.faults.add(fault)
             connection.abort()
 
+    async def _tell_browser(
+        self,
+        connection: HttpConnection,
+        headers: dict[bytes, str],
+        allowed: Headers,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Answer a browser that asks what a page may send."""
+        if why := self._listener.access.stranger(headers.get(b"origin"), headers.get(b"host")):
+            await self._refuse(_Refusal(403, why), connection, allowed, receive, send)
+            return
+        connection.sends()
+        told = [(b"allow", b"POST, OPTIONS"), *allowed, *(_MAY_SEND if allowed else ())]
+        await send({"type": "http.response.start", "status": 204, "headers": told})
+        await send({"type": "http.response.body", "body": b""})
+        connection.has_sent()
+
     async def _answer(
-        self, connection: HttpConnection, headers: dict[bytes, str], receive: Receive, send: Send
+        self,
+        connection: HttpConnection,
+        headers: dict[bytes, str],
+        allowed: Headers,
+        receive: Receive,
+        send: Send,
     ) -> None:
         try:
             token = self._admit(headers)
             name = _session_name(headers)
             body = await self._body(headers, receive)
         except _Refusal as refusal:
-            await self._refuse(refusal, connection, receive, send)
+            await self._refuse(refusal, connection, allowed, receive, send)
             return
         connection.request_is_whole()
-        await self._converse(connection, name, token, body, send)
+        await self._converse(connection, name, token, body, allowed, send)
 
     async def _converse(
-        self, connection: HttpConnection, name: str | None, token: str | None, body: bytes, send: Send
+        self,
+        connection: HttpConnection,
+        name: str | None,
+        token: str | None,
+        body: bytes,
+        allowed: Headers,
+        send: Send,
     ) -> None:
         loop = asyncio.get_running_loop()
         sessions = self._listener.sessions
         session = sessions.of(connection, name, loop.time(), token)
-        exchange = _Exchange(loop.create_future(), partial(sessions.end, session))
+        exchange = _Exchange(loop.create_future(), partial(sessions.end, session), allowed)
         connection.replied = exchange.replied
         session.busy += 1
         try:
@@ -127,7 +172,7 @@ class HttpEndpoint:
             connection.abort()
             return
         connection.sends()
-        await send(_start(200, body, exchange.closes))
+        await send(_start(200, body, exchange.closes, exchange.allowed))
         await send({"type": "http.response.body", "body": body})
         connection.has_sent()
 
@@ -160,12 +205,12 @@ class HttpEndpoint:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _refuse(
-        self, refusal: _Refusal, connection: HttpConnection, receive: Receive, send: Send
+        self, refusal: _Refusal, connection: HttpConnection, allowed: Headers, receive: Receive, send: Send
     ) -> None:
         """Respond with an ERROR, then read on for a moment: closing at once would throw the response away."""
         body = self._listener.handler.refused(refusal.why)
         connection.sends()
-        await send(_start(refusal.status, body, closes=True))
+        await send(_start(refusal.status, body, True, allowed))
         await send({"type": "http.response.body", "body": body, "more_body": True})
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._discard(receive), LINGER_S)
@@ -199,10 +244,15 @@ def _session_name(headers: dict[bytes, str]) -> str | None:
     return name
 
 
-def _start(status: int, body: bytes, closes: bool) -> dict[str, object]:
+def _for_page(page: str) -> Headers:
+    """Return the headers with which a browser lets a page read a response."""
+    return [(b"access-control-allow-origin", page.encode("latin-1")), (b"vary", b"Origin")]
+
+
+def _start(status: int, body: bytes, closes: bool, allowed: Headers) -> dict[str, object]:
     """Return the message that starts a response."""
     kind = b"application/json" if body[:1] in _JSON else b"application/msgpack"
-    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *allowed]
     if closes:
         headers.append((b"connection", b"close"))
     return {"type": "http.response.start", "status": status, "headers": headers}

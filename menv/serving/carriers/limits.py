@@ -23,7 +23,8 @@ class Limits:
             refused.
         max_depth: Lists and objects within each other in one `info`, which no space bounds.
         max_connections: Peers of one transport at the same time. The next one takes the place of somebody who
-            has not said anything yet, or has said goodbye; where everybody talks it is told so and turned away.
+            has not said anything yet, or not shown the token, or has said goodbye; where everybody talks it is told so
+            and turned away.
         max_rate: Bodies a second of one connection, with a second's worth at once. A faster peer is slowed
             down; nothing of what it sends is lost.
         handshake_s: Seconds until a new connection has sent its first body, and from the first byte of any body

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from menv.errors import CallOrderError, ContractError
+from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.serving.carriers.access import Access
 from menv.serving.carriers.faults import Faults
 from menv.serving.carriers.limits import Limits
@@ -39,6 +39,9 @@ class Server:
     Attributes:
         addresses: Host and port of each transport, in their order, once started.
         faults: Exceptions that conversations, posted callbacks or transports have raised.
+
+    Raises:
+        ConfigError: A transport is another server's, or is there twice.
     """
 
     def __init__(
@@ -65,6 +68,13 @@ class Server:
         self._lingering: Lingering | None = None
         self.addresses: list[tuple[str, int]] = []
         self.faults = Faults()
+        for transport in self._transports:
+            if hasattr(transport, "faults"):
+                raise ConfigError(
+                    f"transport: this {type(transport).__name__} has a server already, expected one for each; make "
+                    "another, in the function that makes the input"
+                )
+            transport.faults = self.faults
 
     def __enter__(self) -> Server:
         self.start()
@@ -271,7 +281,10 @@ class Server:
     async def _serve(self, started: Future[list[tuple[str, int]]]) -> None:
         self._ending = asyncio.Event()
         try:
-            addresses = [await self._start_one(transport) for transport in self._transports]
+            addresses = [
+                await transport.start(self._handler, self._limits, self._access)
+                for transport in self._transports
+            ]
         except BaseException as error:
             await self._stop_all()
             started.set_exception(error)
@@ -280,10 +293,6 @@ class Server:
         if not self._stopped:
             await self._ending.wait()
         await self._stop_all()
-
-    async def _start_one(self, transport: Transport) -> tuple[str, int]:
-        transport.faults = self.faults
-        return await transport.start(self._handler, self._limits, self._access)
 
     async def _stop_all(self) -> None:
         stopping = [asyncio.ensure_future(transport.stop()) for transport in self._transports]

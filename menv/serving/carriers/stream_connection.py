@@ -251,9 +251,8 @@ class StreamConnection(asyncio.Protocol):
             self._listener.faults.add(fault)
             self.abort()
             return []
-        if self._silent and bodies:
-            self._silent = False
-            self._listener.stays(self)
+        if bodies:
+            self._settle_in()
         if self._farewell is not None:
             self._unfed = b""
         elif not self._in_the_middle():
@@ -261,6 +260,12 @@ class StreamConnection(asyncio.Protocol):
         elif bodies or self._partial_since is None:
             self._partial_since = self._heard
         return bodies
+
+    def _settle_in(self) -> None:
+        """Keep the place from now on, once the peer has said something and has shown the token, if there is one."""
+        if self._silent and self._conversation is not None and self._conversation.admitted:
+            self._silent = False
+            self._listener.stays(self)
 
     def _is_too_fast(self, now: float) -> bool:
         """Return whether the next body has to wait; if so, everything waits for it."""
@@ -280,6 +285,7 @@ class StreamConnection(asyncio.Protocol):
             held = conversation.received(body, self._back, self._end)
             if held is not None:
                 self._wait_for(held)
+            self._settle_in()
         except Exception as fault:
             self._listener.faults.add(fault)
             self.abort()

@@ -42,7 +42,13 @@ class Peer:
 
 
 class Conversation(Protocol):
-    """One peer's side of the talk. Every method is called in the loop's thread, and none may block."""
+    """One peer's side of the talk. Every method is called in the loop's thread, and none may block.
+
+    Attributes:
+        admitted: Whether the peer has shown the token, or there is none; others take the places of those who have not.
+    """
+
+    admitted: bool
 
     def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> Future[None] | None:
         """Take one whole body, without any frame around it.

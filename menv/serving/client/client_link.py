@@ -6,11 +6,12 @@ already. Episodes ask through a link. It does not know what they ask.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
 
-from menv.errors import ConfigError, EpisodeError, MenvError, RefusedError, ServerGoneError
+from menv.errors import CallOrderError, ConfigError, EpisodeError, MenvError, RefusedError, ServerGoneError
 from menv.serving.client.client_address import ClientAddress
 from menv.serving.client.client_connection import ClientConnection, connect, new_session_name
 from menv.serving.wire.bad_message import BadMessageError, Code
@@ -92,6 +93,7 @@ class ClientLink:
         self._connection: ClientConnection | None = None
         self._conversation = new_session_name()
         self._closed = False
+        self._process = os.getpid()
         self.config = SetConfig(env_steps_per_sample=0, force_on_policy=False)
         self._session = session
         self._ask_until_answered(_PING, anew=True)
@@ -111,10 +113,13 @@ class ClientLink:
         Raises:
             SessionLostError: The server has forgotten the session, and `anew` is False.
             ServerGoneError: Nobody answered in time.
+            CallOrderError: The process was forked from the one that has connected.
             EpisodeError: The server does not know the episode, or not at this point.
             RefusedError: It refuses the request for another reason.
             ConfigError: It answers something else, which no server of menv does.
         """
+        # Before the lock, which a thread may hold that a forked process does not have.
+        self.check_open()
         with self._lock:
             answer = self._ask_until_answered(encode(request, Dialect.MSGPACK), anew)
             if isinstance(answer, Error):
@@ -124,6 +129,7 @@ class ClientLink:
 
     def bring(self, request: Episodes) -> None:
         """Hand over a request that is not answered, and return once the server has it; raises what `ask` does."""
+        self.check_open()
         with self._lock:
             body = encode(request, Dialect.MSGPACK)
             answer = self._ask_until_answered(body, anew=False, answered=False)
@@ -141,9 +147,27 @@ class ClientLink:
     def close(self) -> None:
         """End the connection; the server keeps the session for a while."""
         self._closed = True
+        if self._process != os.getpid():
+            # What is said to the server here would end the connection of whoever was forked.
+            return
         # Not under the lock: whoever waits for an answer is woken by this.
         if (connection := self._connection) is not None:
             connection.close()
+
+    def check_open(self) -> None:
+        """Raise what any call raises that comes too late, or in another process than the one that has connected.
+
+        Raises:
+            ServerGoneError: The link was closed.
+            CallOrderError: The process was forked since.
+        """
+        if self._closed:
+            raise ServerGoneError("PolicyClient: is closed, expected no further call; make another client")
+        if self._process != os.getpid():
+            raise CallOrderError(
+                "PolicyClient: this process was forked from the one that has made it, and both would talk over one "
+                "connection, expected a client for each process; make another here"
+            )
 
     def _ask_until_answered(self, body: bytes, anew: bool, answered: bool = True) -> Answer:
         """Return the answer, over as many connections as it takes."""
@@ -174,8 +198,7 @@ class ClientLink:
 
     def _attempt(self, body: bytes, anew: bool, answered: bool) -> Answer:
         """Return the answer, over one connection."""
-        if self._closed:
-            raise ServerGoneError("PolicyClient: is closed, expected no further call; make another client")
+        self.check_open()
         try:
             if self._connection is None:
                 self._connect(anew)

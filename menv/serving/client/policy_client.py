@@ -38,9 +38,9 @@ class PolicyClient:
     `training_enabled=False` is not sent at all, and an episode that begins with `log_action` is played remotely as a
     whole. A policy whose connectors keep something of each life, such as stacked frames, plays remotely only.
 
-    Calls may come from several threads, for many episodes; those of one episode come one after the other. A lost
-    connection is replaced, and what was lost with it is sent again. With several agents observations, actions,
-    rewards and infos are dicts by agent id, which are texts.
+    Calls may come from several threads, for many episodes; those of one episode come one after the other. A process
+    that is forked needs a client of its own. A lost connection is replaced, and what was lost with it is sent again.
+    With several agents observations, actions, rewards and infos are dicts by agent id, which are texts.
 
     Args:
         address: Such as "http://localhost:9900"; also https, tcp, tcps, ws and wss. Certificates are checked against
@@ -80,6 +80,7 @@ class PolicyClient:
         self._lock = threading.Lock()
         self._is_closed = False
         self._links: list[tuple[threading.Thread, ClientLink]] = []
+        self._episodes: dict[str, RemoteEpisode | LocalEpisode] = {}
         self._own = threading.local()
         self._first = self._own.link = self._new_link(session)
         try:
@@ -88,7 +89,6 @@ class PolicyClient:
             self._disconnect()
             raise
         self._multi_agent = self._spaces.multi_agent
-        self._episodes: dict[str, RemoteEpisode | LocalEpisode] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._actor: LocalActor | None = None
         if inference_mode == "local":
@@ -138,7 +138,10 @@ class PolicyClient:
             ConfigError: The id is none.
             ContractError: `training_enabled` is no flag.
             EpisodeError: The id was used before.
+            ServerGoneError: The client was closed.
+            CallOrderError: The process was forked from the one that has made the client.
         """
+        self._first.check_open()
         check_start(episode_id, training_enabled)
         name = uuid.uuid4().hex if episode_id is None else episode_id
         if name in self._episodes or name in self._ended:
@@ -288,6 +291,7 @@ class PolicyClient:
 
     def _disconnect(self) -> None:
         self._is_closed = True
+        self._episodes.clear()
         for _, link in self._links:
             link.close()
 
@@ -298,6 +302,8 @@ class PolicyClient:
             raise self._unknown(call, episode_id) from None
 
     def _unknown(self, call: str, episode_id: Any) -> EpisodeError:
+        """Return why there is no such episode, or raise why there is none at all any more."""
+        self._first.check_open()
         why = "is completed" if isinstance(episode_id, str) and episode_id in self._ended else "was not found"
         return EpisodeError(
             f"{call}: episode {episode_id!r:.80} {why}, expected one that is open; call start_episode first"
@@ -305,7 +311,7 @@ class PolicyClient:
 
     def _forget(self, episode_id: str) -> None:
         with self._lock:
-            del self._episodes[episode_id]
+            self._episodes.pop(episode_id, None)
             self._ended[episode_id] = None
             if len(self._ended) > _KEPT_IDS:
                 self._ended.popitem(last=False)
