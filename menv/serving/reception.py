@@ -196,9 +196,17 @@ class Reception:
             state.lost_at = time.monotonic()
             if state.extended:
                 self._make_room()
-                asyncio.get_running_loop().call_later(self.return_s, self._give_up_if_away, state)
+                asyncio.get_running_loop().call_later(self.return_s, self._give_up_if_away, state.token)
             else:
                 self.give_up(state)
+
+    def take_up(self, state: ClientState, before: ClientState) -> ClientState:
+        """Return the client that a connection goes on as; what was begun over this connection alone is broken off."""
+        state.connected -= 1
+        if state.connected <= 0:
+            self.give_up(state)
+        before.connected += 1
+        return before
 
     def give_up(self, state: ClientState) -> None:
         """Break off what a client leaves behind."""
@@ -213,7 +221,9 @@ class Reception:
         if len(away) > _MOST_AWAY:
             self.give_up(min(away, key=lambda state: state.lost_at))
 
-    def _give_up_if_away(self, state: ClientState) -> None:
+    def _give_up_if_away(self, token: str) -> None:
         """Give a client up that has not returned since it lost a connection long enough ago."""
-        if state.connected <= 0 and time.monotonic() - state.lost_at >= self.return_s:
+        # By its token: of clients that were given up before nothing is kept until then.
+        state = self.states.get(token)
+        if state is not None and state.connected <= 0 and time.monotonic() - state.lost_at >= self.return_s:
             self.give_up(state)

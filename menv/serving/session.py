@@ -149,9 +149,7 @@ class Session:
             return
         before = reception.states.get(request.session or "")
         if before is not None and before is not self.state:
-            self._reception.give_up(self.state)
-            before.connected += 1
-            self.state = before
+            self.state = reception.take_up(self.state, before)
         self.state.extended = True
         self.state.name = request.client or self.state.name
         policies = list(facts.get("policies", {}))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -257,3 +259,29 @@ def test_of_clients_that_come_and_go_only_the_last_ones_may_return(monkeypatch: 
                 returned = [voice.greet(session=session)["resume"] for session in gone]
         assert returned == [{}] * 3 + [{"e": {"seq": 2}}] * 3
         assert one.paid() == 63.0
+
+
+def test_nothing_is_kept_of_a_client_whose_place_another_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception, "_MOST_AWAY", 1)
+    with served() as one:
+        states = one.envs._reception.states
+        with one.voice(TCP) as voice:
+            gone = weakref.ref(states[voice.greet(client="x" * 4000)["session"]])
+        for _ in range(2):
+            with one.voice(TCP) as voice:
+                voice.greet()
+            assert eventually(lambda: not one.status["clients_connected"])
+        assert eventually(lambda: gc.collect() is not None and gone() is None)
+
+
+def test_a_connection_that_goes_on_as_another_client_takes_nothing_from_the_one_that_it_was() -> None:
+    with served() as one, one.sampling():
+        with one.voice(TCP) as first, one.voice(TCP) as second, one.voice(TCP) as other:
+            session = first.greet()["session"]
+            turns = Turns(first, "e")
+            turns.act(obs_of(0))
+            assert second.greet(session=session)["resume"] == {"e": {"seq": 1}}
+            assert second.greet(session=other.greet()["session"])["resume"] == {}
+            turns.act(obs_of(1))
+            turns.end(obs_of(2))
+        assert settled(one)
