@@ -93,5 +93,6 @@ def _awaited(episodes: Sequence[Any]) -> str:
     names = ", ".join(f"{name!r:.60}" for name in episodes[:3]) + (", ..." if len(episodes) > 3 else "")
     return (
         f'; batch_mode="complete_episodes" waits for the end of {names}, and others wait for that, expected an end of '
-        'each episode; call end_episode, or use "truncate_episodes"'
+        'each episode; call end_episode, use "truncate_episodes", or, where one thread plays several episodes by turns '
+        "and waits in a new one, a thread for each"
     )

@@ -110,6 +110,27 @@ def test_an_episode_that_is_never_ended_is_named_where_complete_ones_are_waited_
         assert result["episode_len_mean"] == 5.0
 
 
+def test_a_thread_that_waits_for_itself_where_complete_episodes_are_wanted_is_told_what_to_do() -> None:
+    env = Told()
+    whole = {"batch_mode": "complete_episodes", "rollout_fragment_length": 4, "train_batch_size": 4}
+
+    def by_turns() -> None:
+        ask_steps(env, env.start_episode("first"), 0, 5)
+        ask_steps(env, env.start_episode("second"), 1, 1)
+
+    with training(env, idle_timeout=0.2, **whole) as algo, calling(by_turns):
+        told = algo.train()["external"]["idle"]
+        assert "waits for the end of 'first', and others wait for that" in told
+        assert (
+            "where one thread plays several episodes by turns and waits in a new one, a thread for each"
+            in told
+        )
+        env.end_episode("first", obs(0, 5))
+        assert "idle" not in algo.train()["external"]
+        algo.train()
+        env.end_episode("second", obs(1, 1))
+
+
 def test_where_nobody_calls_train_returns_and_says_so() -> None:
     env = Told()
     with training(env, idle_timeout=0.05) as algo:

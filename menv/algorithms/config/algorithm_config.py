@@ -95,7 +95,8 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     """Steps of each sub-environment in a fragment; "auto" makes one fragment a train batch."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     """Whether a fragment may cut an episode, or ("complete_episodes") runs on to its end; in vectorised environments
-    rows wait for it."""
+    rows wait for it. Callers of external environments wait in new episodes until those that run are over: who plays
+    several at once needs a thread for each then."""
     train_batch_size: int = 4096
     """Steps, of all sub-environments together, that one training iteration learns from."""
     explore: bool = True

@@ -21,6 +21,7 @@ from menv.serving.wire.framing import MOST_BODY_BYTES, Frames, frame
 _CHUNK = 1 << 16
 """Bytes read at once: for more, each look at the socket takes fresh memory from the system, even if little has come."""
 _MSGPACK = "application/msgpack"
+_OF_PROXIES = (502, 503, 504)
 
 
 class ClientConnection(Protocol):
@@ -150,14 +151,7 @@ class HttpClientConnection:
         """Return the body of the response; see `ClientConnection`."""
         try:
             with contextlib.closing(self._http.getresponse()) as response:
-                # Where headers break off the rest would pass for an empty body.
-                if not response.length:
-                    raise ConnectionResetError("the response broke off, or is none of a server of menv")
-                if response.length > MOST_ANSWER_BYTES:
-                    raise ConnectionResetError(
-                        f"a response of {response.length} bytes is none of a server of menv"
-                    )
-                return response.read()
+                return _body_of(response)
         except http.client.BadStatusLine as error:
             look_at_bytes(self._address, str(error).encode("latin-1", "replace"))
             raise lost(error) from error
@@ -169,3 +163,24 @@ class HttpClientConnection:
         if self._http.sock is not None:
             end_socket(self._http.sock)
         self._http.close()
+
+
+def _body_of(response: http.client.HTTPResponse) -> bytes:
+    """Return the whole body of a response.
+
+    Raises:
+        ConnectionError: It breaks off, or is that of a proxy whose server is away.
+    """
+    # Where headers break off the rest would pass for an empty body, and only chunks tell their end otherwise.
+    if not (response.length or response.chunked):
+        raise ConnectionResetError("the response broke off, or is none of a server of menv")
+    if (response.length or 0) > MOST_ANSWER_BYTES:
+        raise ConnectionResetError(f"a response of {response.length} bytes is none of a server of menv")
+    # Told how much, it would take a part that broke off for all that was announced.
+    body = response.read(MOST_ANSWER_BYTES if response.chunked else None)
+    # A server of menv that has no room says so in a message.
+    if response.status in _OF_PROXIES and not body.startswith(b'{"type":"ERROR"'):
+        raise ConnectionResetError(f"status {response.status} of a proxy, whose server is away")
+    if not body:
+        raise ConnectionResetError("an empty response is none of a server of menv")
+    return body
