@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,18 +126,22 @@ class ChunkDesk:
             raise BadMessageError(
                 Code.MISSING_FIELD, f"{where}: no field 'id', expected one for an episode of several agents"
             )
-        count = max(len(episode.agents or ()), len(episode.unclaimed or ()))
-        if count > self._limits.max_agents:
-            raise BadMessageError(
-                Code.TOO_MANY,
-                f"{where}: {count} agents, expected at most {self._limits.max_agents} (Limits.max_agents)",
-            )
+        self._check_crowd(episode.unclaimed or (), where)
+        self._check_crowd(episode.agents or (), where)
         for agent in episode.unclaimed or ():
             if self.spaces_of(agent) is None:
                 raise BadMessageError(
                     Code.UNKNOWN_AGENT,
                     f"{where}.unclaimed: no agent {agent[:40]!r}, expected one of the environment's",
                 )
+
+    def _check_crowd(self, agents: Collection[str | None], where: str) -> None:
+        """Refuse more agents than an episode may have."""
+        if len(agents) > self._limits.max_agents:
+            raise BadMessageError(
+                Code.TOO_MANY,
+                f"{where}: {len(agents)} agents, expected at most {self._limits.max_agents} (Limits.max_agents)",
+            )
 
     def _check_columns(self, one: WireEpisode, where: str) -> None:
         """Refuse numbers that no policy here can have had or can learn from."""
@@ -201,17 +205,19 @@ class ChunkDesk:
         if len(state.loose) > _MOST_LOOSE:
             self._board.lose(state.loose.pop(0).board_id)
 
-    def announced(self, state: ClientState, name: str) -> Chunks:
-        """Return an episode that the client is about to play, begun or not.
+    def announce(self, state: ClientState, name: str, policies: Mapping[str, str]) -> None:
+        """Note who answers for whom in an episode that the client is about to play, begun or not.
 
         Raises:
-            BadMessageError: Too many are open, or it is one whose actions are asked for.
+            BadMessageError: Too many are open, or it is one whose actions are asked for, or has too many agents.
         """
-        if name not in state.chunks:
+        chunks = state.chunks.get(name)
+        if chunks is None:
             self._check_played(state, name, "GET_POLICIES.episode_id")
             self._check_room(state, "GET_POLICIES")
-            state.chunks[name] = Chunks("")
-        return state.chunks[name]
+            chunks = state.chunks[name] = Chunks("")
+        self._check_crowd(chunks.policies.keys() | policies.keys(), "GET_POLICIES")
+        chunks.policies.update(policies)
 
     def _lose(self, state: ClientState, names: Sequence[str]) -> None:
         """Break off episodes of which the client will bring nothing more, as far as they are open."""
@@ -266,10 +272,11 @@ class ChunkDesk:
     def _check_gaps(
         self, state: ClientState, episode: WireEpisode, members: Mapping[Any, WireEpisode], where: str
     ) -> None:
-        """Refuse a chunk before which something is missing, while nothing of it has been taken."""
+        """Refuse a chunk before which something is missing, or with too many agents more, while nothing was taken."""
         if episode.id is None:
             return
         chunks = state.chunks.get(episode.id) or Chunks("")
+        self._check_crowd(chunks.t.keys() | members.keys(), where)
         for agent, one in members.items():
             had = chunks.t.get(agent, 0)
             if one.t > had and not chunks.over:

@@ -284,7 +284,7 @@ class Session:
             told = {**known, **result}
             try:
                 if request.training_enabled:
-                    self._reception.chunks.announced(state, name).policies.update(told)
+                    self._reception.chunks.announce(state, name, told)
             except BadMessageError as error:
                 answerer.refuse(error)
                 return

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from menv import MultiAgentEnv
 from menv.serving.carriers.limits import Limits
 from menv.serving.rllink import RLlinkInput
-from tests.serving.doors import TCP
-from tests.serving.served import Served, obs_of, served, settled
+from tests.serving.doors import HTTP, TCP
+from tests.serving.served import ACTIONS, OBS, Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice, episode
 
@@ -161,3 +162,50 @@ def test_agents_of_an_episode_are_bounded() -> None:
         assert voice.refused("GET_ACTION", episode_id="e", observation=both) == "too_many"
         assert voice.refused("GET_POLICIES", episode_id="f", agent_ids=["ann", "bob"]) == "too_many"
         assert set(turns.act({"ann": [0, 0]})) == {"ann"}
+
+
+class Crowd(MultiAgentEnv):
+    """Says nothing of the agents that there may be."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.observation_space, self.action_space = OBS, ACTIONS
+        self.possible_agents, self.agents = [], []
+
+
+def test_agents_of_an_episode_are_bounded_also_where_they_come_one_after_the_other() -> None:
+    crowd: dict[str, Any] = {
+        "env": Crowd,
+        "observation_space": None,
+        "action_space": None,
+        "multiagent": {
+            "policies": {"p": (None, OBS, ACTIONS, {})},
+            "policy_mapping_fn": lambda agent_id, **kwargs: "p",
+        },
+    }
+    with (
+        served(**crowd, settings={"limits": Limits(max_agents=4)}) as one,
+        one.sampling(),
+        one.voice(HTTP) as voice,
+    ):
+        voice.greet()
+
+        def bring(*agents: str) -> Any:
+            parts = {name: episode([obs_of(0), obs_of(1)], [0], [1.0]) | {"t": 0} for name in agents}
+            entry = {"id": "z", "is_terminated": False, "is_truncated": False, "agents": parts}
+            return voice.ask("EPISODES", episodes=[entry]).get("code", "taken")
+
+        def asked(*agents: str) -> Any:
+            return voice.ask("GET_POLICIES", episode_id="x", agent_ids=list(agents)).get("code", "told")
+
+        assert [bring("a", "b", "c"), bring("c", "d"), bring("e"), bring("a")] == [
+            "taken",
+            "taken",
+            "too_many",
+            "taken",
+        ]
+        assert [asked("a", "b", "c"), asked("c", "d"), asked("e"), asked("a")] == [
+            "told",
+            "told",
+            "too_many",
+            "told",
+        ]

@@ -63,6 +63,8 @@ def read_address(text: str) -> ClientAddress:
     if parts.username or parts.query or parts.fragment:
         raise _wrong(text.rpartition("@")[2])
     path = parts.path if parts.path not in ("", "/") else _PATH
+    if not _is_name(parts.hostname) or not (path.isascii() and path.isprintable() and " " not in path):
+        raise _wrong(text)
     tls = parts.scheme in _ENCRYPTED
     return ClientAddress(parts.scheme[:-1] if tls else parts.scheme, parts.hostname, port, tls, path)
 
@@ -90,6 +92,15 @@ def check_token(token: object, address: ClientAddress) -> None:
             f"PolicyClient: token has characters that the headers of {address.scheme} cannot hold, expected those of "
             "Latin-1; give the server a token of letters and digits"
         )
+
+
+def _is_name(host: str) -> bool:
+    """Return whether a host can be looked up, and named in a header."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return host.isprintable() and " " not in host
 
 
 def _wrong(text: str) -> ConfigError:
