@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from copy import deepcopy
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +19,7 @@ import numpy as np
 from menv.as_base_env import AsBaseEnv
 from menv.base_env import SINGLE_AGENT, AgentId
 from menv.call_errors import check_start, check_told_info, done_flags, keyed_by_agent, truncation
-from menv.errors import ConfigError
+from menv.errors import CallOrderError, ConfigError
 from menv.switchboard import Switchboard
 
 Space = gym.Space[Any]
@@ -36,6 +36,7 @@ class _External(AsBaseEnv, abc.ABC):
     Attributes:
         switchboard: Where the calls go.
         converted: Whether a `BaseEnv` has been made of it.
+        sampler: The thread that samples just now, None where none does.
     """
 
     def __init__(self, action_space: Any, observation_space: Any, max_concurrent: int | None = None) -> None:
@@ -48,6 +49,7 @@ class _External(AsBaseEnv, abc.ABC):
         self.observation_space = observation_space
         self.switchboard = Switchboard(max_concurrent)
         self.converted = False
+        self.sampler: int | None = None
 
     @abc.abstractmethod
     def run(self) -> None:
@@ -77,6 +79,11 @@ class _External(AsBaseEnv, abc.ABC):
 
     def _ask(self, episode_id: str, obs: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
         """Return the actions of all agents that observe; waits for them."""
+        if self.sampler == get_ident():
+            raise CallOrderError(
+                f"get_action: episode {episode_id!r:.80} asks in the thread that samples, such as in a callback, and "
+                "would wait for itself, expected a thread of one's own; call it in run(), or in a thread that you start"
+            )
         arrived = Lock()
         arrived.acquire()
         box: list[Any] = []
@@ -107,7 +114,7 @@ class ExternalEnv(_External):
 
         Raises:
             EpisodeError: There is no such episode, or another call of it has not returned.
-            CallOrderError: Training is over.
+            CallOrderError: Training is over, or this is the thread that samples.
         """
         return self._ask(episode_id, {SINGLE_AGENT: observation})[SINGLE_AGENT]
 

@@ -113,7 +113,14 @@ class ExternalEnvs(BaseEnv):
                 threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
         self._free += self._leaving
         self._leaving = []
+        for env in self._envs:
+            env.sampler = threading.get_ident()
         return self._take_in(self.switchboard.collect(timeout))
+
+    def rest(self) -> None:
+        """Note that nobody polls for a while; see `BaseEnv.rest`."""
+        for env in self._envs:
+            env.sampler = None
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer callers; see `BaseEnv.send_actions`."""
