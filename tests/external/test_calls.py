@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError
 from menv.loop.convert import to_base_env
@@ -378,24 +377,3 @@ def test_an_info_of_one_agent_is_a_dict() -> None:
     env = Told()
     with pytest.raises(ContractError, match=r"log_returns: info is int, expected a dict"):
         env.log_returns(env.start_episode(), 1.0, 5)  # type: ignore[arg-type]
-
-
-class Asking(DefaultCallbacks):
-    """Asks for an action in the thread that waits for others to ask."""
-
-    def on_episode_step(self, *, base_env: Any, **kwargs: Any) -> None:
-        (env,) = base_env.get_sub_environments()
-        env.get_action(env.start_episode(), obs(1, 0))
-
-
-def test_a_callback_that_asks_is_told_that_it_would_wait_for_itself() -> None:
-    def play(env: Any) -> None:
-        ask_steps(env, env.start_episode(), 0, 30)
-
-    env = Told(play)
-    with training(env, callbacks=Asking) as algo:
-        with pytest.raises(
-            CallOrderError, match="asks in the thread that samples, such as in a callback, and would"
-        ):
-            algo.sample()
-        assert env.sampler is None

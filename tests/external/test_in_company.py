@@ -11,7 +11,7 @@ import pytest
 
 from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO
-from menv.errors import ConfigError
+from menv.errors import CallOrderError, ConfigError
 from tests.external.told import (
     OBS,
     Told,
@@ -343,3 +343,24 @@ def test_a_run_goes_on_from_its_checkpoint_with_new_episodes(tmp_path: Path) -> 
     assert result["training_iteration"] == 2
     assert result["num_env_steps_sampled"] == 20
     assert result["num_episodes_not_resumed"] == 0
+
+
+class Asking(DefaultCallbacks):
+    """Asks for an action in the thread that waits for others to ask."""
+
+    def on_episode_step(self, *, base_env: Any, **kwargs: Any) -> None:
+        (env,) = base_env.get_sub_environments()
+        env.get_action(env.start_episode(), obs(1, 0))
+
+
+def test_a_callback_that_asks_is_told_that_it_would_wait_for_itself() -> None:
+    def play(env: Any) -> None:
+        ask_steps(env, env.start_episode(), 0, 30)
+
+    env = Told(play)
+    with training(env, callbacks=Asking) as algo:
+        with pytest.raises(
+            CallOrderError, match="asks in the thread that samples, such as in a callback, and would"
+        ):
+            algo.sample()
+        assert env.sampler is None

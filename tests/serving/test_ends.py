@@ -274,3 +274,27 @@ def test_fifty_clients_killed_one_after_the_other_leave_nothing_behind(door: Doo
 @every_door
 def test_five_hundred_clients_killed_one_after_the_other_leave_nothing_behind(door: Door) -> None:
     reconnect(door, 500)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@every_door
+def test_the_port_is_free_also_where_a_process_that_was_forked_lives_on(door: Door) -> None:
+    waits, ends = os.pipe()
+    with serving(door) as (server, _):
+        address = server.addresses[0]
+        child = os.fork()
+        if not child:
+            os.close(ends)
+            os.read(waits, 1)
+            os._exit(0)
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, PATIENCE_S)
+        transport = type(door.make())(address[1])
+        with Server(Talks(), [transport]) as again, Client(door, again.addresses[0]) as one:
+            assert one.ask(b"{in") == b"{in"
+    finally:
+        os.close(ends)
+        os.waitpid(child, 0)
+        os.close(waits)

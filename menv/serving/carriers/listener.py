@@ -184,6 +184,9 @@ class Listener(Transport):
             self._retry.cancel()
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
+            # A process that was forked meanwhile has the socket too, and would keep the port.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
 
     def _accept(self) -> None:
