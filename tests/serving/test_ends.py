@@ -279,16 +279,20 @@ def test_five_hundred_clients_killed_one_after_the_other_leave_nothing_behind(do
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @every_door
-def test_the_port_is_free_also_where_a_process_that_was_forked_lives_on(door: Door) -> None:
+def test_port_and_peers_are_let_go_also_where_a_process_that_was_forked_lives_on(door: Door) -> None:
     waits, ends = os.pipe()
     with serving(door) as (server, _):
         address = server.addresses[0]
+        peer = Client(door, address)
+        assert peer.ask(b"{in") == b"{in"
         child = os.fork()
         if not child:
             os.close(ends)
             os.read(waits, 1)
             os._exit(0)
     try:
+        with peer:
+            peer.rest()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, PATIENCE_S)
         transport = type(door.make())(address[1])

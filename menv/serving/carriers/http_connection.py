@@ -77,6 +77,7 @@ class HttpConnection(H11Protocol):
             # After a reset uvicorn lets it run, and it would keep all of this in memory until it rings.
             self.timeout_keep_alive_task.cancel()
         self._listener.left(self)
+        self._listener.let_go(self.transport)
         self._listener.sessions.release(self)
         if self.replied is not None and not self.replied.done():
             self.replied.set_result(None)

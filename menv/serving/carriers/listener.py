@@ -153,6 +153,13 @@ class Listener(Transport):
         if not self._open:
             self._none_open.set()
 
+    def let_go(self, transport: asyncio.BaseTransport) -> None:
+        """Let the peer see the end of a connection that is gone, also where a forked process has its socket too."""
+        # What is encrypted may still have its farewell to send.
+        if not self._tls:
+            with contextlib.suppress(OSError):
+                transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
     def gives_way(self, connection: Connection) -> None:
         """Note that a connection need not be kept when somebody else wants in: silent so far, or at its end."""
         self._giving_way[connection] = None

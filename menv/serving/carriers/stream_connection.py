@@ -104,6 +104,7 @@ class StreamConnection(asyncio.Protocol):
         if self._reader is not None:
             self._reader.end(self._transport)
         self._listener.left(self)
+        self._listener.let_go(self._transport)
         if self._ending:
             self._come_to_an_end()
             return
