@@ -129,3 +129,16 @@ def test_the_weight_of_the_kl_term_follows_the_divergence() -> None:
     assert adapted_kl_coeff(0.2, kl=0.004, kl_target=0.01) == pytest.approx(0.1)
     assert adapted_kl_coeff(0.2, kl=0.015, kl_target=0.01) == 0.2
     assert adapted_kl_coeff(0.0, kl=1.0, kl_target=0.01) == 0.0
+
+
+def test_the_weight_of_the_kl_term_comes_back_however_often_it_was_halved_and_stays_a_number() -> None:
+    weight = 0.2
+    for _ in range(2000):
+        weight = adapted_kl_coeff(weight, kl=0.001, kl_target=0.01)
+    for _ in range(40):
+        weight = adapted_kl_coeff(weight, kl=0.03, kl_target=0.01)
+    assert weight > 0.2
+    for _ in range(2000):
+        weight = adapted_kl_coeff(weight, kl=0.03, kl_target=0.01)
+    assert weight < float("inf")
+    assert adapted_kl_coeff(1e-9, kl=0.001, kl_target=0.01) == 1e-9

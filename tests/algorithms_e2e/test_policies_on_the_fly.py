@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from menv import DefaultCallbacks, PolicySpec, RandomPolicy
-from menv.algorithms import PPO, Algorithm
+from menv.algorithms import DQN, PPO, Algorithm
 from menv.base_env import ALL
 from menv.errors import ConfigError, MenvError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
@@ -20,6 +21,12 @@ from tests.bad_input.broken_envs import checked
 
 LENGTH = 7
 SMALL = {"rollout_fragment_length": 10, "train_batch_size": 10, "sgd_minibatch_size": 10, "num_sgd_iter": 1}
+
+SMALL_DQN = {
+    "num_steps_sampled_before_learning_starts": 0,
+    "min_sample_timesteps_per_iteration": 20,
+    "train_batch_size": 8,
+}
 
 
 class Duo(MultiAgentEnv):
@@ -132,6 +139,32 @@ def test_who_returns_to_an_episode_is_answered_by_its_policy_and_by_no_other_one
         algo.remove_policy("two", policy_mapping_fn=to(a="one", b="one"))
         algo.add_policy("two", PolicySpec(config={"model": {"fcnet_hiddens": [8], "use_lstm": True}}))
         assert all(set(algo.sample().policy_batches) == {"one"} for _ in range(3))
+
+
+def test_a_policy_that_comes_after_another_one_went_draws_none_of_the_others_orders(tmp_path: Path) -> None:
+    def added(algo: Algorithm, policy_id: str) -> None:
+        algo.add_policy(policy_id, policy_mapping_fn=to(a="default_policy", b=policy_id))
+        for _ in range(2):
+            algo.train()
+
+    def seeds(algo: Algorithm) -> dict[str, int]:
+        return {name: seed for name, (seed, _) in algo._population.learners.state().items()}
+
+    with DQN(env=Duo, config={**SMALL_DQN, "seed": 1}) as algo:
+        algo.train()
+        for policy_id in ("second", "third"):
+            added(algo, policy_id)
+        algo.remove_policy("second")
+        added(algo, "fourth")
+        found = seeds(algo)
+        assert len(set(found.values())) == len(found) == 3
+        algo.save(tmp_path)
+        again = {"multiagent": {"policy_mapping_fn": to(a="default_policy", b="fourth")}}
+        with DQN.from_checkpoint(tmp_path, again, env=Duo) as resumed:
+            for run in (algo, resumed):
+                run.remove_policy("fourth", policy_mapping_fn=to(a="default_policy", b="third"))
+                added(run, "fifth")
+            assert seeds(resumed) == seeds(algo)
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])

@@ -42,7 +42,7 @@ def test_epsilon_falls_on_a_straight_line_and_stays() -> None:
 
 def test_an_epsilon_of_no_steps_is_the_final_one_from_the_first_step_on() -> None:
     settings = DQNSettings(exploration_config={"final_epsilon": 0.2, "epsilon_timesteps": 0})  # type: ignore[arg-type]
-    assert settings.epsilon_at(1) == 0.2
+    assert [settings.epsilon_at(steps) for steps in (0, 1)] == [0.2, 0.2]
 
 
 def test_an_epsilon_of_endless_steps_is_that_of_the_start() -> None:

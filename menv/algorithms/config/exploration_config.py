@@ -39,5 +39,7 @@ class ExplorationConfig:
 
     def epsilon_at(self, env_steps: int) -> float:
         """Return epsilon after `env_steps` env steps of the run."""
+        if env_steps >= self.epsilon_timesteps:
+            return float(self.final_epsilon)
         ends = (self.initial_epsilon, self.final_epsilon)
         return float(np.interp(env_steps, (0, max(1, self.epsilon_timesteps)), ends))

@@ -158,6 +158,7 @@ class Learners:
     def forget(self, policy_id: str) -> None:
         """Drop the learner of a policy that is removed."""
         self._learners.pop(policy_id, None)
+        self._seeds.pop(policy_id, None)
         self.recipes.pop(policy_id, None)
         self.configs.pop(policy_id, None)
         self.shared.leave(policy_id)
@@ -257,6 +258,7 @@ class Learners:
         """
         self._seed = seed
         self._learners.clear()
+        self._seeds.clear()
         for policy in self._policies.values():
             if isinstance(policy, ReadsLearner):
                 policy.leave_learner()
@@ -282,7 +284,9 @@ class Learners:
     def _new(self, built: Built, index: int, policy_id: str, seed: int | None = None) -> Learner:
         """Create a policy's learner when it first learns."""
         if seed is None:
-            seed = self._seed % 2**31 + len(self._learners)
+            taken, first = set(self._seeds.values()), self._seed % 2**31
+            # As many as have one may all be taken; the next one is not.
+            seed = next(one for one in range(first, first + len(taken) + 1) if one not in taken)
         learner = self._made(built, index, policy_id, seed)
         self._learners[policy_id], self._seeds[policy_id] = learner, seed
         return learner

@@ -24,6 +24,8 @@ from menv.algorithms.learning import distributions
 from menv.algorithms.torch_device import constant
 
 _MOST_LOG_RATIO = 20.0
+# Below it the KL term moves nothing. Halved on and on, its weight would take as long to come back, or end at 0.
+_LEAST_KL_COEFF = 1e-6
 FIELDS = {
     "obs": "obs", "mask": "action_mask", "actions": "actions", "old_logp": "action_logp",
     "old_inputs": "action_dist_inputs", "advantages": "advantages", "value_targets": "value_targets",
@@ -212,10 +214,10 @@ def adapted_kl_coeff(kl_coeff: float, kl: float, kl_target: float) -> float:
     """Return the weight of the KL term for the next update.
 
     The rule beneath eq. 8 with the bounds and factors of the classic implementation: half as much
-    below 0.5 targets, 1.5 times as much above 2.
+    below 0.5 targets, 1.5 times as much above 2. It is not halved below 1e-6, so that it can grow again.
     """
     if kl > 2.0 * kl_target:
-        return kl_coeff * 1.5
+        return min(kl_coeff * 1.5, LARGEST)
     if kl < 0.5 * kl_target:
-        return kl_coeff * 0.5
+        return max(kl_coeff * 0.5, min(kl_coeff, _LEAST_KL_COEFF))
     return kl_coeff
