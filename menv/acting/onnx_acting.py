@@ -11,7 +11,6 @@ two, because ONNX Runtime computes a lone row with another kernel that rounds di
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -39,6 +38,7 @@ from menv.acting.backend import (
 from menv.acting.built_graphs import built
 from menv.acting.lanes import LanePlan, Lanes
 from menv.acting.runner import BoundRunner, Feed, RecurrentRunner, Runner, SteadyRunner, open_session
+from menv.acting.weight_stacks import WeightStacks
 from menv.errors import ConfigError
 
 BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int, int]
@@ -77,24 +77,21 @@ class OnnxActing:
         self._graphs = graphs
         self._head = head
         self._state_size = state_size
-        self._shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
-        weights_each = sum(math.prod(shape) for shape in self._shapes.values())
-        self._spare_rows = _RUN_WORK // (_ROW_WORK + weights_each) if graphs.stacks else 0
-        self._stacks: dict[str, Floats] = {}
+        self._stacks = WeightStacks(weights)
+        self._spare_rows = _RUN_WORK // (_ROW_WORK + self._stacks.numbers_each) if graphs.stacks else 0
+        self._plan = LanePlan(self._stacks.policies, self._spare_rows)
         self._sessions: dict[tuple[GraphKind, bool, bool], ort.InferenceSession] = {}
         self._numbers_a_row = head.mask_width + head.noise_width + state_size
         self._runners: dict[tuple[GraphKind, int | None, bool], Runner] = {}
         self._bound: dict[BoundKey, BoundRunner] = {}
         self._steadies: dict[tuple[GraphKind, int, bool, int], Steady] = {}
         self._newcomers = 0
-        self._policies = 0
-        for one in weights:
-            self.add_policy(one)
 
     def __reduce__(self) -> Any:
-        weights = [self.get_weights(policy) for policy in range(self._policies)]
-        graphs = built(self._graphs, masks=self._head.mask_width > 0)
-        return OnnxActing, (graphs, self._head, weights, self._state_size)
+        weights = [self.get_weights(policy) for policy in range(self.policies)]
+        # Once: it travels again with every policy that comes or goes.
+        self._graphs = built(self._graphs, masks=self._head.mask_width > 0)
+        return OnnxActing, (self._graphs, self._head, weights, self._state_size)
 
     @property
     def head(self) -> ActionHead:
@@ -115,12 +112,12 @@ class OnnxActing:
     @property
     def policies(self) -> int:
         """P, the number of policies."""
-        return self._policies
+        return self._stacks.policies
 
     @property
     def weight_names(self) -> Sequence[str]:
         """The names that `set_weights` needs, sorted."""
-        return tuple(self._shapes)
+        return tuple(self._stacks.shapes)
 
     def act(self, obs: Rows, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
         """Draw an action for each row; see `ActingBackend.act`."""
@@ -209,20 +206,13 @@ class OnnxActing:
 
     def add_policy(self, weights: Weights | None = None) -> int:
         """Add a policy and return its index; without weights it copies policy 0."""
-        new = self.get_weights(0) if weights is None else self._checked(weights)
-        for name, shape in self._shapes.items():
-            stack = np.empty((self._policies + 1, *shape), np.float32)
-            if self._policies:
-                stack[:-1] = self._stacks[name]
-            stack[-1] = new[name]
-            self._stacks[name] = stack
-        # They hold views of the stacks that were just replaced.
+        self._stacks.append([self.get_weights(0) if weights is None else weights])
+        # They hold views of stacks that have been replaced, or do not end with the new one.
         self._runners.clear()
         self._bound.clear()
         self._steadies.clear()
-        self._policies += 1
-        self._plan = LanePlan(self._policies, self._spare_rows)
-        return self._policies - 1
+        self._plan = LanePlan(self.policies, self._spare_rows)
+        return self.policies - 1
 
     def set_weights(self, policy: int, weights: Weights) -> None:
         """Copy `weights` in.
@@ -231,13 +221,12 @@ class OnnxActing:
             ConfigError: A name or shape differs from the architecture.
         """
         self._require_policy(policy)
-        for name, value in self._checked(weights).items():
-            self._stacks[name][policy] = value
+        self._stacks.put(policy, weights)
 
     def get_weights(self, policy: int) -> dict[str, Floats]:
         """Return copies of one policy's weights."""
         self._require_policy(policy)
-        return {name: self._stacks[name][policy].copy() for name in self._shapes}
+        return self._stacks.of(policy)
 
     def alone(self, policy: int) -> OnnxActing:
         """Return a back-end of one policy; see `ActingBackend.alone`."""
@@ -294,7 +283,7 @@ class OnnxActing:
         state: Floats | None,
     ) -> Decision:
         rows = len(which)
-        if rows < 2 or self._policies == 1:
+        if rows < 2 or self._stacks.policies == 1:
             return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, None, state)
         lanes = self._plan.lanes_of(which)
         if lanes is None:
@@ -358,7 +347,7 @@ class OnnxActing:
                 weights[given.name] = (
                     stack.reshape(len(stack), *given.shape[1:]) if policy is None else stack[policy]
                 )
-        return Runner.of(session, weights, self._policies if policy is None else 0)
+        return Runner.of(session, weights, self.policies if policy is None else 0)
 
     def _session(self, kind: GraphKind, stacked: bool, masked: bool) -> ort.InferenceSession:
         key = (kind, stacked, masked)
@@ -367,24 +356,10 @@ class OnnxActing:
         return self._sessions[key]
 
     def _require_policy(self, policy: int) -> None:
-        if not 0 <= policy < self._policies:
+        if not 0 <= policy < self._stacks.policies:
             raise ConfigError(
-                f"OnnxActing: policy {policy}, expected 0 to {self._policies - 1}; call add_policy first"
+                f"OnnxActing: policy {policy}, expected 0 to {self.policies - 1}; call add_policy first"
             )
-
-    def _checked(self, weights: Weights) -> dict[str, Floats]:
-        found = {name: np.shape(weights[name]) for name in sorted(weights, key=str)}
-        if found != self._shapes:
-            wrong = sorted(
-                (name for name in {*found, *self._shapes} if found.get(name) != self._shapes.get(name)),
-                key=str,
-            )
-            name = wrong[0]
-            raise ConfigError(
-                f"OnnxActing: {len(wrong)} weights do not fit the architecture, first {name!r} of shape "
-                f"{found.get(name)}, expected {self._shapes.get(name)}; give the weights of the same network"
-            )
-        return {name: np.asarray(weights[name], np.float32) for name in self._shapes}
 
 
 def _maybe(change: Callable[[Any], Any], array: Any) -> Any:
