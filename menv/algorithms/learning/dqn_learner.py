@@ -6,6 +6,7 @@ them, to the acting back-ends. It does not know environments, agents, or who cho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -216,8 +217,10 @@ class DQNLearner:
         prioritized = self._settings.replay_buffer_config.prioritized_replay
         terms = self._terms(rows, tensor_of(sample.weights, self._device) if prioritized else None)
         torch.autograd.backward(terms.loss)
-        norm = self._adam.step()
-        self.replay.update_priorities(sample.indices, array_of(terms.td_errors))
+        norm = self._adam.step(sound=math.isfinite(terms.loss.item()))
+        errors = array_of(terms.td_errors)
+        # Nothing is learned from rows whose error is no number, however often they are drawn.
+        self.replay.update_priorities(sample.indices, np.where(np.isfinite(errors), errors, 0.0))
         self._count_towards_copy()
         return torch.stack((terms.loss.detach(), terms.q_taken.mean(), terms.td_errors.abs().mean(), norm))
 

@@ -70,11 +70,14 @@ class FlatAdam:
         self.set_weights(weights)
 
     @torch.no_grad()
-    def step(self) -> Tensor:
+    def step(self, *, sound: bool = True) -> Tensor:
         """Update all parameters from the gradients that `backward` added up, and clear those.
 
         A gradient that is not finite, as of a reward of 1e38, would spoil the parameters for good: it is dropped and
         counted in `skipped`.
+
+        Args:
+            sound: False drops it anyway: a loss that is straight far out has a finite one where it is infinite itself.
 
         Returns:
             The gradient's norm before clipping, a scalar tensor.
@@ -82,7 +85,7 @@ class FlatAdam:
         grad = self._grad
         norm: Tensor = torch.linalg.vector_norm(grad)
         length = norm.item()
-        if not math.isfinite(length):
+        if not (sound and math.isfinite(length)):
             self.skipped += 1
             grad.zero_()
             return norm

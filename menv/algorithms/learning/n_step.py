@@ -65,7 +65,10 @@ def transitions(batch: SampleBatch, gamma: float, n: int) -> Transitions:
     piece = np.repeat(np.arange(len(segments.lengths)), segments.lengths)[leaves]
     next_mask = _next_mask(batch, after, leaves, piece)
     next_obs = _followers(batch["obs"], after, leaves, segments.next_obs[piece])
-    return Transitions(returns.astype(np.float32), discounts.astype(np.float32), next_obs, next_mask)
+    # What is too large for float32 is infinite, and nobody learns from it; learners tell so.
+    with np.errstate(over="ignore"):
+        worth = returns.astype(np.float32)
+    return Transitions(worth, discounts.astype(np.float32), next_obs, next_mask)
 
 
 def _followers(column: Column, after: Column, leaves: Column, beyond: Column) -> Column:

@@ -332,6 +332,8 @@ class PPOLearner:
         return total, *told.values()
 
 
+# Of targets that are infinite: gradients are left out then, and somebody is told.
+@np.errstate(over="ignore", invalid="ignore")
 def explained_variance(value_targets: npt.NDArray[Any], errors: npt.NDArray[Any]) -> float:
     """Return 1 - Var(target - V) / Var(target), at least -1; 0 if the targets do not vary.
 

@@ -60,7 +60,9 @@ def gae(
         sums[:-reach] += decay[:-reach] * sums[reach:]
         decay[:-reach] *= decay[reach:]
         reach *= 2
-    return sums.astype(np.float32)
+    # What is too large for float32 is infinite, and nobody learns from it; learners tell so.
+    with np.errstate(over="ignore"):
+        return sums.astype(np.float32)
 
 
 def _longest(is_last: npt.NDArray[np.bool_]) -> int:

@@ -46,6 +46,7 @@ class ValueScale:
         self._batches = 0
         self.mean, self.unit, self._variance = 0.0, 1.0, 1.0
 
+    @np.errstate(over="ignore", invalid="ignore")
     def follow(self, targets: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> None:
         """Take a train batch into account, unless one of its numbers is not finite.
 
@@ -66,6 +67,7 @@ class ValueScale:
         self._variance += share * (variance - self._variance) + share * (1.0 - share) * apart**2
         self.unit = max(_LEAST_UNIT, math.sqrt(self._variance), off / _FARTHEST)
 
+    @np.errstate(over="ignore")
     def scaled(self, targets: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return what values in this unit are to be learned from, shape [N]."""
         return np.asarray((np.asarray(targets, np.float64) - self.mean) / self.unit, np.float32)
