@@ -47,8 +47,8 @@ class PPOSettings:
     kl_coeff: float | None = None
     """First weight of the KL term; 0 switches the term off for good, None is 0.2 for Box actions, whose means and
     deviations could run away in an update, and 0 for choices. After each update it is halved where the KL divergence
-    was below half of `kl_target`, though not below 1e-6, and made 1.5 times as large where that was above twice the
-    target."""
+    was below half of `kl_target`, and made 1.5 times as large where that was above twice the target, but kept between
+    1e-6 and 1e6."""
     kl_target: float = 0.01
     """KL divergence of one update that the adaptive weight aims at."""
     grad_clip: float | None = 1.0

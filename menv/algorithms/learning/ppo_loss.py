@@ -24,8 +24,9 @@ from menv.algorithms.learning import distributions
 from menv.algorithms.torch_device import constant
 
 _MOST_LOG_RATIO = 20.0
-# Below it the KL term moves nothing. Halved on and on, its weight would take as long to come back, or end at 0.
-_LEAST_KL_COEFF = 1e-6
+# Below them the KL term moves nothing, above them nothing else does. Halved on and on, its weight would take as long to
+# come back, or end at 0; grown on and on, no gradient would be finite.
+_KL_COEFFS = (1e-6, 1e6)
 FIELDS = {
     "obs": "obs", "mask": "action_mask", "actions": "actions", "old_logp": "action_logp",
     "old_inputs": "action_dist_inputs", "advantages": "advantages", "value_targets": "value_targets",
@@ -214,10 +215,11 @@ def adapted_kl_coeff(kl_coeff: float, kl: float, kl_target: float) -> float:
     """Return the weight of the KL term for the next update.
 
     The rule beneath eq. 8 with the bounds and factors of the classic implementation: half as much
-    below 0.5 targets, 1.5 times as much above 2. It is not halved below 1e-6, so that it can grow again.
+    below 0.5 targets, 1.5 times as much above 2, but neither
+    below 1e-6 nor above 1e6, so that it can come back.
     """
     if kl > 2.0 * kl_target:
-        return min(kl_coeff * 1.5, LARGEST)
+        return min(kl_coeff * 1.5, max(kl_coeff, _KL_COEFFS[1]))
     if kl < 0.5 * kl_target:
-        return max(kl_coeff * 0.5, min(kl_coeff, _LEAST_KL_COEFF))
+        return max(kl_coeff * 0.5, min(kl_coeff, _KL_COEFFS[0]))
     return kl_coeff
