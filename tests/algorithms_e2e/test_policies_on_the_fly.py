@@ -167,6 +167,33 @@ def test_a_policy_that_comes_after_another_one_went_draws_none_of_the_others_ord
             assert seeds(resumed) == seeds(algo)
 
 
+class Rich(Duo):
+    """Pays what no gradient can be made of."""
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        obs, _, terminateds, truncateds, infos = super().step(action_dict)
+        return obs, {"a": 1e30, "b": 1e30}, terminateds, truncateds, infos
+
+
+class Noting(DefaultCallbacks):
+    def on_learn_on_batch(self, *, result: dict[str, Any], **kwargs: Any) -> None:
+        result["noted"] = 1.0
+
+
+def test_nothing_of_a_policy_that_went_is_kept_or_held_against_the_next_one_of_its_name() -> None:
+    config = {**SMALL, "seed": 1, "normalize_values": False, "callbacks": Noting}
+    with PPO(env=Rich, config=config) as algo:
+        with pytest.warns(RuntimeWarning, match="policy 'default_policy': a gradient"):
+            algo.train()
+        for _ in range(2):
+            algo.add_policy("second", policy_mapping_fn=to(a="default_policy", b="second"))
+            with pytest.warns(RuntimeWarning, match="policy 'second': a gradient"):
+                info = [algo.train() for _ in range(2)][-1]["info"]
+            assert info["learner"]["second"]["custom_metrics"] == {"noted": 1.0}
+            algo.remove_policy("second", policy_mapping_fn=to(a="default_policy", b="default_policy"))
+        assert algo._population.learners.told == {}
+
+
 @pytest.mark.parametrize("elsewhere", [True, False])
 def test_a_policy_that_is_removed_while_others_learn_is_gone_afterwards(elsewhere: bool) -> None:
     threads: list[threading.Thread] = []

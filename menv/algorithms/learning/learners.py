@@ -54,7 +54,7 @@ class Learners:
         shared: Which of them stand on the same layers.
         env_steps_trained: Env steps of batches that learners were handed.
         agent_steps_trained: Rows that they were handed; what they replay does not count again.
-        told: By policy, the names under which callbacks have put something into its statistics.
+        told: By policy, the names under which callbacks have put something into its statistics since `take_told`.
     """
 
     def __init__(
@@ -155,10 +155,16 @@ class Learners:
                 stacklevel=2,
             )
 
+    def take_told(self) -> dict[str, set[str]]:
+        """Return `told`, which begins anew: a league has thousands of policies that come and go."""
+        told, self.told = self.told, {}
+        return told
+
     def forget(self, policy_id: str) -> None:
         """Drop the learner of a policy that is removed."""
         self._learners.pop(policy_id, None)
         self._seeds.pop(policy_id, None)
+        self._warned.discard(policy_id)
         self.recipes.pop(policy_id, None)
         self.configs.pop(policy_id, None)
         self.shared.leave(policy_id)
