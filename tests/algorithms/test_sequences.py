@@ -139,6 +139,16 @@ def test_every_row_is_learned_from_in_every_epoch_however_sequences_are_batched(
         assert sum(seen) == 31
 
 
+@pytest.mark.parametrize(("lengths", "steps"), [([1] * 60 + [20], 3), ([20] * 4, 2), ([2] * 20, 1), ([20, 19], 1)])
+def test_a_gradient_step_is_made_on_as_many_rows_as_the_settings_say_however_short_sequences_are(
+    lengths: list[int], steps: int
+) -> None:
+    settings = PPOSettings(num_sgd_iter=1, sgd_minibatch_size=40)
+    learner = PPOLearner(SPEC, settings, lively(SPEC), 0, max_seq_len=20)
+    learner.learn(batch_of(lengths), 0)
+    assert int(learner.state()["adam_steps"]) == steps
+
+
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_every_weight_of_a_cell_goes_on_learning_after_the_first_gradient_step(kind: CellKind) -> None:
     cell = Cell(kind, 3)

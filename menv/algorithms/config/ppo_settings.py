@@ -56,7 +56,7 @@ class PPOSettings:
     num_sgd_iter: int = 4
     """Epochs over each train batch."""
     sgd_minibatch_size: int = 256
-    """Rows of one gradient step."""
+    """Rows of one gradient step; with a memory in the mean, for sequences stay whole."""
     lr_schedule: Schedule | None = None
     """Learning rate over env steps: pairs such as [[0, 1e-3], [100000, 1e-4]], with straight lines between them and
     flat outside; None keeps `lr`."""

@@ -268,7 +268,8 @@ class PPOLearner:
         """Return the order of rows in an epoch, and how many of them make a minibatch."""
         size, least = self._settings.sgd_minibatch_size, 2
         if rows.valid is not None:
-            size, least = max(1, size // rows.valid.shape[1]), 1
+            # As many sequences as hold so many rows in the mean, however short they are.
+            size, least = max(1, size * len(rows.valid) // int(rows.valid.sum())), 1
         order = self._tensor(rng.permutation(len(rows.obs)))
         # A last part of a single row would be a step on noise.
         rest = len(order) % size
