@@ -139,7 +139,9 @@ def test_every_row_is_learned_from_in_every_epoch_however_sequences_are_batched(
         assert sum(seen) == 31
 
 
-@pytest.mark.parametrize(("lengths", "steps"), [([1] * 60 + [20], 3), ([20] * 4, 2), ([2] * 20, 1), ([20, 19], 1)])
+@pytest.mark.parametrize(
+    ("lengths", "steps"), [([1] * 60 + [20], 3), ([20] * 4, 2), ([2] * 20, 1), ([20, 19], 1)]
+)
 def test_a_gradient_step_is_made_on_as_many_rows_as_the_settings_say_however_short_sequences_are(
     lengths: list[int], steps: int
 ) -> None:

@@ -50,6 +50,11 @@ def test_an_epsilon_of_endless_steps_is_that_of_the_start() -> None:
     assert [settings.epsilon_at(steps) for steps in (0, 10**9)] == [0.3, 0.3]
 
 
+MEMORY = PolicySpec(config={"model": {"use_lstm": True, "max_seq_len": 11}})
+PPO_MEMORY = PolicySpec(algorithm="PPO", config=MEMORY.config)
+LONGER = PolicySpec(config={"model": {"max_seq_len": 30}})
+
+
 @pytest.mark.parametrize(
     ("config", "num_envs", "length", "sample", "iteration"),
     [
@@ -66,6 +71,12 @@ def test_an_epsilon_of_endless_steps_is_that_of_the_start() -> None:
             576,
             1000,
         ),
+        ({"model": {"use_gru": True, "max_seq_len": 12}}, 64, 12, 768, 1000),
+        ({"multiagent": {"policies": {"a": MEMORY, "b": None}}}, 64, 11, 704, 1000),
+        ({"multiagent": {"policies": {"a": (None, None, None, MEMORY.config)}}}, 64, 11, 704, 1000),
+        ({"model": {"use_gru": True}, "multiagent": {"policies": {"a": LONGER}}}, 64, 30, 1920, 1920),
+        ({"multiagent": {"policies": {"a": LONGER}}}, 64, 4, 256, 1000),
+        ({"multiagent": {"policies": {"a": PPO_MEMORY}}}, 64, 4, 256, 1000),
         ({"rollout_fragment_length": 7}, 3, 7, 21, 1000),
         ({"rollout_fragment_length": 7, "min_sample_timesteps_per_iteration": 5}, 3, 7, 21, 21),
     ],

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.dqn_settings import DQNSettings
 from menv.algorithms.config.keys import prefixed
+from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.numbers import MOST_ROWS, check_count
 from menv.errors import ConfigError
 from menv.policy_spec import PolicySpec
@@ -18,6 +19,7 @@ from menv.policy_spec import PolicySpec
 _STEPS_TOGETHER = 64
 _STEPS_OF_EACH = 4
 _LONGEST = 100_000
+_MEMORY = ("use_lstm", "use_gru", "max_seq_len")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
 
     rollout_fragment_length: int | Literal["auto"] = "auto"
     """Steps of each sub-environment between two times of learning; "auto" makes 64 of all together, at least 4 of each,
-    of each at least `max_seq_len` where there is a memory, and at least the `n_step` of every policy. A fixed one below
+    of each at least the `max_seq_len` of every policy with a memory, and the `n_step` of every one. A fixed one below
     `n_step` is refused, unless `batch_mode` is "complete_episodes"."""
     train_batch_size: int = 256
     """Rows of one gradient step, drawn from the replay buffer; how often, `training_intensity` says."""
@@ -76,7 +78,7 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
         """Return the steps of each of `num_envs` sub-environments between two times of learning."""
         if self.rollout_fragment_length == "auto":
             # A recurrent policy learns through sequences, and these end where a fragment does.
-            least = self.model.max_seq_len if self.model.cell else _STEPS_OF_EACH
+            least = self._longest_memory() or _STEPS_OF_EACH
             return max(least, self._longest_reach(), -(-_STEPS_TOGETHER // num_envs))
         return self.rollout_fragment_length
 
@@ -101,8 +103,28 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
         """Return the most steps that targets of any policy reach; 0 where fragments cut no episode."""
         if self.batch_mode == "complete_episodes":
             return 0
-        given, found = self.multiagent.policies, [self.target_steps()]
-        for policy_id, value in given.items() if isinstance(given, Mapping) else ():
-            own = (PolicySpec.of(policy_id, value).config or {}).get("n_step")
-            found.append(own if isinstance(own, int) else 0)
-        return max(found)
+        owns = (spec.config.get("n_step") for spec in self._specs() if spec.config)
+        return max(self.target_steps(), *(own for own in owns if isinstance(own, int)), 0)
+
+    def _longest_memory(self) -> int:
+        """Return the most rows through which any policy learns that replays sequences; 0 where none does."""
+        main = self.model
+        found = [main.max_seq_len if main.cell else 0]
+        for spec in self._specs():
+            own = (spec.config or {}).get("model")
+            if isinstance(own, ModelConfig):
+                own = {name: getattr(own, name) for name in _MEMORY}
+            # One that PPO trains is none of them. What cannot work is refused where the policy is created.
+            if isinstance(own, Mapping) and spec.trained_by in (None, "DQN"):
+                lstm, gru, length = (own.get(name, getattr(main, name)) for name in _MEMORY)
+                found.append(length if (lstm or gru) and isinstance(length, int) else 0)
+        return min(max(found), _LONGEST)
+
+    def _specs(self) -> list[PolicySpec]:
+        """Return the policies that the run begins with, where they are listed with their settings."""
+        given = self.multiagent.policies
+        return (
+            [PolicySpec.of(name, value) for name, value in given.items()]
+            if isinstance(given, Mapping)
+            else []
+        )
