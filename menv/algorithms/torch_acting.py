@@ -280,6 +280,7 @@ def check_against(
     masked: bool = True,
     critic_size: int = 0,
     dtype: npt.DTypeLike = np.float32,
+    brightest: int = 255,
 ) -> None:
     """Compare two back-ends of the same architecture and weights on random rows of every policy.
 
@@ -291,12 +292,14 @@ def check_against(
             of its own.
         critic_size: Numbers that the value network sees, 0 if it sees the observations.
         dtype: Of the rows: float32, or uint8 for images of bytes.
+        brightest: The highest byte. Where nothing divides bytes, large ones come to more than rounding is allowed.
 
     Raises:
         ConfigError: They disagree by more than rounding can explain.
     """
     for policy in range(reference.policies):
-        for what, error in _differences(acting, reference, policy, rng, masked, critic_size, dtype).items():
+        rows = _random_rows(reference.head, reference.obs_size, rng, dtype, brightest)
+        for what, error in _differences(acting, reference, policy, rng, rows, masked, critic_size).items():
             if not error <= _TOLERANCE:
                 raise ConfigError(
                     f"check_against: {what} of policy {policy} differ by {error:.3g} between "
@@ -310,13 +313,13 @@ def _differences(
     reference: ActingBackend,
     policy: int,
     rng: np.random.Generator,
+    rows: tuple[Rows, Flags | None, Floats],
     masked: bool,
     critic_size: int,
-    dtype: npt.DTypeLike,
 ) -> dict[str, float]:
     """Return the largest relative error of each output; of actions, 1 if too many differ."""
     head, both = reference.head, (acting, reference)
-    obs, mask, noise = _random_rows(head, reference.obs_size, rng, dtype)
+    obs, mask, noise = rows
     mask = mask if masked else None
     width = reference.state_size
     state = rng.standard_normal((_CHECK_ROWS, width), np.float32) if width else None
@@ -338,10 +341,10 @@ def _differences(
 
 
 def _random_rows(
-    head: ActionHead, obs_size: int, rng: np.random.Generator, dtype: npt.DTypeLike
+    head: ActionHead, obs_size: int, rng: np.random.Generator, dtype: npt.DTypeLike, brightest: int
 ) -> tuple[Rows, Flags | None, Floats]:
     obs: Rows = (
-        rng.integers(0, 256, (_CHECK_ROWS, obs_size), np.uint8)
+        rng.integers(0, brightest, (_CHECK_ROWS, obs_size), np.uint8, endpoint=True)
         if dtype == np.uint8
         else rng.standard_normal((_CHECK_ROWS, obs_size), np.float32)
     )

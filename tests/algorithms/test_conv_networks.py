@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -14,6 +15,7 @@ import torch
 from menv.acting.acting_graphs import GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.onnx_acting import OnnxActing
+from menv.algorithms import PPO
 from menv.algorithms.learning.flat_adam import FlatAdam
 from menv.algorithms.networks.conv_stack import ConvLayer, ConvStack, default_filters, read_filters
 from menv.algorithms.networks.graphs import StockGraphs
@@ -155,6 +157,33 @@ def test_the_check_of_backends_reads_bytes_where_observations_are_bytes(activati
     mine.set_weights(1, changed)
     with pytest.raises(ConfigError, match="values of policy 1 differ"):
         check_against(mine, reference, np.random.default_rng(0), dtype=np.uint8)
+
+
+class Small(gym.Env[Any, Any]):
+    """Shows images that get no convolutions."""
+
+    observation_space = gym.spaces.Box(0, 255, (12, 12, 3), np.uint8)
+    action_space = gym.spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.np_random.integers(0, 256, (12, 12, 3)).astype(np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.np_random.integers(0, 256, (12, 12, 3)).astype(np.uint8), 1.0, False, False, {}
+
+
+# What failed with bytes of up to 255, by rounding alone.
+@pytest.mark.parametrize("seed", [5, 10])
+def test_large_bytes_that_nothing_divides_are_no_reason_to_act_with_torch(seed: int) -> None:
+    config = {
+        "train_batch_size": 4,
+        "rollout_fragment_length": 4,
+        "num_sgd_iter": 1,
+        "model": {"use_lstm": True},
+    }
+    with PPO(env=lambda context: Small(), config={**config, "seed": seed}) as algorithm:
+        assert algorithm.train()["inference"] == {"default_policy": "onnx"}
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
