@@ -240,7 +240,9 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             {
                 **sampler_results,
                 "sampler_results": sampler_results,
-                "info": learner_info({name: merged(own) for name, own in stats.items()}, learners.take_told()),
+                "info": learner_info(
+                    {name: merged(own) for name, own in stats.items()}, learners.take_told()
+                ),
                 **self.counts(),
                 "num_env_steps_sampled_this_iter": rollouts.env_steps - env_steps,
                 "num_agent_steps_sampled_this_iter": rollouts.agent_steps - agent_steps,
