@@ -99,6 +99,8 @@ async def bare_http() -> None:
 
 
 class _Talk:
+    admitted = True
+
     def received(self, body: bytes, reply: Callable[[bytes], None], close: object) -> None:
         reply(body)
 
