@@ -1,8 +1,8 @@
-"""Copies of an environment that declare other spaces than the first: refused before anybody acts in them.
+"""Copies of a single-agent environment that declare other spaces than the first: refused before anybody acts in them.
 
 `menv.scale.convert` looks at each copy where it is created, `menv.algorithms.rollouts.rollout_worker` at the first one
-of a worker. Policies have the spaces of the first, so that actions would be chosen from another space. Copies of a
-`MultiAgentEnv` may have other agents: what is declared of agents that both have is compared, by agent.
+of a worker. Policies have the spaces of the first, so that actions would be chosen from another space. What agents of a
+`MultiAgentEnv` declare is not compared: copies may be other games, whose agents the mapping gives other policies.
 """
 
 from __future__ import annotations
@@ -21,18 +21,10 @@ Declared = Mapping[str, Any]
 
 
 def declared(env: Any) -> Declared:
-    """Return what an environment declares of its one agent, or of each of several."""
-    if not isinstance(env, gym.Env | MultiAgentEnv):
+    """Return what a single-agent environment declares, nothing of others."""
+    if not isinstance(env, gym.Env) or isinstance(env, MultiAgentEnv):
         return {}
     found = {name: getattr(env, name, None) for name in ("observation_space", "action_space")}
-    if isinstance(env, MultiAgentEnv):
-        for kind in ("observation", "action"):
-            shared, own = found.pop(f"{kind}_space"), getattr(env, f"{kind}_spaces", None)
-            by_agent = shared.spaces if own is None and isinstance(shared, gym.spaces.Dict) else own
-            if isinstance(by_agent, Mapping):
-                found |= {f"{kind}_space[{agent!r}]": space for agent, space in by_agent.items()}
-            else:
-                found[f"{kind}_space"] = shared
     # One that is built in its first reset may have none yet.
     return {name: space for name, space in found.items() if isinstance(space, gym.Space)}
 

@@ -8,7 +8,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import MultiAgentEnv
 from menv.errors import ContractError
 from tests.workers.crews import Counting, running
 
@@ -61,52 +60,4 @@ class Wide(Counting):
 
 def test_copies_may_have_bounds_of_their_own() -> None:
     with running(0, env=f"{__name__}:Wide") as algo:
-        assert algo.train()["num_env_steps_sampled"] == 128
-
-
-class Team(MultiAgentEnv):
-    """Two agents, and a third in the second copy, which may declare something else of one of the two."""
-
-    def __init__(self, config: Any) -> None:
-        second = max(config.worker_index - 1, config.vector_index) == 1
-        self.possible_agents = ["a", "b", "c"] if second else ["a", "b"]
-        spaces: dict[str, dict[Any, gym.Space[Any]]] = {
-            "observation_space": {
-                agent: gym.spaces.Box(-1, 1, (2,), np.float32) for agent in self.possible_agents
-            },
-            "action_space": {agent: gym.spaces.Discrete(2) for agent in self.possible_agents},
-        }
-        if second and config["name"]:
-            spaces[config["name"]]["b"] = SPACES[config["name"]]
-        for name, by_agent in spaces.items():
-            if config["keyed"]:
-                setattr(self, name, gym.spaces.Dict(by_agent))
-            else:
-                setattr(self, f"{name}s", by_agent)
-
-    def _obs(self) -> Any:
-        return {agent: np.zeros(2, np.float32) for agent in self.possible_agents}
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return self._obs(), {}
-
-    def step(self, action_dict: dict[Any, Any]) -> Any:
-        return self._obs(), {}, {"__all__": False}, {"__all__": False}, {}
-
-
-@pytest.mark.parametrize("keyed", [False, True])
-@pytest.mark.parametrize("name", SPACES)
-@pytest.mark.parametrize("place", PLACES)
-def test_a_copy_that_declares_another_space_of_an_agent_is_named(place: str, name: str, keyed: bool) -> None:
-    settings, whose = PLACES[place]
-    said = rf"{whose}its {name}\['b'\] is .*, expected one like that of the first environment"
-    with (
-        pytest.raises(ContractError, match=said),
-        running(**settings, env=f"{__name__}:Team", env_config={"name": name, "keyed": keyed}) as algo,
-    ):
-        algo.train()
-
-
-def test_copies_may_have_agents_of_their_own() -> None:
-    with running(0, env=f"{__name__}:Team", env_config={"name": "", "keyed": False}) as algo:
         assert algo.train()["num_env_steps_sampled"] == 128
