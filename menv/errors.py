@@ -52,7 +52,7 @@ class WorkerLostError(MenvError):
 
 
 class NoRoomError(ConfigError):
-    """A cluster has no room for one more process; ask for fewer, or go on with those that run."""
+    """A cluster or this machine has no room for one more process; ask for fewer, or go on with those that run."""
 
 
 class RefusedError(MenvError):

@@ -8,6 +8,7 @@ is killed. See `menv.scale.engine` for what the engine does, `menv.scale.process
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import os
 import select
@@ -22,7 +23,7 @@ from contextlib import suppress
 from io import BufferedReader
 from typing import Any, ClassVar
 
-from menv.errors import CallOrderError, WorkerLostError
+from menv.errors import CallOrderError, NoRoomError, WorkerLostError
 from menv.scale.engine import Engine, EngineName, Peer, warn_of_bad_end, warn_of_slow_end
 from menv.scale.home import CREATE, ONE_THREAD, import_paths, question
 from menv.scale.last_words import LastWords
@@ -34,6 +35,7 @@ _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from menv.scale.process_end import when_well; from menv.scale.process_main import main; main(); when_well()"
 )
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _ENDING_S = 5.0
 """How long one may take to end that has closed its link."""
 _AT_EXIT_S = 2.0
@@ -219,8 +221,21 @@ class ProcessEngine(Engine):
         self._peers: weakref.WeakSet[ProcessPeer] = weakref.WeakSet()
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> ProcessPeer:
-        """Create an object in a process of its own; see `Engine.start`."""
-        peer = ProcessPeer(label, Packed(question(label, CREATE, (make, *args))))
+        """Create an object in a process of its own; see `Engine.start`.
+
+        Raises:
+            NoRoomError: This machine has no room for one more process, or its files.
+        """
+        packed = Packed(question(label, CREATE, (make, *args)))
+        try:
+            peer = ProcessPeer(label, packed)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise NoRoomError(
+                f"{label}: no process can be started for it ({error.strerror}), expected room for its files, itself "
+                "and its memory; raise the limits (ulimit -n, ulimit -u), or take fewer workers or remote environments"
+            ) from error
         self._peers.add(peer)
         _everybody.add(peer)
         return peer

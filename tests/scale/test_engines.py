@@ -6,7 +6,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.errors import CallOrderError, ConfigError, EnvFaultWarning
+from menv.errors import CallOrderError, ConfigError, EnvFaultWarning, NoRoomError
 from menv.scale.engine import Engine, Peer
 from menv.scale.engines import make_engine
 from menv.scale.far_error import FarError, FarTraceback
@@ -142,6 +142,30 @@ def test_arrays_that_somebody_keeps_do_not_use_up_the_files_that_may_be_open() -
     assert [(one == number).all() for number, one in enumerate(kept)] == [True] * 400
     for one in kept:
         one[:] = 1
+    engine.stop()
+
+
+@pytest.mark.parametrize("free", [0, 2, 5])
+def test_a_process_for_which_there_are_no_files_is_named(free: int) -> None:
+    engine, taken = ProcessEngine(), []
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    there = sorted(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (there[-1] + 10, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(free):
+            os.close(taken.pop())
+        with pytest.raises(NoRoomError, match=r"worker 1: .*Too many open files.*ulimit -n"):
+            started(engine)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for number in taken:
+            os.close(number)
+    # Nothing is left open, and there is room again.
+    assert sorted(map(int, os.listdir("/proc/self/fd"))) == there
+    assert asked(started(engine), "echo", 1) == 1
     engine.stop()
 
 
