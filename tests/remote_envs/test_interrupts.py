@@ -51,12 +51,17 @@ def test_what_cannot_be_sent_to_an_environment_leaves_nothing_to_wait_for() -> N
         env.stop()
 
 
-def test_a_run_goes_on_wherever_a_fragment_was_interrupted() -> None:
+def counting(num_envs: int, length: int) -> PPO:
+    """Return a run of remote environments with fragments of so many steps of each."""
     config = {
-        "env": Counting, "engine": "process", "remote_worker_envs": True, "num_envs_per_worker": 2, "seed": 1,
-        "rollout_fragment_length": 3, "train_batch_size": 6, "model": {"fcnet_hiddens": [4]},
+        "env": Counting, "engine": "process", "remote_worker_envs": True, "num_envs_per_worker": num_envs, "seed": 1,
+        "rollout_fragment_length": length, "train_batch_size": num_envs * length, "model": {"fcnet_hiddens": [4]},
     }  # fmt: skip
-    with PPO(config=config) as algo:
+    return PPO(config=config)
+
+
+def test_a_run_goes_on_wherever_a_fragment_was_interrupted() -> None:
+    with counting(num_envs=2, length=3) as algo:
         algo.sample()
         at = 0
         while raised_at(at, algo.sample):
@@ -67,11 +72,7 @@ def test_a_run_goes_on_wherever_a_fragment_was_interrupted() -> None:
 
 
 def test_methods_of_environments_can_be_called_wherever_a_fragment_was_interrupted() -> None:
-    config = {
-        "env": Counting, "engine": "process", "remote_worker_envs": True, "num_envs_per_worker": 1, "seed": 1,
-        "rollout_fragment_length": 2, "train_batch_size": 2, "model": {"fcnet_hiddens": [4]},
-    }  # fmt: skip
-    with PPO(config=config) as algo:
+    with counting(num_envs=1, length=2) as algo:
         algo.sample()
         at = 0
         while raised_at(at, algo.sample):
