@@ -216,6 +216,7 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         learners = self._population.learners
         env_trained, agent_trained = learners.env_steps_trained, learners.agent_steps_trained
         times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
+        rollouts.times.take()
         stats: dict[str, list[dict[str, Any]]] = {}
         taken = 0
         while taken < max(1, self.config.iteration_size(rollouts.num_envs)):
@@ -235,7 +236,10 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             taken += more
         learned = time.perf_counter()
         self.iteration += 1
-        sampler_results = {**self._metrics.summary(), "sampler_perf": times}
+        sampler_results = {
+            **self._metrics.summary(),
+            "sampler_perf": {**times, **rollouts.times.take().as_seconds()},
+        }
         return Result(
             {
                 **sampler_results,

@@ -8,6 +8,8 @@ waits, and ends, with nothing lost, as soon as something happens or is asked for
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import numpy as np
 
 from menv.adapters.gym import GymEnvs
@@ -20,6 +22,7 @@ from menv.loop.episode_book import EpisodeBook
 from menv.loop.framed import Framed
 from menv.loop.net_cohort import NetCohort
 from menv.loop.slot_table import SlotTable
+from menv.loop.times import Times
 from menv.metrics import Metrics
 
 
@@ -27,7 +30,14 @@ class CopiesLoop(Framed):
     """A stretch of env steps that all copies take together."""
 
     def __init__(
-        self, env: GymEnvs, cohort: NetCohort, policy: int, table: SlotTable, book: EpisodeBook, block: Block
+        self,
+        env: GymEnvs,
+        cohort: NetCohort,
+        policy: int,
+        table: SlotTable,
+        book: EpisodeBook,
+        block: Block,
+        times: Times,
     ) -> None:
         """Begin where every copy waits.
 
@@ -38,9 +48,10 @@ class CopiesLoop(Framed):
             table: Keeps what the episodes that run have earned.
             book: Numbers the episodes, and is told which of them run when the stretch ends.
             block: The rows that wait.
+            times: Told of what environments and the network take.
         """
         ledger = cohort.take_frames(policy, book.lives(env.num_envs), book.new_ids, going_on=True)
-        super().__init__(env.env_steps, cohort, policy, table, ledger)
+        super().__init__(env.env_steps, cohort, policy, table, ledger, times)
         self._env = env
         self._book = book
         self._block = block
@@ -67,8 +78,10 @@ class CopiesLoop(Framed):
         env, slots = self._env, self._env.everyone
         self._begin(explore)
         for taken in range(frames):
-            env.send_actions(slots, self._answer())
+            actions, before = self._answer(), perf_counter()
+            env.send_actions(slots, actions)
             frame = env.poll_frame()
+            self._times.env += perf_counter() - before
             if frame is None:
                 self._answered = True
                 return taken
@@ -120,6 +133,7 @@ def copies_loop(
     table: SlotTable,
     book: EpisodeBook,
     block: Block | None,
+    times: Times,
 ) -> CopiesLoop | None:
     """Return a stretch of the short way, None where not all copies wait for one plain network without a memory."""
     if only is None or block is None or not isinstance(env, GymEnvs) or len(cohorts) != 1:
@@ -135,4 +149,4 @@ def copies_loop(
     ordered = np.array_equal(block.slots, env.everyone) and np.array_equal(rows, env.everyone)
     if not ordered or block.taken is not None or not np.all(block.which == policy):
         return None
-    return CopiesLoop(env, cohort, policy, table, book, block)
+    return CopiesLoop(env, cohort, policy, table, book, block, times)

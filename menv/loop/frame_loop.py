@@ -7,6 +7,8 @@ batches as the long one.
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import numpy as np
 
 from menv.adapters.lockstep import LockstepEnvs
@@ -17,6 +19,7 @@ from menv.loop.framed import Framed
 from menv.loop.net_cohort import NetCohort
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
+from menv.loop.times import Times
 from menv.loop.whole_episodes import WholeQuota
 from menv.metrics import Metrics
 from menv.segments import Column
@@ -26,7 +29,13 @@ class FrameLoop(Framed):
     """Collects fragments from one lockstep environment with one policy."""
 
     def __init__(
-        self, env: LockstepEnvs, cohort: NetCohort, policy: int, table: SlotTable, book: EpisodeBook
+        self,
+        env: LockstepEnvs,
+        cohort: NetCohort,
+        policy: int,
+        table: SlotTable,
+        book: EpisodeBook,
+        times: Times,
     ) -> None:
         """Seat everybody.
 
@@ -36,11 +45,12 @@ class FrameLoop(Framed):
             policy: Index of the policy in it.
             table: The keys of the draws are written there.
             book: Numbers the episodes.
+            times: Told of what environments and the network take.
         """
         keys = [book.agent_key(index, SINGLE_AGENT) for index in range(env.num_envs)]
         lives = np.array(keys, np.uint64) >> np.uint64(1)
         ledger = cohort.take_frames(policy, lives.astype(np.int64), book.new_ids)
-        super().__init__(env.env_steps, cohort, policy, table, ledger)
+        super().__init__(env.env_steps, cohort, policy, table, ledger, times)
         self._env = env
         for index, key in enumerate(keys):
             table.sit(index, 0, policy, index, key)
@@ -49,15 +59,20 @@ class FrameLoop(Framed):
         """Take a fragment's env steps of all sub-environments together; return how many."""
         env, num_envs = self._env, self._env.num_envs
         if not self._ledger.rows:
-            self._write(env.poll_frame())
+            before = perf_counter()
+            first = env.poll_frame()
+            self._times.env += perf_counter() - before
+            self._write(first)
         self._begin(explore)
         whole = quota if isinstance(quota, WholeQuota) else None
         if whole is not None:
             whole.begin(env.env_steps)
         taken, full = 0, False
         while not full:
-            env.answer_frame(self._answer())
+            actions, before = self._answer(), perf_counter()
+            env.answer_frame(actions)
             frame = env.poll_frame()
+            self._times.env += perf_counter() - before
             taken += num_envs if frame.begun is None else num_envs - frame.begun.tobytes().count(1)
             full = (
                 taken >= quota.length * num_envs
@@ -98,7 +113,12 @@ class FrameLoop(Framed):
 
 
 def frame_loop(
-    env: BaseEnv, cohorts: list[Cohort], only: str | None, table: SlotTable, book: EpisodeBook
+    env: BaseEnv,
+    cohorts: list[Cohort],
+    only: str | None,
+    table: SlotTable,
+    book: EpisodeBook,
+    times: Times,
 ) -> FrameLoop | None:
     """Return the short way round, None where one network without a memory is not all."""
     if only is None or not isinstance(env, LockstepEnvs) or len(cohorts) != 1:
@@ -108,4 +128,4 @@ def frame_loop(
         return None
     if cohort.path is not None and not cohort.path.whole:
         return None
-    return FrameLoop(env, cohort, cohort.policy_ids.index(only), table, book)
+    return FrameLoop(env, cohort, cohort.policy_ids.index(only), table, book, times)

@@ -6,6 +6,7 @@ fragment is full and what episodes are is theirs to know.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 from menv.acting.backend import Steady
@@ -16,6 +17,7 @@ from menv.loop.cohort import outside
 from menv.loop.net_cohort import NetCohort
 from menv.loop.noise import AHEAD
 from menv.loop.slot_table import SlotTable
+from menv.loop.times import Times
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError
 
@@ -34,6 +36,7 @@ class Framed:
         policy: int,
         table: SlotTable,
         ledger: FrameLedger,
+        times: Times,
     ) -> None:
         """Begin where `ledger` stands.
 
@@ -43,12 +46,14 @@ class Framed:
             policy: Index of the policy in it.
             table: Holds the keys of the draws.
             ledger: The cohort's.
+            times: Told of what environments and the network take.
         """
         self.env_steps = env_steps
         self._cohort = cohort
         self._policy = policy
         self._table = table
         self._ledger = ledger
+        self._times = times
         # Where the last frame is.
         self._rows = slice(0, ledger.rows)
         # Frames since draws were made ahead.
@@ -79,7 +84,7 @@ class Framed:
 
     def _take(self, obs: Column, mask: Column | None) -> None:
         """Take rows in that are to be answered next."""
-        noise, drawn = None, self._cohort.noise
+        before, noise, drawn = perf_counter(), None, self._cohort.noise
         if self._explore:
             if self._since >= AHEAD:
                 drawn.draw_ahead(self._table, self.env_steps)
@@ -87,16 +92,21 @@ class Framed:
             noise = drawn.ahead(self.env_steps)
         self._since += 1
         self._steady.take(obs, mask, noise)
+        self._times.act += perf_counter() - before
 
     def _answer(self) -> Any:
         """Return the actions for the last frame, and write them down."""
-        cohort, decision = self._cohort, self._steady.decide()
+        before, cohort = perf_counter(), self._cohort
+        decision = self._steady.decide()
         if not decision.sound:
             raise cohort.unsound(self._policy, *self._last())
         self._ledger.answer(self._rows, decision.actions, decision.dist_inputs)
         if cohort.path is None:
-            return cohort.output(decision.actions)
-        return cohort.path.answers(self._policy, decision.actions, *self._last(), None)
+            answers = cohort.output(decision.actions)
+        else:
+            answers = cohort.path.answers(self._policy, decision.actions, *self._last(), None)
+        self._times.act += perf_counter() - before
+        return answers
 
     def _write(self, frame: Frame, *, ask: bool = False) -> None:
         """Write a frame down.

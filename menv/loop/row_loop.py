@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from menv.loop.patience import Patience
 from menv.loop.played_rows import PlayedRows
 from menv.loop.quota import Quota
 from menv.loop.slot_table import SlotTable
+from menv.loop.times import Times
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError
 
@@ -48,6 +50,7 @@ class RowLoop:
         hooks: Hooks,
         played: PlayedRows,
         observation_fn: ObservationFn | None,
+        times: Times,
     ) -> None:
         """Begin without rows.
 
@@ -60,6 +63,7 @@ class RowLoop:
             hooks: Told what moved.
             played: Writes down what was played elsewhere.
             observation_fn: Shows agents more than their own observations, if there is one.
+            times: Told of what environments and policies take.
         """
         self.env_steps: Column = np.zeros(0, np.int64)
         self.agent_steps = 0
@@ -71,6 +75,7 @@ class RowLoop:
         self._hooks = hooks
         self._played = played
         self._observation_fn = observation_fn
+        self._times = times
         self._seats: Any = ()
         # Rows that wait, by cohort number, and the slots array if they are all rows of one poll.
         self._pending: list[tuple[int, Block]] = []
@@ -159,14 +164,13 @@ class RowLoop:
         Args:
             explore: False asks for the most likely actions.
         """
-        base_env, quota = self._base_env, self._quota
-        patience = Patience(base_env)
+        quota, patience = self._quota, Patience(self._base_env)
         while True:
             closed = quota.closed(self.env_steps)
             if closed is not None and closed.all():
                 return True
             answered = self._answer(closed, explore)
-            ready = base_env.poll(patience.left)
+            ready = self._polled(patience.left)
             self._take(ready)
             if patience.ends(ready, answered):
                 return False
@@ -183,7 +187,14 @@ class RowLoop:
 
     def poll(self) -> None:
         """Take in what there is to tell."""
-        self._take(self._base_env.poll())
+        self._take(self._polled(None))
+
+    def _polled(self, timeout: float | None) -> Ready:
+        """Poll the environment."""
+        before = perf_counter()
+        ready: Ready = self._base_env.poll(timeout)
+        self._times.env += perf_counter() - before
+        return ready
 
     def closed(self) -> None:
         """Find the rows that wait at their new places, once the ledgers have been closed."""
@@ -203,16 +214,22 @@ class RowLoop:
         if slots is not None and len(blocks) == 1:
             # As a rule one cohort answers for all rows of a poll.
             self.agent_steps += len(slots)
-            self._base_env.send_actions(slots, self._decide(*blocks[0], explore))
+            self._send(slots, self._decide(*blocks[0], explore))
             return True
         answers = [self._decide(number, block, explore) for number, block in blocks]
         self.agent_steps += sum(len(block.slots) for _, block in blocks)
-        self._base_env.send_actions(*joined(blocks, answers, slots))
+        self._send(*joined(blocks, answers, slots))
         return True
+
+    def _send(self, slots: Column, actions: Answers) -> None:
+        """Hand actions [R] to the environment; many step right then."""
+        before = perf_counter()
+        self._base_env.send_actions(slots, actions)
+        self._times.env += perf_counter() - before
 
     def _decide(self, number: int, block: Block, explore: bool) -> Answers:
         """Ask a cohort for the actions of a block."""
-        cohort = self._cohorts[number]
+        before, cohort = perf_counter(), self._cohorts[number]
         episodes: Sequence[Any] = ()
         if self._own and isinstance(cohort, OwnCohort):
             seats = self._seats
@@ -220,7 +237,9 @@ class RowLoop:
         self._quota.count(block.env_indices)
         if block.taken is not None:
             return self._played.took(cohort, block, block.taken, self._seats)
-        return cohort.answer(block, self._table, self.env_steps, explore, episodes)
+        answers = cohort.answer(block, self._table, self.env_steps, explore, episodes)
+        self._times.act += perf_counter() - before
+        return answers
 
     def _take(self, ready: Ready) -> None:
         """Take in a poll: ends, episodes, joins, rows."""

@@ -33,6 +33,7 @@ from menv.loop.quota import Quota
 from menv.loop.row_loop import RowLoop
 from menv.loop.running_episodes import RunningEpisodes
 from menv.loop.slot_table import SlotTable
+from menv.loop.times import Times
 from menv.loop.whole_episodes import WholeEpisodes
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
@@ -59,6 +60,7 @@ class Sampler(Told, told=OF_WORKERS):
         digest: Of all rows that have been released.
         action_log: What the running episodes have done, to be played again.
         played: What external clients played by themselves.
+        times: Where the time goes.
         idle: Whether the last fragment was given up for the time being, because nobody called.
         polled: Whether the environment has been polled, and cannot be taken for new any more.
         env_steps: Of all sub-environments, in fragments that have been closed.
@@ -102,7 +104,7 @@ class Sampler(Told, told=OF_WORKERS):
         self.metrics = metrics or Metrics()
         self.explore = self.whole_frames = True
         self.policies: Mapping[str, Policy] = {}
-        self.digest = Digest()
+        self.digest, self.times = Digest(), Times()
         self.action_log = ActionLog()
         self.env_steps = 0
         self.unlearned: list[tuple[str, SampleBatch]] = []
@@ -119,7 +121,8 @@ class Sampler(Told, told=OF_WORKERS):
         fn, running = observation_fn, self._book.running
         self._observation_fn = None if fn is None else ObservationFn(fn, self, running)
         self._rows = RowLoop(
-            base_env, self._cohorts, quota, self._table, self._book, self._hooks, self.played, self._observation_fn
+            base_env, self._cohorts, quota, self._table, self._book, self._hooks, self.played, self._observation_fn,
+            self.times,
         )  # fmt: skip
         self._frames: FrameLoop | None = None
         self._copies: CopiesLoop | None = None
@@ -203,7 +206,7 @@ class Sampler(Told, told=OF_WORKERS):
         self._connect()
         if not self.polled and not self._watched:
             only = self.policy_map.only
-            self._frames = frame_loop(self.base_env, self._cohorts, only, self._table, self._book)
+            self._frames = frame_loop(self.base_env, self._cohorts, only, self._table, self._book, self.times)
         if self._frames is not None:
             return self._sample_frames(self._frames)
         if self._begun is None:
@@ -222,7 +225,9 @@ class Sampler(Told, told=OF_WORKERS):
         """Go round with whole frames as far as that goes; False where the fragment is not full then."""
         if self._copies is None and self._quota.plain and not self._watched:
             only, block = self.policy_map.only, self._rows.alone
-            self._copies = copies_loop(self.base_env, self._cohorts, only, self._table, self._book, block)
+            self._copies = copies_loop(
+                self.base_env, self._cohorts, only, self._table, self._book, block, self.times
+            )
         if self._copies is None:
             return False
         steps = self._copies.env_steps

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollouts.company import Company
 from menv.algorithms.rollouts.experience import Place
+from menv.loop.times import Times
 from menv.metrics import Taken
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.registry import Known
@@ -66,6 +67,7 @@ class Fragment(NamedTuple):
         metrics: Episodes that ended.
         filters: What filters have seen since the last fragment, by policy id; see `News`.
         warnings: What is to be warned of.
+        times: Where the time has gone since the last fragment.
     """
 
     batch: MultiAgentBatch
@@ -78,3 +80,4 @@ class Fragment(NamedTuple):
     metrics: Taken
     filters: Mapping[str, Sequence[tuple[int, Any]]]
     warnings: Sequence[str]
+    times: Times

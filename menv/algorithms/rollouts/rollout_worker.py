@@ -125,6 +125,7 @@ class RolloutWorker:
         return Fragment(
             batch, rollouts.env_steps, rollouts.agent_steps, rollouts.digest.state(), rollouts.left_out,
             rollouts.num_envs, len(rollouts.sampler.running), self._metrics.take(), self._seen(), faults,
+            rollouts.times.take(),
         )  # fmt: skip
 
     def follow(self, company: Company) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
 from typing import Any, Protocol
 
 from menv.adapters.created_envs import CreatedEnvs
@@ -24,6 +25,7 @@ from menv.loop.cohort import Cohort
 from menv.loop.digest import Digest
 from menv.loop.net_policy import NetPolicy
 from menv.loop.sampler import Sampler
+from menv.loop.times import Times
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
@@ -96,6 +98,10 @@ class Rollouts(Protocol):
     @property
     def num_envs(self) -> int:
         """How many sub-environments there are in all."""
+
+    @property
+    def times(self) -> Times:
+        """Where the time of sampling goes; workers' seconds add up."""
 
     def sample(self) -> MultiAgentBatch:
         """Return a fragment of every sub-environment; see `Algorithm.sample`."""
@@ -206,6 +212,11 @@ class LocalRollouts:
         """See `Rollouts`."""
         return self.base_env.num_envs or self._config.num_envs_per_worker
 
+    @property
+    def times(self) -> Times:
+        """See `Rollouts`."""
+        return self.sampler.times
+
     def sample(self) -> MultiAgentBatch:
         """See `Rollouts.sample`.
 
@@ -225,8 +236,9 @@ class LocalRollouts:
             try:
                 self._sampling = True
                 self._mend()
-                batch, sampler = self._fragment(), self.sampler
+                batch, sampler, before = self._fragment(), self.sampler, perf_counter()
                 self._crew.completion.complete(batch, sampler.episodes, sampler.unlearned, later=self.later)
+                sampler.times.complete += perf_counter() - before
                 sampler.finish(batch)
             finally:
                 self._sampling = False

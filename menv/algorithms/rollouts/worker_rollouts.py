@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from menv.algorithms.rollouts.workers import Workers
 from menv.errors import EnvFaultWarning
 from menv.loop.cohort import Cohort
 from menv.loop.digest import Digest
+from menv.loop.times import Times
 from menv.metrics import Metrics
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.sample_batch import SampleBatch
@@ -48,6 +50,7 @@ class WorkerRollouts:
 
     Attributes:
         staleness: Updates between acting and learning, of the rows of the fragments since the last look.
+        times: See `Rollouts`.
     """
 
     idle = False
@@ -82,6 +85,7 @@ class WorkerRollouts:
         # Whether some workers do not know yet which policies there are.
         self._behind = False
         self.staleness: list[Column] = []
+        self.times = Times()
 
     @property
     def env_steps(self) -> int:
@@ -255,6 +259,7 @@ class WorkerRollouts:
         """Return the fragments of all workers as one, as if one process had sampled it."""
         for index, fragment in enumerate(fragments):
             self._metrics.absorb(fragment.metrics)
+            self.times.add(fragment.times)
             self._headlines.absorb(fragment.filters)
             self._warn(fragment.warnings)
             for batch in fragment.batch.policy_batches.values():
@@ -270,7 +275,9 @@ class WorkerRollouts:
         together = MultiAgentBatch({name: found[name] for name in order}, found.env_steps())
         if self._config.overlap:
             # Workers left what gets better: these networks have learned since the rows were sampled.
+            before = perf_counter()
             self._crew.completion.catch_up(together)
+            self.times.complete += perf_counter() - before
         return together
 
     def _measure(self, batch: MultiAgentBatch) -> None:

@@ -1,0 +1,187 @@
+"""`sampler_perf` says what of an iteration the environments, the policies and the completion of batches took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import BaseEnv, MultiAgentEnv, Policy, PolicySpec, VectorEnv
+from menv.algorithms import PPO, PPOPolicy
+from menv.algorithms.rollouts.rollouts import LocalRollouts
+from menv.sample_batch import SampleBatch
+
+NAP = 0.004
+STEPS = 16
+SPACE, CHOICE = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Discrete(2)
+SHOWN = np.zeros(2, np.float32)
+
+
+class SlowGym(gym.Env[Any, Any]):
+    """Sleeps in each step."""
+
+    observation_space, action_space = SPACE, CHOICE
+
+    def __init__(self, context: Any = None) -> None:
+        pass
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        return SHOWN, {}
+
+    def step(self, action: Any) -> Any:
+        """Go on for ever."""
+        time.sleep(NAP)
+        return SHOWN, 1.0, False, False, {}
+
+
+class SlowPair(MultiAgentEnv):
+    """Likewise, for two agents."""
+
+    observation_space, action_space = SPACE, CHOICE
+
+    def __init__(self, context: Any = None) -> None:
+        self.possible_agents = ["a", "b"]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        return {"a": SHOWN, "b": SHOWN}, {}
+
+    def step(self, actions: Any) -> Any:
+        """Go on for ever."""
+        time.sleep(NAP)
+        return {"a": SHOWN, "b": SHOWN}, {"a": 1.0}, {"__all__": False}, {"__all__": False}, {}
+
+
+class SlowWorlds(VectorEnv):
+    """Likewise, two worlds at once."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__(SPACE, CHOICE, 2)
+
+    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
+        """Begin."""
+        return [SHOWN, SHOWN], [{}, {}]
+
+    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> Any:
+        """Begin one."""
+        return SHOWN, {}
+
+    def vector_step(self, actions: Any) -> Any:
+        """Go on for ever."""
+        time.sleep(NAP)
+        return [SHOWN, SHOWN], [1.0, 1.0], [False, False], [False, False], [{}, {}]
+
+    def get_sub_environments(self) -> Any:
+        """There are none."""
+        return []
+
+
+class SlowAnswers(BaseEnv):
+    """One that steps when it is answered."""
+
+    observation_space, action_space = SPACE, CHOICE
+
+    def __init__(self, context: Any = None) -> None:
+        pass
+
+    def poll(self, timeout: float | None = None) -> Any:
+        """Tell what it shows."""
+        none: dict[Any, Any] = {0: {"a": {}}}
+        flags = {0: {"a": False, "__all__": False}}
+        return {0: {"a": SHOWN}}, {0: {"a": 1.0}}, flags, flags, none, {}
+
+    def send_actions(self, action_dict: Any, actions: Any = None) -> None:
+        """Step."""
+        time.sleep(NAP)
+
+
+class Ponders(Policy):
+    """Sleeps before it decides."""
+
+    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the first action for everybody."""
+        time.sleep(NAP)
+        return np.zeros(len(obs_batch), np.int64), [], {}
+
+
+class LooksBack(PPOPolicy):
+    """Sleeps over each trajectory."""
+
+    def postprocess_trajectory(
+        self, batch: SampleBatch, others: Any = None, episode: Any = None
+    ) -> SampleBatch:
+        """Sleep."""
+        time.sleep(NAP)
+        return batch
+
+
+def trained(env: Any, **config: Any) -> PPO:
+    """Return an algorithm with iterations of `STEPS` env steps."""
+    settings = {
+        "train_batch_size": STEPS,
+        "rollout_fragment_length": STEPS,
+        "sgd_minibatch_size": STEPS,
+        "seed": 0,
+    }
+    return PPO(env=env, config={**settings, **config})
+
+
+def times_of(algo: PPO) -> dict[str, float]:
+    """Return what an iteration took."""
+    perf: dict[str, float] = algo.train()["sampler_perf"]
+    assert perf.keys() == {"sample_time_s", "learn_time_s", "env_time_s", "act_time_s", "complete_time_s"}
+    return perf
+
+
+@pytest.mark.parametrize("env", [SlowGym, SlowPair, SlowWorlds, SlowAnswers])
+@pytest.mark.parametrize("whole_frames", [True, False])
+def test_steps_that_take_long_are_time_of_the_environment(
+    env: Callable[..., Any], whole_frames: bool
+) -> None:
+    with trained(env) as algo:
+        assert isinstance(algo._rollouts, LocalRollouts)
+        algo._rollouts.sampler.whole_frames = whole_frames
+        for _ in range(2):
+            perf = times_of(algo)
+            slept = NAP * STEPS / (2 if env is SlowWorlds else 1)
+            assert slept <= perf["env_time_s"]
+            assert perf["env_time_s"] + perf["act_time_s"] + perf["complete_time_s"] <= perf["sample_time_s"]
+            # All that the policy and the batches need is far less than that sleep.
+            assert perf["act_time_s"] < perf["env_time_s"]
+
+
+def test_a_policy_that_takes_long_is_time_of_acting() -> None:
+    multiagent = {"policies": {"p": PolicySpec(policy_class=Ponders)}, "policies_to_train": []}
+    with trained("tictactoe", multiagent=multiagent) as algo:
+        perf = times_of(algo)
+    assert perf["act_time_s"] >= NAP * STEPS
+    assert perf["env_time_s"] < perf["act_time_s"]
+
+
+def test_postprocessing_that_takes_long_is_time_of_completing() -> None:
+    multiagent = {"policies": {"p": PolicySpec(policy_class=LooksBack)}}
+    with trained(SlowGym, multiagent=multiagent, num_envs_per_worker=4, rollout_fragment_length=4) as algo:
+        perf = times_of(algo)
+    assert perf["complete_time_s"] >= NAP * 4
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_times_of_workers_add_up(overlap: bool) -> None:
+    with trained(SlowGym, num_workers=2, overlap=overlap, rollout_fragment_length=STEPS // 2) as algo:
+        perf = times_of(algo)
+        assert perf["env_time_s"] >= NAP * STEPS
+        assert perf["act_time_s"] > 0
+        assert perf["complete_time_s"] > 0
+
+
+def test_what_was_sampled_before_an_iteration_is_not_in_its_times() -> None:
+    with trained(SlowGym) as algo:
+        for _ in range(4):
+            algo.sample()
+        perf = times_of(algo)
+    assert perf["env_time_s"] <= perf["sample_time_s"]
