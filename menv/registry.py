@@ -117,6 +117,11 @@ class Known:
         gym.registry.update(self.gym_specs)
 
 
+def is_ready_made(name: str) -> bool:
+    """Return whether a name means an environment of menv's own or one of gymnasium's."""
+    return name not in _registered and (name in BUILT_IN or (":" not in name and _is_gym_id(name)))
+
+
 def is_known(name: str) -> bool:
     """Return whether an environment has this name in this process, so that nothing has to be imported to find it."""
     known = name in _registered or name in BUILT_IN or _from_tune(name) is not None

@@ -84,3 +84,11 @@ def test_who_comes_from_the_classic_api_finds_everything_and_its_defaults(tmp_pa
     (block,) = blocks("docs/classic.md", "python")
     changed = "print(PPO(config={**PPO.get_default_config(), 'env': 'CartPole-v1', 'lr': 1e-4}).config.lr)"
     assert run_python(tmp_path / "classic.py", f"{block}\n{changed}") == ["4000 5e-05", "0.0001"]
+
+
+def test_the_block_about_recording_writes_the_episodes_that_the_page_says(tmp_path: Path) -> None:
+    *_, block = blocks("docs/environments.md", "python")
+    assert run_python(tmp_path / "seen.py", block) == []
+    assert {"episode-000000.gif", "episode-000100.gif"} <= {
+        film.name for film in (tmp_path / "films").iterdir()
+    }

@@ -1,16 +1,21 @@
-"""`menv evaluate`: lets the policies of a checkpoint play, and tells how well."""
+"""`menv evaluate`: lets the policies of a checkpoint play, tells how well, and records it if that is wanted."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from menv.algorithms.algorithm import Algorithm
 from menv.cli.arguments import put_over, with_objects
 from menv.cli.display import as_json
 from menv.cli.names import from_checkpoint
+from menv.env_context import EnvContext
+from menv.loop.checkpoint_folder import find_checkpoint, read_manifest
+from menv.registry import is_ready_made, make_env
 from menv.stdout import tell
+from menv.wrappers import RecordEpisodes
 
 
 def evaluate(given: argparse.Namespace) -> int:
@@ -22,10 +27,38 @@ def evaluate(given: argparse.Namespace) -> int:
     """
     asked = {"evaluation_duration": given.episodes, "evaluation_duration_unit": "episodes", "num_workers": 0}
     config = put_over(asked, with_objects(given.config))
+    if given.record is not None:
+        config = put_over(_recording(given), config)
     with from_checkpoint(Algorithm, given.folder, config, given.env, "--env ") as algo:
         result = algo.evaluate()["evaluation"]
     tell(as_json(result) if given.json else "\n".join(_lines(result)), "menv evaluate")
     return 0
+
+
+class _Recorded:
+    """Creates environments whose episodes are recorded.
+
+    Args:
+        env: What the environment is called.
+        folder: Where the episodes go.
+    """
+
+    def __init__(self, env: str, folder: str) -> None:
+        self._env = env
+        self._folder = folder
+
+    def __call__(self, context: EnvContext) -> Any:
+        """Create one."""
+        return RecordEpisodes(make_env(self._env, context), self._folder)
+
+
+def _recording(given: argparse.Namespace) -> Mapping[str, Any]:
+    """Return settings for evaluations that are recorded; none where it is yet to be said what is played."""
+    env = given.env or read_manifest(find_checkpoint(Path(given.folder)))["config"].get("env")
+    if not isinstance(env, str):
+        return {}
+    settings = {"render_mode": "rgb_array"} if is_ready_made(env) else {}
+    return {"evaluation_config": {"env": _Recorded(env, given.record), "env_config": settings}}
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:

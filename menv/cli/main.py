@@ -137,6 +137,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("folder", help="what --save was given, or a numbered folder in it")
     evaluate.add_argument("--env", help="where the checkpoint cannot know it, as for train")
     evaluate.add_argument("--episodes", type=_count, default=100, help="how many (%(default)s)")
+    evaluate.add_argument(
+        "--record", metavar="FOLDER", help="write each episode there as it is rendered, to look at"
+    )
     for command in (train, evaluate):
         command.add_argument("--config", metavar="SETTINGS", action=Settings, default={}, help=_CONFIG)
         command.add_argument("--json", action="store_true", help="print results as JSON, one object a line")

@@ -18,8 +18,16 @@ if TYPE_CHECKING:
     from menv.wrappers.multi_agent_gym import MultiAgentGym
     from menv.wrappers.parallel_pettingzoo_env import ParallelPettingZooEnv
     from menv.wrappers.pettingzoo_env import PettingZooEnv
+    from menv.wrappers.record_episodes import RecordEpisodes
 
-__all__ = ["GroupAgentsWrapper", "LegacyGym", "MultiAgentGym", "ParallelPettingZooEnv", "PettingZooEnv"]
+__all__ = [
+    "GroupAgentsWrapper",
+    "LegacyGym",
+    "MultiAgentGym",
+    "ParallelPettingZooEnv",
+    "PettingZooEnv",
+    "RecordEpisodes",
+]
 
 _HOMES = {
     "GroupAgentsWrapper": "group_agents",
@@ -27,6 +35,7 @@ _HOMES = {
     "MultiAgentGym": "multi_agent_gym",
     "ParallelPettingZooEnv": "parallel_pettingzoo_env",
     "PettingZooEnv": "pettingzoo_env",
+    "RecordEpisodes": "record_episodes",
 }
 
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

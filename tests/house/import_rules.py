@@ -43,7 +43,7 @@ CONFINED = {
     "onnx": {"algorithms"},
     "onnxscript": {"algorithms"},
     "tensorboard": {"algorithms"},
-    "PIL": {"algorithms"},
+    "PIL": {"algorithms", "wrappers"},
     "onnxruntime": {"acting"},
     "ray": {"scale"},
     "pettingzoo": {"wrappers"},

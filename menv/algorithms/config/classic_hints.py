@@ -46,7 +46,7 @@ _NAMES = {
     "vf_coef": "vf_loss_coeff",
 }
 _CUT = "end episodes in the environment, with gymnasium.wrappers.TimeLimit for instance"
-_PICTURE = "render in a callback and put what you want to see into episode.media"
+_PICTURE = "wrap the environment in menv.wrappers.RecordEpisodes, or see menv evaluate --record"
 _OWN_MODEL = "write a custom_model"
 _TELL = "let the environment show previous actions and rewards in its observations"
 _NONE = "it is not there; leave it out"

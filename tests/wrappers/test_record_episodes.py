@@ -1,0 +1,299 @@
+"""Episodes are written as they were rendered, to the last state, wherever they are played, and change nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from menv import ConfigError, ContractError, MultiAgentEnv, NotWrittenError, VectorEnv, check_env
+from menv.algorithms import PPO
+from menv.envs import MultiAgentTrafficEnv, TicTacToe
+from menv.wrappers import RecordEpisodes
+
+SPACE, CHOICE = gym.spaces.Box(0.0, 1.0, (1,), np.float32), gym.spaces.Discrete(2)
+SHOWN = np.zeros(1, np.float32)
+BOTH = {"a": SHOWN, "b": SHOWN}
+
+
+class Bar(MultiAgentEnv):
+    """A bar that grows with each of four steps; `shows` is what it renders instead."""
+
+    def __init__(self, shows: Any = None) -> None:
+        self.possible_agents, self.agents = ["a", "b"], []
+        self.observation_space, self.action_space = SPACE, CHOICE
+        self.shows, self.left, self.closed = shows, 0, False
+        self.task = 7
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        self.left, self.agents = 4, ["a", "b"]
+        return BOTH, {}
+
+    def step(self, actions: Any) -> Any:
+        """Grow."""
+        self.left -= 1
+        over = self.left == 0
+        return BOTH, {"a": 1.0}, {"__all__": over}, {"__all__": False}, {}
+
+    def render(self) -> Any:
+        """Return the bar."""
+        return bar(4 - self.left) if self.shows is None else self.shows(self)
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+
+class SoloBar(gym.Env[Any, Any]):
+    """The same for one agent, as gymnasium has it."""
+
+    observation_space, action_space = SPACE, CHOICE
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        self.left = 4
+        return SHOWN, {}
+
+    def step(self, action: Any) -> Any:
+        """Grow."""
+        self.left -= 1
+        return SHOWN, 1.0, self.left == 0, False, {}
+
+    def render(self) -> Any:
+        """Return the bar."""
+        return bar(4 - self.left)
+
+
+def bar(length: int) -> npt.NDArray[np.uint8]:
+    """Return a picture of a bar."""
+    picture = np.zeros((8, 40, 3), np.uint8)
+    picture[:, : 8 * length] = (200, 60, 50)
+    return picture
+
+
+def pictures(path: Path) -> list[npt.NDArray[np.uint8]]:
+    """Return the pictures of a file."""
+    found = []
+    with Image.open(path) as image:
+        for number in range(getattr(image, "n_frames", 1)):
+            image.seek(number)
+            found.append(np.array(image.convert("RGB")))
+    return found
+
+
+def seconds(path: Path) -> float:
+    """Return how long a file is seen; pictures that are the same one after the other are one that is seen longer."""
+    with Image.open(path) as image:
+        times = []
+        for number in range(getattr(image, "n_frames", 1)):
+            image.seek(number)
+            times.append(image.info["duration"])
+    return float(sum(times)) / 1000
+
+
+def names(folder: Path) -> list[str]:
+    """Return what lies in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def played(env: Any, episodes: int, action: Any) -> None:
+    """Play whole episodes."""
+    for _ in range(episodes):
+        env.reset()
+        over = False
+        while not over:
+            ended, cut = env.step(action)[2:4]
+            over = ended["__all__"] or cut["__all__"] if isinstance(ended, dict) else ended or cut
+
+
+@pytest.mark.parametrize("make", [Bar, SoloBar])
+def test_every_state_of_an_episode_is_in_the_file_the_last_one_too(tmp_path: Path, make: Any) -> None:
+    env = RecordEpisodes(make(), tmp_path / "films")
+    played(env, 1, {"a": 0, "b": 0} if make is Bar else 0)
+    (name,) = names(tmp_path / "films")
+    assert name == "episode-000000.gif"
+    found = pictures(tmp_path / "films" / name)
+    assert len(found) == 5
+    for length, picture in enumerate(found):
+        np.testing.assert_array_equal(picture, bar(length))
+
+
+def test_each_nth_episode_is_recorded(tmp_path: Path) -> None:
+    rendered = []
+
+    def shows(own: Bar) -> Any:
+        rendered.append(own.left)
+        return bar(4 - own.left)
+
+    env = RecordEpisodes(Bar(shows), tmp_path, every=3)
+    played(env, 8, {"a": 0, "b": 0})
+    assert names(tmp_path) == ["episode-000000.gif", "episode-000003.gif", "episode-000006.gif"]
+    # Nothing is rendered for the others.
+    assert len(rendered) == 15
+
+
+def test_texts_are_written_as_texts(tmp_path: Path) -> None:
+    env = RecordEpisodes(TicTacToe(), tmp_path)
+    env.reset()
+    for move, player in enumerate(["player1", "player2"] * 2):
+        env.step({player: move})
+    env.close()
+    boards = (tmp_path / "episode-000000.txt").read_text("utf-8").split("\n\n")
+    assert len(boards) == 5
+    assert boards[0].split() == ["."] * 9
+    assert boards[-1].split() == ["X", "O", "X", "O", ".", ".", ".", ".", "."]
+
+
+def test_an_episode_that_is_broken_off_is_written_as_far_as_it_came(tmp_path: Path) -> None:
+    core = Bar()
+    env = RecordEpisodes(core, tmp_path)
+    env.reset()
+    env.step({"a": 0, "b": 0})
+    env.reset()
+    env.step({"a": 0, "b": 0})
+    env.step({"a": 0, "b": 0})
+    # Nobody moves in the one that is next.
+    env.reset()
+    env.close()
+    assert core.closed
+    assert [len(pictures(tmp_path / name)) for name in names(tmp_path)] == [2, 3]
+
+
+def test_very_long_episodes_do_not_fill_the_memory(tmp_path: Path) -> None:
+    env = RecordEpisodes(Bar(), tmp_path, most_pictures=3)
+    played(env, 1, {"a": 0, "b": 0})
+    assert len(pictures(tmp_path / "episode-000000.gif")) == 3
+
+
+def test_the_environment_is_what_it_was(tmp_path: Path) -> None:
+    core = MultiAgentTrafficEnv({"num_cars": 2, "render_mode": "rgb_array"})
+    env: Any = RecordEpisodes(core, tmp_path)
+    assert env.possible_agents == core.possible_agents
+    env.reset(seed=3)
+    assert env.agents == core.agents
+    assert env.num_agents == core.num_agents
+    agent = core.possible_agents[0]
+    assert env.get_observation_space(agent) == core.get_observation_space(agent)
+    assert env.metadata is core.metadata
+    other: Any = RecordEpisodes(Bar(), tmp_path)
+    assert other.task == 7
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = env.nonsense
+    grouped = other.with_agent_groups({"team": ["a", "b"]})
+    assert grouped.possible_agents == ["team"]
+    assert check_env(lambda context: RecordEpisodes(TicTacToe(), tmp_path / "checked")) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_recording_changes_nothing_of_a_run(tmp_path: Path, workers: int) -> None:
+    def seen(context: Any) -> Any:
+        return RecordEpisodes(TicTacToe({"render_mode": "rgb_array"}), tmp_path, every=5)
+
+    sizes = {"num_envs_per_worker": 2, "train_batch_size": 96, "sgd_minibatch_size": 96, "num_sgd_iter": 1}
+    config = {**sizes, "num_workers": workers, "engine": "process", "seed": 3, "rollout_fragment_length": 24}
+    with PPO(env=seen, config=config) as recorded, PPO(env="tictactoe", config=config) as plain:
+        assert recorded.train()["digest"] == plain.train()["digest"]
+    films = names(tmp_path)
+    assert len(films) >= 2 * max(workers, 1)
+    assert all(len(pictures(tmp_path / name)) > 1 for name in films)
+
+
+def test_evaluations_can_be_recorded_alone(tmp_path: Path) -> None:
+    def pole(context: Any) -> Any:
+        env = gym.make("CartPole-v1", render_mode="rgb_array")
+        return RecordEpisodes(env, tmp_path) if context["film"] else env
+
+    evaluation = {"evaluation_duration": 2, "evaluation_config": {"env_config": {"film": True}}}
+    sizes = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1}
+    with PPO(env=pole, config={**sizes, **evaluation, "env_config": {"film": False}}) as algo:
+        algo.train()
+        assert names(tmp_path) == []
+        lengths = algo.evaluate()["evaluation"]["hist_stats"]["episode_lengths"]
+    first = tmp_path / "episode-000000.gif"
+    assert pictures(first)[0].shape == (400, 600, 3)
+    # 50 pictures a second, as the environment says.
+    assert seconds(first) == pytest.approx((lengths[0] + 1) / 50)
+
+
+def nothing(env: Bar) -> Any:
+    """Render nothing."""
+
+
+def floats(env: Bar) -> Any:
+    """Render what is no picture."""
+    return np.zeros((8, 8, 3))
+
+
+def growing(env: Bar) -> Any:
+    """Render a larger picture each time."""
+    return np.zeros((8, 12 - env.left, 3), np.uint8)
+
+
+def now_a_text(env: Bar) -> Any:
+    """Render a picture, and a text later."""
+    return bar(0) if env.left == 4 else "a text"
+
+
+def now_a_picture(env: Bar) -> Any:
+    """Render a text, and a picture later."""
+    return "a text" if env.left == 4 else bar(0)
+
+
+@pytest.mark.parametrize(
+    ("shows", "says"),
+    [
+        (nothing, "render returned NoneType, expected a picture, uint8"),
+        (floats, r"render returned float64 \[8, 8, 3\], expected"),
+        (growing, "render returned 9 x 8 pixels after 8 x 8 pixels, expected the same"),
+        (now_a_text, "render returned str, expected"),
+        (now_a_picture, "render returned 40 x 8 pixels after a text, expected the same"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said_at_once(tmp_path: Path, shows: Any, says: str) -> None:
+    env = RecordEpisodes(Bar(shows), tmp_path)
+    with pytest.raises(ContractError, match=f"RecordEpisodes of Bar: {says}"):
+        played(env, 1, {"a": 0, "b": 0})
+
+
+def test_a_run_whose_episodes_cannot_be_recorded_ends_with_that_line(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match=r"make the environment with render_mode='rgb_array'"):
+        PPO(env=lambda context: RecordEpisodes(Bar(nothing), tmp_path)).train()
+
+
+def test_a_file_in_the_place_of_the_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "films").write_text("mine", "utf-8")
+    env = RecordEpisodes(Bar(), tmp_path / "films")
+    with pytest.raises(NotWrittenError, match=r"an episode in .*films cannot be written"):
+        played(env, 1, {"a": 0, "b": 0})
+    assert (tmp_path / "films").read_text("utf-8") == "mine"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device here that is always full")
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+    (tmp_path / "episode-000000-1.gif").symlink_to("/dev/full")
+    played(RecordEpisodes(Bar(), tmp_path), 1, {"a": 0, "b": 0})
+    played(RecordEpisodes(Bar(), tmp_path), 1, {"a": 0, "b": 0})
+    # A name that somebody has is left alone, wherever it leads.
+    assert names(tmp_path) == ["episode-000000-1.gif", "episode-000000-2.gif", "episode-000000.gif"]
+
+
+class Worlds(VectorEnv):
+    """Several at once."""
+
+
+@pytest.mark.parametrize("arguments", [{"every": 0}, {"every": True}, {"most_pictures": 1.5}])
+def test_counts_that_are_none_are_refused(tmp_path: Path, arguments: Any) -> None:
+    with pytest.raises(ConfigError, match=f"RecordEpisodes: {next(iter(arguments))}=.*expected at least 1"):
+        RecordEpisodes(Bar(), tmp_path, **arguments)
+
+
+def test_other_kinds_of_environments_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env is a Worlds, expected a gymnasium\.Env or a MultiAgentEnv"):
+        RecordEpisodes(Worlds(SPACE, CHOICE, 2), tmp_path)
