@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from menv.cli.spent import Spent
 from menv.stdout import let_go
 
 _HEADS = ("iteration", "env steps", "steps/s", "episodes", "mean return", "mean length", "seconds")
@@ -88,10 +89,11 @@ class Heard:
 
 
 class Lines:
-    """A line for each iteration."""
+    """A line for each iteration, and one at the end that says where the time went."""
 
     def __init__(self) -> None:
         self._began = False
+        self._spent = Spent()
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -101,9 +103,12 @@ class Lines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End."""
+        if self._spent.line:
+            print(self._spent.line, flush=True)
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Show the result of an iteration."""
+        self._spent.add(result)
         if not self._began:
             print("  ".join(f"{head:>11}" for head in _HEADS))
             self._began = True
@@ -127,13 +132,14 @@ class JsonLines(Lines):
 
 
 class LiveTable:
-    """A table of the latest iterations and one of the policies, in place."""
+    """A table of the latest iterations and one of the policies, in place; at the end, where the time went."""
 
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._rows: deque[tuple[str, ...]] = deque(maxlen=_ROWS)
+        self._spent = Spent()
         self._live = Live(console=console or Console(), auto_refresh=False)
 
     def __enter__(self) -> Self:
@@ -145,6 +151,8 @@ class LiveTable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End."""
+        if self._spent.line:
+            self._live.console.print(self._spent.line, highlight=False, markup=False)
         self._live.__exit__(kind, error, trace)
 
     def result(self, result: Mapping[str, Any]) -> None:
@@ -152,6 +160,7 @@ class LiveTable:
         from rich.console import Group
 
         self._rows.append(cells(result))
+        self._spent.add(result)
         info = result["info"]
         # A policy may be called "learner" too.
         learned = [name for name in info if name != "learner" or name in info["learner"]]

@@ -257,11 +257,28 @@ def test_without_a_terminal_there_is_a_line_for_each_iteration(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["train", "tictactoe", "--policies", "each", *SMALL, "--stop", "training_iteration=2"])
-    head, *lines = capsys.readouterr().out.splitlines()
+    head, *lines, spent = capsys.readouterr().out.splitlines()
     assert head.split()[:3] == ["iteration", "env", "steps"]
     assert [line.split()[:2] for line in lines] == [["1", "64"], ["2", "128"]]
     assert "player1" in lines[0]
     assert "player2" in lines[0]
+    # Rounded shares of one whole.
+    shares = [int(part.split(" % ")[0].split()[-1]) for part in spent.split(", ")]
+    assert 97 <= sum(shares) <= 103
+    names = [part.split(" % ")[1] for part in spent.split(", ")]
+    assert names == ["environments", "deciding", "completing batches", "learning", "everything else"]
+
+
+def test_the_time_of_workers_is_told_apart_from_that_of_the_driver(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = ["--config", "num_workers=1", "--config", "engine=process"]
+    main(["train", "tictactoe", *SMALL, *workers, "--stop", "training_iteration=1"])
+    theirs, own = capsys.readouterr().out.splitlines()[-1].split("; ")
+    assert theirs.startswith("time of workers: ")
+    assert "% environments, " in theirs
+    assert own.startswith("of this process: ")
+    assert "% waiting for workers, " in own
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -277,7 +294,8 @@ def test_a_signal_ends_the_run_after_its_iteration_and_a_checkpoint(
         out, err = run.communicate(timeout=120)
     assert run.returncode == 128 + number, err
     assert "this iteration is the last one" in err
-    *lines, saved = [*seen, *out.splitlines()]
+    *lines, saved, spent = [*seen, *out.splitlines()]
+    assert spent.startswith("time: ")
     assert saved == f"saved run/{int(lines[-1].split()[0]):06d}"
     assert Path("run/LATEST").read_text().strip() == saved.removeprefix("saved run/")
 
