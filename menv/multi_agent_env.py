@@ -65,6 +65,7 @@ class MultiAgentEnv(AsBaseEnv):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     render_mode: str | None = None
     _np_random: np.random.Generator | None = None
+    _agent_ids: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Give the instance lists of its own, before any `__init__` of a subclass runs."""
@@ -74,6 +75,9 @@ class MultiAgentEnv(AsBaseEnv):
             # Anything else, such as a property, is the subclass's own way of answering.
             if isinstance(declared, list | tuple | set | frozenset):
                 setattr(env, name, list(declared))
+        # Where classic environments keep their ids: some add to what the base class has made.
+        if not hasattr(cls, "_agent_ids"):
+            env._agent_ids = set()
         return env
 
     def reset(
@@ -215,8 +219,8 @@ def _not_written(env: MultiAgentEnv, method: str, returned: str) -> str:
 def _known_agents(env: MultiAgentEnv) -> list[AgentId]:
     """Return every agent id that `env` shows anywhere, once, the possible ones first."""
     known: dict[AgentId, None] = dict.fromkeys(env.possible_agents)
-    # `_agent_ids` is where environments written for the classic interface keep theirs; `agents` had no meaning there,
-    # and is often what plays for each of them: an environment of its own, or an object.
+    # `agents` had no meaning for environments written for the classic interface, and is often what plays for each of
+    # those in `_agent_ids`: an environment of its own, or an object.
     classic: Iterable[AgentId] | None = getattr(env, "_agent_ids", None)
     more: Iterable[Iterable[AgentId] | None] = (
         classic or [agent for agent in env.agents if not isinstance(agent, gym.Env)],

@@ -72,7 +72,7 @@ def test_a_subclass_may_set_its_number_of_agents() -> None:
 
 def test_ids_of_the_classic_interface_are_known() -> None:
     env = MultiAgentEnv()
-    env._agent_ids = {1, 2}  # type: ignore[attr-defined]
+    env._agent_ids = {1, 2}
     env.action_space = SMALL
     assert env.get_agent_ids() == {1, 2}
     assert set(env.action_space_sample()) == {1, 2}
@@ -85,9 +85,16 @@ class Cart:
 @pytest.mark.parametrize("inner", [gym.Env, Cart])
 def test_objects_that_a_classic_environment_keeps_in_agents_are_no_ids(inner: type[Any]) -> None:
     env = MultiAgentEnv()
-    env._agent_ids = {0, 1}  # type: ignore[attr-defined]
+    env._agent_ids = {0, 1}
     env.agents = [inner(), inner()]
     assert env.get_agent_ids() == {0, 1}
+
+
+def test_the_base_class_has_a_set_of_ids_of_its_own_for_each_instance() -> None:
+    first, second = Forgetful(), Forgetful()
+    first._agent_ids.add("bob")
+    assert first.get_agent_ids() == {"bob"}
+    assert second.get_agent_ids() == {"ann"}
 
 
 def test_environments_in_agents_are_no_ids_where_there_are_no_others() -> None:

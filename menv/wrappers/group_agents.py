@@ -80,6 +80,9 @@ class GroupAgentsWrapper(MultiAgentEnv):
         self.possible_agents = [*self.groups, *alone]
         self.observation_spaces = self._spaces("observation", obs_space, alone)
         self.action_spaces = self._spaces("action", act_space, alone)
+        # Classic environments that hold the wrapper declare what it says here as their own.
+        self.observation_space = _whole(obs_space, self.observation_spaces)
+        self.action_space = _whole(act_space, self.action_spaces)
         self.metadata = env.metadata  # type: ignore[misc]
         self.render_mode = env.render_mode
         self._states: dict[AgentId, AgentGroup] = {}
@@ -183,6 +186,11 @@ class GroupAgentsWrapper(MultiAgentEnv):
                 # Whoever asks for it is told by the environment, which may declare it later.
                 continue
         return spaces
+
+
+def _whole(given: GroupSpaces, by_agent: dict[Any, gym.Space[Any]]) -> gym.Space[Any]:
+    """Return the space that was given for all groups, else a Dict space by group and agent."""
+    return given if isinstance(given, gym.Space) else gym.spaces.Dict(by_agent)
 
 
 def _own_space(env: MultiAgentEnv, kind: str, agent: AgentId) -> gym.Space[Any]:

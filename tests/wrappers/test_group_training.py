@@ -128,3 +128,30 @@ def test_a_member_that_left_with_a_mask_that_allows_nothing_does_not_stop_its_gr
     groups = {"both": ["ann", "bob"]}
     with algorithm(env=lambda context: Fleeting().with_agent_groups(groups), config=config) as algo:
         assert algo.train()["agent_reward_mean"] == {"both": 9.0, "ann": 3.0, "bob": 6.0}
+
+
+class Holder(MultiAgentEnv):
+    """A classic environment that holds a group and hands on what that says."""
+
+    def __init__(self, config: Any, spaces: Any) -> None:
+        super().__init__()
+        self.env = Agree(config).with_agent_groups({"team": ["ann", "bob"]}, *spaces)
+        self._agent_ids = {"team"}
+        self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        return self.env.step(action_dict)
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "of the members"])
+def test_an_environment_that_holds_a_group_takes_its_spaces(given: bool) -> None:
+    plain = Agree()
+    pairs = [gym.spaces.Tuple([one, one]) for one in (plain.observation_space, plain.action_space) if one]
+    config = {"min_sample_timesteps_per_iteration": 64, "num_steps_sampled_before_learning_starts": 32}
+    with QMIX(env=lambda context: Holder(context, pairs if given else ()), config=config) as algo:
+        assert algo.get_policy().observation_space == pairs[0]
+        assert algo.get_policy().action_space == pairs[1]
+        algo.train()
