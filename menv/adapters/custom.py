@@ -198,8 +198,8 @@ class CustomEnvs(InnerEnvs):
                 if ALL not in gone:
                     continue
                 obs, rewards = {**obs, env_id: {}}, {**rewards, env_id: {}}
-            for by_agent in flags:
-                by_agent.setdefault(ALL, False)
+            for name, by_agent in zip(("terminateds", "truncateds"), flags, strict=True):
+                _with_all(env_id, name, by_agent)
             step = (dict(obs.get(env_id, {})), dict(rewards.get(env_id, {})), *flags, infos.get(env_id, {}))
             self._step(env_id, step)
         for env_id, actions in taken.items():
@@ -306,3 +306,13 @@ class CustomEnvs(InnerEnvs):
             list(chain.from_iterable(roster.infos for roster in rosters)),
             taken, self._pool.seats, shared_infos=report.shared_infos,
         )  # fmt: skip
+
+
+def _with_all(env_id: EnvId, name: str, flags: dict[AgentId, Any]) -> None:
+    """Set `"__all__"` where no flags are given; some without it are a mistake."""
+    if flags and ALL not in flags:
+        raise ContractError(
+            f"env {env_id} poll: {name} has no {ALL!r}, expected {ALL!r}: True where the episode ends for everyone; "
+            "mend what poll returns"
+        )
+    flags.setdefault(ALL, False)

@@ -266,8 +266,11 @@ class Population:
                 policy.set_draws_state(tree["draws"].get(policy_id))
 
     def sample_size(self, num_envs: int) -> int:
-        """Return the steps that are sampled before the learners get them: as many as any of them needs."""
-        configs: Iterable[AlgorithmConfig] = (self._config, *self.learners.configs.values())
+        """Return the steps that are sampled before the learners get them: as many as any who may learn needs."""
+        learning = (
+            config for name, config in self.learners.configs.items() if not self.policy_map.is_frozen(name)
+        )
+        configs: Iterable[AlgorithmConfig] = (self._config, *learning)
         return max(config.sample_size(num_envs) for config in configs)
 
     def _withdraw(self, policy_id: str, cohort: Cohort) -> None:

@@ -165,7 +165,8 @@ def test_two_trainers_swap_weights() -> None:
             untrained = weights_of(ppo, "dqn")
             assert "dqn" not in ppo.train()["info"]
             assert weights_of(ppo, "dqn") == untrained
-            dqn.train()
+            # The batch of a policy that never learns here is waited for by nobody.
+            assert dqn.train()["num_env_steps_sampled_this_iter"] == 256
             ppo.set_weights(dqn.get_weights(["dqn"]))
             dqn.set_weights(ppo.get_weights(["ppo"]))
             assert all(weights_of(ppo, policy_id) == weights_of(dqn, policy_id) for policy_id in both)

@@ -6,9 +6,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 
 from menv import BaseEnv, to_base_env
 from menv.base_env import Ready
+from menv.errors import ContractError
 
 
 class Slow(BaseEnv):
@@ -101,3 +103,19 @@ def test_rewards_for_agents_that_wait_are_held_for_their_next_rows_and_nobody_st
     assert ready.env_steps.tolist() == [3, 1]
     assert ready.rewards.tolist() == [0.0, 0.0, 8.0, 0.5]
     assert inner.sent == [{0: {"a": 0, "b": 0}}] * 2 + [{0: {"a": 0, "b": 0}, 1: {"a": 0, "b": 0}}]
+
+
+@pytest.mark.parametrize("part", [2, 3])
+def test_flags_of_agents_alone_are_refused(part: int) -> None:
+    class Agents(Slow):
+        def poll(self, timeout: float | None = None) -> Any:
+            parts = [*super().poll()]
+            parts[part] = {env_id: {"a": True} for env_id in parts[0]}
+            return tuple(parts) if self.polls > 1 else (parts[0], {}, {}, {}, {}, {})
+
+    base_env = to_base_env(Agents())
+    base_env.poll()
+    base_env.send_actions({0: {"a": 0}})
+    name = "terminateds" if part == 2 else "truncateds"
+    with pytest.raises(ContractError, match=rf"^env 0 poll: {name} has no '__all__', expected '__all__'"):
+        base_env.poll()
