@@ -89,6 +89,7 @@ ELSEWHERE = {
     "TorchModelV2": _MODEL,
     "Trainer": _from("menv.algorithms", "Algorithm"),
     "VecNormalize": 'set observation_filter="MeanStdFilter" in the config',
+    "ViewRequirement": _from("menv.connectors", "ViewRequirement"),
     "air": _NO_TUNE,
     "compute_gae_for_sample_batch": _from("menv.algorithms", "compute_advantages"),
     "convert_to_base_env": _from("menv", "to_base_env"),

@@ -183,7 +183,7 @@ def decide(
     if len(actions) != len(obs_batch):
         raise ContractError(
             f"policy {policy_id!r}: answered {len(actions)} of {len(obs_batch)} observations, expected one action "
-            "each; return as many actions as observations"
+            "each; obs_batch is a list, return len(obs_batch) actions"
         )
     states = _checked_states(answer[1], len(shown[0]), len(lives), policy_id)
     for row, (life, action) in enumerate(zip(lives, actions, strict=True)):
