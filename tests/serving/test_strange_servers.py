@@ -110,6 +110,52 @@ def test_pings_alone_do_not_keep_a_client_waiting() -> None:
         server.shutdown()
 
 
+@contextmanager
+def dripping(data: bytes, size: int) -> Iterator[tuple[int, threading.Event]]:
+    """Yield the port of a server that sends data in pieces, and what is set once somebody was sent all of it."""
+    told_all = threading.Event()
+
+    def drip(peer: socket.socket) -> None:
+        with suppress(OSError), peer:
+            for begin in range(0, len(data), size):
+                peer.sendall(data[begin : begin + size])
+                time.sleep(0.02)
+            told_all.set()
+            peer.recv(1 << 16)
+
+    def listen() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(door.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        threading.Thread(target=listen, daemon=True).start()
+        yield door.getsockname()[1], told_all
+        door.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(("scheme", "slow"), [
+    ("tcp", frame(b"x" * 600)),
+    ("http", b"HTTP/1.1 200 OK\r\n" + b"Slow: very\r\n" * 50),
+    ("http", b"HTTP/1.1 200 OK\r\nContent-Length: 600\r\n\r\n" + b"x" * 600),
+    ("ws", b"HTTP/1.1 101 Switching Protocols\r\n" + b"Slow: very\r\n" * 50),
+], ids=["a body", "headers", "a response", "a handshake"])  # fmt: skip
+def test_nobody_waits_for_an_answer_that_comes_byte_by_byte(scheme: str, slow: bytes) -> None:
+    with dripping(slow, 1) as (port, told_all):
+        with pytest.raises(ServerGoneError, match="no answer in time"):
+            PolicyClient(f"{scheme}://127.0.0.1:{port}", "remote", timeout=0.2)
+        assert not told_all.is_set()
+
+
+def test_a_large_answer_may_take_longer_than_the_timeout() -> None:
+    large = {**GREETING, "type": "SET_CONFIG", "extensions": ["x" * 40_000]}
+    answers = [msgspec.msgpack.encode(one) for one in ({**large, "multi_agent": True}, {"type": "PONG"})]
+    with dripping(b"".join(map(frame, answers)), 1_000) as (port, _):
+        begun = time.monotonic()
+        PolicyClient(f"tcp://127.0.0.1:{port}", "remote", timeout=0.3).close()
+        assert time.monotonic() - begun > 0.3
+
+
 def test_a_response_of_absurd_length_is_not_waited_for() -> None:
     def boast() -> None:
         with suppress(OSError):

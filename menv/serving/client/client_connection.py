@@ -13,6 +13,7 @@ from typing import Protocol
 
 from menv.serving.client.client_address import ClientAddress
 from menv.serving.client.client_socket import MOST_ANSWER_BYTES, encryption, end_socket, lost, open_socket
+from menv.serving.client.pace import Pace, PacedResponse
 from menv.serving.client.websocket_client import WebSocketClientConnection
 from menv.serving.client.wrong_scheme import look_at_bytes, look_at_encryption
 from menv.serving.wire.bad_message import BadMessageError
@@ -87,7 +88,7 @@ class TcpClientConnection:
     answers_all = False
 
     def __init__(self, address: ClientAddress, timeout: float) -> None:
-        self._address = address
+        self._address, self._timeout = address, timeout
         self._socket = open_socket(address, timeout)
         self._frames = Frames(MOST_BODY_BYTES)
         self._bodies: list[bytes] = []
@@ -101,6 +102,7 @@ class TcpClientConnection:
 
     def receive(self) -> bytes:
         """Return the next body; see `ClientConnection`."""
+        pace: Pace | None = None
         while not self._bodies:
             try:
                 data = self._socket.recv(_CHUNK)
@@ -113,6 +115,9 @@ class TcpClientConnection:
             except BadMessageError as error:
                 look_at_bytes(self._address, data)
                 raise ConnectionAbortedError(f"the server sent no frame ({error.text})") from error
+            if not self._bodies:
+                pace = pace or Pace(self._timeout)
+                pace.took(len(data))
         return self._bodies.pop(0)
 
     def close(self) -> None:
@@ -136,6 +141,7 @@ class HttpClientConnection:
         self._headers = {"Content-Type": _MSGPACK, "menv-session": name}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
+        self._http.response_class = PacedResponse
         # A connection that ended was one conversation's; the link decides what is sent on a new one.
         self._http.connect()
         self._http.auto_open = 0

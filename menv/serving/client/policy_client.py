@@ -51,8 +51,8 @@ class PolicyClient:
             each chunk, whatever is said here.
         session: What `session` was of a client that is gone; its remote episodes go on. None begins anew.
         token: What the server wants to be shown.
-        timeout: Seconds without an answer, or without a server, after which a call fails. Actions wait while the
-            server learns.
+        timeout: Seconds without an answer, or without a server that has room, after which a call fails; a second more
+            for every 1,000 bytes of an answer. Actions wait while the server learns.
         client: A name for the server's reports.
         seed: Of the draws of "local" inference; None takes one by chance.
 

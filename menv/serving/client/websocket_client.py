@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from typing import Any
 
 from menv.errors import ConfigError, MissingExtraError
 from menv.serving.client.client_address import ClientAddress
 from menv.serving.client.client_socket import MOST_ANSWER_BYTES, end_socket, lost, open_socket
+from menv.serving.client.pace import Pace
 from menv.serving.client.wrong_scheme import look_at_bytes, look_at_status
 from menv.serving.wire.bad_message import Code
 from menv.serving.wire.dialect import Dialect
@@ -51,6 +51,8 @@ class WebSocketClientConnection:
         self._timeout = timeout
         # What came before the answer to the handshake, which may be in another protocol.
         self._first = b""
+        # Bytes that were read last.
+        self._came = 0
         self._socket = open_socket(address, timeout)
         try:
             self._shake_hands(address, token)
@@ -70,16 +72,15 @@ class WebSocketClientConnection:
 
     def receive(self) -> bytes:
         """Return the next message; see `ClientConnection`."""
-        end = time.monotonic() + self._timeout
+        pace = Pace(self._timeout)
         while not self._bodies:
             if self._protocol.close_expected():
                 return self._last_word()
             frames = self._read()
-            # Nobody waits longer for somebody who only says that he is there.
-            if sum(map(self._take, frames)) or not frames:
-                end = time.monotonic() + self._timeout
-            elif time.monotonic() > end:
-                raise ConnectionAbortedError("no answer in time")
+            said = sum(map(self._take, frames))
+            if not self._bodies:
+                # Nobody waits longer for somebody who only says that he is there.
+                pace.took(self._came if said or not frames else 0)
         return self._bodies.pop(0)
 
     def close(self) -> None:
@@ -105,10 +106,11 @@ class WebSocketClientConnection:
             self._flush()
         except OSError as error:
             raise lost(error) from error
-        answer = None
+        answer, pace = None, Pace(self._timeout)
         while answer is None and protocol.handshake_exc is None:
             # Messages may have come with the answer.
             answer, *frames = self._read() or [None]
+            pace.took(self._came)
             for frame in frames:
                 self._take(frame)
         why = protocol.handshake_exc
@@ -146,6 +148,7 @@ class WebSocketClientConnection:
         protocol = self._protocol
         try:
             data = self._socket.recv(_CHUNK)
+            self._came = len(data)
             self._first = self._first or data
             if data:
                 protocol.receive_data(data)
