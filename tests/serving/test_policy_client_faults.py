@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from menv.errors import ConfigError, EpisodeError, MenvError, ServerGoneError
+from menv.serving.carriers.limits import Limits
 from menv.serving.client import client_link
 from menv.serving.client.policy_client import PolicyClient
+from menv.serving.policy_server import Carrier
 from tests.serving.courses import Course, cut_wire, observation, play
 from tests.serving.test_policy_client_policies import TEAMS
 
@@ -164,6 +166,29 @@ def test_a_client_that_is_early_waits_for_the_server() -> None:
         thread.join(20)
         assert course.has_rewards([3.0])
     assert found == [3.0]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
+def test_a_client_waits_for_room_at_a_server_that_is_full(transport: Carrier) -> None:
+    found: list[float] = []
+
+    def late() -> None:
+        with PolicyClient(course.address, "remote", timeout=20) as client:
+            play(client, [3.0])
+            found.append(3.0)
+
+    with Course(transport=transport, limits=Limits(max_connections=1)) as course:
+        with PolicyClient(course.address, "remote", timeout=20) as client:
+            play(client, [1.0])
+            with pytest.raises(ServerGoneError, match=r"see Limits.max_connections|HTTP 503"):
+                PolicyClient(course.address, "remote", timeout=0.2)
+            thread = threading.Thread(target=late)
+            thread.start()
+            time.sleep(0.1)
+            play(client, [2.0])
+        thread.join(20)
+        assert found == [3.0]
+        assert course.has_rewards([1.0, 2.0, 3.0])
 
 
 def test_closing_wakes_a_thread_that_waits_for_an_answer() -> None:

@@ -52,6 +52,8 @@ _ANSWERS: dict[type[Any], type[Any]] = {
     EpisodesAndGetState: SetState,
 }
 _MOST_TOLD = 1000
+_LATER = (Code.STOPPING, Code.TOO_MANY)
+"""Why a greeting is refused that may be taken a little later: a server that ends, or has no room."""
 
 
 class NotNowError(EpisodeError):
@@ -238,8 +240,8 @@ class ClientLink:
         self._connection = connection
         connection.send(self._greeting())
         answer = decode_answer(connection.receive())[0]
-        if isinstance(answer, Error) and answer.code == Code.STOPPING:
-            raise ConnectionResetError(answer.message)
+        if isinstance(answer, Error) and answer.code in _LATER:
+            raise ConnectionRefusedError(_told(answer.message))
         if isinstance(answer, Error):
             self._drop()
             raise ConfigError(
