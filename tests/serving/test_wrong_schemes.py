@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from menv.errors import ConfigError
 from menv.serving.carriers.access import Access
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import Carrier
-from tests.serving.certificates import made_in, needs_openssl
+from tests.serving.certificates import dated_in, made_in, needs_openssl
 from tests.serving.courses import SCHEMES, Course, observation, play
 
 # A client that waits would fail with another error after as long.
@@ -50,3 +51,21 @@ def test_a_client_is_told_at_once_of_a_certificate_that_does_not_hold(
         with PolicyClient(f"{scheme}://localhost:{course.port}", "remote", timeout=PATIENCE) as client:
             play(client, [1.0, 2.0])
         assert course.has_rewards([1.0, 2.0])
+
+
+@needs_openssl
+@pytest.mark.parametrize(("about", "told"), [
+    ((2020, 2021), "has expired), expected one that is valid now; renew the server's, or set the clock"),
+    ((2098, 2099), "not yet valid), expected one that is valid now; renew the server's, or set the clock"),
+    ((2020, 2099, "other.example"), "for 'localhost'), expected one for this host; write the host as the certificate"),
+], ids=["too old", "too new", "of another host"])  # fmt: skip
+def test_what_is_wrong_with_a_certificate_decides_what_to_do_about_it(
+    about: tuple[Any, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = dated_in(tmp_path, *about)
+    monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+    with (
+        Course(access=Access(ssl_certificate=files[0], ssl_key=files[1])) as course,
+        pytest.raises(ConfigError, match=re.escape(told)),
+    ):
+        PolicyClient(f"tcps://localhost:{course.port}", "remote", timeout=PATIENCE)

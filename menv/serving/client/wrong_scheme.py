@@ -13,6 +13,14 @@ from menv.serving.client.client_address import ClientAddress
 _FRAME_DIGITS = 8
 _NOT_ENCRYPTED = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
 
+_TIME = "one that is valid now; renew the server's, or set the clock of this machine, whichever is wrong"
+_HOST = (
+    "one for this host; write the host as the certificate names it, or give the server one that names it so"
+)
+_TRUST = "one from an authority that is trusted here; name its file in the variable SSL_CERT_FILE"
+_CURES = {9: _TIME, 10: _TIME, 62: _HOST, 64: _HOST}
+"""What is expected and what to do, by OpenSSL's numbers: not yet valid, expired, another name, another address."""
+
 
 def look_at_bytes(address: ClientAddress, data: bytes) -> None:
     """Look at the first bytes that a server sent and that the scheme's protocol does not know.
@@ -48,9 +56,8 @@ def look_at_encryption(address: ClientAddress, error: OSError) -> None:
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         raise ConfigError(
-            f"PolicyClient: {address} shows a certificate that does not hold ({error.verify_message}), expected one "
-            "for this host from an authority that is trusted here; name its file in the variable SSL_CERT_FILE, and "
-            "the host as the certificate does"
+            f"PolicyClient: {address} shows a certificate that does not hold ({error.verify_message.rstrip('.')}), "
+            f"expected {_CURES.get(error.verify_code, _TRUST)}"
         ) from error
     if isinstance(error, ssl.SSLError) and error.reason in _NOT_ENCRYPTED:
         raise _wrong(address, "does not encrypt", address.scheme, tls=False) from error
