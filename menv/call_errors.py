@@ -19,6 +19,11 @@ def stopped() -> CallOrderError:
     )
 
 
+def over() -> CallOrderError:
+    """Return the error for a sampler that goes on with an environment that was stopped."""
+    return CallOrderError("poll: this environment was stopped, expected no further poll; create another")
+
+
 def mixed(where: str, episode_id: str) -> EpisodeError:
     """Return the error for single calls in an episode that is handed in in pieces."""
     return EpisodeError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from menv.backlog import Backlog
 from menv.base_env import AgentId, EnvId
-from menv.call_errors import mixed, stopped, unlike
+from menv.call_errors import mixed, over, stopped, unlike
 from menv.errors import CallOrderError, EpisodeError
 from menv.line import Answer, Call, Line, Turn
 from menv.open_lines import OpenLines
@@ -311,9 +311,7 @@ class Switchboard:
                 self._news.wait(left)
             self._woken = False
             if self._stopped:
-                raise CallOrderError(
-                    "poll: this environment was stopped, expected no further poll; create another"
-                )
+                raise over()
             if self._fault and (not self.ready or time.monotonic() - self._fault_at > _PATIENCE):
                 raise self._fault
             return self._ready.take(self._backlog)

@@ -16,36 +16,21 @@ import numpy as np
 
 from menv.adapters.answers import by_sub_environment, check_answers
 from menv.adapters.external_roster import ExternalRoster
+from menv.adapters.game import Game, chosen_actions
 from menv.adapters.layout import Layout, join_slots
 from menv.adapters.played_pieces import last_piece, next_piece
 from menv.adapters.report import Report
 from menv.adapters.rewards import as_rewards, of_rosters
 from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, Piece, Ready, Unclaimed
-from menv.call_errors import stopped
-from menv.errors import EnvCrashError
+from menv.call_errors import over, stopped
+from menv.errors import ContractError, EnvCrashError
 from menv.line import Line, Turn
 from menv.played import Played
 from menv.switchboard import Switchboard
 
 _GOES_ON: dict[AgentId, bool] = {ALL: False}
 _FEW = 16
-
-
-class Game:
-    """An open episode: its line, its agents, and the turn that waits for an answer.
-
-    Attributes:
-        line: As given; so is `roster`.
-        turn: None where nobody waits, or a whole round does.
-    """
-
-    __slots__ = ("line", "roster", "turn")
-
-    def __init__(self, line: Line, roster: ExternalRoster) -> None:
-        self.line = line
-        self.roster = roster
-        self.turn: Turn | None = None
 
 
 class ExternalEnvs(BaseEnv):
@@ -97,6 +82,9 @@ class ExternalEnvs(BaseEnv):
         self._report = Report()
         self._pieces: list[Piece] = []
         self._delivered = (list[Layout](), np.zeros(0, np.int64))
+        # Held by who takes turns or answers them, so that whoever stops it finds each of them at its place.
+        self._by_turns = threading.RLock()
+        self._over = False
 
     def connect(self, trainer: Any) -> None:
         """Begin to take calls for an algorithm; what it is asked is up to kinds of this class."""
@@ -115,7 +103,11 @@ class ExternalEnvs(BaseEnv):
         self._leaving = []
         for env in self._envs:
             env.sampler = threading.get_ident()
-        return self._take_in(self.switchboard.collect(timeout))
+        lines = self.switchboard.collect(timeout)
+        with self._by_turns:
+            if self._over:
+                raise over()
+            return self._take_in(lines)
 
     def rest(self) -> None:
         """Note that nobody polls for a while; see `BaseEnv.rest`."""
@@ -124,6 +116,13 @@ class ExternalEnvs(BaseEnv):
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer callers; see `BaseEnv.send_actions`."""
+        with self._by_turns:
+            # Whoever stops it tells those who wait; the next poll raises.
+            if not self._over:
+                self._answer(slots, actions)
+
+    def _answer(self, slots: Any, actions: Any) -> None:
+        """Answer callers."""
         due = self._answers_of_all(slots, actions) or self._answers(slots, actions)
         # First the line is free, then its caller is told: it calls again at once.
         self._let_go([game for game, _, _ in due])
@@ -195,8 +194,14 @@ class ExternalEnvs(BaseEnv):
         return {"open_episodes": self.switchboard.open_episodes}
 
     def stop(self) -> None:
-        """Refuse further calls and tell those who wait; the threads of `run` end when they call next."""
+        """Refuse further calls and tell those who wait, from any thread; those of `run` end when they call next."""
+        self._over = True
         self.switchboard.stop()
+        with self._by_turns:
+            self._tell_stopped()
+
+    def _tell_stopped(self) -> None:
+        """Tell those who wait for the sampler that nobody samples any more."""
         for game in self._games.values():
             turn, game.turn = game.turn, None
             if turn is not None:
@@ -234,9 +239,18 @@ class ExternalEnvs(BaseEnv):
         while turn is not None:
             if isinstance(turn, Played):
                 self._play(line, turn)
-            elif self._take(line, turn):
+            elif self._take_or_tell(line, turn):
                 return
             (turn,) = self.switchboard.next_turns([line])
+
+    def _take_or_tell(self, line: Line, turn: Turn) -> bool:
+        """Take in a turn; who made a call that breaks the rules is told why, as the sampler is."""
+        try:
+            return self._take(line, turn)
+        except ContractError as error:
+            self.switchboard.answered([line])
+            turn.tell(ContractError(str(error)))
+            raise
 
     def _take(self, line: Line, turn: Turn) -> bool:
         """Take in a turn; True if it waits for an answer."""
@@ -381,15 +395,5 @@ class ExternalEnvs(BaseEnv):
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
             None if all_plain else list(chain.from_iterable(roster.infos for roster in rosters)),
-            {} if all_plain else _taken(due), self._pool.seats, pieces,
+            {} if all_plain else chosen_actions(due), self._pool.seats, pieces,
         )  # fmt: skip
-
-
-def _taken(games: list[Game]) -> dict[int, Any]:
-    """Return the actions that callers chose themselves, by slot."""
-    return {
-        slot: game.turn.actions[agent]
-        for game in games
-        if game.turn is not None and game.turn.actions is not None
-        for agent, slot in zip(game.roster.waiting.agents, game.roster.waiting.slot_list, strict=True)
-    }

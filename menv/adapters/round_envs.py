@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.external import ExternalEnvs, Game
+from menv.adapters.external import ExternalEnvs
+from menv.adapters.game import Game
 from menv.adapters.layout import Layout, join_slots
 from menv.base_env import AgentId, IntArray, Ready
 from menv.call_errors import stopped
@@ -54,11 +55,11 @@ class RoundEnvs(ExternalEnvs):
         self._indices: IntArray = np.zeros(0, np.int64)
         self._rows: tuple[list[Layout], IntArray] = ([], self._indices)
 
-    def send_actions(self, slots: Any, actions: Any = None) -> None:
-        """Answer callers; see `BaseEnv.send_actions`."""
+    def _answer(self, slots: Any, actions: Any) -> None:
+        """Answer callers."""
         asked, self._open_round = self._open_round, None
         if asked is None:
-            super().send_actions(slots, actions)
+            super()._answer(slots, actions)
         elif (
             slots is self._delivered[1]
             and isinstance(actions, Sequence | np.ndarray)
@@ -71,11 +72,11 @@ class RoundEnvs(ExternalEnvs):
             for game, turn in zip(self._players, asked.turns(), strict=True):
                 game.turn = turn
             self._asked = self._players
-            super().send_actions(slots, actions)
+            super()._answer(slots, actions)
 
-    def stop(self) -> None:
-        """Refuse further calls and tell those who wait; see `ExternalEnvs.stop`."""
-        super().stop()
+    def _tell_stopped(self) -> None:
+        """Tell those who wait for the sampler that nobody samples any more."""
+        super()._tell_stopped()
         if (asked := self._open_round) is not None:
             asked.tell(stopped())
 
