@@ -6,8 +6,9 @@ in the server's loop and is called back there.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from menv.errors import MenvError
@@ -70,17 +71,16 @@ class Errands:
             self._due.extend(self._later.pop(who, ()))
 
     def fail(self, error: MenvError) -> None:
-        """Tell everybody who waits why nothing will come of it. In the sampler's thread."""
+        """Tell everybody who waits why nothing will come of it. In any thread, also while the sampler's does some."""
         self.weights_changed()
-        thens = [self._due.popleft()[1] for _ in range(len(self._due))]
+        thens = [then for _, then in self._taken_out()]
         if thens:
             self._post(lambda: [then(error) for then in thens])
 
     def run(self, trainer: Trainer) -> None:
         """Do what is due. In the sampler's thread."""
         done = []
-        while self._due:
-            do, then = self._due.popleft()
+        for do, then in self._taken_out():
             result: Any
             try:
                 result = do(trainer)
@@ -89,3 +89,9 @@ class Errands:
             done.append((then, result))
         if done:
             self._post(lambda: [then(result) for then, result in done])
+
+    def _taken_out(self) -> Iterator[tuple[Do, Then]]:
+        """Yield what is due, and what comes meanwhile; another thread may take some of it, too."""
+        with contextlib.suppress(IndexError):
+            while self._due:
+                yield self._due.popleft()

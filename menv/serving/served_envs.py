@@ -155,7 +155,7 @@ class ServedEnvs(RoundEnvs):
                 left = 0.0
             ready = super().poll(left)
             # Who asked for nobody's action has an answer already.
-            self._reception.flush(self._post)
+            self._flush()
             if len(ready.slots) or ready.played or ready.ended or ready.episodes or ready.unclaimed:
                 return ready
             if until is not None and time.monotonic() >= until:
@@ -209,7 +209,7 @@ class ServedEnvs(RoundEnvs):
             # Messages hold plain numbers; made all at once they cost nothing.
             actions = actions.tolist()
         super().send_actions(slots, actions)
-        self._reception.flush(self._post)
+        self._flush()
 
     def status(self) -> dict[str, Any]:
         """Return who is there, and what went wrong with them."""
@@ -225,7 +225,7 @@ class ServedEnvs(RoundEnvs):
         """Tell clients that nobody samples any more, and free ports and threads."""
         super().stop()
         self._errands.fail(BadMessageError(Code.STOPPING, str(stopped())))
-        self._reception.flush(self._post)
+        self._flush()
         try:
             self.server.stop()
         finally:
@@ -246,6 +246,11 @@ class ServedEnvs(RoundEnvs):
                 'it as config["input"]'
             )
         self._errands.run(self._trainer)
+
+    def _flush(self) -> None:
+        """Have everything that was decided sent, by the sampler's thread or by the one that stops it."""
+        with self._by_turns:
+            self._reception.flush(self._post)
 
     def _post(self, callback: Any) -> None:
         self.server.post(callback)
