@@ -157,9 +157,13 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
         """
         policy_id = self._mapping(agent_id, episode, worker)
         if not isinstance(policy_id, str) or policy_id not in self.specs:
+            # A function that looks at the worker sees policies that have come since the episode began.
+            known = {*self.specs, *getattr(worker, "policy_map", self).specs}
+            if isinstance(policy_id, str) and policy_id in known:
+                return policy_id
             raise ContractError(
                 f"policy_mapping_fn: returned {policy_id!r} for agent {agent_id!r}, expected one of "
-                f"{sorted(self.specs)}; add the policy to `policies` (to a run from a checkpoint by add_policy) or "
+                f"{sorted(known)}; add the policy to `policies` (to a run from a checkpoint by add_policy) or "
                 "mend the function"
             )
         return policy_id

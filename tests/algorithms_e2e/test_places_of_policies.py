@@ -136,3 +136,36 @@ def test_a_policy_that_is_changed_for_another_in_the_midst_of_a_fragment_has_a_p
 
 
 ALGORITHMS: list[Algorithm] = []
+
+
+class Late(Constant):
+    """Agents come one after the other, a new one in each step."""
+
+    def observe(self) -> AgentDict:
+        return {f"late {self.at}": np.zeros(2, np.float32)}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        self.at += 1
+        rewards = dict.fromkeys(action_dict, 1.0)
+        ended = {agent: True for agent in action_dict}
+        return self.observe(), rewards, {**ended, ALL: self.at == LENGTH}, {ALL: False}, {}
+
+
+def newest(agent_id: Any, episode: Any, worker: Any, **kwargs: Any) -> str:
+    """Map to the policy that has come last."""
+    return list(worker.policies)[-1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_mapping_may_name_policies_that_have_come_since_the_episode_began(num_workers: int) -> None:
+    multiagent = {"policies": ["main"], "policy_mapping_fn": newest}
+    settings = config_of(**SMALL, num_workers=num_workers, env=Late, multiagent=multiagent)
+    with PPO(config=settings) as algo:
+        algo.sample()
+        for policy_id in ("second", "third"):
+            algo.add_policy(policy_id)
+            # Each of the 2 agents that waited for their first action is of the policy before.
+            assert algo.sample()[policy_id].count >= 16
+        algo.remove_policy("third")
+        assert set(algo.sample().policy_batches) == {"second"}
+        assert algo.train()["faulty_episodes_total"] == 0
