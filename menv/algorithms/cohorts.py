@@ -181,19 +181,33 @@ def add_to_cohorts(
         vacated: Places of policies that were removed.
     """
     if recipe is None or config is None:
-        return [OwnCohort([name], [_own_policy(name, spec)], spec.observation_space, spec.action_space)]
+        return _add_own(name, spec, vacated)
     network = _network(name, spec, config, recipe)
     admit(network)
     form = _form(spec, config, network)
     weights = _first_weights(network, name, config, recipe, seed)
-    for built in nets:
-        if built.form == form:
-            place = vacated.take(built.cohort)
-            built.cohort.admit(name, weights, _connectors(spec, config, network), place)
-            return []
+    alike = next((built.cohort for built in nets if built.form == form), None)
+    if alike is not None:
+        left = vacated.take(lambda cohort, _: cohort is alike)
+        alike.admit(name, weights, _connectors(spec, config, network), left and left[1])
+        return []
     connectors = [_connectors(spec, config, network)]
     nets.append(_net_cohort([name], spec, config, network, [weights], connectors, seed))
     return [nets[-1].cohort]
+
+
+def _add_own(name: str, spec: PolicySpec, vacated: Vacated) -> list[Cohort]:
+    """Give a policy that a user wrote the place of one that was removed, or return a new cohort of it."""
+    policy = _own_policy(name, spec)
+    left = vacated.take(
+        lambda cohort, place: isinstance(cohort, OwnCohort) and cohort.fits(policy, place, spec)
+    )
+    if left is None:
+        return [OwnCohort([name], [policy], spec.observation_space, spec.action_space)]
+    cohort, place = left
+    assert isinstance(cohort, OwnCohort)
+    cohort.admit(name, policy, place)
+    return []
 
 
 def _first_weights(

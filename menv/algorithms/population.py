@@ -153,15 +153,14 @@ class Population:
         if recipe is not None and config is not None:
             learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
             learners.take_over(policy_id)
-        home = list(added)
+        home = _home(policy_id, (*self.cohorts, *added))
         for built in learners.nets:
-            if policy_id in built.cohort.policy_ids:
+            if built.cohort is home:
                 built.settle()
-                home = [built.cohort]
         try:
-            policy = _policy_of(home[0], policy_id, resolved, self._seed, learners.nets, learners.configs)
+            policy = _policy_of(home, policy_id, resolved, self._seed, learners.nets, learners.configs)
         except Exception:
-            self._withdraw(policy_id, home[0])
+            self._withdraw(policy_id, home)
             raise
         self.cohorts.extend(added)
         self.policies[policy_id] = policy
@@ -171,7 +170,7 @@ class Population:
 
     def take_back(self, policy_id: str, added: Iterable[Cohort], before: PolicyMap) -> None:
         """Undo `add`, which returned these cohorts and found this policy map."""
-        cohort = next(one for one in self.cohorts if policy_id in one.policy_ids)
+        cohort = _home(policy_id, self.cohorts)
         for one in added:
             self.cohorts.remove(one)
         self._withdraw(policy_id, cohort)
@@ -187,10 +186,10 @@ class Population:
         self.learners.shared.check_frozen(changed)
         self.learners.forget(policy_id)
         self.completion.postprocessing.forget(policy_id)
-        policy = self.policies.pop(policy_id)
+        policy, cohort = self.policies.pop(policy_id), _home(policy_id, self.cohorts)
+        self.vacated.leave(cohort, cohort.policy_ids.index(policy_id))
         if isinstance(policy, NetPolicy):
             assert isinstance(policy.networks, NetCohort)
-            self.vacated.leave(policy.networks, policy.index)
             # Whoever holds the object may go on with it.
             policy.networks, policy.index = Departed.of(policy.networks, policy.index), 0
         self._take(changed)
@@ -278,7 +277,7 @@ class Population:
         learners = self.learners
         learners.forget(policy_id)
         self.completion.postprocessing.forget(policy_id)
-        if isinstance(cohort, NetCohort) and cohort in self.cohorts:
+        if cohort in self.cohorts:
             self.vacated.leave(cohort, cohort.policy_ids.index(policy_id))
         cohort.retire(policy_id)
         # A cohort that was made for it is nobody's.
@@ -319,6 +318,11 @@ class Population:
         """Return the possible agents, which somebody's critic sees."""
         assert self._joint is not None
         return self._joint
+
+
+def _home(policy_id: str, cohorts: Iterable[Cohort]) -> Cohort:
+    """Return the cohort that a policy is in."""
+    return next(cohort for cohort in cohorts if policy_id in cohort.policy_ids)
 
 
 def _policy_of(

@@ -1,4 +1,4 @@
-"""Vacated: places that removed policies have left among networks of their kind, until others may have them.
+"""Vacated: places that removed policies have left among those of their kind, until others may have them.
 
 `menv.algorithms.population` keeps one. Agents whose episodes began before a policy was removed go on with it, and are
 bound to its place by number: here and in workers, to their last row. Which episodes run it is told.
@@ -6,10 +6,10 @@ bound to its place by number: here and in workers, to their last row. Which epis
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from menv.loop.net_cohort import NetCohort
+from menv.loop.cohort import Cohort
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Place:
         named_by: Ids of the episodes that may go on with it; None as long as nobody has looked since it was left.
     """
 
-    cohort: NetCohort
+    cohort: Cohort
     index: int
     named_by: set[int] | None = None
 
@@ -36,7 +36,7 @@ class Vacated:
     def __bool__(self) -> bool:
         return bool(self._places)
 
-    def leave(self, cohort: NetCohort, index: int) -> None:
+    def leave(self, cohort: Cohort, index: int) -> None:
         """Note that the policy number `index` of a cohort is removed."""
         self._places.append(_Place(cohort, index))
 
@@ -46,10 +46,14 @@ class Vacated:
         for place in self._places:
             place.named_by = now if place.named_by is None else place.named_by & now
 
-    def take(self, cohort: NetCohort) -> int | None:
-        """Return a place of a cohort that another policy may have, and forget it; None where there is none."""
+    def take(self, fits: Callable[[Cohort, int], bool]) -> tuple[Cohort, int] | None:
+        """Return a place that another policy may have, and forget it; None where there is none.
+
+        Args:
+            fits: Whether a place of a cohort is what is looked for.
+        """
         for place in self._places:
-            if place.cohort is cohort and place.named_by is not None and not place.named_by:
+            if place.named_by is not None and not place.named_by and fits(place.cohort, place.index):
                 self._places.remove(place)
-                return place.index
+                return place.cohort, place.index
         return None

@@ -66,6 +66,7 @@ class EpisodeBook:
         self._worker = worker
         env = worker.base_env
         self._created = env if isinstance(env, CreatedEnvs) else None
+        self._external = env.external
         self._numbered = self._created is not None or (isinstance(env, TableEnvs) and not env.external)
         self._where: dict[str, tuple[int, int]] = {}
         self.find_policies()
@@ -82,14 +83,18 @@ class EpisodeBook:
         return [episode.episode_id for episode in self.running.values()]
 
     def find_policies(self) -> None:
-        """Note where each policy is, and was before it was removed; to be called when cohorts have changed."""
+        """Note where each policy is, or was before it was removed if an agent is bound to it; cohorts have changed."""
         found = {
             policy_id: (number, index)
             for number, cohort in enumerate(self._cohorts)
             for index, policy_id in enumerate(cohort.policy_ids)
         }
+        # Callers may name policies that were removed.
+        bound = set(self._where) if self._external else set()
+        for episode in self.running.values():
+            bound |= {policy_id for policy_id, _ in episode.seats().values()}
         # A new dict: running episodes keep theirs, for an id may be that of another policy by now.
-        self._where = {**self._where, **found}
+        self._where = {name: home for name, home in self._where.items() if name in bound} | found
 
     def home(self, policy_id: str) -> tuple[int, int]:
         """Return the number of the cohort that a policy is in, or was before it was removed, and its index there."""

@@ -14,11 +14,12 @@ import numpy as np
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.loop.block import Block
-from menv.loop.cohort import Answers, Cohort
+from menv.loop.cohort import Answers, Cohort, is_retired
 from menv.loop.life_ledger import Life, LifeLedger, ask, decides_in_compute_actions
 from menv.loop.slot_table import SlotTable
 from menv.loop.unsound import as_text
 from menv.policy import Policy, RowDraws
+from menv.policy_spec import PolicySpec
 from menv.segments import Column
 from menv.spaces import OutsideSpaceError, stack
 
@@ -32,21 +33,50 @@ class OwnCohort(Cohort):
         policies: Sequence[Policy],
         observation_space: gym.Space[Any],
         action_space: Any,
+        classic: Sequence[bool] | None = None,
     ) -> None:
-        """Keep the policies, by index."""
+        """Keep the policies, by index; `classic` tells which decide in `compute_actions`, None looks at them."""
         plain = isinstance(action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete)
         shape = tuple(action_space.shape) if plain else ()
-        self._classic: list[bool] = []
+        self._classic = [decides_in_compute_actions(one) for one in policies] if classic is None else classic
         super().__init__(policy_ids, observation_space, shape, action_space.dtype if plain else object)
         self.policies = list(policies)
         self.action_space = action_space
         self._plain = plain
-        self._classic = [decides_in_compute_actions(policy) for policy in policies]
-        self.take_rows()
 
     def __reduce__(self) -> Any:
-        # What it has written down stays here.
-        return OwnCohort, (list(self.policy_ids), self.policies, self.observation_space, self.action_space)
+        # What it has written down stays here, and so do those who were removed: no episode over there begins with them.
+        there = [
+            None if is_retired(name) else one
+            for name, one in zip(self.policy_ids, self.policies, strict=True)
+        ]
+        return OwnCohort, (
+            list(self.policy_ids), there, self.observation_space, self.action_space, self._classic,
+        )  # fmt: skip
+
+    def fits(self, policy: Policy, place: int, spec: PolicySpec) -> bool:
+        """Return whether a policy of this spec may have a place here that another one has left."""
+        spaces = spec.observation_space == self.observation_space and spec.action_space == self.action_space
+        # What is remembered of lives depends on it.
+        return spaces and decides_in_compute_actions(policy) == self._classic[place]
+
+    def admit(self, policy_id: str, policy: Policy, place: int) -> None:
+        """Take a policy in.
+
+        Args:
+            policy_id: Its id.
+            policy: The policy.
+            place: Index of one that was removed and that nothing refers to any more; see `fits`.
+        """
+        self.policy_ids[place], self.policies[place] = policy_id, policy
+
+    def adopt(self, other: Cohort) -> None:
+        """Take over the policies of a newer copy; see `Cohort.adopt`. Those that stay are the objects that are here."""
+        assert isinstance(other, OwnCohort)
+        for place, (mine, theirs) in enumerate(zip(self.policy_ids, other.policy_ids, strict=True)):
+            if mine != theirs and not is_retired(theirs):
+                self.policies[place] = other.policies[place]
+        super().adopt(other)
 
     def take_rows(self) -> None:
         """Begin with an empty ledger; see `Cohort.take_rows`."""

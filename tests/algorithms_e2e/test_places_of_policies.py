@@ -147,7 +147,7 @@ class Late(Constant):
     def step(self, action_dict: AgentDict) -> StepDicts:
         self.at += 1
         rewards = dict.fromkeys(action_dict, 1.0)
-        ended = {agent: True for agent in action_dict}
+        ended = dict.fromkeys(action_dict, True)
         return self.observe(), rewards, {**ended, ALL: self.at == LENGTH}, {ALL: False}, {}
 
 

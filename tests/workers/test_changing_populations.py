@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from menv import Policy, PolicySpec
+from menv import Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
+from menv.errors import ConfigError
 from tests.checkpoints.runs import by_seat, trained
-from tests.workers.crews import running, same, weights_of
+from tests.workers.crews import Counting, running, same, weights_of
 
 TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
 
@@ -87,6 +89,42 @@ def test_episodes_go_on_from_a_checkpoint_behind_a_policy_that_came_while_they_r
         with PPO.from_checkpoint(tmp_path, policy_mapping_fn=by_seat) as again:
             assert trained(again, 1)["num_episodes_not_resumed"] == 0
             assert same(weights_of(again), weights_of(algo))
+
+
+class Closed(Set):
+    """Cannot be sent to a worker."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.lock = threading.Lock()
+
+
+class Drawing(RandomPolicy):
+    """Remembers no lives, so that it has no place of one that does."""
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_places_of_ones_own_policies_are_used_again_and_nobody_answers_for_another(num_workers: int) -> None:
+    with running(num_workers, env=Counting, train_batch_size=24) as algo:
+        for number in range(8):
+            new = f"version {number}"
+            algo.add_policy(
+                new, PolicySpec(policy_class=Set), policy_mapping_fn=lambda *args, new=new, **kwargs: new
+            )
+            algo.set_weights({new: {"chosen": np.full(1, number % 2)}})
+            if number:
+                algo.remove_policy(f"version {number - 1}")
+            if num_workers:
+                with pytest.raises(ConfigError, match="lock"):
+                    algo.add_policy("closed", PolicySpec(policy_class=Closed))
+            algo.add_policy(f"drawing {number}", PolicySpec(policy_class=Drawing))
+            algo.remove_policy(f"drawing {number}")
+            for _ in range(2):
+                for policy_id, rows in algo.sample().policy_batches.items():
+                    if policy_id.startswith("version"):
+                        assert set(rows["actions"]) == {int(policy_id.split()[1]) % 2}
+            assert new in algo.sample().policy_batches
+        assert len(algo._population.cohorts) <= 7
 
 
 def test_another_thread_may_change_the_population_while_workers_are_asked() -> None:
