@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.evaluation.evaluation import Evaluation
 from menv.algorithms.rollouts.company import News
-from menv.algorithms.rollouts.experience import make_evaluation_envs
+from menv.algorithms.rollouts.experience import make_evaluation_experience
 from menv.algorithms.rollouts.fragment import Plan
 from menv.algorithms.rollouts.rollout_worker import Seat, heard, opened
 from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
 from menv.metrics import Taken
+from menv.scale.same_spaces import check_worker
 from menv.scale.watchdog import Watchdog, creation_limit, limited
 
 
@@ -46,7 +47,7 @@ class EvaluationWorker:
 
     def __init__(self, plan: Plan) -> None:
         config = opened(plan)
-        self._place, self._company = plan.place, plan.company
+        self._place, self._company, self._declared = plan.place, plan.company, plan.declared
         # Environments in processes of their own are watched from here.
         self._seconds = None if config.remote_worker_envs else config.env_timeout
         self._evaluation = Evaluation(
@@ -82,7 +83,9 @@ class EvaluationWorker:
     def _make_envs(self, config: AlgorithmConfig) -> BaseEnv:
         """Create the environments."""
         with limited(creation_limit(self._seconds)):
-            return make_evaluation_envs(config, None, self._place)
+            first, base_env = make_evaluation_experience(config, None, self._place)
+        check_worker(f"evaluation worker {self._place.worker_index}", base_env, first, self._declared)
+        return base_env
 
 
 class EvaluationSeat(Seat):

@@ -25,6 +25,7 @@ from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
 from menv.scale.engines import make_engine
 from menv.scale.packing import Sealed, UnsendableError
+from menv.scale.same_spaces import Declared
 
 
 class EvaluationWorkers:
@@ -36,17 +37,24 @@ class EvaluationWorkers:
         training_env: That which is trained in, if there is one.
         seed: Key of every random draw.
         first: What `sealed` returned when the run was built.
+        declared: The spaces of the driver's environment, which theirs must have too.
 
     Raises:
         ConfigError: There is no environment to play in.
     """
 
     def __init__(
-        self, settings: AlgorithmConfig, crew: Crew, training_env: Any, seed: int, first: Sealed | None = None
+        self,
+        settings: AlgorithmConfig,
+        crew: Crew,
+        training_env: Any,
+        seed: int,
+        first: Sealed | None = None,
+        declared: Declared | None = None,
     ) -> None:
         check_evaluable(settings, training_env)
         self._settings = _of_workers(settings)
-        self._first = first
+        self._first, self._declared = first, declared
         self._crew = crew
         self._seed = seed
         self._metrics = Metrics(0)
@@ -153,7 +161,7 @@ class EvaluationWorkers:
             self._workers = Workers(
                 self._settings, self._headlines, self._seed, self._metrics, self._engine,
                 self._settings.num_envs_per_worker, seat=EvaluationSeat, label="evaluation worker",
-                first=self._first,
+                first=self._first, declared=self._declared,
             )  # fmt: skip
         elif self._broken_off or policy_map is not self._playing:
             self._workers.brief_again()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
@@ -17,13 +16,15 @@ from menv.algorithms.evaluation.evaluation import Evaluation
 from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
 from menv.algorithms.evaluation.players import Players
 from menv.algorithms.population import Population
-from menv.algorithms.rollouts.experience import make_evaluation_envs, make_evaluation_experience
+from menv.algorithms.rollouts.experience import make_evaluation_experience
 from menv.algorithms.underway import Underway
+from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.classic_names import Result
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
 from menv.loop.convert import check_number
 from menv.plain_data import is_plain
+from menv.scale.same_spaces import declared
 
 if TYPE_CHECKING:
     from menv.algorithms.evaluation.evaluation_workers import EvaluationWorkers
@@ -66,6 +67,7 @@ class Evaluations:
         self._evaluation: Evaluation | EvaluationWorkers | None = None
         # What workers are told of the settings, from before callbacks were shown the algorithm and kept it.
         self._first: Sealed | None = None
+        self._declared = declared(training_env)
         self._playing = False
 
     def rehearse(self) -> None:
@@ -83,21 +85,48 @@ class Evaluations:
             from menv.algorithms.evaluation.evaluation_workers import sealed
 
             self._first = sealed(evaluation_settings(config))
-        if config.evaluation_interval is None or not config.evaluation_config:
+        if config.evaluation_interval is not None:
+            self._try_out()
+
+    def _try_out(self) -> None:
+        """Try out who plays in what, where evaluations have their own of that; errors as in `rehearse`."""
+        if not self._config.evaluation_config:
             return
-        settings = evaluation_settings(config)
+        settings = evaluation_settings(self._config)
         with _told_where():
-            if not _OWN & set(config.evaluation_config):
+            if not self._have_own:
                 check_number(self._training_env, settings.num_envs_per_worker)
                 return
             near = replace(settings, num_envs_per_worker=1, **_NEAR)
             env, base_env = make_evaluation_experience(near, self._training_env)
             try:
-                check_number(env, settings.num_envs_per_worker)
-                if not base_env.external:
-                    self._players(settings).check_plays(base_env, env, settings)
+                self._check_plays(env, base_env, settings)
             finally:
                 base_env.stop()
+        self._declared = declared(env)
+
+    @property
+    def _have_own(self) -> bool:
+        """Whether evaluations have an environment or a mapping of their own."""
+        return bool(_OWN & set(self._config.evaluation_config or ()))
+
+    def _check_plays(self, env: Any, base_env: BaseEnv, settings: AlgorithmConfig) -> None:
+        """Refuse an environment that policies cannot play in."""
+        check_number(env, settings.num_envs_per_worker)
+        if not base_env.external:
+            self._players(settings).check_plays(base_env, env, settings)
+
+    def _make_envs(self, settings: AlgorithmConfig) -> BaseEnv:
+        """Create the environments of evaluations that this process plays."""
+        env, base_env = make_evaluation_experience(settings, self._training_env)
+        try:
+            if self._have_own:
+                with _told_where():
+                    self._check_plays(env, base_env, settings)
+        except BaseException:
+            base_env.stop()
+            raise
+        return base_env
 
     def run(self, algorithm: Any, underway: Underway) -> dict[str, Any]:
         """Play, and return what it told; `algorithm` is what callbacks are shown.
@@ -179,11 +208,12 @@ class Evaluations:
         if config.evaluation_num_workers:
             from menv.algorithms.evaluation.evaluation_workers import EvaluationWorkers
 
-            return EvaluationWorkers(settings, players, first, seed, self._first)
+            if config.evaluation_interval is None:
+                self._try_out()
+            return EvaluationWorkers(settings, players, first, seed, self._first, self._declared)
         own = settings.callbacks
         callbacks = self._callbacks if own is config.callbacks else read_callbacks(own)
-        make = partial(make_evaluation_envs, training_env=first)
-        return Evaluation(settings, players, make, callbacks, seed)
+        return Evaluation(settings, players, self._make_envs, callbacks, seed)
 
     def _players(self, settings: AlgorithmConfig) -> Players:
         mapped = "policy_mapping_fn" in ((self._config.evaluation_config or {}).get("multiagent") or {})

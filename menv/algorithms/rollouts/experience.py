@@ -97,20 +97,18 @@ def check_evaluable(config: AlgorithmConfig, training_env: Any) -> None:
         )
 
 
-def make_evaluation_envs(config: AlgorithmConfig, training_env: Any, place: Place = _DRIVER) -> BaseEnv:
+def make_evaluation_experience(
+    config: AlgorithmConfig, training_env: Any, place: Place = _DRIVER
+) -> tuple[Any, BaseEnv]:
     """Create the environments of evaluations, or one worker's share of them.
+
+    Returns:
+        The first of them, which knows the agents and their spaces, and all of them in table form.
 
     Raises:
         ConfigError: The config's `env` is that which is trained in, or there is none.
         EnvCrashError: An environment could not be created.
     """
-    return make_evaluation_experience(config, training_env, place)[1]
-
-
-def make_evaluation_experience(
-    config: AlgorithmConfig, training_env: Any, place: Place = _DRIVER
-) -> tuple[Any, BaseEnv]:
-    """Return what `make_evaluation_envs` does, after the first environment, which knows the agents and their spaces."""
     check_evaluable(config, training_env)
     make = partial(_make_env, config, place)
     env = make(0)

@@ -44,6 +44,7 @@ class Plan:
         company: The policies.
         seed: Key of every random draw.
         declared: The spaces of the driver's environment.
+        num_envs: How many sub-environments each worker has.
     """
 
     settings: Settings | Sealed
@@ -51,6 +52,7 @@ class Plan:
     company: Company
     seed: int
     declared: Declared
+    num_envs: int
 
 
 class Fragment(NamedTuple):

@@ -19,13 +19,13 @@ from menv.algorithms.rollouts.experience import make_experience
 from menv.algorithms.rollouts.fragment import Fragment, Plan
 from menv.algorithms.rollouts.rollouts import LocalRollouts, Tree, freeze
 from menv.callbacks import overrides, read_callbacks
-from menv.errors import ContractError, EnvFaultWarning
+from menv.errors import EnvFaultWarning
 from menv.loop.net_policy import NetPolicy
 from menv.loop.own_cohort import OwnCohort
 from menv.metrics import Metrics
 from menv.scale.log_level import set_log_level
 from menv.scale.packing import Sealed
-from menv.scale.same_spaces import check_spaces
+from menv.scale.same_spaces import check_worker
 from menv.scale.watchdog import Watchdog, creation_limit, limited
 
 Filters = dict[str, list[tuple[int, Any]]]
@@ -82,11 +82,7 @@ class RolloutWorker:
         seconds = None if config.remote_worker_envs else config.env_timeout
         with limited(creation_limit(seconds)):
             first, base_env = make_experience(config, plan.place)
-        try:
-            check_spaces(f"worker {plan.place.worker_index}", first, plan.declared)
-        except ContractError:
-            base_env.stop()
-            raise
+        check_worker(f"worker {plan.place.worker_index}", base_env, first, plan.declared, plan.num_envs)
         callbacks = read_callbacks(config.callbacks)
         self._rollouts = LocalRollouts(
             config,

@@ -243,7 +243,7 @@ class Workers:
             settings = self._first
         seed = draws.key(self._seed, index, times) >> 2 if times else self._seed
         place = Place(index + 1, recreated=times > 0)
-        return "take", Plan(settings, place, self._headlines.company(), seed, self._declared)
+        return "take", Plan(settings, place, self._headlines.company(), seed, self._declared, self._each)
 
     def _replace(self, index: int, error: WorkerLostError) -> None:
         """Put another worker in the place of one that is lost; the episodes that ran in it are counted."""
