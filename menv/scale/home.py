@@ -13,7 +13,7 @@ from typing import Any
 
 from menv.forked_child import end_if_forked
 from menv.scale.far_error import Raised
-from menv.scale.packing import Parts, pack, unpack
+from menv.scale.packing import Parts, UnsendableError, pack, unpack
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables of the environment: a home has a core of its own, at most; threads beside it would take those of others."""
@@ -64,9 +64,7 @@ class Home:
         """
         method = "?"
         try:
-            method, args = unpack(question)
-            if parcel is not None:
-                args = (*args, unpack(parcel))
+            method, args = _opened(question, parcel)
             value = self._call(method, args)
             if isinstance(value, Raised):
                 return pack((False, value))
@@ -74,8 +72,8 @@ class Home:
         except Exception as error:
             end_if_forked(error)
             raised = Raised.of(error)
-            if method == CREATE:
-                self._failed = raised
+            if self._object is None:
+                self._failed = self._failed or raised
             return pack((False, raised))
 
     def stop(self) -> None:
@@ -90,3 +88,19 @@ class Home:
             return None
         # Questions may have been on their way before it was known that there is nothing to ask.
         return self._failed if self._failed is not None else getattr(self._object, method)(*args)
+
+
+def _opened(question: Parts, parcel: Parts | None) -> tuple[str, tuple[Any, ...]]:
+    """Return the name of a method, and what it is called with.
+
+    Raises:
+        UnsendableError: Something is named in it that there is not in this process.
+    """
+    try:
+        method, args = unpack(question)
+        return method, args if parcel is None else (*args, unpack(parcel))
+    except (ImportError, AttributeError) as error:
+        raise UnsendableError(
+            f"opened in another process: {type(error).__name__}: {error}, expected names of modules that can be "
+            "imported there too; put the folder of the module on sys.path, or the class into the script"
+        ) from error

@@ -3,8 +3,10 @@
 import os
 import re
 import resource
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -247,6 +249,21 @@ def test_an_exception_that_cannot_say_what_it_is_does_no_harm(engine: Engine) ->
     with pytest.raises(MuteError):
         peer.answer()
     assert peer.answer() == 1
+
+
+@pytest.mark.slow_on_ray
+def test_what_names_a_module_that_cannot_be_imported_elsewhere_says_what_to_do(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = types.ModuleType("plugin_of_a_file")
+    exec("class Game:\n    def size(self):\n        return 1", plugin.__dict__)
+    monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
+    said = "No module named 'plugin_of_a_file', expected names .*; put the folder of the module on sys.path"
+    peer = engine.start(plugin.Game, label="worker 1")
+    peer.ask("size")
+    for _ in range(2):
+        with pytest.raises(UnsendableError, match=said):
+            peer.answer()
 
 
 @pytest.mark.slow_on_ray
