@@ -52,6 +52,7 @@ class Peer(ABC):
 
         Raises:
             UnsendableError: An argument cannot be sent.
+            NoRoomError: There is no room for the arguments.
         """
 
     @abstractmethod
@@ -60,7 +61,7 @@ class Peer(ABC):
 
         Raises:
             CallOrderError: Nothing was asked.
-            NoRoomError: It could not be started.
+            NoRoomError: It could not be started, or there is no room for the answer, and it is lost.
             WorkerLostError: The process or its machine is gone, and whatever was asked with it.
             Exception: What the method raised, with the traceback of over there as its cause.
         """

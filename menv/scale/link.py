@@ -8,6 +8,7 @@ file open; where a program holds many of them, the next ones are copied out of i
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import select
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from menv.errors import NoRoomError
 from menv.scale.packing import Parts
 
 _HEAD = struct.Struct("<I?")
@@ -67,14 +69,21 @@ class Packed:
         return b"".join((head, *self._parts))
 
     def _share(self) -> None:
-        """Move the parts into shared memory."""
-        self.fd = _memory()
-        starts, size = _places(self._lengths)
-        os.ftruncate(self.fd, size)
-        for start, part in zip(starts, self._parts, strict=True):
-            view, done = memoryview(part), 0
-            while done < len(view):
-                done += os.pwrite(self.fd, view[done : done + (1 << 30)], start + done)
+        """Move the parts into shared memory.
+
+        Raises:
+            NoRoomError: There is none.
+        """
+        try:
+            self.fd = _memory()
+            starts, size = _places(self._lengths)
+            os.ftruncate(self.fd, size)
+            for start, part in zip(starts, self._parts, strict=True):
+                view, done = memoryview(part), 0
+                while done < len(view):
+                    done += os.pwrite(self.fd, view[done : done + (1 << 30)], start + done)
+        except OSError as error:
+            raise _no_room(error.strerror) from error
         self._parts = []
 
 
@@ -174,6 +183,7 @@ class Link:
 
         Raises:
             EOFError: The other end is gone.
+            NoRoomError: No file can be opened for what has come.
         """
         if self.come:
             return
@@ -228,6 +238,7 @@ def _receive(source: socket.socket) -> Letter:
 
     Raises:
         EOFError: The other end is gone.
+        NoRoomError: No file can be opened for what came with it, which is lost.
     """
     try:
         head, fd = _head(source)
@@ -240,6 +251,9 @@ def _receive(source: socket.socket) -> Letter:
     places, size = _places(lengths)
     try:
         memory = _mapped(fd, size) if len(_open) < _MOST_OPEN else _copied(fd, size)
+    except OSError:
+        # No other file may be open, or no more memory be mapped.
+        memory = _copied(fd, size)
     finally:
         os.close(fd)
     return Letter(
@@ -276,10 +290,20 @@ def _memory() -> int:
         return os.dup(file.fileno())
 
 
+def _no_room(why: str | None) -> NoRoomError:
+    return NoRoomError(
+        f"memory shared with another process: {why}, expected room for one more open file and what it holds; raise the "
+        "limits (ulimit -n), hold fewer files open, or let workers sample less at a time"
+    )
+
+
 def _head(source: socket.socket) -> tuple[bytes, int | None]:
     """Return the first bytes of a letter, and the descriptor of shared memory that came with them."""
     # Not socket.recv_fds, nor send_fds above: they drop the flags that they are given.
-    head, rights, _, _ = source.recvmsg(_HEAD.size, socket.CMSG_LEN(_FD.size), _CLOSE_ON_EXEC)
+    head, rights, flags, _ = source.recvmsg(_HEAD.size, socket.CMSG_LEN(_FD.size), _CLOSE_ON_EXEC)
+    if flags & socket.MSG_CTRUNC:
+        # Who went on would wait for bytes that lie in that memory.
+        raise _no_room(os.strerror(errno.EMFILE))
     if not head:
         raise EOFError
     if len(head) < _HEAD.size:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,26 @@ def ran(program: subprocess.Popen[str]) -> str:
     out, err = program.communicate(timeout=4 * PATIENCE_S)
     assert program.returncode == 0, err
     return out
+
+
+def open_files() -> list[int]:
+    """Return the numbers of the files that this process has open."""
+    return sorted(map(int, os.listdir("/proc/self/fd")))
+
+
+@contextmanager
+def files_left(free: int) -> Iterator[None]:
+    """Let this process open so many more files and no others."""
+    before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files()[-1] + 10, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(free):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for number in taken:
+            os.close(number)

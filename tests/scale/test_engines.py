@@ -8,7 +8,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from menv.scale.far_error import FarError, FarTraceback
 from menv.scale.packing import UnsendableError
 from menv.scale.process_engine import ProcessEngine, ProcessPeer
 from tests.scale.homes import Counter, Stubborn, Unclosable, Unmakeable, raise_secret
-from tests.scale.processes import PATIENCE_S, eventually, lives
+from tests.scale.processes import PATIENCE_S, eventually, files_left, lives, open_files
 
 
 def started(engine: Engine, make: Callable[..., Any] = Counter, *args: Any, label: str = "worker 1") -> Peer:
@@ -149,24 +149,14 @@ def test_arrays_that_somebody_keeps_do_not_use_up_the_files_that_may_be_open() -
 
 @pytest.mark.parametrize("free", [0, 2, 5])
 def test_a_process_for_which_there_are_no_files_is_named(free: int) -> None:
-    engine, taken = ProcessEngine(), []
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    there = sorted(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (there[-1] + 10, before[1]))
-    try:
-        with suppress(OSError):
-            while True:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-        for _ in range(free):
-            os.close(taken.pop())
-        with pytest.raises(NoRoomError, match=r"worker 1: .*Too many open files.*ulimit -n"):
-            started(engine)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        for number in taken:
-            os.close(number)
+    engine, there = ProcessEngine(), open_files()
+    with (
+        files_left(free),
+        pytest.raises(NoRoomError, match=r"worker 1: .*Too many open files.*ulimit -n"),
+    ):
+        started(engine)
     # Nothing is left open, and there is room again.
-    assert sorted(map(int, os.listdir("/proc/self/fd"))) == there
+    assert open_files() == there
     assert asked(started(engine), "echo", 1) == 1
     engine.stop()
 
