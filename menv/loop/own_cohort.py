@@ -139,7 +139,9 @@ class OwnCohort(Cohort):
 
     def twin(self) -> OwnCohort:
         """Return a cohort of the same policy objects, with a ledger of its own."""
-        return OwnCohort(self.policy_ids, self.policies, self.observation_space, self.action_space)
+        return OwnCohort(
+            self.policy_ids, self.policies, self.observation_space, self.action_space, self._classic
+        )
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
         """Return a preprocessor for the batch's obs column, None where the space cannot be flattened."""

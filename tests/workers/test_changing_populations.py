@@ -127,6 +127,18 @@ def test_places_of_ones_own_policies_are_used_again_and_nobody_answers_for_anoth
         assert len(algo._population.cohorts) <= 7
 
 
+def test_evaluations_of_workers_are_played_when_one_of_ones_own_policies_is_gone() -> None:
+    with running(0, env=Counting, evaluation_num_workers=1, evaluation_duration=2) as algo:
+        for policy_id in ("first", "second"):
+            algo.add_policy(policy_id, PolicySpec(policy_class=Set), policy_mapping_fn=to_first)
+            algo.evaluate()
+        algo.remove_policy("first")
+        algo.add_policy(
+            "third", PolicySpec(policy_class=Set), policy_mapping_fn=lambda *args, **kwargs: "third"
+        )
+        assert algo.evaluate()["evaluation"]["episodes_this_iter"] == 2
+
+
 def test_another_thread_may_change_the_population_while_workers_are_asked() -> None:
     with running(1) as algo:
         done = threading.Event()
