@@ -229,12 +229,16 @@ class Episode(Told, told=_CLASSIC):
     def from_state(cls, env_id: EnvId, state: Mapping[str, Any]) -> Self:
         """Return the episode of which `state` returned this."""
         episode = cls(state["episode_id"], env_id)
-        episode.length = state["length"]
-        episode.agent_rewards, episode.unclaimed_rewards = state["agent_rewards"], state["unclaimed_rewards"]
+        episode.length, episode.unclaimed_rewards = int(state["length"]), float(state["unclaimed_rewards"])
+        episode.agent_rewards = {
+            (agent, policy): float(reward) for (agent, policy), reward in state["agent_rewards"].items()
+        }
         # Earlier versions counted none of them in the returns of agents.
-        episode._strays = state.get("strays", state["unclaimed_rewards"])
+        episode._strays = float(state.get("strays", state["unclaimed_rewards"]))
         episode._policies, episode._extras, episode._last = state["policies"], state["extras"], state["last"]
-        episode._lives, episode._open = state.get("lives"), state.get("open", {})
+        episode._lives = state.get("lives")
+        counted = state.get("open", {})
+        episode._open = {agent: None if told is None else float(told) for agent, told in counted.items()}
         if state["rng"] is not None:
             episode.rng.bit_generator.state = state["rng"]
         return episode

@@ -53,12 +53,33 @@ def as_plain(record: Record) -> list[Any]:
         others += [(policy, reward) for (_, policy), reward in rewards.items()]
         rewards = {}
     members = {group: dict(by_member) for group, by_member in record.members.items()}
-    custom = {name: float(value) for name, value in record.custom_metrics.items()}
+    custom = floats(record.custom_metrics)
     hist = {name: [float(value) for value in values] for name, values in record.hist_data.items()}
     members = members if is_plain(members) else {}
     return [
         float(record.total_reward), int(record.length), rewards, others, members, custom, hist, list(record.when),
     ]  # fmt: skip
+
+
+def from_plain(fields: Sequence[Any]) -> Record:
+    """Return the record of which `as_plain` made these; whatever is wrong with them is found here and not in a mean."""
+    # Older checkpoints do not know when.
+    total, length, rewards, others, members, custom, hist, *when = fields
+    return Record(
+        float(total),
+        int(length),
+        {(agent, policy): float(reward) for (agent, policy), reward in rewards.items()},
+        [(policy, float(reward)) for policy, reward in others],
+        {group: floats(by_member) for group, by_member in members.items()},
+        floats(custom),
+        {name: [float(value) for value in values] for name, values in hist.items()},
+        *((steps, index) for steps, index in when),
+    )
+
+
+def floats(by_name: Mapping[Any, Any]) -> dict[Any, float]:
+    """Return numbers by name as floats."""
+    return {name: float(value) for name, value in by_name.items()}
 
 
 def cut_short(episode: Episode) -> tuple[dict[tuple[AgentId, str], float], list[tuple[str, float]]]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from menv.base_env import SINGLE_AGENT, AgentId
 from menv.episode import Episode
-from menv.episode_record import AS_THEY_COME, MOST_AGENTS, Record, When, as_plain, cut_short
+from menv.episode_record import AS_THEY_COME, MOST_AGENTS, Record, When, as_plain, cut_short, from_plain
 from menv.errors import ContractError
 
 Returns: TypeAlias = dict[Any, list[float]]
@@ -78,8 +78,8 @@ class Metrics:
         """Take in an episode that ended; see `Record.when`.
 
         Raises:
-            ContractError: A custom metric is no number, an entry of `hist_data` no list of them, or no float64 holds
-                the episode's return.
+            ContractError: A custom metric is no number or infinite, an entry of `hist_data` no list of finite ones, or
+                no float64 holds the episode's return.
         """
         rewards: Mapping[tuple[AgentId, str], float] = episode.agent_rewards
         if not math.isfinite(episode.total_reward):
@@ -99,8 +99,9 @@ class Metrics:
                 name: _number("custom_metrics", name, value)
                 for name, value in extras.get("custom_metrics", _NOTHING).items()
             }
+            # Their names are keys of a result, which is to be JSON.
             hist = {
-                name: _numbers("hist_data", name, values)
+                f"{name}": _numbers("hist_data", name, values)
                 for name, values in extras.get("hist_data", _NOTHING).items()
             }
             if "media" in extras:
@@ -223,15 +224,17 @@ class Metrics:
         """Take over what `state` returned."""
         for window, records in ((self._before, state["before"]), (self._new, state["new"])):
             window.clear()
-            # Older checkpoints do not know when.
-            window.extend(Record(*record[:7], *map(tuple, record[7:])) for record in records)
+            window.extend(map(from_plain, records))
         self._solo.clear()
         self._media.clear()
-        self._new_count, self._new_faulty = state["new_count"], state["new_faulty"]
+        self._new_count, self._new_faulty = int(state["new_count"]), int(state["new_faulty"])
         # Older checkpoints know of none.
-        self._faulty_total, self._first_fault = state.get("faulty_total", 0), state.get("first_fault")
-        self._unclaimed, self.episodes_total = _exact(state["unclaimed_rewards"]), state["episodes_total"]
-        self.episodes_not_resumed = state["episodes_not_resumed"]
+        self._faulty_total, self._first_fault = int(state.get("faulty_total", 0)), state.get("first_fault")
+        self._unclaimed, self.episodes_total = (
+            _exact(state["unclaimed_rewards"]),
+            int(state["episodes_total"]),
+        )
+        self.episodes_not_resumed = int(state["episodes_not_resumed"])
 
     def _forget_new(self) -> None:
         """Begin a new iteration."""
@@ -296,13 +299,17 @@ def _mean_min_max(name: str, returns: Returns) -> dict[str, dict[Any, float | No
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    if not values:
+        return None
+    total = sum(values)
+    # A float64 holds each of them and not the sum.
+    return total / len(values) if math.isfinite(total) else sum(value / len(values) for value in values)
 
 
 def _number(where: str, name: str, value: Any) -> float:
-    """Return what a callback has put into an episode as a number."""
+    """Return what a callback has put into an episode as a number, NaN where it has none."""
     try:
-        return float(value)
+        number = float(value)
     except OverflowError:
         raise ContractError(
             f"episode.{where}[{name!r}]: more than a float64 holds, expected a smaller number; scale it"
@@ -312,16 +319,23 @@ def _number(where: str, name: str, value: Any) -> float:
         raise ContractError(
             f"episode.{where}[{name!r}]: {type(value).__name__}, expected a number; {hint}"
         ) from None
+    if math.isinf(number):
+        raise ContractError(
+            f"episode.{where}[{name!r}]: {number}, expected a finite number, or NaN where there is none; leave it out "
+            "of such an episode"
+        )
+    return number
 
 
 def _numbers(where: str, name: str, values: Any) -> list[float]:
-    """Return what a callback has put into an episode as a list of numbers."""
+    """Return what a callback has put into an episode as a list of numbers; a NaN is none."""
     if not isinstance(values, Iterable) or isinstance(values, Mapping | str):
         raise ContractError(
             f"episode.{where}[{name!r}]: {type(values).__name__}, expected a list of numbers; append to a list, or put "
             "a single number into custom_metrics"
         )
-    return [_number(where, name, value) for value in values]
+    numbers = [_number(where, name, value) for value in values]
+    return [number for number in numbers if not math.isnan(number)]
 
 
 def _custom(episodes: Sequence[Record]) -> dict[str, float | None]:

@@ -83,7 +83,7 @@ class Stacker:
         if isinstance(space, gym.spaces.Discrete):
             return _stack_discrete(values, space, self._path)
         if isinstance(values, np.ndarray) and values.dtype != object:
-            return _checked_array(values, space, self._path)
+            return self._checked(values)
         rows, dtype = len(values), self._dtype
         try:
             # A join costs a quarter of np.array, but sees bytes only: dtypes are compared by identity.
@@ -103,12 +103,11 @@ class Stacker:
             return _stack_slowly(values, space, self._path)
         return np.frombuffer(data, dtype).reshape(rows, *self._shape)
 
-
-def _checked_array(values: Array, space: gym.Space[Any], path: str) -> Array:
-    """Pass on an array [R, *shape] of the right shape."""
-    if values.shape[1:] != (space.shape or ()):
-        raise OutsideSpaceError(0, why_outside(space, values[0], path) or "wrong shape")
-    return values
+    def _checked(self, values: Array) -> Array:
+        """Pass on an array [R, *shape] whose shape and dtype are those of an element of the space."""
+        if values.shape[1:] != self._shape or not np.can_cast(values.dtype, self._dtype):
+            raise OutsideSpaceError(0, why_outside(self._space, values[0], self._path) or "wrong shape")
+        return values
 
 
 def _stack_discrete(values: Sequence[Any] | Array, space: gym.spaces.Discrete, path: str) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import gymnasium as gym
@@ -235,6 +236,30 @@ def test_a_custom_metric_of_nan_says_that_an_episode_has_none() -> None:
         "speed_mean": 2.0, "speed_min": 1.0, "speed_max": 3.0,
         "height_mean": None, "height_min": None, "height_max": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [float("inf"), np.float32(-np.inf)])
+def test_infinite_numbers_of_a_users_own_are_named(value: Any) -> None:
+    for name, own in (("custom_metrics", value), ("hist_data", [1.0, value])):
+        one = episode({("a", "p"): 1.0})
+        getattr(one, name)["speed"] = own
+        with pytest.raises(
+            ContractError, match=rf"^episode\.{name}\['speed'\]: -?inf, expected a finite number, or NaN"
+        ):
+            Metrics().record(one)
+
+
+def test_a_result_is_json_whatever_names_and_numbers_callbacks_give() -> None:
+    metrics = Metrics()
+    for _ in range(2):
+        one = episode({("a", "p"): 1e308})
+        one.hist_data[("a", 1)] = [1.5, float("nan"), np.float32(2.5)]  # type: ignore[index, list-item]
+        one.custom_metrics.update({("a", 1): 1e308, "none": float("nan")})  # type: ignore[dict-item]
+        metrics.record(one)
+    summary = metrics.summary()
+    assert summary["hist_stats"]["('a', 1)"] == [1.5, 2.5, 1.5, 2.5]
+    assert summary["episode_reward_mean"] == summary["custom_metrics"]["('a', 1)_mean"] == 1e308
+    json.dumps(summary, allow_nan=False)
 
 
 def test_media_reach_one_result_and_are_let_go() -> None:

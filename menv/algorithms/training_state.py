@@ -145,11 +145,11 @@ class TrainingState:
         population, progress = self.population, self.progress
         self._begin_again(seed)
         population.set_state(tree, weights, seed)
-        progress.iteration = tree["iteration"]
+        progress.iteration = int(tree["iteration"])
         progress.began = time.perf_counter() - tree["time_total_s"]
         population.learners.set_state(chosen, seed)
-        population.learners.env_steps_trained = tree["env_steps_trained"]
-        population.learners.agent_steps_trained = tree["agent_steps_trained"]
+        population.learners.env_steps_trained = int(tree["env_steps_trained"])
+        population.learners.agent_steps_trained = int(tree["agent_steps_trained"])
         if self.published is not None:
             # Numbers go on from those that clients may know.
             self.published.publish(tree.get("weights_seq_no", 0))

@@ -347,7 +347,7 @@ class Sampler(Told, told=OF_WORKERS):
         env, steps = self.base_env, tree["steps"]
         self.env_steps, self.agent_steps = tree["env_steps"], tree["agent_steps"]
         self._unrolls = tree["pieces"]
-        self.digest = Digest(*tree.get("digest", ()))
+        self.digest = Digest(*map(int, tree.get("digest", ())))
         same = not env.num_envs or env.num_envs == len(steps)
         if not same:
             # Other sub-environments: none is where it was, and none may draw the same numbers again.

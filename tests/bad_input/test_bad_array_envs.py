@@ -144,3 +144,24 @@ def test_infos_that_hold_nothing_of_some_sub_environments_are_named_where_somebo
         lambda: PPO(env=lambda context: Telling(), config={**SMALL, "callbacks": Looking}).sample()
     )
     assert "step: infos hold nothing of it under 'speed'" in message
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+@pytest.mark.parametrize("nested", [False, True])
+def test_batches_of_another_dtype_are_named_as_single_observations_are(dtype: Any, nested: bool) -> None:
+    class Wide(Arrays):
+        def __init__(self) -> None:
+            super().__init__()
+            if nested:
+                self.single_observation_space = gym.spaces.Dict(x=self.single_observation_space)
+                self.observation_space = batch_space(self.single_observation_space, 3)
+
+        def reset(self, **kwargs: Any) -> Any:
+            obs = np.zeros((3, 2), dtype)
+            return {"x": obs} if nested else obs, {}
+
+    message = told(lambda: PPO(env=lambda context: Wide(), config=SMALL).sample(), ContractError)
+    assert (
+        f"expected float32 of shape (2,), got {np.dtype(dtype)}; convert it with .astype(np.float32)"
+        in message
+    )

@@ -104,7 +104,7 @@ def test_a_restore_that_was_broken_off_has_to_come_to_its_end_before_anything_el
         assert algo.train()["digest"] == expected
 
 
-def _signed(folder: Path, name: str, keys: list[str], value: Any) -> None:
+def _signed(folder: Path, name: str, keys: list[Any], value: Any) -> None:
     """Change an entry of a file of a checkpoint and make all hashes right again, as somebody who means harm."""
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest.pop("sha256")
@@ -130,11 +130,18 @@ def _signed(folder: Path, name: str, keys: list[str], value: Any) -> None:
     ("state.json", ["metrics"], None, "cannot be taken over"),
     ("state.json", ["sampler"], [["\n" * 300]], "cannot be taken over"),
     ("state.json", ["learners"], [[[], 1]], "cannot be taken over"),
+    ("state.json", ["iteration"], "", "cannot be taken over"),
+    ("state.json", ["agent_steps_trained"], "", "cannot be taken over"),
+    ("state.json", ["metrics", "episodes_total"], [], "cannot be taken over"),
+    ("state.json", ["metrics", "before"], [[1.0, 9, {"o": 1.0}, [], {}, {}, {}]], "cannot be taken over"),
+    ("state.json", ["sampler", "episodes", 0, "episode", "agent_rewards"], {"only": 1.0}, "cannot be taken over"),
+    ("state.json", ["sampler", "episodes", 0, "episode", "open"], {"agent0": "much"}, "cannot be taken over"),
 ])  # fmt: skip
 def test_what_somebody_made_up_with_right_hashes_is_refused_in_one_line(
-    name: str, keys: list[str], value: Any, said: str, tmp_path: Path
+    name: str, keys: list[Any], value: Any, said: str, tmp_path: Path
 ) -> None:
     with DQN(env="CartPole-v1", config=REPLAYED) as algo:
+        algo.train()
         folder = algo.save(tmp_path)
         _signed(folder, name, keys, value)
         for load in (algo.restore, DQN.from_checkpoint):
