@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
+from menv.classic_names import classic_keywords
 from menv.errors import ConfigError
+
+_IN_CONFIG = "write callbacks=MyCallbacks, or a dict of functions, as a keyword of the config"
 
 
 class DefaultCallbacks:
@@ -40,16 +43,16 @@ class DefaultCallbacks:
     the results.
     """
 
+    @classic_keywords(_IN_CONFIG)
     def __init__(self, legacy_callbacks_dict: Mapping[str, Callable[..., Any]] | None = None) -> None:
         """Take what classic subclasses hand on; functions by hook go into the config by themselves.
 
         Raises:
-            ConfigError: It is not None.
+            ConfigError: It is not None, as after `PPOConfig().callbacks(MyCallbacks)`, or something else is given.
         """
         if legacy_callbacks_dict:
-            raise ConfigError(
-                "DefaultCallbacks: legacy_callbacks_dict is given, expected None; write callbacks={...} in the config"
-            )
+            given = getattr(legacy_callbacks_dict, "__name__", "legacy_callbacks_dict")
+            raise ConfigError(f"DefaultCallbacks: {given} is given, expected None; {_IN_CONFIG}")
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Called once, when `algorithm` is complete."""

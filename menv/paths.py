@@ -39,12 +39,20 @@ def folder_given(where: str, value: Any) -> Path:
     path = path_given(where, value)
     if path.is_dir():
         return path
-    what = f"{path} is a file" if path.exists() else f"there is no folder {path} in {Path.cwd()}"
-    if path.is_absolute() and not path.exists():
-        what = f"there is no folder {path}"
+    what = f"{path} is a file" if path.exists() else f"there is no folder {path}{_where_from(path)}"
     raise ConfigError(
         f"{where}: {what}, expected a folder that save or export_checkpoint wrote; check the path, and unpack archives"
     )
+
+
+def _where_from(path: Path) -> str:
+    """Return what a path that is not there is looked for in, "" where it says so itself."""
+    if path.is_absolute():
+        return ""
+    try:
+        return f" in {Path.cwd()}"
+    except OSError:
+        return " in the working directory, which is gone itself"
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def _docstrings(cls: type[Any]) -> Iterator[tuple[str, str]]:
 
 def _default(field: Field[Any]) -> str:
     if field.default is not MISSING:
-        return f"`{field.default!r}`"
+        return f"`{getattr(field.default, '__name__', repr(field.default))}`"
     assert field.default_factory is not MISSING
     made = field.default_factory()
     return "below" if is_dataclass(made) else f"`{made!r}`"

@@ -192,6 +192,22 @@ def test_callbacks_hand_on_what_classic_ones_were_made_with() -> None:
         DefaultCallbacks({"on_episode_end": print})
 
 
+def test_a_chain_of_settings_says_where_callbacks_are_given() -> None:
+    class Mine(DefaultCallbacks):
+        """Does nothing."""
+
+    chain: Any = PPOConfig().callbacks
+    with pytest.raises(
+        ConfigError, match=r"^DefaultCallbacks: Mine is given, .*; write callbacks=MyCallbacks"
+    ):
+        chain(Mine)
+    for classic in ({"callbacks_class": Mine}, {"on_episode_end": print}):
+        with pytest.raises(
+            ConfigError, match=rf"{next(iter(classic))} is given, .*; write callbacks=MyCallbacks"
+        ):
+            chain(**classic)
+
+
 def test_a_remote_environment_says_how_its_methods_are_called() -> None:
     class Far:
         def call(self, index: int, method: str, *args: Any) -> Any:

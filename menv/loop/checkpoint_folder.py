@@ -186,7 +186,7 @@ def keep_only(root: Path, names: set[str]) -> None:
             if folder.name not in names and folder.name != latest:
                 gone = root / f".removed-{folder.name}-{secrets.token_hex(4)}"
                 os.replace(folder, gone)
-                shutil.rmtree(gone)
+                _remove(gone)
 
 
 def numbered(root: Path) -> list[Path]:
@@ -365,11 +365,18 @@ def _alone(root: Path) -> Iterator[bool]:
 
 def _sweep(root: Path) -> None:
     """Delete what processes that were killed have left."""
-    for pattern in (".writing-*", ".replaced-*", ".removed-*"):
+    for pattern in (".writing-*", ".replaced-*", ".removed-*", ".latest-*"):
         for path in root.glob(pattern):
-            shutil.rmtree(path, ignore_errors=True)
-    for path in root.glob(".latest-*"):
-        path.unlink(missing_ok=True)
+            with suppress(OSError):
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Delete a file or a folder; of a link to one, which somebody has put in its place, the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _sha256(path: Path) -> str:

@@ -8,6 +8,7 @@ is not known here: of a checkpoint nothing is read but its manifest and the poli
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -26,6 +27,8 @@ POLICIES, LEFT_OUT = "policies", "policies_left_out"
 """Entries of a checkpoint's manifest; the first is also the folder of the policies."""
 
 _MOST_WHY = 500
+_DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)\d)(\.|$)")
+"""What Windows takes for one whatever comes behind the dot; checkpoints are carried there."""
 
 
 def write_policies(
@@ -152,11 +155,11 @@ def _chosen(where: Path, chosen: list[str] | None, found: Iterable[str]) -> list
 
 
 def _folder_names(policy_ids: Iterable[str]) -> list[str]:
-    """Return a folder's name for each policy: its id, unless some file systems take that for one before it."""
+    """Return a folder's name for each policy: its id, unless some systems take that for one before it or a device."""
     names: dict[str, str] = {}
     for policy_id in policy_ids:
         name = policy_id
-        while (alike := unicodedata.normalize("NFC", name).casefold()) in names:
+        while (alike := unicodedata.normalize("NFC", name).casefold()) in names or _DEVICE.match(alike):
             name = f"+{name}"
         names[alike] = name
     return list(names.values())

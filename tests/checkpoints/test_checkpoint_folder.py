@@ -139,6 +139,29 @@ def test_what_a_killed_process_left_is_swept_up(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "000004", "LATEST"]
 
 
+def test_of_a_checkpoint_that_was_moved_away_and_linked_the_link_alone_is_deleted(tmp_path: Path) -> None:
+    root, archive = tmp_path / "run", tmp_path / "archive"
+    archive.mkdir()
+    for number in (1, 2):
+        folder = written(root, number)
+        folder.rename(archive / folder.name)
+        folder.symlink_to(archive / folder.name)
+    written(root, 2)
+    keep_only(root, set())
+    assert sorted(path.name for path in root.iterdir()) == ["000002", "LATEST"]
+    assert [find_checkpoint(archive / name).name for name in ("000001", "000002")] == ["000001", "000002"]
+
+
+def test_a_folder_is_named_also_where_the_working_directory_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    with pytest.raises(ConfigError, match=r"there is no folder run in the working directory, which is gone"):
+        find_checkpoint("run")
+
+
 def test_the_latest_is_kept_whatever_is_asked(tmp_path: Path) -> None:
     for number in range(4):
         written(tmp_path, number)

@@ -228,8 +228,10 @@ def test_a_full_disk_stops_a_save_and_the_checkpoint_of_before_stays(
     assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
 
 
-def test_ids_that_some_file_systems_hold_for_the_same_have_folders_of_their_own(tmp_path: Path) -> None:
-    names = ["Red", "red", "+red", ".hid den", "é" * 3, "e\u0301" * 3, "x" * 200]
+def test_ids_that_some_systems_hold_for_the_same_or_for_devices_have_folders_of_their_own(
+    tmp_path: Path,
+) -> None:
+    names = ["Red", "red", "+red", ".hid den", "é" * 3, "e\u0301" * 3, "x" * 200, "Con", "lpt1.a"]
     own = {**SMALL, "multiagent": {"policies": names, "policy_mapping_fn": lambda agent, *_, **__: "Red"}}
     with PPO(env="CartPole-v1", config=own) as algo:
         folder = algo.save(tmp_path)
@@ -240,7 +242,7 @@ def test_ids_that_some_file_systems_hold_for_the_same_have_folders_of_their_own(
             assert same(policy.get_weights(), algo.get_policy(name).get_weights())
     folders = [path.name for path in (folder / "policies").iterdir()]
     assert len({name.casefold() for name in folders}) == len(names)
-    assert {"Red", "+red", "++red", ".hid den"} <= set(folders)
+    assert {"Red", "+red", "++red", ".hid den", "+Con", "+lpt1.a"} <= set(folders)
 
 
 @pytest.mark.parametrize("kind", ["continuous", "lstm", "worth", "group"])

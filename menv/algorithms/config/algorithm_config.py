@@ -14,6 +14,7 @@ from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.algorithms.config.numbers import LARGEST, MOST, MOST_ROWS, check_count, check_number, shown
 from menv.algorithms.config.read_as_dict import ReadAsDict
+from menv.callbacks import DefaultCallbacks
 from menv.classic_names import OF_CONFIGS, OnClass, Told
 from menv.errors import ConfigError
 
@@ -139,7 +140,7 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     """With `evaluation_num_workers`: whether they play while an iteration trains, with the weights of its beginning."""
     always_attach_evaluation_results: bool = False
     """Whether results without an evaluation of their own repeat the last one."""
-    callbacks: Any = None
+    callbacks: Any = DefaultCallbacks
     """A subclass of `DefaultCallbacks`, an instance of one, or a list of several."""
     multiagent: MultiAgentConfig = field(default_factory=MultiAgentConfig)
     """Policies and their mapping."""
