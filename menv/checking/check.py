@@ -96,12 +96,13 @@ def _check(
         return getattr(env, "menv_ignore", ())
     try:
         stage = subject.stage(report, 0)
+        spaces = stage.declared()
         stage.check_spaces()
         play_at_length(stage, Actor(seed, actions), seed, env_steps)
         seconds = _median_seconds(stage)
         if seconds > _SLOW:
             report.add("ME096", f"half of the env steps took longer than {seconds:.2f} s")
-        _check_seeds(report, subject, stage, seed, actions)
+        _check_seeds(report, subject, stage, spaces, seed, actions)
     except Broken as broken:
         report.take(broken)
     if subject.is_instance:
@@ -118,9 +119,10 @@ def _median_seconds(stage: Stage) -> float:
     return statistics.median(stage.seconds) if stage.seconds else 0.0
 
 
-def _check_seeds(report: Report, subject: Subject, stage: Stage, seed: int, actions: ActionFn | None) -> None:
-    """Play on copies with equal and different seeds."""
-    spaces = stage.declared()
+def _check_seeds(
+    report: Report, subject: Subject, stage: Stage, spaces: Any, seed: int, actions: ActionFn | None
+) -> None:
+    """Play on copies with equal and different seeds, all of which declare the spaces that `stage` did at first."""
 
     def new_stage(vector_index: int) -> Stage | None:
         if subject.is_instance:
@@ -129,6 +131,10 @@ def _check_seeds(report: Report, subject: Subject, stage: Stage, seed: int, acti
         if not same(spaces, copy.declared()):
             raise Broken(
                 "ME004", "copies for different vector_index declare different spaces, expected the same"
+            )
+        if not same(spaces, stage.declared()):
+            raise Broken(
+                "ME004", "other spaces are declared now than before the first reset, expected the same"
             )
         copy.takes_seed = stage.takes_seed
         return copy

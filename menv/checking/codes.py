@@ -30,7 +30,8 @@ _SPACES: Mapping[str, Code] = {
     "ME001": Code("error", "a space is missing", "declare observation and action spaces in __init__"),
     "ME002": Code("error", "a space is no gymnasium space", "use a space of gymnasium.spaces"),
     "ME003": Code("error", "an agent has no space", "declare a space for every agent that may appear"),
-    "ME004": Code("error", "copies declare different spaces", "declare the same spaces whatever the context says"),
+    "ME004": Code("error", "copies declare different spaces", "declare the same spaces whatever the context says, "
+                  "and never others"),
     "ME005": Code("info", "no stock network reads this space", "use Box, Discrete, MultiDiscrete, MultiBinary, "
                   "or Dict and Tuple of these (for actions neither MultiBinary nor choices beside numbers), or bring "
                   "your own policy"),

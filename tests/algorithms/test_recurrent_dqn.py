@@ -11,6 +11,7 @@ from menv.algorithms.config.dqn_settings import DQNSettings
 from menv.algorithms.learning.recurrent_dqn_learner import RecurrentDQNLearner
 from menv.algorithms.networks.cell import Cell
 from menv.algorithms.networks.stock import StockSpec
+from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 from tests.written_batches import batch as written
 
@@ -114,6 +115,13 @@ def test_a_capacity_counts_whole_sequences() -> None:
     assert one.replay.capacity == 10
     assert one.learn(pieces(), 100)["replay_rows"] == 10.0
     assert one.replay.rows == 4
+
+
+def test_a_capacity_below_one_sequence_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^replay_buffer_config: capacity is 2, expected at least 3, .*max_seq_len"
+    ):
+        learner(replay_buffer_config={"capacity": 2})
 
 
 def rows_learned_from(one: RecurrentDQNLearner, steps: int) -> list[int]:

@@ -86,6 +86,16 @@ def test_a_path_leads_into_nested_observations() -> None:
     assert "obs['eyes'][1]: expected float32 of shape (3,), got float64" in found.message
 
 
+def test_spaces_that_change_in_one_environment_are_told_from_copies_that_differ() -> None:
+    class Grows(Fresh):
+        def reset(self, **kwargs: Any) -> Any:
+            self.action_space = gym.spaces.Discrete(9)
+            return super().reset(**kwargs)
+
+    (found,) = [one for one in check_env(Grows) if one.code == "ME004"]
+    assert found.message == "other spaces are declared now than before the first reset, expected the same"
+
+
 def test_a_finding_cannot_be_changed() -> None:
     (found, *_) = check_env(seeing(np.ones(2, np.float32)))
     with pytest.raises(dataclasses.FrozenInstanceError):

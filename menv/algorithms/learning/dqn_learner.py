@@ -22,6 +22,7 @@ from menv.algorithms.learning.replay import ReplayBuffer, Sample
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.torch_device import CPU, array_of, repeatable, tensor_of
+from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
 
@@ -76,8 +77,13 @@ class DQNLearner:
         self._target_params = {name: param.detach().clone() for name, param in self._adam.params.items()}
         self._target = spec.torch_network(self._target_params)
         buffer = settings.replay_buffer_config
+        if buffer.capacity < rows_each:
+            raise ConfigError(
+                f"replay_buffer_config: capacity is {buffer.capacity}, expected at least {rows_each}, because a "
+                "sequence counts as max_seq_len rows; raise it, or lower max_seq_len"
+            )
         self.replay = ReplayBuffer(
-            max(1, buffer.capacity // rows_each),
+            buffer.capacity // rows_each,
             prioritized=buffer.prioritized_replay,
             alpha=buffer.prioritized_replay_alpha,
             beta=buffer.prioritized_replay_beta,
