@@ -106,6 +106,8 @@ class RecordedMultiAgent(MultiAgentEnv):
     render_mode = _of_env("render_mode")
     num_agents = _of_env("num_agents")
     np_random = _of_env("np_random")
+    # Where classic environments keep the ids of their agents.
+    _agent_ids = _of_env("_agent_ids")
 
     def __init__(
         self, env: MultiAgentEnv, folder: str | PathLike[str], *, every: int = 1, most_pictures: int = 1000

@@ -182,8 +182,11 @@ def test_the_environment_is_what_it_was(tmp_path: Path) -> None:
     agent = core.possible_agents[0]
     assert env.get_observation_space(agent) == core.get_observation_space(agent)
     assert env.metadata is core.metadata
-    other: Any = RecordEpisodes(Bar(), tmp_path)
+    classic = Bar()
+    classic.possible_agents, classic._agent_ids = [], {"a", "b"}
+    other: Any = RecordEpisodes(classic, tmp_path)
     assert other.task == 7
+    assert set(other.observation_space_sample()) == {"a", "b"}
     with pytest.raises(AttributeError, match="nonsense"):
         _ = env.nonsense
     grouped = other.with_agent_groups({"team": ["a", "b"]})
