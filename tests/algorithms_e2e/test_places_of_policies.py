@@ -153,7 +153,7 @@ class Late(Constant):
 
 def newest(agent_id: Any, episode: Any, worker: Any, **kwargs: Any) -> str:
     """Map to the policy that has come last."""
-    return list(worker.policies)[-1]
+    return str(list(worker.policies)[-1])
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
