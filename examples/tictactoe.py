@@ -15,6 +15,7 @@ POLICIES = {"first": None, "second": None, "careless": PolicySpec(config={"entro
 SIZES = {"num_envs_per_worker": 64, "train_batch_size": 2048, "sgd_minibatch_size": 512, "num_sgd_iter": 8}
 LEARNING = {"lr": 3e-3, "gamma": 1.0, "lambda": 0.7, "entropy_coeff": 0.05, "grad_clip": 5.0}
 NETWORKS = {"normalize_values": False, "model": {"fcnet_hiddens": [128, 128]}}  # returns are -1 to 1 as it is
+BOTH_CORES = {"num_workers": 1, "engine": "process", "overlap": True}  # plays while this process learns
 
 
 def policy_for(agent_id: str, episode: Episode, **kwargs: Any) -> str:
@@ -34,9 +35,8 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=60.0, help="longest time to train")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
-    args, least = parser.parse_args(), 10**9
-    seats = {"policies": POLICIES, "policy_mapping_fn": policy_for}
-    config = {**SIZES, **LEARNING, **NETWORKS, "multiagent": seats, "seed": args.seed}
+    args, least, seats = parser.parse_args(), 10**9, {"policies": POLICIES, "policy_mapping_fn": policy_for}
+    config = {**SIZES, **LEARNING, **NETWORKS, **BOTH_CORES, "multiagent": seats, "seed": args.seed}
     algo, start = PPO(env="tictactoe", config=config), time.perf_counter()
     while ((seconds := time.perf_counter() - start) < args.seconds and least > 0) or least == 10**9:
         steps, lines = algo.train()["timesteps_total"], losing_lines(choose).total
