@@ -97,6 +97,7 @@ def test_ppo_finds_the_patch(share: bool) -> None:
         assert shares_seen_right(algorithm, Patch()) > 0.9
 
 
+@pytest.mark.slow
 def test_dqn_finds_the_patch() -> None:
     with DQN(env=Patch, config=DQN_SETTINGS) as algorithm:
         assert shares_seen_right(algorithm, Patch()) < 0.5

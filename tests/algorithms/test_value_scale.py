@@ -201,7 +201,7 @@ def test_errors_are_cut_in_the_unit_of_the_environment(by_hand: bool) -> None:
     assert moved(110.0**2)
 
 
-@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("by_hand", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_targets_that_are_all_the_same_are_learned(by_hand: bool) -> None:
     spec = SPECS[0]
     batch = batch_for(spec)

@@ -103,6 +103,7 @@ def test_a_memory_learns_to_count(cell: str) -> None:
     assert result["episode_reward_mean"] > 0.9
 
 
+@pytest.mark.slow
 def test_q_values_of_a_memory_learn_to_count() -> None:
     config = {
         "num_envs_per_worker": 8, "seed": 0, "lr": 5e-3, "gamma": 0.0, "n_step": 1, "train_batch_size": 128,

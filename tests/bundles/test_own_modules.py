@@ -157,6 +157,7 @@ def test_a_run_is_the_same_with_its_module_exported_in_the_middle(tmp_path: Path
     assert Policy.from_checkpoint(tmp_path)
 
 
+@pytest.mark.slow
 def test_exporting_prints_nothing_and_leaves_loggers_as_they_were(tmp_path: Path) -> None:
     code = f"""
         import logging

@@ -61,7 +61,12 @@ FILTERED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("settings", [{}, FILTERED, {"remote_worker_envs": True}])
+_ALSO = [
+    pytest.param(settings, marks=pytest.mark.slow) for settings in (FILTERED, {"remote_worker_envs": True})
+]
+
+
+@pytest.mark.parametrize("settings", [{}, *_ALSO])
 def test_a_run_that_has_lost_workers_goes_on_to_the_last_bit(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -352,7 +352,7 @@ def test_what_cannot_travel_is_named() -> None:
             algo.train()
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_training_reaches_its_steps_while_workers_are_killed_at_random(overlap: bool) -> None:
     rng = np.random.default_rng(7)
     with running(2, train_batch_size=2000, num_envs_per_worker=4, overlap=overlap) as algo:
