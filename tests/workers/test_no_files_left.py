@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from menv.errors import EnvFaultWarning, NoRoomError
+from menv.scale.engine import Peer
 from menv.scale.process_engine import ProcessEngine
 from tests.scale.homes import Counter
 from tests.scale.processes import files_left
 from tests.workers.crews import running
 
+LARGE = np.arange(100_000.0)
 SAID = r"Too many open files, expected room for one more open file .*ulimit -n"
 
 
-def test_what_is_large_is_refused_where_no_file_is_left_and_nobody_waits_for_it() -> None:
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    """Something elsewhere that has been asked to send `LARGE` back."""
     engine = ProcessEngine()
     peer = engine.start(Counter, label="worker 1")
     assert peer.answer() is None
-    large = np.arange(100_000.0)
-    peer.ask("echo", parcel=engine.put(large))
+    peer.ask("echo", parcel=engine.put(LARGE))
+    yield peer
+    engine.stop()
+
+
+def test_what_is_large_is_refused_where_no_file_is_left_and_nobody_waits_for_it(peer: Peer) -> None:
     with files_left(0):
         with pytest.raises(NoRoomError, match=SAID):
-            peer.ask("echo", large)
+            peer.ask("echo", LARGE)
         with pytest.raises(NoRoomError, match=SAID):
             peer.answer()
-    engine.stop()
 
 
-def test_what_is_large_is_taken_with_the_last_file_that_is_left() -> None:
-    engine = ProcessEngine()
-    peer = engine.start(Counter, label="worker 1")
-    assert peer.answer() is None
-    large = np.arange(100_000.0)
-    peer.ask("echo", parcel=engine.put(large))
+def test_what_is_large_is_taken_with_the_last_file_that_is_left(peer: Peer) -> None:
     with files_left(1):
-        assert np.array_equal(peer.answer(), large)
-    engine.stop()
+        assert np.array_equal(peer.answer(), LARGE)
 
 
 def test_a_run_goes_on_when_there_are_files_again() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from menv import ConfigError, ContractError, MultiAgentEnv, NotWrittenError, Vec
 from menv.algorithms import PPO
 from menv.envs import MultiAgentTrafficEnv, TicTacToe
 from menv.wrappers import RecordEpisodes
+from tests.checkpoints.test_full_disk import no_file_larger_than
 
 SPACE, CHOICE = gym.spaces.Box(0.0, 1.0, (1,), np.float32), gym.spaces.Discrete(2)
 SHOWN = np.zeros(1, np.float32)
@@ -278,12 +278,19 @@ def test_a_file_in_the_place_of_the_folder_is_said(tmp_path: Path) -> None:
     assert (tmp_path / "films").read_text("utf-8") == "mine"
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device here that is always full")
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
-    (tmp_path / "episode-000000-1.gif").symlink_to("/dev/full")
+def test_a_disk_without_room_leaves_nothing_half_written(tmp_path: Path) -> None:
+    env, said = RecordEpisodes(Bar(), tmp_path), r"an episode in .* cannot be written .*File too large"
+    with no_file_larger_than(100), pytest.raises(NotWrittenError, match=said):
+        played(env, 1, {"a": 0, "b": 0})
+    assert names(tmp_path) == []
+    played(env, 1, {"a": 0, "b": 0})
+    assert names(tmp_path) == ["episode-000001.gif"]
+
+
+def test_a_name_that_somebody_has_is_left_alone_wherever_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "episode-000000-1.gif").symlink_to("nowhere")
     played(RecordEpisodes(Bar(), tmp_path), 1, {"a": 0, "b": 0})
     played(RecordEpisodes(Bar(), tmp_path), 1, {"a": 0, "b": 0})
-    # A name that somebody has is left alone, wherever it leads.
     assert names(tmp_path) == ["episode-000000-1.gif", "episode-000000-2.gif", "episode-000000.gif"]
 
 
