@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from opcode import opmap
 from typing import Any
 
 
@@ -32,15 +33,23 @@ def names_on_demand(
         if name in packages:
             return import_module(f"{package}.{name}")
         if name not in homes:
-            from menv.classic_imports import ELSEWHERE
-
-            advice = ELSEWHERE.get(name)
-            if advice is not None and sys._getframe(1).f_code.co_name == "_handle_fromlist":
-                raise ImportError(f"{package} has no {name!r}; {advice}", name=package)
-            what_to_do = "" if advice is None else f"; {advice}"
-            raise AttributeError(
-                f"module {package!r} has no attribute {name!r}, expected one of {names}{what_to_do}"
-            )
+            raise no_such_name(package, name, names)
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return fetch, lambda: names
+
+
+def no_such_name(module: str, name: str, names: Sequence[str]) -> AttributeError | ImportError:
+    """Return the error for a name that `module` does not have; for a classic name it says what to write instead.
+
+    The `__getattr__` of a module raises it. `from module import name` replaces an AttributeError by one without advice,
+    so that it gets an ImportError.
+    """
+    from menv.classic_imports import ELSEWHERE
+
+    advice = ELSEWHERE.get(name)
+    caller = sys._getframe(2)
+    if advice is not None and caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
+        return ImportError(f"{module} has no {name!r}; {advice}", name=module)
+    what_to_do = "" if advice is None else f"; {advice}"
+    return AttributeError(f"module {module!r} has no attribute {name!r}, expected one of {names}{what_to_do}")

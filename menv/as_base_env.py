@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 class AsBaseEnv:
     """An environment of a kind that menv can step."""
 
+    @property
+    def unwrapped(self) -> Any:
+        """The innermost environment, as in gymnasium: that of a wrapper's `env`, or this one."""
+        inner = getattr(self, "env", self)
+        return self if inner is self else getattr(inner, "unwrapped", inner)
+
     def to_base_env(
         self,
         make_env: Callable[[int], Any] | None = None,

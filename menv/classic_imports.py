@@ -57,6 +57,7 @@ ELSEWHERE = {
     },
     **{name: _from("menv.envs", name) for name in _ENVS},
     **{name + end: _OF_ALGORITHMS for name in _MISSING for end in ("", "Config", "Trainer")},
+    **{name.lower(): _OF_ALGORITHMS for name in (*_MISSING, "simple_q")},
     "AlgorithmConfig": _CONFIG,
     "AgentID": _from("menv.base_env", "AgentId"),
     "BaseCallback": _from("menv", "DefaultCallbacks"),

@@ -29,7 +29,8 @@ PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
 _FIRST_ROWS = 256
 _RELEASED = ("obs", "actions", "action_mask", "action_dist_inputs")
 _ENV_T = SampleBatch.ENV_T
-_ABSENT = {"f": np.nan, "i": -1, "b": False}  # What the other rows have in columns that only some have.
+# What the other rows have in columns that only some have.
+_ABSENT = {"f": np.nan, "c": np.nan, "i": -1, "u": 0, "b": False, "O": None}
 
 
 class Ledger:
@@ -169,7 +170,7 @@ class Ledger:
         return {name: self._columns[name][rows].copy() for name in names if name in self._columns}
 
     def mark(self, name: str, rows: Rows, values: Any) -> None:
-        """Write `values` [R, ...], or one for all, into a column in which other rows have NaN, -1 or False."""
+        """Write `values` [R, ...], or one for all, into a column in which other rows have NaN, -1, 0, False or None."""
         if name not in self._columns:
             kind = np.asarray(values)
             room = (len(self._columns["slots"]), *kind.shape[1:])

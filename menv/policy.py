@@ -53,18 +53,18 @@ def weights_of(policy: Policy) -> Mapping[str, Any]:
     return policy.get_weights() or {}
 
 
-def parts_given(where: str, state: Any) -> Sequence[Any]:
-    """Return the parts of a state that a user gave; `where` begins the message.
+def parts_given(where: str, state: Any) -> list[Any]:
+    """Return the parts of a recurrent state; `where` begins the message.
 
     Raises:
-        ContractError: It is no list.
+        ContractError: It is no list of arrays.
     """
     if not has_order(state):
         raise ContractError(
-            f"{where}: the state is a {type(state).__name__}, expected a list of arrays; pass "
-            "policy.get_initial_state() at first, then what was returned"
+            f"{where}: the state is a {type(state).__name__}, expected a list of arrays, such as "
+            "list(state.values()); pass policy.get_initial_state() at first, then what was returned"
         )
-    return state  # type: ignore[no-any-return]
+    return list(state)
 
 
 def one_row(where: str, state: Any) -> list[Any]:
@@ -129,8 +129,10 @@ class Policy(Told, told=OF_POLICIES):
             without a sampler may leave them out.
 
         Returns:
-            R actions of `action_space`, the next states, and anything else by name. An agent's state lasts as
-            long as its life, over the cuts of fragments; an agent that returns begins anew.
+            R actions of `action_space`, the next states (a list of [R, ...] arrays), and anything else by name, R
+            values each. States and fetches become columns of the batch: `state_in_0`, `state_out_0` and so on, and
+            fetches under their names, such as `vf_preds`. An agent's state is kept across rollout fragments and begins
+            again when the agent ends or returns.
         """
         raise ContractError(
             f"{type(self).__name__}.compute_actions: not defined, expected (actions, states, fetches); "
@@ -153,7 +155,7 @@ class Policy(Told, told=OF_POLICIES):
             ContractError: The policy has a memory and no state is given; or its connectors remember lives, as stacked
                 frames do, and one observation does not say whose it is: `menv.local_policy_inference` does.
         """
-        if state is None and self.get_initial_state():
+        if state is None and parts_given("act: get_initial_state", self.get_initial_state()):
             raise self.without_state()
         batches = [np.asarray(part)[None] for part in state or []]
         actions, states, _ = self.compute_actions([obs], batches, explore=explore)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from menv.multi_agent_batch import MultiAgentBatch
 
 # Inside the class, `slice` is a method.
-Rows = slice | Sequence[int] | npt.NDArray[np.int64]
+RowRange: TypeAlias = slice
+Rows = RowRange | Sequence[int] | npt.NDArray[np.int64]
 
-_NO_TUPLE = (
-    "SampleBatch: a number as the name of a column, expected a name; other_agent_batches holds batches and not tuples: "
-    'write other_agent_batches[agent_id]["obs"]'
+_NO_NAME = (
+    "SampleBatch: {!r:.60} as the name of a column, expected a name or a slice such as batch[:3]; take(rows) returns "
+    'rows by index, and other_agent_batches holds batches and not tuples: write other_agent_batches[agent_id]["obs"]'
 )
 _DONES = "SampleBatch: 'dones' is split into 'terminateds' and 'truncateds'; use those"
 
@@ -87,7 +88,11 @@ class SampleBatch(Mapping[str, Column]):
     _DERIVED = (NEXT_OBS, PREV_ACTIONS, PREV_REWARDS, INFOS, *_OF_SEGMENT)
 
     def __init__(
-        self, columns: Mapping[str, Column], segments: Segments | None = None, infos: Infos | None = None
+        self,
+        columns: Mapping[str, Column] | None = None,
+        segments: Segments | None = None,
+        infos: Infos | None = None,
+        **by_name: Column,
     ) -> None:
         """Hold `columns`, arrays of equal length, cut into `segments`; without `infos` they are empty.
 
@@ -95,6 +100,7 @@ class SampleBatch(Mapping[str, Column]):
             KeyError: There is a column "dones".
             ConfigError: There are no segments, or no columns.
         """
+        columns = by_name if columns is None and by_name else columns
         if not isinstance(columns, Mapping):
             raise ConfigError(f"SampleBatch: columns are {columns!r:.60}, expected a dict; pass one")
         if "dones" in columns:
@@ -103,8 +109,18 @@ class SampleBatch(Mapping[str, Column]):
         self.segments = given(segments)
         self._infos = Infos.nothing(self.count) if infos is None else infos
 
-    def __getitem__(self, key: str) -> Column:
-        """Return a column, deriving it if need be."""
+    @overload
+    def __getitem__(self, key: str) -> Column: ...
+
+    @overload
+    def __getitem__(self, key: RowRange) -> SampleBatch: ...
+
+    def __getitem__(self, key: str | RowRange) -> Column | SampleBatch:
+        """Return a column, deriving it if need be; of a slice, such as `batch[:3]`, a batch of these rows."""
+        if not isinstance(key, str):
+            if isinstance(key, RowRange):
+                return self.take(key)
+            raise KeyError(_NO_NAME.format(key))
         column = self._columns.get(key)
         if column is not None:
             return column
@@ -115,7 +131,7 @@ class SampleBatch(Mapping[str, Column]):
             return np.exp(self._columns[self.ACTION_LOGP])
         if key not in self._DERIVED:
             other = f"SampleBatch: no column {key!r}, expected one of {sorted(self)}"
-            raise KeyError(_DONES if key == "dones" else _NO_TUPLE if isinstance(key, int) else other)
+            raise KeyError(_DONES if key == "dones" else other)
         column = self._columns[key] = self._derived(key)
         return column
 

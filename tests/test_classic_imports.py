@@ -31,6 +31,26 @@ def test_what_is_to_be_written_can_be_written(advice: str) -> None:
         exec(found, {})
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "write"),
+    [
+        ("ppo", "PPOTrainer", "write from menv.algorithms import PPO"),
+        ("ppo", "PPOTorchPolicy", "write from menv.algorithms import PPOPolicy"),
+        ("dqn", "DQNTrainer", "write from menv.algorithms import DQN"),
+        ("qmix", "QMixTrainer", "write from menv.algorithms import QMIX"),
+    ],
+)
+def test_the_modules_of_algorithms_say_what_took_the_place_of_classic_names(
+    module: str, name: str, write: str
+) -> None:
+    found = importlib.import_module(f"menv.algorithms.{module}")
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}', expected one of .*; {write}$"):
+        getattr(found, name)
+    with pytest.raises(ImportError, match=f"^menv.algorithms.{module} has no '{name}'; {write}$"):
+        exec(f"from menv.algorithms.{module} import {name}", {})
+    assert not hasattr(found, "trian")
+
+
 def test_any_other_name_is_missing_in_the_usual_words() -> None:
     menv = importlib.import_module("menv")
     assert not hasattr(menv, "trian")

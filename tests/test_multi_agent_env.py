@@ -11,6 +11,8 @@ import pytest
 
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.vector_env import VectorEnv
+from menv.wrappers import LegacyGym, RecordEpisodes
 
 SMALL, LARGE = gym.spaces.Discrete(2), gym.spaces.Discrete(9)
 
@@ -207,3 +209,17 @@ def test_to_base_env_gives_rows_of_all_copies() -> None:
     base_env = Walk().to_base_env(lambda index: Walk(), num_envs=3)
     assert len(base_env.poll().slots) == 3
     base_env.stop()
+
+
+def test_unwrapped_is_the_innermost_environment() -> None:
+    duel = Duel()
+    assert duel.unwrapped is duel
+    grouped = duel.with_agent_groups({"both": ["ann", "bob"]})
+    assert grouped.unwrapped is duel
+    assert RecordEpisodes(grouped, "unused").unwrapped is duel
+    cart = gym.make("CartPole-v1")
+    assert LegacyGym(cart).unwrapped is cart.unwrapped
+    rows = VectorEnv.vectorize_gym_envs(existing_envs=[cart])
+    assert rows.unwrapped is rows
+    base_env = rows.to_base_env()
+    assert base_env.unwrapped is base_env

@@ -63,7 +63,7 @@ def test_the_old_dones_and_unknown_columns_are_explained() -> None:
     with pytest.raises(
         KeyError, match=r"holds batches and not tuples: write other_agent_batches\[agent_id\]"
     ):
-        batch([1])[1]  # type: ignore[index]
+        batch([1])[1]  # type: ignore[call-overload]
     with pytest.raises(KeyError, match="'dones' is split into"):
         SampleBatch({"obs": np.zeros(1), "dones": np.zeros(1)}, batch([1]).segments)
     with pytest.raises(KeyError, match="no column 'advantage', expected one of"):
@@ -301,3 +301,24 @@ def test_columns_alone_are_no_batch_and_the_line_says_what_is() -> None:
         SampleBatch({"obs": np.zeros((2, 1)), "dones": np.zeros(2)})
     with pytest.raises(ConfigError, match="SampleBatch: columns are 3, expected a dict"):
         SampleBatch(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"columns alone.*log_action"):
+        SampleBatch(obs=np.zeros((2, 1)), actions=np.zeros(2))
+    with pytest.raises(ConfigError, match="SampleBatch: columns are None, expected a dict"):
+        SampleBatch()
+
+
+def test_a_slice_of_a_batch_is_a_batch() -> None:
+    whole = batch([3, 2])
+    first = whole[:4]
+    assert isinstance(first, SampleBatch)
+    assert first["obs"].tolist() == whole["obs"].tolist()[:4]
+    assert first["new_obs"].tolist() == whole["new_obs"].tolist()[:4]
+    assert [whole[-1:].count, whole[::2].count, whole[9:].count] == [1, 3, 0]
+
+
+@pytest.mark.parametrize("key", [[0, 1], (0, 1), 1.5, None, np.array([True])])
+def test_a_column_is_asked_for_by_name(key: object) -> None:
+    with pytest.raises(
+        KeyError, match=r"expected a name or a slice such as batch\[:3\]; take\(rows\) returns"
+    ):
+        batch([2])[key]  # type: ignore[call-overload]

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from menv._names_on_demand import no_such_name
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.qmix_config import QMIXConfig
@@ -73,3 +74,8 @@ class QMIX(Algorithm):
     """
 
     recipe = QMIXRecipe()
+
+
+def __getattr__(name: str) -> Any:
+    """Say what to write instead of a classic name, such as `qmix.QMixTrainer`."""
+    raise no_such_name(__name__, name, ["QMIX", "QMIXConfig"])

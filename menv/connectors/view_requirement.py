@@ -5,10 +5,13 @@ Where rows are sampled, networks are shown the rows themselves; then there is no
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import operator
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from menv.connectors.agent_connector import AgentConnector, columns_of
@@ -23,22 +26,46 @@ from menv.sample_batch import SampleBatch
 class ViewRequirement:
     """One column of a model's input.
 
+    For example `ViewRequirement("obs", shift="-2:0")` is the last three observations, the latest last.
+
     Attributes:
         data_col: The column that it is made of; None for the one of its own name.
-        shift: Steps from now, 0 or less. What came of the last action is there from -1.
-        used_for_compute_actions: Whether it is needed to act.
+        space: Accepted for compatibility. Steps before the first are zeros of the column's own shape.
+        shift: Steps from now, 0 or less; rewards and actions start at -1. A range such as "-2:0", both ends included,
+            or a list gives one value for each step, [K, ...].
+        used_for_compute_actions: Whether it is needed to act; without it `shift` may be positive.
+        used_for_training: Accepted for compatibility. Training batches have every column.
     """
 
     data_col: str | None = None
-    shift: int = 0
+    space: gym.Space[Any] | None = None
+    shift: int | str | Sequence[int] = 0
     used_for_compute_actions: bool = True
+    used_for_training: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse columns of the future."""
-        if self.shift > 0:
+        """Refuse shifts that are no steps, and columns of the future."""
+        if self.used_for_compute_actions and max(self.shifts) > 0:
             raise ConfigError(
-                f"ViewRequirement: shift={self.shift}, expected 0 or less; only the past is known"
+                f"ViewRequirement: shift={self.shift!r}, expected 0 or less; only the past is known when acting, "
+                "unless used_for_compute_actions=False"
             )
+
+    @property
+    def shifts(self) -> list[int]:
+        """The steps of `shift`, in order."""
+        shift: Any = self.shift
+        with suppress(TypeError, ValueError):
+            if isinstance(shift, str):
+                first, last = map(int, shift.split(":"))
+                shift = range(first, last + 1)
+            steps = [operator.index(step) for step in (shift if isinstance(shift, Iterable) else [shift])]
+            if steps and not isinstance(shift, bool):
+                return steps
+        raise ConfigError(
+            f"ViewRequirement: shift={self.shift!r:.60}, expected an integer, a list of integers or a range such as "
+            '"-2:0"; correct it'
+        )
 
 
 class ViewRequirementAgentConnector(Stateless, AgentConnector):
@@ -73,7 +100,7 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
         if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
             agents.pop(ac_data.agent_id, None)
         else:
-            deepest = -min((view.shift for view in wanted.values()), default=0)
+            deepest = -min((min(view.shifts) for view in wanted.values()), default=0)
             agents[ac_data.agent_id] = steps[: max(deepest, 0)]
         if not agents:
             del self._before[ac_data.env_id]
@@ -101,13 +128,17 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
             wanted[MASK] = ViewRequirement()
         number = 0
         while f"state_out_{number}" in data:
-            wanted[SampleBatch.STATE_IN.format(number)] = ViewRequirement(f"state_out_{number}", -1)
+            wanted[SampleBatch.STATE_IN.format(number)] = ViewRequirement(f"state_out_{number}", shift=-1)
             number += 1
         return wanted
 
     def _value(self, name: str, view: ViewRequirement, steps: list[Mapping[str, Any]]) -> Any:
-        """Return one column's value; zeros of its shape before the first step."""
-        column, back = view.data_col or name, -view.shift
+        """Return one column's value, stacked if the view covers several steps."""
+        values = [self._value_at(name, view.data_col or name, -shift, steps) for shift in view.shifts]
+        return np.stack(values) if isinstance(view.shift, Iterable) else values[0]
+
+    def _value_at(self, name: str, column: str, back: int, steps: list[Mapping[str, Any]]) -> Any:
+        """Return a column's value of one step; zeros of its shape before the first."""
         if column == SampleBatch.OBS:
             column = SampleBatch.NEXT_OBS
         elif back and column != SampleBatch.NEXT_OBS:

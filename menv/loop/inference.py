@@ -138,7 +138,7 @@ def _ask(
 ) -> list[Answer]:
     """Return the answers of R lives, no two of them the same."""
     policy_id = str(getattr(policy, "policy_id", type(policy).__name__))
-    actions, states, fetches = decide(policy, lives, obs, policy_id, None, explore, timestep)
+    actions, _, states, fetches = decide(policy, lives, obs, policy_id, None, explore, timestep)
     return [
         (actions[row], [part[row] for part in states], {name: value[row] for name, value in fetches.items()})
         for row in range(len(lives))

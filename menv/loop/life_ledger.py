@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from menv.errors import ContractError
-from menv.ledger import Ledger
-from menv.policy import Policy
+from menv.ledger import Ledger, Rows
+from menv.policy import Policy, parts_given
 from menv.segments import Column
 
 _NOTHING: Mapping[str, Any] = {}
@@ -35,6 +35,13 @@ _GIVEN = dict.fromkeys(
 ).keys()
 """What `compute_actions` is given besides observations, in order."""
 
+
+_OF_EVERY_BATCH = {
+    "obs", "new_obs", "actions", "prev_actions", "rewards", "prev_rewards", "terminateds", "truncateds", "dones",
+    "infos", "action_mask", "t", "env_t", "next_env_t", "eps_id", "agent_index", "env_id", "unroll_id", "seq_lens",
+    "seq_mask", "off_policy", "weights_seq_no", "slots", "income", "answered",
+}  # fmt: skip
+"""Columns that batches have without a policy's help, which no fetch may replace."""
 
 _OF_A_LIFE = ("acted", "action", "reward", "early", "info", "states")
 
@@ -58,6 +65,44 @@ class Life:
     early: float = 0.0
     info: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     states: list[Any] = field(default_factory=list)
+
+
+class Decided(NamedTuple):
+    """What `compute_actions` returned for R rows.
+
+    Attributes:
+        actions: R of them.
+        states_in: Each part of the states before the rows, [R, ...].
+        states_out: Each part of the states after them, [R, ...].
+        fetches: Anything else by name.
+    """
+
+    actions: Sequence[Any]
+    states_in: list[Column]
+    states_out: list[Column]
+    fetches: Mapping[str, Any]
+
+    def columns(self, policy_id: str) -> dict[str, Column]:
+        """Return the states and fetches as columns of a batch, [R, ...] each.
+
+        Raises:
+            ContractError: A fetch has not one value for each row, or the name of a column that every batch has.
+        """
+        columns = {f"state_in_{number}": part for number, part in enumerate(self.states_in)}
+        columns |= {f"state_out_{number}": part for number, part in enumerate(self.states_out)}
+        for name, values in self.fetches.items():
+            try:
+                column = np.asarray(values)
+            except ValueError:
+                column = np.zeros(())
+            if name in _OF_EVERY_BATCH or column.shape[:1] != (len(self.actions),):
+                raise ContractError(
+                    f"policy {policy_id!r}: fetch {name!r} of compute_actions has shape {column.shape}, expected a "
+                    f"first axis of {len(self.actions)}, one value for each observation, and a name that no column of "
+                    "every batch has; return such an array, or leave it out"
+                )
+            columns[str(name)] = column.astype(object) if column.dtype.kind in "SUMm" else column
+        return columns
 
 
 class LifeLedger(Ledger):
@@ -100,6 +145,19 @@ class LifeLedger(Ledger):
             life.info = _NOTHING
         return super().add(slots, obs, mask, rewards)
 
+    def keep(self, rows: Rows, columns: Mapping[str, Column], policy_id: str) -> None:
+        """Write states and fetches of rows into columns of their own; see `Ledger.mark`."""
+        for name, values in columns.items():
+            have = self._columns.get(name)
+            if have is not None and have.shape[1:] != values.shape[1:]:
+                raise ContractError(
+                    f"policy {policy_id!r}: {name!r} of compute_actions has rows of shape {values.shape[1:]}, expected "
+                    f"{have.shape[1:]} as before; return states and fetches of the same shapes in every call"
+                )
+            if have is not None and not np.can_cast(values.dtype, have.dtype, "same_kind"):
+                self._columns[name] = have.astype(np.result_type(have.dtype, values.dtype))
+            self.mark(name, rows, values)
+
     def inform(self, infos: Sequence[Mapping[str, Any]] | None, places: Column | None) -> None:
         """Note the info dicts that came in with the rows of the last `add`; see `Ledger.inform`."""
         super().inform(infos, places)
@@ -120,20 +178,6 @@ def decides_in_compute_actions(policy: Policy) -> bool:
     return True
 
 
-def ask(
-    policy: Policy,
-    lives: Sequence[Life],
-    obs_batch: Sequence[Any],
-    *,
-    policy_id: str,
-    episodes: Sequence[Any],
-    explore: bool,
-    timestep: int,
-) -> Sequence[Any]:
-    """Return a policy's actions for R lives, and remember what it did; see `decide`."""
-    return decide(policy, lives, obs_batch, policy_id, episodes, explore, timestep)[0]
-
-
 def decide(
     policy: Policy,
     lives: Sequence[Life],
@@ -142,8 +186,8 @@ def decide(
     episodes: Any = None,
     explore: bool | None = None,
     timestep: int | None = None,
-) -> tuple[Sequence[Any], list[Column], Mapping[str, Any]]:
-    """Return a policy's `(actions, states, fetches)` for R lives, and remember what it did.
+) -> Decided:
+    """Return what a policy decides for R lives, and remember it for their next rows.
 
     Args:
         policy: It decides in `compute_actions`.
@@ -157,9 +201,15 @@ def decide(
     Raises:
         ContractError: The policy returned something else than actions, states and fetches for R rows.
     """
-    shown = [life.states if life.acted else list(policy.get_initial_state()) for life in lives]
+    shown = [
+        life.states
+        if life.acted
+        else parts_given(f"policy {policy_id!r}: get_initial_state", policy.get_initial_state())
+        for life in lives
+    ]
+    before = _columns(shown, policy_id)
     given = (
-        obs_batch, _columns(shown, policy_id), _previous_actions(policy.action_space, lives),
+        obs_batch, before, _previous_actions(policy.action_space, lives),
         np.array([life.reward for life in lives]), [life.info for life in lives], episodes, explore, timestep,
     )  # fmt: skip
     names = _taken_by_name(type(policy).compute_actions)
@@ -188,7 +238,13 @@ def decide(
     states = _checked_states(answer[1], len(shown[0]), len(lives), policy_id)
     for row, (life, action) in enumerate(zip(lives, actions, strict=True)):
         life.acted, life.action, life.states = True, action, [column[row] for column in states]
-    return actions, states, answer[2] or {}
+    fetches = answer[2] or {}
+    if not isinstance(fetches, Mapping):
+        raise ContractError(
+            f"policy {policy_id!r}: the fetches of compute_actions are {type(fetches).__name__}, expected a dict; "
+            "return {} where there is nothing to tell"
+        )
+    return Decided(actions, before, states, fetches)
 
 
 @lru_cache(maxsize=256)
@@ -243,7 +299,7 @@ def _checked_states(states: Any, count: int, rows: int, policy_id: str) -> list[
     Raises:
         ContractError: They are more or fewer than it began with, or not one a row.
     """
-    parts = [] if states is None else list(states)
+    parts = [] if states is None else parts_given(f"policy {policy_id!r}: compute_actions", states)
     lengths = [len(part) if hasattr(part, "__len__") else 0 for part in parts]
     if lengths != [rows] * count:
         raise ContractError(

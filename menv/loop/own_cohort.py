@@ -15,7 +15,7 @@ from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.loop.block import Block
 from menv.loop.cohort import Answers, Cohort, is_retired
-from menv.loop.life_ledger import Life, LifeLedger, ask, decides_in_compute_actions
+from menv.loop.life_ledger import Decided, Life, LifeLedger, decide, decides_in_compute_actions
 from menv.loop.slot_table import SlotTable
 from menv.loop.unsound import as_text
 from menv.policy import Policy, RowDraws
@@ -167,10 +167,17 @@ class OwnCohort(Cohort):
             whose = [episodes[place] for place in places.tolist()]
             if self._classic[index]:
                 lives = self._lives(block.slots[places])
-                chosen = ask(
-                    self.policies[index], lives, shown, policy_id=self.policy_ids[index], episodes=whose,
-                    explore=explore, timestep=int(env_steps.sum()),
-                )  # fmt: skip
+                decided = decide(
+                    self.policies[index],
+                    lives,
+                    shown,
+                    self.policy_ids[index],
+                    whose,
+                    explore,
+                    int(env_steps.sum()),
+                )
+                chosen = decided.actions
+                self._keep(decided, block, places, self.policy_ids[index])
             else:
                 chosen = self.policies[index].answer(shown, row_draws, explore, whose)
             if len(chosen) != len(places):
@@ -182,6 +189,14 @@ class OwnCohort(Cohort):
                 answers[place] = action
         self.ledger.answer(block.rows, self._as_column(answers, block))
         return answers
+
+    def _keep(self, decided: Decided, block: Block, places: Column, policy_id: str) -> None:
+        """Write the states and fetches of a policy's rows into the batch."""
+        if decided.states_in or decided.fetches:
+            assert isinstance(self.ledger, LifeLedger)
+            rows = block.rows
+            rows = np.arange(rows.start, rows.stop)[places] if isinstance(rows, slice) else rows[places]
+            self.ledger.keep(rows, decided.columns(policy_id), policy_id)
 
     def _lives(self, slots: Column) -> list[Life]:
         """Return what is remembered of R lives."""

@@ -138,8 +138,8 @@ def test_a_buffer_of_states_must_know_whose_they_are() -> None:
 def test_the_models_input_has_one_row_of_what_is_required() -> None:
     views = {
         "obs": ViewRequirement(),
-        "prev_obs": ViewRequirement("obs", -1),
-        "prev_actions": ViewRequirement("actions", -1),
+        "prev_obs": ViewRequirement("obs", shift=-1),
+        "prev_actions": ViewRequirement("actions", shift=-1),
         "later": ViewRequirement("rewards", used_for_compute_actions=False),
     }
     connector = ViewRequirementAgentConnector(ConnectorContext(view_requirements=views))
@@ -242,3 +242,35 @@ def test_a_function_behind_the_last_of_the_named_ones_is_told_where_it_belongs()
     shown = AgentConnectorDataType("env", "agent", AgentConnectorsOutput({}, {}))
     with pytest.raises(ContractError, match=r"^Late: .*before ViewRequirementAgentConnector$"):
         late()([shown])
+
+
+def test_a_view_over_several_steps_stacks_them_with_the_latest_last() -> None:
+    views = {
+        "obs": ViewRequirement(shift="-2:0"),
+        "prev_actions": ViewRequirement("actions", spaces.Discrete(90), [-2, -1], used_for_training=False),
+        "new_obs": ViewRequirement("obs", shift=1, used_for_compute_actions=False),
+    }
+    connector = ViewRequirementAgentConnector(ConnectorContext(view_requirements=views))
+    shown = []
+    for step in range(1, 4):
+        out = one(connector, new_obs=np.array([step]), actions=np.int64(step * 10))
+        shown.append({name: value.tolist() for name, value in out.sample_batch.items()})
+    assert shown == [
+        {"obs": [[[0], [0], [1]]], "prev_actions": [[0, 10]]},
+        {"obs": [[[0], [1], [2]]], "prev_actions": [[10, 20]]},
+        {"obs": [[[1], [2], [3]]], "prev_actions": [[20, 30]]},
+    ]
+
+
+@pytest.mark.parametrize("shift", ["", "2", "-1:-3", "a:b", "-2:0:1", 1.5, True, None, [], ["-1"], {}])
+def test_a_shift_that_is_no_step_is_refused(shift: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"ViewRequirement: shift=.*expected an integer, a list .* or a range"
+    ):
+        ViewRequirement(shift=shift)
+
+
+@pytest.mark.parametrize("shift", [1, "-1:1", [0, 3]])
+def test_a_view_of_the_future_is_refused_where_it_is_needed_to_act(shift: Any) -> None:
+    with pytest.raises(ConfigError, match="only the past is known when acting"):
+        ViewRequirement(shift=shift)

@@ -317,7 +317,7 @@ def ragged() -> type[Policy]:
         (broken(lambda rows: ([0] * rows, [], {}), [1]), r"returned 0 states with \[\] rows, expected 1 with 6"),
         (broken(lambda rows: ([0] * rows, [[1]], {}), [1]), r"returned 1 states with \[1\] rows, expected 1 with 6"),
         (broken(lambda rows: ([0] * rows, [7], {}), [1]), r"returned 1 states with \[0\] rows, expected 1 with 6"),
-        (ragged(), r"'own': states of several shapes, expected those of get_initial_state in every life"),
+        (ragged(), r"'own': 'state_in_0' of compute_actions has rows of shape \(3,\), expected \(2,\) as before"),
         (type("Empty", (Policy,), {}), r"Empty.compute_actions: not defined, expected \(actions, states, fetches\)"),
     ],
 )  # fmt: skip
@@ -384,3 +384,77 @@ def test_compute_actions_with_parameters_of_other_names_is_refused() -> None:
         ContractError, match=r"Strange.compute_actions: .*memory.*, expected self, obs_batch and any of"
     ):
         played(5, Strange)
+
+
+class Fetching(Diary):
+    """Also tells how sure it was, and of what it thought."""
+
+    def compute_actions(self, obs_batch: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        actions, states, _ = super().compute_actions(obs_batch, *args, **kwargs)
+        thoughts = np.array([obs[:2] for obs in obs_batch])
+        return actions, states, {"vf_preds": [float(obs[0]) for obs in obs_batch], "thoughts": thoughts}
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_states_and_fetches_are_columns_of_the_batch(workers: int) -> None:
+    _, batches = played(8, Fetching, num_workers=workers, engine="process", num_envs_per_worker=2 - workers)
+    rows = 0
+    for found in batches:
+        own = found["own"]
+        rows += own.count
+        assert own["vf_preds"].tolist() == own["obs"][:, 0].tolist()
+        assert own["thoughts"].tolist() == own["obs"][:, :2].tolist()
+        assert own["state_in_0"].tolist() == own["t"].tolist()
+        assert own["state_out_0"].tolist() == (own["t"] + 1).tolist()
+        assert own["state_out_1"].tolist() == own["obs"][:, :2].tolist()
+        begins = own["t"] == 0
+        assert own["state_in_1"][begins].tolist() == [[0.5, -1.0]] * int(begins.sum())
+    assert rows > 40
+
+
+class DictState(Diary):
+    """Keeps its state in a dict."""
+
+    def get_initial_state(self) -> Any:
+        return {"h": np.zeros(2)}
+
+
+class DictReturned(Diary):
+    """Returns its state as a dict."""
+
+    def compute_actions(self, obs_batch: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        actions, (count, seen), _ = super().compute_actions(obs_batch, *args, **kwargs)
+        return actions, {"count": count, "seen": seen}, {}
+
+
+@pytest.mark.parametrize(
+    ("policy_class", "where"),
+    [(DictState, "get_initial_state"), (DictReturned, "compute_actions")],
+)
+def test_a_state_that_is_a_dict_is_refused_with_what_to_return(
+    policy_class: type[Policy], where: str
+) -> None:
+    what = (
+        rf"policy 'own': {where}: the state is a dict, expected a list of arrays, such as list\(state.values"
+    )
+    with pytest.raises(ContractError, match=what):
+        played(1, policy_class)
+    if policy_class is DictState:
+        with pytest.raises(ContractError, match="act: get_initial_state: the state is a dict"):
+            policy_class(gym.spaces.Discrete(2), gym.spaces.Discrete(2)).act(0)
+
+
+@pytest.mark.parametrize(
+    "fetches",
+    [{"value": 0.5}, {"value": [1.0]}, {"rewards": None}, {"value": [[1], [2, 3]]}, {"x": {"y": 1}}],
+)
+def test_a_fetch_has_a_value_for_each_row_and_a_name_of_its_own(fetches: dict[str, Any]) -> None:
+    class Careless(Diary):
+        def compute_actions(self, obs_batch: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            actions, states, _ = super().compute_actions(obs_batch, *args, **kwargs)
+            own = {"rewards": [1.0] * len(actions)} if "rewards" in fetches else fetches
+            return actions, states, own
+
+    name = next(iter(fetches))
+    with pytest.raises(ContractError, match=f"policy 'own': fetch '{name}' of compute_actions has shape"):
+        played(1, Careless)
