@@ -24,6 +24,7 @@ import importlib
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeAlias
@@ -112,7 +113,12 @@ class Known:
         return cls(dict(_registered), dict(gym.registry))
 
     def tell(self) -> None:
-        """Let the names mean here what they mean there."""
+        """Let the names mean here what they mean there.
+
+        A package that is imported here later registers its ids a second time. gymnasium would warn about each one,
+        which is thousands of lines for some packages, so this process ignores that warning.
+        """
+        warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry")
         _registered.update(self.creators)
         gym.registry.update(self.gym_specs)
 

@@ -20,6 +20,7 @@ from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.loop import convert
 from menv.multi_agent_env import MultiAgentEnv
 from menv.scale.engine import Engine, EngineName
+from menv.scale.far_env import FarCopies, FarEnv
 from menv.scale.packing import Sealed
 from menv.scale.remote_envs import RemoteEnvs
 from menv.scale.remote_settings import RemoteSettings
@@ -47,7 +48,8 @@ def to_base_env(
         env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which brings its sub-environments along, or
             a MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0. With `remote_envs` it only tells spaces
             and agents, and is closed.
-        make_env: Creates sub-environment number `vector_index`; with `remote_envs` all of them, elsewhere.
+        make_env: Creates sub-environment number `vector_index`; with `remote_envs` all of them, elsewhere, where it
+            can use the names of `register_env` and `gymnasium.register` that are known here now.
         num_envs: How many sub-environments there shall be.
         remote_envs: Whether each lives in a process of its own.
         remote_env_batch_wait_ms: Milliseconds that a poll waits for more of them once one has answered. 0 takes whoever
@@ -94,7 +96,7 @@ def _engine(engine: EngineName | Engine | None) -> Engine:
 
 
 def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> Callable[[int], Any]:
-    """Return `make_env` if what it creates can live elsewhere."""
+    """Return what creates sub-environments elsewhere, if they can live there."""
     kind = type(env).__name__
     if isinstance(env, BaseEnv | VectorEnv | gym.vector.VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
         raise ConfigError(
@@ -114,7 +116,7 @@ def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> 
         raise ConfigError(
             f"num_envs: {num_envs!r}, expected at least 1; set num_envs_per_worker to 1 or more"
         )
-    return make_env
+    return make_env if isinstance(make_env, FarEnv) else FarCopies(make_env)
 
 
 def _check_agents(env: Any) -> None:

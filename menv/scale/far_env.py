@@ -1,11 +1,12 @@
 """How a sub-environment is created in another process: what `register_env` and gymnasium know here goes with it.
 
-`menv.algorithms.rollouts.experience` and `menv.verify.backends` hand one to `to_base_env`; it is pickled, and called
-over there.
+`menv.algorithms.rollouts.experience` and `menv.verify.backends` hand a `FarEnv` to `to_base_env`, which makes a
+`FarCopies` of a user's own `make_env`. Both are pickled, and called in the other process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from menv.env_context import EnvContext
@@ -34,3 +35,20 @@ class FarEnv:
         set_log_level(self._log_level)
         self._known.tell()
         return make_env(self._env, self._context.copy_with_overrides(vector_index=vector_index, remote=True))
+
+
+class FarCopies:
+    """Creates sub-environments elsewhere by a function of their index, which may ask for names that are known here.
+
+    Args:
+        make_env: Creates sub-environment number `vector_index`.
+    """
+
+    def __init__(self, make_env: Callable[[int], Any]) -> None:
+        self._make_env = make_env
+        self._known = known_here(make_env)
+
+    def __call__(self, vector_index: int) -> Any:
+        """Create a sub-environment."""
+        self._known.tell()
+        return self._make_env(vector_index)

@@ -88,7 +88,7 @@ def known_here(env: Any, settings: Any = None) -> Known:
     """Return what `env` means here, and all other names that can travel.
 
     Args:
-        env: What the other process creates environments from.
+        env: What the other process creates environments from: a name, a class, or a function.
         settings: What it creates them with; a name in there is one that may be asked for.
     """
     own, every = Known.behind(env), Known.everything()
@@ -97,8 +97,9 @@ def known_here(env: Any, settings: Any = None) -> Known:
     specs = {name: _light(spec) for name, spec in every.gym_specs.items() if not _is_built_in(spec)}
     big = {name for name, one in kept.items() if one.size > _BIG}
     if big:
+        creator = resolve_env(env) if isinstance(env, str) else env
         small = [others[name] for name in kept.keys() - big]
-        said = [_pickled((env, own, settings)), *map(_code_of, [resolve_env(env), *small])]
+        said = [_pickled((env, own, settings)), *map(_code_of, [creator, *small])]
         big -= _named(big, [*said, *(kept[name].pickled for name in kept.keys() - big)], kept)
     creators: dict[str, Callable[..., Any]] = {
         name: LeftBehind(name, one.size) if name in big else one for name, one in kept.items()
