@@ -10,6 +10,7 @@ import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -148,6 +149,13 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
                 "pass policy_mapping_fn=lambda agent_id, episode, worker, **kw: ..."
             )
         return changed
+
+    def keep_spaces(self, resolved: Mapping[str, PolicySpec]) -> None:
+        """Let policies keep the spaces that were found for them, also in maps that are made of this one."""
+        self.specs = {
+            name: replace(spec, inferred=(resolved[name].observation_space, resolved[name].action_space))
+            for name, spec in self.specs.items()
+        }
 
     def policy_for(self, agent_id: AgentId, episode: Episode, worker: Any) -> str:
         """Return the policy that answers for an agent in an episode.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 from menv.errors import ConfigError
@@ -13,7 +13,7 @@ _BAD_IN_IDS = '<>:"/\\|?*'
 _MOST_BYTES = 200
 _PARTS = {
     "policy_cls": "policy_class", "policy_class": "policy_class", "observation_space": "observation_space",
-    "action_space": "action_space", "config": "config",
+    "action_space": "action_space", "config": "config", "algorithm": "algorithm",
 }  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,6 +32,8 @@ class PolicySpec:
         config: Settings that override the main ones for this policy, such as `{"gamma": 0.85}`.
         algorithm: Name of the algorithm that trains it; None means the one that is built. Settings of another one, such
             as its `lr`, are its defaults and not the main ones, unless `config` says otherwise; `gamma` is the main.
+        inferred: The observation and the action space that were found for the policy earlier. menv sets it, so that a
+            policy keeps its spaces while no agent maps to it.
     """
 
     policy_class: type[Any] | None = None
@@ -40,6 +42,7 @@ class PolicySpec:
     config: Mapping[str, Any] | None = None
     _: KW_ONLY
     algorithm: str | None = None
+    inferred: tuple[Any, Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse contradictions; the class of policies that play stands for the algorithm's own."""

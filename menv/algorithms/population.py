@@ -79,7 +79,7 @@ class Population:
         self._seed = seed
         self._callbacks = callbacks
         self.vacated = Vacated()
-        specs = resolve(policy_map)
+        specs = self._resolved(policy_map)
         recipes = {
             name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.answers_itself
         }
@@ -135,7 +135,7 @@ class Population:
             add={policy_id: spec}, policy_mapping_fn=mapping_fn, policies_to_train=to_train
         )
         learners, recipe, config = self.learners, None, None
-        specs = self._resolve(changed)
+        specs = self._resolved(changed)
         resolved = specs[policy_id]
         if not spec.answers_itself:
             recipe = self._recipe_of(policy_id, spec)
@@ -182,7 +182,7 @@ class Population:
         changed = self.policy_map.changed(
             remove=[policy_id], policy_mapping_fn=mapping_fn, policies_to_train=to_train
         )
-        self._resolve(changed)
+        self._resolved(changed)
         self.learners.shared.check_frozen(changed)
         self.learners.forget(policy_id)
         self.completion.postprocessing.forget(policy_id)
@@ -286,6 +286,12 @@ class Population:
     def _take(self, policy_map: PolicyMap) -> None:
         self.policy_map = self.learners.policy_map = policy_map
         freeze(self)
+
+    def _resolved(self, policy_map: PolicyMap) -> Mapping[str, PolicySpec]:
+        """Return the specs of a map with their spaces, which the map keeps."""
+        specs = self._resolve(policy_map)
+        policy_map.keep_spaces(specs)
+        return specs
 
     def _recipe_of(self, policy_id: str, spec: PolicySpec) -> Recipe:
         """Return what trains a policy."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -37,7 +37,7 @@ _PLAIN = (bool, int, float, str)
 _NORMALIZED = "normalize_values"
 _TOLD = 8
 """So many things that have to be given again are told by name."""
-_OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm")
+_OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm", "inferred")
 
 Tree = dict[str, Any]
 
@@ -240,10 +240,17 @@ def _policies(stored: Tree, given: Any, policy_ids: Collection[str] | None) -> d
             f"policy_ids: {missing} not in the checkpoint, expected some of {sorted(stored)}; correct them"
         )
     entries = given if isinstance(given, Mapping) else dict.fromkeys(given or ())
-    return {
-        name: stored[name] if entries.get(name) is None else PolicySpec.of(name, entries[name])
-        for name in wanted
-    }
+    found: dict[str, Any] = {}
+    for name in wanted:
+        spaces = stored[name].get("inferred")
+        known = isinstance(spaces, list) and all(isinstance(space, gym.Space) for space in spaces)
+        inferred = tuple(spaces) if known and len(spaces) == 2 else None
+        found[name] = (
+            {**stored[name], "inferred": inferred}
+            if entries.get(name) is None
+            else replace(PolicySpec.of(name, entries[name]), inferred=inferred)
+        )
+    return found
 
 
 def _check_given(values: Tree) -> None:

@@ -13,6 +13,7 @@ import gymnasium as gym
 from menv.base_env import AgentId
 from menv.errors import ConfigError
 from menv.multi_agent_env import MultiAgentEnv
+from menv.policy_spec import PolicySpec
 
 Space = gym.Space[Any]
 
@@ -36,18 +37,21 @@ class AgentSpaces:
         self._given = given
         self._reshaped = reshaped
 
-    def of_policy(self, policy_id: str, own: Space | None, agents: Sequence[AgentId]) -> Space:
+    def of_policy(self, policy_id: str, spec: PolicySpec, agents: Sequence[AgentId]) -> Space:
         """Return a policy's space.
 
         Args:
             policy_id: The policy, for messages.
-            own: What its spec says, a Dict space by agent if it names them.
+            spec: What the user says of it; its space may be a Dict space by agent.
             agents: Who may use it.
 
         Raises:
             ConfigError: Its agents differ, it contradicts them, or it cannot be found.
             ContractError: The environment declares spaces, but not that of an agent.
         """
+        own: Space | None = getattr(spec, f"{self._kind}_space")
+        if not agents and own is None and spec.inferred is not None:
+            return spec.inferred[self._kind == "action"]
         if not agents:
             return self._shared(policy_id) if own is None else own
         spaces = [(agent, self._of_agent(agent, policy_id, own)) for agent in agents]

@@ -86,8 +86,8 @@ def resolve_specs(
     return {
         policy_id: replace(
             spec,
-            observation_space=observations.of_policy(policy_id, spec.observation_space, users[policy_id]),
-            action_space=actions.of_policy(policy_id, spec.action_space, users[policy_id]),
+            observation_space=observations.of_policy(policy_id, spec, users[policy_id]),
+            action_space=actions.of_policy(policy_id, spec, users[policy_id]),
         )
         for policy_id, spec in policy_map.specs.items()
     }
