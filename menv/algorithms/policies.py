@@ -12,7 +12,7 @@ from menv.classic_names import classic_keywords
 from menv.errors import ConfigError
 from menv.policy import Policy, weights_of
 from menv.policy_map import DEFAULT_POLICY
-from menv.policy_spec import spec_by_parts
+from menv.policy_spec import spec_by_parts, spec_like
 
 if TYPE_CHECKING:
     from menv.algorithms.outside import Outside
@@ -65,7 +65,6 @@ class Policies:
         self._outside.publish()
 
     @classic_keywords(
-        policy=_COPY,
         policy_state=_COPY,
         policy_spec="=spec",
         evaluation_workers=_EVALUATIONS,
@@ -77,6 +76,7 @@ class Policies:
         policy_id: str,
         spec: Any = None,
         *,
+        policy: Policy | None = None,
         policy_mapping_fn: Callable[..., Any] | None = None,
         policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
     ) -> Policy:
@@ -84,28 +84,34 @@ class Policies:
 
         Args:
             policy_id: A new id.
-            spec: As in `policies`; None infers everything. Classic arguments say parts of it: `policy_cls`,
-                `observation_space`, `action_space`, `config`.
+            spec: As in `policies`; None infers everything. You can also give its parts by name: `policy_class` or
+                `policy_cls`, `observation_space`, `action_space`, `config` and `algorithm`.
+            policy: A trained policy to copy: one of this or another algorithm (`get_policy`), or one of a checkpoint,
+                as in `add_policy("expert", policy=Policy.from_checkpoint(folder))`. The new policy starts with its
+                weights and its connectors, statistics of filters included, and with its spaces unless `spec` gives
+                some. Its network must be the one that `spec` and the settings of this algorithm describe.
             policy_mapping_fn: Replaces the mapping; None keeps it.
             policies_to_train: Replaces who is trained; None keeps it.
 
         Returns:
-            The policy. To make it a copy of another: `algo.set_weights({new: algo.get_weights([old])[old]})`, and where
-            observations are filtered, because means are no weights,
-            `algo.get_policy(new).set_connectors_state(algo.get_policy(old).connectors_state())`.
+            The policy.
 
         Raises:
-            ConfigError: The id exists, or a setting is wrong.
+            ConfigError: The id exists, a setting is wrong, or the network of `policy` is another one.
             ContractError: The mapping returns an unknown id for a possible agent.
         """
         with self._rollouts.alone:
             self._look_who_left()
             before = self._population.policy_map
+            if policy is not None:
+                spec = spec_like(policy_id, spec, policy)
             added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
             try:
+                if policy is not None:
+                    self._population.copy(policy, policy_id)
                 self._rollouts.follow(added)
             except ConfigError:
-                # Something in it cannot go to the workers.
+                # Its network is another one, or something in it cannot go to the workers.
                 self._population.take_back(policy_id, added, before)
                 raise
         self._outside.publish()

@@ -240,6 +240,23 @@ class Population:
                 self.policies[policy_id].set_weights(by_name)
             self.learners.set_weights(policy_id, by_name)
 
+    def copy(self, policy: Policy, policy_id: str) -> None:
+        """Give a policy the weights and the connectors of another one, whoever that belongs to.
+
+        Raises:
+            ConfigError: Their networks differ, or a connector is not registered here.
+        """
+        own = self.get(policy_id)
+        if not isinstance(own, NetPolicy) or not isinstance(policy, NetPolicy):
+            raise ConfigError(
+                f"policy {policy_id!r}: {type(own).__name__} cannot copy a {type(policy).__name__}, expected two "
+                "policies with networks; leave out policy_class"
+            )
+        self.set_weights({policy_id: policy.get_weights()})
+        own.set_connectors_state(
+            [policy.agent_connectors.to_state()[1], policy.action_connectors.to_state()[1]]
+        )
+
     def state(self) -> dict[str, Any]:
         """Return what answers depend on besides weights, as a plain tree; who learns is asked by itself."""
         nets = {name: one for name, one in self.policies.items() if isinstance(one, NetPolicy)}

@@ -51,7 +51,8 @@ class AgentSpaces:
         """
         own: Space | None = getattr(spec, f"{self._kind}_space")
         if not agents and own is None and spec.inferred is not None:
-            return spec.inferred[self._kind == "action"]
+            known: Space = spec.inferred[self._kind == "action"]
+            return known
         if not agents:
             return self._shared(policy_id) if own is None else own
         spaces = [(agent, self._of_agent(agent, policy_id, own)) for agent in agents]

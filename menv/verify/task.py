@@ -28,6 +28,7 @@ from menv.loop.quota import Quota
 from menv.loop.sampler import Sampler
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_map import PolicyMap
+from menv.policy_spec import PolicySpec
 from menv.registry import describe_env, make_env
 
 SINGLE, MULTI, WHOLE = "single-agent", "multi-agent", "whole"
@@ -146,12 +147,12 @@ def _kind_of(env: Any) -> str:
 
 def _by_spaces(agents: Mapping[AgentId, str], env: Any, given: GivenSpaces) -> PolicyMap | None:
     """Return a policy for all agents that have the same spaces; None if they all have."""
-    kinds: list[tuple[Any, Any]] = []
+    kinds: list[tuple[Any, ...]] = []
     owners: dict[AgentId, str] = {}
     observations = AgentSpaces(env, "observation", given.observation, reshaped=given.reshaped)
     actions = AgentSpaces(env, "action", given.action)
     for agent in agents:
-        found = observations.of_policy("any", None, [agent]), actions.of_policy("any", None, [agent])
+        found = tuple(space.of_policy("any", PolicySpec(), [agent]) for space in (observations, actions))
         if found not in kinds:
             kinds.append(found)
         owners[agent] = f"policy_{kinds.index(found)}"
