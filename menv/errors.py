@@ -68,4 +68,4 @@ class RefusedError(MenvError):
 
 
 class EnvFaultWarning(UserWarning):
-    """A sub-environment raised, which cost its episode; mend it. Once for each cause."""
+    """A sub-environment raised, which cost its episode, or excluded an episode from training too late."""

@@ -45,6 +45,18 @@ class InfoLog:
         """Return N + M."""
         return self._rows + len(self._ends)
 
+    def entries(self, name: str) -> list[tuple[int, Any]]:
+        """Return the value of an entry wherever there is one, with its place among the N + M dicts."""
+        found = []
+        for start, infos, places in self._polls:
+            names = getattr(infos, "names", None)
+            # A sequence that knows its names is not taken apart for nothing.
+            if names is None or name in names:
+                mine = infos if places is None else [infos[place] for place in places.tolist()]
+                found += [(start + row, info[name]) for row, info in enumerate(mine) if info and name in info]
+        ends = enumerate(self._ends, self._rows)
+        return found + [(place, info[name]) for place, info in ends if info and name in info]
+
     def dicts(self) -> npt.NDArray[np.object_]:
         """Return [N + M] dicts, None where nothing came in; computed once."""
         if self._dicts is None:

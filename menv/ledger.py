@@ -16,6 +16,7 @@ import numpy.typing as npt
 from menv.base_env import End
 from menv.cut import Cut, cut
 from menv.ends import Ends
+from menv.env_calls import as_flag
 from menv.errors import ContractError
 from menv.infos import InfoLog, Infos
 from menv.sample_batch import SampleBatch
@@ -29,12 +30,18 @@ PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
 _FIRST_ROWS = 256
 _RELEASED = ("obs", "actions", "action_mask", "action_dist_inputs")
 _ENV_T = SampleBatch.ENV_T
+TRAINING_ENABLED = "training_enabled"
+"""The entry of an info dict that says whether policies may learn from the agent's trajectory."""
 # What the other rows have in columns that only some have.
 _ABSENT = {"f": np.nan, "c": np.nan, "i": -1, "u": 0, "b": False, "O": None}
 
 
 class Ledger:
-    """Append-only columns of one cohort's rows; the first `carried` ones were answered before the last `close`."""
+    """Append-only columns of one cohort's rows; the first `carried` ones were answered before the last `close`.
+
+    Attributes:
+        excluded_late: Rows of trajectories that the last `close` excluded from training and that had left before.
+    """
 
     def __init__(
         self,
@@ -81,7 +88,7 @@ class Ledger:
         self._info_polls: list[tuple[int, Sequence[Mapping[str, Any]], Column | None]] = []
         # Where unanswered rows were before the last close, and how many answered ones lie before them now.
         self._open_before = np.zeros(0, np.int64)
-        self.carried = 0
+        self.carried = self.excluded_late = 0
 
     @property
     def obs(self) -> Column:
@@ -219,12 +226,44 @@ class Ledger:
         if _ENV_T in self._columns:
             sorted_columns |= self._dates(cut_rows)
         infos = self._info_log()
+        self._exclude(cut_rows, owners, infos.entries(TRAINING_ENABLED))
+        by = np.where(owners.excluded, np.minimum(owners.policy, ~owners.policy), owners.policy)
         batches = {
-            int(policy): self._batch(cut_rows, sorted_columns, segments, infos, owners.policy == policy)
-            for policy in np.unique(owners.policy)
+            int(policy): self._batch(cut_rows, sorted_columns, segments, infos, by == policy)
+            for policy in np.unique(by)
         }
         self._carry(cut_rows, rewards, owners)
         return {policy: batch for policy, batch in batches.items() if batch.count}
+
+    def _exclude(self, cut_rows: Cut, owners: Trajectories, told: Sequence[tuple[int, Any]]) -> None:
+        """Note in `owners` which trajectories are excluded from training by the last info that says so.
+
+        Args:
+            cut_rows: The trajectories.
+            owners: The same.
+            told: Values of `training_enabled`, with the places of their infos; see `InfoLog.entries`.
+        """
+        self.excluded_late = 0
+        if not told:
+            return
+        # Where each info lies in the sorted order; that of an end comes after the last row.
+        at = np.empty(self._n + len(cut_rows.end_order), np.float64)
+        at[cut_rows.order] = np.arange(self._n)
+        at[self._n + cut_rows.end_order] = cut_rows.last[cut_rows.end_segments] + 0.5
+        # A row that is no step carries the info of the episode before; see `_segments`.
+        at[cut_rows.order[cut_rows.starts[owners.released < 0]]] = -1.0
+        when = at[[place for place, _ in told]]
+        own = np.searchsorted(cut_rows.starts, when, "right") - 1
+        allowed = np.array(
+            [_training_flag(flag, owners, index) for (_, flag), index in zip(told, own, strict=True)]
+        )
+        in_time = np.argsort(when, kind="stable")
+        in_time = in_time[when[in_time] >= 0]
+        before = owners.excluded.copy()
+        # Of several values for one trajectory the last one stays.
+        owners.excluded[own[in_time]] = ~allowed[in_time]
+        late = owners.excluded & ~before & (owners.policy >= 0)
+        self.excluded_late = int(np.maximum(owners.released[late], 0).sum())
 
     def locate(self, row: int) -> tuple[int, Any, int]:
         """Return the env index and the agent of a row, and the row's index in its trajectory, for messages."""
@@ -398,3 +437,15 @@ class Ledger:
         self._living = living
         self._starts, self._agent_ids, self._ends = [], [], Ends()
         self._info_polls = []
+
+
+def _training_flag(flag: Any, owners: Trajectories, index: int) -> bool:
+    """Return a value of `training_enabled` as a truth value.
+
+    Raises:
+        ContractError: It is none; the message names the agent.
+    """
+    if type(flag) is bool:
+        return flag
+    whose = f"env {owners.env_index[index]}, agent {owners.agent_id[index]!r}: info[{TRAINING_ENABLED!r}]"
+    return as_flag(flag, whose)

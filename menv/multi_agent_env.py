@@ -35,8 +35,8 @@ class MultiAgentEnv(AsBaseEnv):
     - Agents may appear late, pause, die early, and return; a return is a new life with a trajectory
       of its own.
     - `infos` names agents of `obs` only. What is of the whole environment goes under `"__common__"`, for callbacks:
-      `episode.last_info_for("__common__")`. An agent whose first info of a life says
-      `{"training_enabled": False}` plays that life as ever, and nobody learns from it.
+      `episode.last_info_for("__common__")`. An info `{"training_enabled": False}` excludes
+      the agent's trajectory from training, until a later info of it says True.
 
     Spaces are declared in one of three ways: a dict per agent (`observation_spaces`), a
     `gymnasium.spaces.Dict` keyed by agent id (`observation_space`), or one space that all agents

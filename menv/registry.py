@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -132,6 +132,22 @@ def is_known(name: str) -> bool:
     """Return whether an environment has this name in this process, so that nothing has to be imported to find it."""
     known = name in _registered or name in BUILT_IN or _from_tune(name) is not None
     return known or (":" not in name and _is_gym_id(name))
+
+
+def names_module(text: str) -> bool:
+    """Return whether a string reads as `"module:Name"` of a module that can be imported here; it is not imported.
+
+    An `env_config` of a file may reach a creator that takes such names. `gymnasium.make("module:Id-v0")` imports the
+    module; so do some environments of gymnasium's registry that create another one by its id.
+    """
+    module, colon, _ = text.partition(":")
+    if not colon or not all(map(str.isidentifier, module.split("."))) or text.startswith("http://"):
+        return False
+    first = module.partition(".")[0]
+    try:
+        return first in sys.modules or importlib.util.find_spec(first) is not None
+    except ValueError:
+        return True
 
 
 def resolve_env(env: Any) -> EnvCreator:

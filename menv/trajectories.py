@@ -52,6 +52,7 @@ class Trajectories:
         prev_action: [S, ...] the last action that has left, zeros if none has.
         prev_reward: [S] its reward.
         life: [S].
+        excluded: [S] True where the last info that has `training_enabled` says False.
     """
 
     slot: Column
@@ -64,6 +65,7 @@ class Trajectories:
     prev_action: Column
     prev_reward: Column
     life: Column
+    excluded: Column
 
     @classmethod
     def begun(cls, starts: Sequence[int] | Column, agent_ids: Sequence[Any], actions: Column) -> Trajectories:
@@ -87,6 +89,7 @@ class Trajectories:
             np.zeros((count, *actions.shape[1:]), actions.dtype),
             np.zeros(count, np.float64),
             life,
+            np.zeros(count, np.bool_),
         )
 
     def state(self) -> dict[str, Column]:
@@ -100,11 +103,12 @@ class Trajectories:
         Args:
             policy: [S] index of the policy that answers for each by now.
             agent_ids: [S].
-            state: May hold more, and lack `life`, of which earlier versions did not tell.
+            state: May hold more, and lack `life` and `excluded`, which earlier versions did not write.
         """
         count = len(agent_ids)
         own = {
             "life": np.zeros(count, np.int64),
+            "excluded": np.zeros(count, np.bool_),
             **{name: state[name] for name in cls.__slots__ if name in state},
         }
         return cls(**own | {"policy": policy, "agent_id": np.fromiter(agent_ids, object, count)})

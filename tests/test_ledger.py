@@ -226,8 +226,9 @@ def test_rows_find_their_infos_among_those_of_a_whole_poll() -> None:
 
 def test_a_sequence_of_infos_is_read_when_somebody_asks_and_once() -> None:
     class Made(Sequence[dict[str, int]]):
-        """Makes its dicts when it is read."""
+        """Makes its dicts when it is read, and knows which entries they will have."""
 
+        names = ("made",)
         reads = 0
 
         def __len__(self) -> int:

@@ -319,7 +319,7 @@ class Roster:
             key = tuple(obs)
             layout = self._layouts.get(key) or self.seating.new_layout(key)
         if layout.checked_at != self._lives:
-            self._join_missing(layout, infos, report)
+            self._join_missing(layout, report)
         self.waiting = layout
         self.obs = list(obs.values())
         held = self._held
@@ -350,15 +350,13 @@ class Roster:
                 info, f"env {self.env_id} step, env step {self.episode_steps} of the episode, agent {agent!r}"
             )
 
-    def _join_missing(self, layout: Layout, infos: Any, report: Report) -> None:
-        """Begin a life for each agent of the layout that has none; its first info may except it from learning."""
+    def _join_missing(self, layout: Layout, report: Report) -> None:
+        """Begin a life for each agent of the layout that has none."""
         for agent in layout.agents:
             if agent not in self._alive:
                 self._alive.add(agent)
                 self._dead.discard(agent)
-                info = infos.get(agent) if infos else None
-                trained = not isinstance(info, dict) or bool(info.get("training_enabled", True))
-                report.joined.append(Join(self._slots[agent], self.env_id, agent, self.env_index, trained))
+                report.joined.append(Join(self._slots[agent], self.env_id, agent, self.env_index))
         layout.checked_at = self._lives
 
     def number(self, agent: AgentId, reward: Any) -> float:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, overload
 
@@ -53,6 +53,11 @@ class VectorInfos(Sequence[Mapping[str, Any]]):
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         return map(self._of, self._indices.tolist())
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all entries that there may be."""
+        return self._infos.keys() if self._resets is None else {*self._infos, *self._resets[0]}
 
     def at(self, places: IntArray) -> VectorInfos:
         """Return those at some places."""

@@ -1,8 +1,8 @@
 """Settings in a checkpoint: what JSON can hold is written, everything else by name only and given again.
 
-`menv.algorithms.checkpoints` writes and reads with it. Functions and classes are never looked up by the names that a
-file gives: whoever loads it passes them again. Only the classes that menv itself offers are known here, and the spaces
-of gymnasium are written out.
+`menv.algorithms.checkpoints` writes and reads with it. `_looked_up` decides for every name in a file, at any depth,
+what it may mean here: an environment that this process knows, or a class that menv offers for that setting. You pass
+everything else again. Nothing is imported for a file. The spaces of gymnasium are written out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
 from menv.algorithms.config.classic_keys import OF_CONNECTORS, SECTIONS, read_config, read_keys
 from menv.algorithms.config.numbers import shown
 from menv.algorithms.config.replay_buffer_config import newly_chosen
+from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
+from menv.multi_agent_env import MultiAgentEnv
+from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec, ids_given
-from menv.registry import is_known
+from menv.registry import is_known, names_module
 from menv.spaces_json import space_from_json, space_to_json
 
 _NAMED = "$named"
@@ -33,6 +36,13 @@ _TUPLE = "$tuple"
 _SPACE = "$space"
 _OFFERING = ("menv", "menv.algorithms", "menv.envs")
 """The packages of menv whose classes need not be given again."""
+_OFFERED: dict[str, tuple[type, ...]] = {
+    "env": (MultiAgentEnv, gym.Env), "callbacks": (DefaultCallbacks,), "policy_class": (Policy,),
+}  # fmt: skip
+"""The settings that such a class may stand in, and what it derives from there. No other setting takes a class of a
+file: `env=PPO` would build an algorithm of the file's `env_config`."""
+_DATA = ("env_config", "custom_model_config", "agent_connectors")
+"""Settings whose content menv passes on, so that its keys are no settings."""
 _PLAIN = (bool, int, float, str)
 _NORMALIZED = "normalize_values"
 _TOLD = 8
@@ -148,7 +158,7 @@ def restored_config(
         ConfigError: Something that is stored by name only is not given, or a wanted policy is not there.
     """
     policy_ids = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
-    values = _read(stored)
+    values = _read(_looked_up(stored))
     if any(field.name == _NORMALIZED for field in fields(config_class)):
         # Earlier versions wrote nothing of it, and learned values in the unit of the environment.
         values.setdefault(_NORMALIZED, False)
@@ -169,8 +179,6 @@ def restored_config(
     values["multiagent"] = multi
     if env is not None:
         values["env"] = env
-    elif "env" not in own and isinstance(values["env"], str) and not is_known(values["env"]):
-        values["env"] = {_NAMED: values["env"]}
     _check_given(values)
     multi["policies"] = {
         name: one if isinstance(one, PolicySpec) else PolicySpec(**one)
@@ -277,8 +285,32 @@ def _by_name_only(value: Any, *path: Any) -> Iterator[tuple[tuple[Any, ...], str
             yield from _by_name_only(item, *path, place)
 
 
+def _looked_up(value: Any, field: str = "", data: bool = False) -> Any:
+    """Return a stored tree in which each name of code is what it means in this process, or a mark to give it again.
+
+    Args:
+        value: As JSON gives it.
+        field: The setting that it stands in.
+        data: Whether it lies within `_DATA`: then its keys are no settings.
+    """
+    if isinstance(value, list):
+        return [_looked_up(item, field, data) for item in value]
+    if isinstance(value, str):
+        foreign = not is_known(value) if field == "env" and not data else names_module(value)
+        return {_NAMED: value} if foreign else value
+    if not isinstance(value, dict) or _SPACE in value:
+        return value
+    if _NAMED in value and _TUPLE not in value:
+        return (None if data else _offered(value, field)) or {_NAMED: str(value[_NAMED])}
+    inner = data or field in _DATA
+    named = next(filter(names_module, value), None)
+    if named is not None:
+        return {_NAMED: named}
+    return {key: _looked_up(item, field if key == _TUPLE else key, inner) for key, item in value.items()}
+
+
 def _read(value: Any) -> Any:
-    """Return a tree with the numbers, tuples, spaces and classes of menv that JSON cannot hold."""
+    """Return a tree with the numbers, tuples and spaces that JSON cannot hold."""
     if isinstance(value, list):
         return [_read(item) for item in value]
     if not isinstance(value, dict):
@@ -289,17 +321,16 @@ def _read(value: Any) -> Any:
         return tuple(_read(item) for item in value[_TUPLE])
     if _SPACE in value:
         return space_from_json(value[_SPACE], "from_checkpoint: a space of the config")
-    if _NAMED in value:
-        return _offered(value) or value
     return {key: _read(item) for key, item in value.items()}
 
 
-def _offered(stored: Tree) -> type | None:
-    """Return the class that is stored by name if it is one of those that menv offers."""
+def _offered(stored: Tree, field: str) -> type | None:
+    """Return the class that is stored by name if menv offers it for this setting."""
     name = str(stored[_NAMED]).rpartition(":")[2]
     for package in map(import_module, _OFFERING):
         found = getattr(package, name) if name in package.__all__ else None
-        if isinstance(found, type) and as_json(found) == stored:
+        right = isinstance(found, type) and issubclass(found, _OFFERED.get(field, ()))
+        if right and as_json(found) == stored:
             return found
     return None
 

@@ -10,9 +10,8 @@ from typing import Any
 from menv.algorithms.algorithm import Algorithm
 from menv.cli.arguments import put_over, with_objects
 from menv.cli.display import as_json
-from menv.cli.names import from_checkpoint
+from menv.cli.names import from_checkpoint, known_env
 from menv.env_context import EnvContext
-from menv.loop.checkpoint_folder import find_checkpoint, read_manifest
 from menv.registry import is_ready_made, make_env
 from menv.stdout import tell
 from menv.wrappers import RecordEpisodes
@@ -28,7 +27,7 @@ def evaluate(given: argparse.Namespace) -> int:
     asked = {"evaluation_duration": given.episodes, "evaluation_duration_unit": "episodes", "num_workers": 0}
     config = put_over(asked, with_objects(given.config))
     if given.record is not None:
-        config = put_over(_recording(given), config)
+        config = put_over(_recording(given, config), config)
     with from_checkpoint(Algorithm, given.folder, config, given.env, "--env ") as algo:
         result = algo.evaluate()["evaluation"]
     tell(as_json(result) if given.json else "\n".join(_lines(result)), "menv evaluate")
@@ -52,9 +51,9 @@ class _Recorded:
         return RecordEpisodes(make_env(self._env, context), self._folder)
 
 
-def _recording(given: argparse.Namespace) -> Mapping[str, Any]:
-    """Return settings for evaluations that are recorded; none where it is yet to be said what is played."""
-    env = given.env or read_manifest(find_checkpoint(Path(given.folder)))["config"].get("env")
+def _recording(given: argparse.Namespace, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings for evaluations that are recorded; none where the environment still has to be given."""
+    env = given.env or config.get("env") or known_env(Path(given.folder))
     if not isinstance(env, str):
         return {}
     settings = {"render_mode": "rgb_array"} if is_ready_made(env) else {}

@@ -12,7 +12,7 @@ from menv.cli.arguments import put_over
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
 from menv.loop.checkpoint_folder import find_checkpoint, read_manifest
-from menv.registry import make_env
+from menv.registry import is_known, make_env
 
 _NAMED = "$named"
 _DEEPEST = 2
@@ -74,12 +74,25 @@ def _typed(path: tuple[Any, ...], was: str, env_option: str) -> str:
     return f"{env_option}{name}" if ":" in was else f"--import and the module that registers {was!r}"
 
 
+def known_env(folder: Path) -> str | None:
+    """Return the name of a checkpoint's environment, None unless this process knows it."""
+    env = _stored(folder).get("env")
+    return env if isinstance(env, str) and is_known(env) else None
+
+
+def _stored(folder: Path) -> Mapping[str, Any]:
+    """Return the stored settings of a checkpoint, none where there is something else in their place."""
+    config = read_manifest(find_checkpoint(folder)).get("config")
+    return config if isinstance(config, Mapping) else {}
+
+
 def _named_again(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings for going on from a checkpoint, with `own_name` where that was its mapping.
+    """Return settings for resuming a checkpoint, with `own_name` where that was its mapping.
 
     No function in a checkpoint is ever looked up; this one is known here.
     """
-    stored = read_manifest(find_checkpoint(folder))["config"].get("multiagent", {}).get("policy_mapping_fn")
+    multi = _stored(folder).get("multiagent")
+    stored = multi.get("policy_mapping_fn") if isinstance(multi, Mapping) else None
     if stored != {_NAMED: f"function {own_name.__module__}:{own_name.__qualname__}"}:
         return dict(config)
     return put_over({"multiagent": {"policy_mapping_fn": own_name}}, config)

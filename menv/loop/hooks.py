@@ -56,6 +56,8 @@ class Hooks:
         # Causes of faults that have been noted, and those of them that nobody has been warned of yet.
         self._causes: set[tuple[str, str, int]] = set()
         self._untold: list[str] = []
+        # Rows that left for training before their trajectory was excluded from it, now and at the last warning.
+        self._excluded_late = self._warned_late = 0
         self._env_steps: Column = np.zeros(0, np.int64)
 
     @property
@@ -115,8 +117,21 @@ class Hooks:
                 self._causes.add(fault.origin)
                 self._untold.append(fault.line)
 
+    def note_excluded_late(self, rows: int) -> None:
+        """Count rows that left for training before an info excluded their trajectory from it."""
+        self._excluded_late += rows
+
     def warn(self) -> None:
-        """Warn of causes of faults that are new since the last time."""
+        """Warn of causes of faults that are new, and of rows that left too early when their number has doubled."""
+        if self._excluded_late and self._excluded_late >= 2 * self._warned_late:
+            self._warned_late = self._excluded_late
+            warnings.warn(
+                f"info['training_enabled']: False came after {self._excluded_late} timesteps of these trajectories had "
+                "left in earlier fragments, expected it before; say it in the first info, or set "
+                'batch_mode="complete_episodes"',
+                EnvFaultWarning,
+                stacklevel=2,
+            )
         untold, self._untold = self._untold, []
         for line in untold:
             warnings.warn(

@@ -375,6 +375,7 @@ class Sampler(Told, told=OF_WORKERS):
         self.env_steps += env_steps
         self.unlearned = []
         batches: dict[str, SampleBatch] = {}
+        excluded: list[SampleBatch] = []
         for number, cohort in enumerate(self._cohorts):
             closed = cohort.close()
             if self._frames is None and not self.base_env.external:
@@ -382,9 +383,12 @@ class Sampler(Told, told=OF_WORKERS):
                     self.action_log.note(number, batch)
             if self._hooks.keeps:
                 self.unlearned += cohort.unlearned
+            excluded += [batch for _, batch in cohort.unlearned]
             cohort.unlearned = ()
+            if not self._whole.waits:
+                self._hooks.note_excluded_late(cohort.ledger.excluded_late)
             batches.update(self._whole.completed(cohort, closed))
-        batches, env_steps = self._whole.release(batches, env_steps)
+        batches, env_steps = self._whole.release(batches, env_steps, excluded)
         if self._copies is not None:
             self._copies.closed(self.metrics)
         if self.action_log.full:

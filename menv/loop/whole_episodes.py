@@ -83,6 +83,11 @@ class WholeEpisodes:
         self._kept: dict[str, SampleBatch] = {}
 
     @property
+    def waits(self) -> bool:
+        """Whether rows wait here for the end of their episode."""
+        return self._quota is not None
+
+    @property
     def rewards(self) -> float:
         """What the rows earned that wait here."""
         return float(sum(batch[SampleBatch.REWARDS].sum() for batch in self._kept.values()))
@@ -91,16 +96,24 @@ class WholeEpisodes:
         """Return what a cohort released, with all that must be known by the weights of now."""
         return closed if self._quota is None else cohort.with_inputs(closed)
 
-    def release(self, closed: dict[str, SampleBatch], env_steps: int) -> tuple[dict[str, SampleBatch], int]:
+    def release(
+        self, closed: dict[str, SampleBatch], env_steps: int, excluded: Sequence[SampleBatch] = ()
+    ) -> tuple[dict[str, SampleBatch], int]:
         """Return the rows of all episodes that are over, each in one piece, and their env steps; keep the others.
 
         Args:
             closed: The rows of a fragment by policy. A row with a flag is the last one of its episode.
             env_steps: Taken in the fragment.
+            excluded: Rows of the fragment that are excluded from training; earlier rows of their episodes are dropped.
         """
         if self._quota is None:
             return closed, env_steps
-        released = {}
+        released, dropped = {}, sum(batch.count for batch in excluded)
+        for policy_id, batch in self._kept.items() if excluded else ():
+            gone = np.concatenate([one.segments.eps_id for one in excluded])
+            kept = _in_order(batch, np.flatnonzero(~np.isin(batch.segments.eps_id, gone)))
+            dropped += batch.count - kept.count
+            self._kept[policy_id] = kept
         for policy_id in dict.fromkeys((*self._kept, *closed)):
             parts = [rows[policy_id] for rows in (self._kept, closed) if policy_id in rows]
             batch = SampleBatch.concat_samples(parts)
@@ -110,7 +123,7 @@ class WholeEpisodes:
             released[policy_id] = _in_order(batch, np.flatnonzero(over))
             self._kept[policy_id] = _in_order(batch, np.flatnonzero(~over))
         released = {policy_id: batch for policy_id, batch in released.items() if batch.count}
-        return released, sum(batch.count for batch in released.values())
+        return released, dropped + sum(batch.count for batch in released.values())
 
     def break_off(self) -> None:
         """Count the episodes that run as truncated by what their last rows led to: nobody goes on with them."""

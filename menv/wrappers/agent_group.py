@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import ALL, AgentId
-from menv.env_calls import as_reward
+from menv.env_calls import as_flag, as_reward
 from menv.episode import MEMBER_REWARDS
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
@@ -56,6 +56,8 @@ class AgentGroup:
         self._ended: dict[AgentId, bool] = {}
         self._earned: dict[AgentId, float] = {}
         self._told: AgentDict = {}
+        # What the members' infos said last about `training_enabled`, in this life of the group.
+        self._trained: dict[AgentId, bool] = {}
         # What each member has earned in this life of the group.
         self._lifetime: dict[AgentId, float] = {}
 
@@ -163,7 +165,10 @@ class AgentGroup:
         """Keep the members' infos until the group is shown."""
         told = {member: infos[member] for member in self.members if member in infos}
         self._told.update(told)
-        for info in told.values():
+        for member, info in told.items():
+            if isinstance(info, Mapping) and "training_enabled" in info:
+                whose = f"group {self.group_id!r}, member {member!r}: info['training_enabled']"
+                self._trained[member] = as_flag(info["training_enabled"], whose)
             # A member that is a group itself tells what its own members earned.
             if isinstance(info, Mapping) and MEMBER_REWARDS in info:
                 for member, reward in info[MEMBER_REWARDS].items():
@@ -171,27 +176,20 @@ class AgentGroup:
 
     def _show(self, obs: AgentDict, out: StepDicts) -> None:
         """Give the group its observation, and with it what happened since the one before."""
-        begins, self.alive, self._over = not self.alive, True, False
+        self.alive, self._over = True, False
         out[0][self.group_id] = tuple(self._shown(place, obs) for place in range(len(self.members)))
-        out[4][self.group_id] = {
-            "individual_rewards": self._earned,
-            "individual_infos": self._told,
-            "acting": list(self.acting),
-        }
-        if begins and self._is_untrained():
-            out[4][self.group_id]["training_enabled"] = False
+        out[4][self.group_id] = self._info(list(self.acting))
         self._earned, self._told = {}, {}
 
-    def _is_untrained(self) -> bool:
-        """Return whether the environment wants nobody to learn from a member that acts."""
-        told = [self._told.get(member) for member in self.acting]
-        return any(isinstance(info, Mapping) and not info.get("training_enabled", True) for info in told)
+    def _info(self, acting: list[AgentId]) -> dict[str, Any]:
+        """Return the group's info dict; no policy learns from a group that has a member it may not learn from."""
+        info = {"individual_rewards": self._earned, "individual_infos": self._told, "acting": acting}
+        return {**info, "training_enabled": all(self._trained.values())} if self._trained else info
 
     def _tell_lifetime(self, out: StepDicts) -> None:
-        """Tell with the end of a life what each member earned in it, whether the group is shown then or not."""
-        info = {"individual_rewards": self._earned, "individual_infos": self._told, "acting": []}
-        out[4].setdefault(self.group_id, info)[MEMBER_REWARDS] = self._lifetime
-        self._lifetime = {}
+        """Add to the group's last info what each member earned, also where the group is not shown then."""
+        out[4].setdefault(self.group_id, self._info([]))[MEMBER_REWARDS] = self._lifetime
+        self._lifetime, self._trained = {}, {}
 
     def _end(self, truncated: bool, out: StepDicts) -> None:
         """End the group's life."""

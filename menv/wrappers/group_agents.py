@@ -39,8 +39,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
       `"individual_infos"` holds what the environment told each member; `"acting"` lists those that act. It comes
       with each end of the group too, and tells then what each member earned in that life: results have it under
       `agent_reward_*`, beside the groups' own returns, which are under `group_reward_*` as well.
-    - Nobody learns from a life of a group that begins with the info `{"training_enabled": False}` of a member
-      that acts.
+    - An info `{"training_enabled": False}` of one member excludes the group's trajectory from training, until a later
+      info of that member says True.
 
     A group may be a member of another one: wrap twice. What breaks the contract of `MultiAgentEnv` is
     passed on as it is, for the adapter to name.

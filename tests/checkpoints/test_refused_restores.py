@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from menv.algorithms import DQN
 from menv.errors import CallOrderError, ConfigError, EnvCrashError
+from tests.checkpoints.forged import forge
 from tests.checkpoints.runs import REPLAYED, trained, weights_of
 
 MEMORY: dict[str, Any] = {"fcnet_hiddens": [16], "use_gru": True}
@@ -104,24 +103,6 @@ def test_a_restore_that_was_broken_off_has_to_come_to_its_end_before_anything_el
         assert algo.train()["digest"] == expected
 
 
-def _signed(folder: Path, name: str, keys: list[Any], value: Any) -> None:
-    """Change an entry of a file of a checkpoint and make all hashes right again, as somebody who means harm."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest.pop("sha256")
-    tree = manifest if name == "manifest.json" else json.loads((folder / name).read_text())
-    part = tree
-    for key in keys[:-1]:
-        part = part[key]
-    part[keys[-1]] = value
-    if name != "manifest.json":
-        data = json.dumps(tree).encode()
-        (folder / name).write_bytes(data)
-        manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    text = json.dumps(manifest, indent=1, sort_keys=True)
-    manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
-
-
 @pytest.mark.parametrize(("name", "keys", "value", "said"), [
     ("manifest.json", ["algorithm"], 3, "expected a menv training checkpoint"),
     ("manifest.json", ["config"], {}, "cannot be taken over"),
@@ -143,7 +124,7 @@ def test_what_somebody_made_up_with_right_hashes_is_refused_in_one_line(
     with DQN(env="CartPole-v1", config=REPLAYED) as algo:
         algo.train()
         folder = algo.save(tmp_path)
-        _signed(folder, name, keys, value)
+        forge(folder, name, keys, value)
         for load in (algo.restore, DQN.from_checkpoint):
             with pytest.raises(ConfigError, match=said) as caught:
                 load(tmp_path)

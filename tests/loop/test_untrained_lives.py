@@ -1,4 +1,4 @@
-"""An environment says in an agent's first info whether anybody learns from that life."""
+"""An environment says in an agent's infos whether a policy may learn from its trajectory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Quiet(MultiAgentEnv):
     def step(self, action_dict: Any) -> Any:
         self.at += 1
         agents = self.possible_agents[: 2 + (self.at > 1)]
-        infos = {"cyd": {"training_enabled": False}, "ann": {"training_enabled": False}}
+        # An info without the entry changes nothing.
+        infos = {"cyd": {"training_enabled": False}, "ann": {"training_enabled": True}}
         flags = {"__all__": self.at == 5}
         return (
             {agent: np.full(1, self.at / 10, np.float32) for agent in agents},

@@ -1,0 +1,248 @@
+"""Whatever a checkpoint names, wherever it stands, is known here or has to be given again: nothing is imported."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import menv
+from menv.algorithms import DQN, PPO, QMIX, Algorithm, ModelConfig, MultiAgentConfig
+from menv.algorithms.config.classic_keys import read_config
+from menv.algorithms.config.exploration_config import ExplorationConfig
+from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
+from menv.algorithms.stored_config import restored_config, stored_config
+from menv.cli.main import main
+from menv.errors import ConfigError, MenvError
+from menv.policy_map import PolicyMap
+from tests.checkpoints.forged import forge
+from tests.checkpoints.runs import SMALL
+
+CANARY = "canary_of_files"
+CODE = """
+from pathlib import Path
+
+def thing(*args, **kwargs):
+    Path(__file__).with_name("called").touch()
+
+class Thing:
+    __init__ = thing
+
+Path(__file__).with_name("imported").touch()
+"""
+NAMES: list[Any] = [
+    f"{CANARY}:Thing",
+    f"{CANARY}.Thing",
+    f"{CANARY}:Thing-v0",
+    f"@{CANARY}:thing",
+    {"$named": f"class {CANARY}:Thing"},
+    {"$named": f"function {CANARY}:thing"},
+    {"$tuple": [f"{CANARY}:Thing", {}], "$named": "a tuple"},
+    {"$named": "class menv.algorithms.ppo:PPO"},
+]
+"""Forms in which a file may name code; the last one is menv's own, but an algorithm would read `env_config`."""
+TOUCH = {"env": "subprocess:Popen", "env_config": {"/bin/touch": 1}}
+KINDS: list[type[Algorithm]] = [PPO, DQN, QMIX]
+SECTIONS = {
+    "model": ModelConfig,
+    "multiagent": MultiAgentConfig,
+    "exploration_config": ExplorationConfig,
+    "replay_buffer_config": ReplayBufferConfig,
+}
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path whose module tells by files that it was imported or called."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / f"{CANARY}.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    importlib.invalidate_caches()
+    yield tmp_path / "path"
+    sys.modules.pop(CANARY, None)
+
+
+def woken(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir() if one.suffix != ".py")
+
+
+def stored(kind: type[Algorithm], **more: Any) -> dict[str, Any]:
+    """Return the settings of a checkpoint, with an evaluation due at once."""
+    config = read_config(kind.recipe.config_class, {"env": "CartPole-v1", "evaluation_interval": 1, **more})
+    return stored_config(config, PolicyMap({"a": None}, lambda *_: "a"))
+
+
+def places(kind: type[Algorithm]) -> list[list[str]]:
+    """Return where each field of each section stands in a config."""
+    found = [[field.name] for field in dataclasses.fields(kind.recipe.config_class)]
+    for name, section in SECTIONS.items():
+        found += [[name, field.name] for field in dataclasses.fields(section)]
+    spec = ["multiagent", "policies", "a"]
+    found += [[*spec, name] for name in ("policy_class", "observation_space", "config", "algorithm")]
+    return [
+        *found,
+        ["env_config", "id"],
+        ["env_config", "deep", "id"],
+        ["model", "custom_model_config", "net"],
+    ]
+
+
+DEPTHS: list[list[str]] = [
+    [],
+    ["evaluation_config"],
+    ["evaluation_config", "evaluation_config"],
+    ["multiagent", "policies", "a", "config"],
+    ["evaluation_config", "multiagent", "policies", "a", "config"],
+]
+
+
+def put(tree: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
+    """Return a tree with a value at a place, for which sections are made where there are none."""
+    changed: dict[str, Any] = copy.deepcopy(tree)
+    part = changed
+    for key in keys[:-1]:
+        part[key] = part[key] if isinstance(part.get(key), dict) else {}
+        part = part[key]
+    part[keys[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize("depth", DEPTHS, ids="/".join)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_field_of_a_config_imports_what_a_file_names(
+    kind: type[Algorithm], depth: list[str], canary: Path
+) -> None:
+    plain = stored(kind)
+    plain["multiagent"]["policy_mapping_fn"] = None
+    accepted = []
+    for place in places(kind):
+        for name in NAMES:
+            tree = put(plain, [*depth, *place], name)
+            try:
+                config = restored_config(kind.recipe.config_class, tree, None)
+                accepted.append(repr(config))
+            except (MenvError, TypeError, ValueError, AttributeError, KeyError) as error:
+                # `from_checkpoint` makes one ConfigError of those that are of Python.
+                del error
+            assert woken(canary) == [], f"{place} = {name}"
+    assert not [one for one in accepted if f"'{CANARY}:" in one or ".PPO'" in one]
+
+
+HARM: dict[str, tuple[list[Any], Any]] = {
+    "an env": (["env"], "subprocess:Popen"),
+    "an env of an evaluation": (["evaluation_config"], TOUCH),
+    "an evaluation of an evaluation": (["evaluation_config"], {"evaluation_config": TOUCH, **TOUCH}),
+    "an algorithm as an env": (["env"], {"$named": "class menv.algorithms.ppo:PPO"}),
+    "an id behind an id": (["evaluation_config"], {"env_config": {"id": f"{CANARY}:A-v0"}}),
+    "a key": (["env_config"], {f"{CANARY}:Thing": 1}),
+    "callbacks": (["callbacks"], [{"$named": f"class {CANARY}:Thing"}]),
+    "an input": (["input"], {"$named": "class menv.policy:Policy"}),
+    "a model": (["model", "custom_model"], {"$named": "class menv.algorithms.ppo:PPO"}),
+    "a policy": (
+        ["multiagent", "policies", "default_policy", "policy_class"],
+        {"$named": f"class {CANARY}:T"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with PPO(env="CartPole-v1", config={**SMALL, "evaluation_interval": 1}) as algo:
+        return algo.save(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.mark.parametrize("name", HARM)
+def test_a_checkpoint_with_right_hashes_runs_no_code_however_it_is_loaded(
+    name: str, saved: Path, canary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, touched = tmp_path / "000000", tmp_path / "touched"
+    shutil.copytree(saved, folder)
+    keys, value = HARM[name]
+    harm = json.loads(json.dumps(value).replace('"/bin/touch": 1', f'"/bin/touch": 1, "{touched}": 1'))
+    forge(folder, "manifest.json", ["config", *keys], harm)
+    with pytest.raises(
+        ConfigError, match=r"^from_checkpoint: config\[.* was .*expected (it|them) to be given"
+    ):
+        PPO.from_checkpoint(folder)
+    for command in (
+        ["evaluate", str(folder), "--episodes", "1"],
+        ["train", "--resume", str(folder), "--save", str(tmp_path / "run"), "--stop", "training_iteration=1"],
+    ):
+        assert main(command) == 2, command
+        assert "expected" in capsys.readouterr().err
+    assert woken(canary) == []
+    assert not touched.exists()
+
+
+def test_a_recording_does_not_play_in_an_environment_that_only_the_file_names(
+    saved: Path, canary: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "000000"
+    shutil.copytree(saved, folder)
+    forge(folder, "manifest.json", ["config", "env"], f"{CANARY}:Thing")
+    main(
+        [
+            "evaluate",
+            str(folder),
+            "--record",
+            str(tmp_path / "f"),
+            "--config",
+            "env=CartPole-v1",
+            "--episodes",
+            "1",
+        ]
+    )
+    assert woken(canary) == []
+
+
+class Walk(gym.Env[Any, Any]):
+    """Ends after a number of steps; its settings say how many and what it is called."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any) -> None:
+        self.config = dict(config)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 1.0, True, False, {}
+
+
+def test_settings_of_an_environment_that_name_no_module_come_back(canary: Path, tmp_path: Path) -> None:
+    menv.register_env("a walk", Walk)
+    settings = {
+        "server": "localhost:5000",
+        "url": "http://localhost:5000/x",
+        "file": "C:\\a",
+        "env": "hill-2",
+    }
+    with PPO(env="a walk", config={**SMALL, "env_config": settings}) as algo:
+        algo.save(tmp_path)
+    with PPO.from_checkpoint(tmp_path) as again:
+        assert dict(again.config.env_config) == settings
+
+
+def test_settings_of_an_environment_that_name_a_module_are_given_again(canary: Path, tmp_path: Path) -> None:
+    menv.register_env("a walk", Walk)
+    settings = {"inner": f"{CANARY}:Thing"}
+    with PPO(env="a walk", config={**SMALL, "env_config": settings}) as algo:
+        algo.save(tmp_path)
+    with pytest.raises(
+        ConfigError, match=rf"config\['env_config'\]\['inner'\] was {CANARY}:Thing, .*; pass it in c"
+    ):
+        PPO.from_checkpoint(tmp_path)
+    with PPO.from_checkpoint(tmp_path, {"env_config": settings}) as again:
+        assert dict(again.config.env_config) == settings
+    assert woken(canary) == []

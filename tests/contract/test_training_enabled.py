@@ -1,0 +1,390 @@
+"""`info["training_enabled"] = False` excludes a trajectory from training, in every kind of environment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from pettingzoo import ParallelEnv
+from pettingzoo.utils import parallel_to_aec
+
+from menv import BaseEnv, ContractError, MultiAgentEnv, PolicySpec, RandomPolicy, Ready, VectorEnv
+from menv.algorithms import DQN, PPO, QMIX
+from menv.errors import EnvFaultWarning
+from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
+from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
+from tests.contract.scripted import SixDicts
+
+STEPS = 5
+OBS = gym.spaces.Box(0.0, 1000.0, (2,), np.float32)
+ACT = gym.spaces.Discrete(2)
+
+
+class Course:
+    """Episodes of five steps; of odd ones the info of the step `at` says that no policy may learn from them.
+
+    With `at` 0 that is the info of the reset, with 5 that of the last step.
+    """
+
+    def __init__(self, at: int = 3) -> None:
+        self.at, self.episode, self.now = at, 0, 0
+
+    def begin(self) -> tuple[Any, dict[str, Any]]:
+        self.episode, self.now = self.episode + 1, 0
+        return self.seen, self.info
+
+    def go(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.now += 1
+        return self.seen, 1.0, self.now == STEPS, False, self.info
+
+    @property
+    def seen(self) -> Any:
+        return np.array([self.episode, self.now], np.float32)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return {"training_enabled": False} if self.now == self.at and self.episode % 2 else {}
+
+
+class Solo(gym.Env[Any, Any]):
+    observation_space, action_space = OBS, ACT
+
+    def __init__(self, context: Any = None, at: int = 3) -> None:
+        self.course = Course((context or {}).get("at", at))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.course.begin()
+
+    def step(self, action: Any) -> Any:
+        return self.course.go()
+
+
+class Pair(MultiAgentEnv):
+    """What is said is said of "a" alone."""
+
+    def __init__(self, context: Any = None, at: int = 3) -> None:
+        super().__init__()
+        self.possible_agents = self.agents = ["a", "b"]
+        self.observation_space, self.action_space = OBS, ACT
+        self.course = Course((context or {}).get("at", at))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, info = self.course.begin()
+        return {"a": obs, "b": obs + 500}, {"a": info, "b": {}}
+
+    def step(self, action_dict: Any) -> Any:
+        obs, reward, over, _, info = self.course.go()
+        both = {"a": obs, "b": obs + 500}
+        return both, dict.fromkeys(both, reward), {"__all__": over}, {"__all__": False}, {"a": info, "b": {}}
+
+
+class ParallelPair(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # without stubs
+    metadata: dict[str, Any] = {"name": "pair"}  # noqa: RUF012 - as PettingZoo declares it
+
+    def __init__(self, at: int) -> None:
+        self.inner, self.render_mode = Pair(at=at), None
+        self.possible_agents = ["a", "b"]
+
+    def observation_space(self, agent: str) -> Any:
+        return OBS
+
+    def action_space(self, agent: str) -> Any:
+        return ACT
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = ["a", "b"]
+        return self.inner.reset()
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, over, _, infos = self.inner.step(actions)
+        flags = dict.fromkeys(obs, over["__all__"])
+        self.agents = [] if over["__all__"] else self.agents
+        return obs, rewards, flags, dict.fromkeys(obs, False), infos
+
+
+class Vector(VectorEnv):
+    def __init__(self, at: int) -> None:
+        super().__init__(OBS, ACT, 1)
+        self.course = Course(at)
+
+    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
+        obs, info = self.course.begin()
+        return [obs], [info]
+
+    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> Any:
+        return self.course.begin()
+
+    def vector_step(self, actions: Any) -> Any:
+        return tuple([value] for value in self.course.go())
+
+    def get_sub_environments(self) -> Any:
+        return []
+
+
+class Tables(BaseEnv):
+    returns_table = True
+
+    def __init__(self, inner: BaseEnv) -> None:
+        self.inner = inner
+        self.observation_space, self.action_space, self.num_envs = OBS, ACT, 1
+
+    def poll(self) -> Ready:  # type: ignore[override]
+        ready: Ready = self.inner.poll()
+        return ready
+
+    def send_actions(self, slots: Any, actions: Any) -> None:  # type: ignore[override]
+        self.inner.send_actions(slots, actions)
+
+    def try_reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
+        return self.inner.try_reset(env_id, **kwargs)
+
+
+class Calling(ExternalEnv):
+    def __init__(self, at: int) -> None:
+        super().__init__(ACT, OBS)
+        self.course = Course(at)
+
+    def run(self) -> None:
+        while True:
+            episode = self.start_episode()
+            obs, info = self.course.begin()
+            over = False
+            while not over:
+                self.log_returns(episode, 0.0, info)
+                self.get_action(episode, obs)
+                obs, reward, over, _, info = self.course.go()
+                self.log_returns(episode, reward, info)
+            self.end_episode(episode, obs)
+
+
+class CallingPair(ExternalMultiAgentEnv):
+    def __init__(self, at: int) -> None:
+        super().__init__(ACT, OBS)
+        self.game = Pair(at=at)
+
+    def run(self) -> None:
+        while True:
+            episode = self.start_episode()
+            (obs, infos), over = self.game.reset(), False
+            self.log_returns(episode, {}, infos)
+            while not over:
+                self.get_action(episode, obs)
+                obs, rewards, flags, _, infos = self.game.step({})
+                over = flags["__all__"]
+                self.log_returns(episode, rewards, infos)
+            self.end_episode(episode, obs)
+
+
+def gym_vector(mode: AutoresetMode) -> Any:
+    return lambda at: SyncVectorEnv([lambda: Solo(at=at)], autoreset_mode=mode)
+
+
+KINDS: dict[str, Any] = {
+    "gym": lambda at: Solo(at=at),
+    "vector": Vector,
+    **{mode.name: gym_vector(mode) for mode in AutoresetMode},
+    "agents": lambda at: Pair(at=at),
+    "parallel": lambda at: ParallelPettingZooEnv(ParallelPair(at)),
+    "aec": lambda at: PettingZooEnv(parallel_to_aec(ParallelPair(at))),
+    "six dicts": lambda at: Six(at, "now"),
+    "later": lambda at: Six(at, "later"),
+    "table": lambda at: Tables(Pair(at=at).to_base_env()),
+    "external": Calling,
+    "external agents": CallingPair,
+}
+
+
+class Six(SixDicts):
+    def __init__(self, at: int, mode: str) -> None:
+        super().__init__([Pair(at=at)], mode)  # type: ignore[list-item]
+        self.observation_space, self.action_space = OBS, ACT
+
+
+PAIRS = [kind for kind in KINDS if kind not in ("gym", "vector", "external", *AutoresetMode.__members__)]
+
+
+def rows_of(batch: Any) -> Counter[int]:
+    """Return the rows of each episode, those of "b" under 500 more."""
+    return Counter(int(obs[0]) for part in batch.policy_batches.values() for obs in part["obs"])
+
+
+@pytest.mark.parametrize("at", [0, 2, STEPS])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_episode_whose_last_known_info_says_false_is_in_no_batch(kind: str, at: int) -> None:
+    # In turns an episode takes two env steps for each of the course.
+    turns = 2 if kind == "aec" else 1
+    config = {
+        "rollout_fragment_length": 20 * turns,
+        "train_batch_size": 20,
+        "batch_mode": "complete_episodes",
+    }
+    env = KINDS[kind](at)
+    with PPO(env=lambda context: env, config=config) as algo:
+        batch = algo.sample()
+        result = algo.train()
+    assert batch.env_steps() == 20 * turns
+    rows = rows_of(batch)
+    mine = {episode: count for episode, count in rows.items() if episode < 500}
+    assert len(mine) == 2
+    assert {(episode % 2, count) for episode, count in mine.items()} == {(0, STEPS)}
+    # Nothing was said of "b".
+    assert list((rows - Counter(mine)).values()) == [STEPS] * (4 if kind in PAIRS else 0)
+    # All episodes are played, and are in the results.
+    assert (result["episode_len_mean"], result["num_env_steps_sampled"] >= 40) == (STEPS * turns, True)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [{"num_workers": 1}, {"remote_worker_envs": True, "num_envs_per_worker": 2}],
+    ids=["worker", "remote"],
+)
+@pytest.mark.parametrize("env", [Solo, Pair])
+def test_it_holds_in_other_processes(env: type, where: dict[str, Any]) -> None:
+    config = {"train_batch_size": 40, "rollout_fragment_length": 20, "batch_mode": "complete_episodes"}
+    with PPO(env=env, config={**config, "engine": "process", "env_config": {"at": STEPS}, **where}) as algo:
+        rows = rows_of(algo.sample())
+    assert {episode % 2 for episode in rows if episode < 500} == {0}
+    assert set(rows.values()) == {STEPS * where.get("num_envs_per_worker", 1)}
+
+
+class Changing(Solo):
+    """Says what `told` holds, one value for each info from the reset on; None says nothing."""
+
+    def __init__(self, told: list[Any]) -> None:
+        super().__init__()
+        self.told = told
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, _ = super().reset()
+        return obs, self.say()
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], self.say()
+
+    def say(self) -> dict[str, Any]:
+        value = self.told[self.course.now]
+        return {} if value is None else {"training_enabled": value}
+
+
+@pytest.mark.parametrize(
+    ("told", "learned"),
+    [
+        ([None, False, None, None, None, None], False),
+        ([False, None, None, None, True, None], True),
+        ([True, False, True, False, None, None], False),
+        ([np.bool_(False), None, None, None, None, np.array([True])], True),
+        ([None, None, None, None, None, 0], False),
+    ],
+)
+@pytest.mark.parametrize("as_vector", [False, True])
+def test_the_last_info_that_says_so_decides(told: list[Any], learned: bool, as_vector: bool) -> None:
+    env: Any = Changing(told)
+    if as_vector:
+        env = VectorEnv.vectorize_gym_envs(existing_envs=[env], num_envs=1)
+    config = {"rollout_fragment_length": 10, "train_batch_size": 10, "batch_mode": "complete_episodes"}
+    with PPO(env=lambda context: env, config=config) as algo:
+        assert sum(rows_of(algo.sample()).values()) == 10 * learned
+
+
+def test_a_value_that_is_no_flag_is_named_with_its_agent() -> None:
+    env = Changing([None, None, "no", None, None, None])
+    config = {"rollout_fragment_length": 10, "train_batch_size": 10}
+    where = r"env 0, agent 'agent0': info\['training_enabled'\] is str"
+    with PPO(env=lambda context: env, config=config) as algo, pytest.raises(ContractError, match=where):
+        algo.sample()
+
+
+@pytest.mark.parametrize(
+    "kind", ["gym", "vector", *AutoresetMode.__members__, "agents", "six dicts", "table"]
+)
+def test_rows_that_left_before_are_counted_in_a_warning(kind: str) -> None:
+    env = KINDS[kind](STEPS)
+    with PPO(env=lambda context: env, config={"rollout_fragment_length": 3, "train_batch_size": 3}) as algo:
+        assert {number: count for number, count in rows_of(algo.sample()).items() if number < 500} == {1: 3}
+        with pytest.warns(EnvFaultWarning, match="after 3 timesteps of these trajectories had left"):
+            rows = rows_of(algo.sample())
+        assert 1 not in rows
+        rows += rows_of(algo.sample()) + rows_of(algo.sample())
+    assert (rows[1], rows[2]) == (0, STEPS)
+
+
+def test_a_worker_warns_through_the_driver() -> None:
+    config = {"num_workers": 1, "engine": "process", "env_config": {"at": STEPS}}
+    with PPO(env=Solo, config={**config, "rollout_fragment_length": 3, "train_batch_size": 3}) as algo:
+        algo.sample()
+        with pytest.warns(EnvFaultWarning, match="after 3 timesteps"):
+            algo.sample()
+
+
+class Seeded(Solo):
+    """Whether a policy may learn from an episode depends on its seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        assert seed is not None
+        self.course.episode = seed % 500
+        return super().reset()
+
+
+def test_a_resumed_run_still_excludes_a_trajectory_that_runs(tmp_path: Path) -> None:
+    config = {"rollout_fragment_length": 8, "train_batch_size": 8, "env_config": {"at": 0}, "seed": 0}
+    with PPO(env=Seeded, config=config) as algo:
+        algo.sample()
+        folder = algo.save(tmp_path)
+        rows, digest = [rows_of(algo.sample()) for _ in range(4)], algo.train()["digest"]
+    assert 0 < sum(sum(part.values()) for part in rows) < 32
+    with PPO.from_checkpoint(folder, config={"env": Seeded}) as again:
+        assert [rows_of(again.sample()) for _ in range(4)] == rows
+        assert again.train()["digest"] == digest
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [(PPO, {"model": {"use_lstm": True}}), (DQN, {}), (QMIX, {})],
+    ids=["LSTM", "DQN", "QMIX"],
+)
+def test_recurrent_policies_replay_buffers_and_groups_do_not_get_such_rows(algorithm: Any, more: Any) -> None:
+    grouped = algorithm is QMIX
+    config: dict[str, Any] = {"rollout_fragment_length": 20, "env_config": {"at": STEPS}, **more}
+    config |= {"batch_mode": "complete_episodes"} | ({"train_batch_size": 20} if algorithm is PPO else {})
+
+    def make(context: Any) -> Any:
+        return Pair(context).with_agent_groups({"both": ["a", "b"]}) if grouped else Solo(context)
+
+    with algorithm(env=make, config=config) as algo:
+        batch = algo.sample()
+        result = algo.train()
+    assert sum(part.count for part in batch.policy_batches.values()) == 10
+    assert result["num_agent_steps_trained"] < result["num_agent_steps_sampled"] - 10
+
+
+def test_a_group_is_excluded_as_long_as_the_last_info_of_a_member_says_false() -> None:
+    class Later(Pair):
+        def step(self, action_dict: Any) -> Any:
+            out = super().step(action_dict)
+            # "a" says False in the third step of odd episodes; "b" says True, which changes nothing for "a".
+            out[4]["b"] = {"training_enabled": True}
+            if self.course.episode % 4 == 3 and self.course.now == 4:
+                out[4]["a"] = {"training_enabled": True}
+            return out
+
+    config = {"rollout_fragment_length": 20, "train_batch_size": 20, "batch_mode": "complete_episodes"}
+    with PPO(env=lambda context: Later().with_agent_groups({"g": ["a", "b"]}), config=config) as algo:
+        batch = algo.sample().policy_batches["default_policy"]
+    episodes = Counter(int(obs[0]) % 4 for obs in batch["obs"])
+    assert episodes == {2: STEPS, 3: STEPS, 0: STEPS}
+
+
+def test_custom_policies_and_their_rewards_add_up() -> None:
+    config = {
+        "rollout_fragment_length": 20, "train_batch_size": 20, "batch_mode": "complete_episodes",
+        "multiagent": {"policies": {"default_policy": PolicySpec(policy_class=RandomPolicy)}},
+    }  # fmt: skip
+    with PPO(env=lambda context: Pair(at=2), config=config) as algo:
+        batch = algo.sample()["default_policy"]
+    assert {int(obs[0]) % 2 for obs in batch["obs"] if obs[0] < 500} == {0}
+    assert (batch.count, batch["rewards"].sum()) == (30, 30.0)
