@@ -10,12 +10,15 @@ policies or environments.
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Keys = npt.NDArray[np.uint64]
+Draw: TypeAlias = Callable[[Keys, npt.NDArray[np.int64], int], npt.NDArray[np.float32]]
+"""`uniforms`, `normals`, or `mixed` of some columns."""
 
 ACTION: Final = 1
 RESET: Final = 2
@@ -98,4 +101,12 @@ def normals(keys: Keys, steps: npt.NDArray[np.int64], width: int = 1) -> npt.NDA
     radius = ((bits[..., :width] >> _S41).astype(np.float64) + 0.5) * 2.0**-23
     angle = (bits[..., width:] >> _S41).astype(np.float64) * (2.0 * np.pi * 2.0**-23)
     out: npt.NDArray[np.float32] = (np.sqrt(-2.0 * np.log(radius)) * np.cos(angle)).astype(np.float32)
+    return out
+
+
+def mixed(
+    keys: Keys, steps: npt.NDArray[np.int64], width: int, *, normal: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float32]:
+    """Return [..., width] float32: standard normals in the columns where `normal` [width] says so, else uniforms."""
+    out: npt.NDArray[np.float32] = np.where(normal, normals(keys, steps, width), uniforms(keys, steps, width))
     return out

@@ -36,12 +36,13 @@ _DONES = "SampleBatch: 'dones' is split into 'terminateds' and 'truncateds'; use
 class SampleBatch(Mapping[str, Column]):
     """The rows of one policy, as columns.
 
-    Stored: `obs` as flat rows, `actions` in the network's form (choices counted from 0; numbers of a Box before scaling
-    and clipping; nested ones flattened), `rewards, terminateds, truncateds, t`, `action_mask` where there is one,
-    `state_in_0` and so on of recurrent policies (the state before each row; that after it is the next row's), `env_t`
-    and `next_env_t` where somebody looks at trajectories, `weights_seq_no` (of the weights that chose the action) with
-    `overlap`, and what a learner adds. Derived when asked for: `new_obs, prev_actions, prev_rewards, infos, eps_id,
-    agent_index, env_id, unroll_id`, and `action_prob` where there is an `action_logp`.
+    Stored: `obs` as flat rows, `actions` in the network's form (choices counted from 0; numbers of a Box before
+    scaling and clipping; nested ones flattened in the order of the space, choices and numbers together as float32),
+    `rewards, terminateds, truncateds, t`, `action_mask` where there is one, `state_in_0` and so on of recurrent
+    policies (the state before each row; that after it is the next row's), `env_t` and `next_env_t` where somebody
+    looks at trajectories, `weights_seq_no` (of the weights that chose the action) with `overlap`, and what a
+    learner adds. Derived when asked for: `new_obs, prev_actions, prev_rewards, infos, eps_id, agent_index, env_id,
+    unroll_id`, and `action_prob` where there is an `action_logp`.
 
     `infos` holds for each row the info dict that came back with the step that the row's action caused:
     with the agent's next row, or with its end. `seq_lens` [S] is not a column but the number of rows of

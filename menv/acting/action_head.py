@@ -10,17 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from menv import draws
 from menv.errors import ConfigError
 
-Kind: TypeAlias = Literal["categorical", "multi_categorical", "gaussian", "q_values", "multi_q_values"]
-KINDS: tuple[Kind, ...] = ("categorical", "multi_categorical", "gaussian", "q_values", "multi_q_values")
+Kind: TypeAlias = Literal[
+    "categorical", "multi_categorical", "gaussian", "mixed", "q_values", "multi_q_values"
+]
+KINDS: tuple[Kind, ...] = (
+    "categorical", "multi_categorical", "gaussian", "mixed", "q_values", "multi_q_values",
+)  # fmt: skip
 
 ILLEGAL = -1e9
 """The distribution input of a masked action: finite, so that KL terms stay numbers, and so low that
@@ -34,17 +39,32 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _LONGEST = 120
 
 
+class Part(NamedTuple):
+    """The choices of a mixed action, or its numbers: independent of the others, with a head of their own.
+
+    Attributes:
+        head: Their head.
+        columns: [n] Where they lie in an action.
+        inputs: Where they lie in the distribution inputs.
+    """
+
+    head: ActionHead
+    columns: npt.NDArray[np.int64]
+    inputs: slice
+
+
 @dataclass(frozen=True)
 class ActionHead:
     """How a row of D distribution inputs becomes an action.
 
     Attributes:
         kind: "categorical" and "multi_categorical" hold logits; "gaussian" holds means, then log
-            standard deviations; "q_values" the worth of each choice, of which the highest is taken but for
+            standard deviations; "mixed" holds the logits of all choices, then means and log standard deviations of
+            all numbers; "q_values" the worth of each choice, of which the highest is taken but for
             a share epsilon (a weight of the network) of uniformly drawn ones; "multi_q_values" the same for
             several components, each of which explores by draws of its own.
         sizes: Number of choices of each component, the same for all of "multi_q_values"; for "gaussian" the
-            one number k of dimensions.
+            one number k of dimensions; for "mixed" one size for each column of an action, 0 for a number.
     """
 
     kind: Kind
@@ -52,15 +72,19 @@ class ActionHead:
 
     def __post_init__(self) -> None:
         """Refuse a kind or sizes that describe no distribution."""
-        if self.kind not in KINDS or not self.sizes or min(self.sizes) < 1 or not self._right_number():
+        if self.kind not in KINDS or not self.sizes or not self._right_sizes():
             raise ConfigError(
                 f"ActionHead: kind {self.kind!r:.60} with sizes {self.sizes!r:.60}, expected one of {KINDS} and "
-                "positive sizes (exactly one unless multi_categorical, equal ones for multi_q_values); "
-                "use ActionHead.for_space"
+                "positive sizes (exactly one unless multi_categorical, equal ones for multi_q_values, of mixed a 0 for "
+                "each number and at least one choice); use ActionHead.for_space"
             )
 
-    def _right_number(self) -> bool:
-        """Return whether there are as many sizes as the kind can have."""
+    def _right_sizes(self) -> bool:
+        """Return whether the kind can have these sizes."""
+        if self.kind == "mixed":
+            return min(self.sizes) == 0 < max(self.sizes)
+        if min(self.sizes) < 1:
+            return False
         if self.kind == "multi_q_values":
             return len(set(self.sizes)) == 1
         return self.kind == "multi_categorical" or len(self.sizes) == 1
@@ -79,20 +103,51 @@ class ActionHead:
             return cls("multi_categorical", tuple(int(n) for n in space.nvec))
         if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and np.prod(space.shape):
             return cls("gaussian", (int(np.prod(space.shape)),))
+        if isinstance(space, spaces.Tuple):
+            # The flat space of choices and numbers, one leaf after the other.
+            sizes: list[int] = []
+            for leaf in space.spaces:
+                own = leaf.n if isinstance(leaf, spaces.Discrete) else getattr(leaf, "nvec", 0)
+                sizes += np.broadcast_to(own, leaf.shape or ()).reshape(-1).tolist()
+            if min(sizes, default=1) == 0 < max(sizes):
+                return cls("mixed", tuple(sizes))
         raise ConfigError(
             f"action space: {in_a_line(space)} has no action head, expected Discrete, MultiDiscrete with a 1-D nvec, "
-            "or a float Box; wrap the environment so that its actions are one of these"
+            "a float Box, or a Tuple or Dict of these; wrap the environment so that its actions are one of these"
+        )
+
+    @cached_property
+    def choices(self) -> tuple[int, ...]:
+        """Number of choices of each component that is chosen; () of continuous actions."""
+        return () if self.kind == "gaussian" else tuple(size for size in self.sizes if size)
+
+    @cached_property
+    def numbers(self) -> int:
+        """k, the continuous dimensions of an action."""
+        return self.sizes[0] if self.kind == "gaussian" else self.sizes.count(0)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The choices and the numbers of a "mixed" head, in this order; () of any other."""
+        if self.kind != "mixed":
+            return ()
+        sizes, cut = np.array(self.sizes), sum(self.sizes)
+        return (
+            Part(ActionHead("multi_categorical", self.choices), np.flatnonzero(sizes), slice(0, cut)),
+            Part(
+                ActionHead("gaussian", (self.numbers,)), np.flatnonzero(sizes == 0), slice(cut, self.inputs)
+            ),
         )
 
     @cached_property
     def inputs(self) -> int:
         """D, the number of distribution inputs a row."""
-        return 2 * self.sizes[0] if self.kind == "gaussian" else sum(self.sizes)
+        return sum(self.choices) + 2 * self.numbers
 
     @cached_property
     def outputs(self) -> int:
-        """Numbers a row that the last layer computes: D, or the k means (log_std is a free vector)."""
-        return sum(self.sizes)
+        """Numbers a row that the last layer computes: D but for the k log_stds, which are a free vector."""
+        return sum(self.choices) + self.numbers
 
     @cached_property
     def by_worth(self) -> bool:
@@ -102,12 +157,35 @@ class ActionHead:
     @cached_property
     def told(self) -> bool:
         """Whether acting tells the distribution inputs beside the actions: logits come for nothing."""
-        return self.kind in ("categorical", "multi_categorical")
+        return self.kind in ("categorical", "multi_categorical", "mixed")
 
     @cached_property
-    def noise(self) -> Literal["uniform", "normal"]:
-        """What `noise` rows hold: uniform on [0, 1) in steps of 2**-23, or standard normal."""
+    def noise(self) -> Literal["uniform", "normal", "mixed"]:
+        """What `noise` rows hold: uniform on [0, 1) in steps of 2**-23, standard normal, or both, see `normal`."""
+        if self.kind == "mixed":
+            return "mixed"
         return "normal" if self.kind == "gaussian" else "uniform"
+
+    @cached_property
+    def normal(self) -> npt.NDArray[np.bool_]:
+        """[noise_width] which columns of noise rows are standard normal; the others are uniform."""
+        if self.kind == "mixed":
+            return np.equal(self.sizes, 0)
+        return np.full(self.noise_width, self.kind == "gaussian")
+
+    @property
+    def draw(self) -> draws.Draw:
+        """What draws `noise`."""
+        if self.kind == "mixed":
+            return partial(draws.mixed, normal=self.normal)
+        return draws.normals if self.kind == "gaussian" else draws.uniforms
+
+    def any_noise(self, rng: np.random.Generator, rows: int) -> npt.NDArray[np.float32]:
+        """Return [rows, noise_width] noise from a generator, for trials."""
+        shape = (rows, self.noise_width)
+        uniform = rng.integers(0, 1 << 23, shape) * 2.0**-23 if self.choices else 0.0
+        normal = rng.standard_normal(shape) if self.numbers else 0.0
+        return np.where(self.normal, normal, uniform).astype(np.float32)
 
     @cached_property
     def noise_width(self) -> int:
@@ -119,29 +197,38 @@ class ActionHead:
     @cached_property
     def mask_width(self) -> int:
         """Flags a row of an action mask; 0 if actions of this kind cannot be masked."""
-        return 0 if self.kind == "gaussian" else sum(self.sizes)
+        return sum(self.choices)
 
     @cached_property
     def action_shape(self) -> tuple[int, ...]:
-        """Shape of one row's action: (), (components,) or (k,)."""
+        """Shape of one row's action: (), (components,) or (k,), or (components + k,) of both."""
         if self.kind == "gaussian":
             return self.sizes
         return () if self.kind in ("categorical", "q_values") else (len(self.sizes),)
 
     @cached_property
     def action_dtype(self) -> np.dtype[Any]:
-        """int64 for choices, float32 for continuous actions."""
-        return np.dtype(np.float32 if self.kind == "gaussian" else np.int64)
+        """int64 for choices, float32 for continuous actions, and where choices lie beside numbers."""
+        return np.dtype(np.float32 if self.numbers else np.int64)
 
     def logp(
         self, dist_inputs: npt.NDArray[np.float32], actions: npt.NDArray[Any]
     ) -> npt.NDArray[np.float32]:
-        """Return the [N] log-probabilities of choices, or log-densities of numbers.
+        """Return the [N] log-probabilities of choices, or log-densities of numbers, or the sums of both.
 
         Args:
             dist_inputs: [N, D] logits, or means and logarithms of standard deviations; not for Q-values.
-            actions: [N], [N, components] or [N, k].
+            actions: [N, ...] of `action_shape`.
         """
+        if self.parts:
+            choices, numbers = (
+                part.head.logp(
+                    dist_inputs[:, part.inputs], actions[:, part.columns].astype(part.head.action_dtype)
+                )
+                for part in self.parts
+            )
+            both: npt.NDArray[np.float32] = choices + numbers
+            return both
         if self.kind == "gaussian":
             means, log_stds = np.split(dist_inputs, 2, 1)
             scaled = (actions - means) * np.exp(-log_stds)

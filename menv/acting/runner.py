@@ -317,13 +317,15 @@ def _buffer(node: Any, sizes: Mapping[str, int]) -> npt.NDArray[Any]:
 
 def _soundness(outputs: Mapping[str, npt.NDArray[Any]]) -> Callable[[], bool]:
     """Return what tells whether the actions among outputs mean anything; these may change in place later."""
-    for name in ("dist_inputs", "q_values"):
-        if name in outputs:
-            return partial(are_numbers, outputs[name], choices=True)
+    checks = [
+        partial(are_numbers, outputs[name], choices=True)
+        for name in ("dist_inputs", "q_values")
+        if name in outputs
+    ]
     if outputs["action"].dtype == _FLOAT:
-        return partial(are_numbers, outputs["action"], choices=False)
+        checks.append(partial(are_numbers, outputs["action"], choices=False))
     # Graphs of Q-values that earlier versions stored keep these to themselves.
-    return lambda: True
+    return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)
 
 
 def _unfit(

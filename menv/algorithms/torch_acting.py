@@ -245,9 +245,10 @@ class TorchActing:
             else:
                 inputs, after = cast("RecurrentNetwork", network).step(rows, allowed, self._tensor(state))
         actions = array_of(self._actions(policy, inputs, allowed, self._maybe_tensor(noise)))
-        choices = self._head.kind != "gaussian"
-        outputs = array_of(inputs) if choices else actions
-        sound = are_numbers(outputs, choices=choices)
+        outputs = array_of(inputs) if self._head.choices else None
+        sound = outputs is None or are_numbers(outputs, choices=True)
+        if self._head.numbers:
+            sound = sound and are_numbers(actions, choices=False)
         told = outputs if self._head.told else None
         return Decision(actions, told, None if after is None else array_of(after), sound)
 
@@ -259,18 +260,29 @@ class TorchActing:
 
     def _actions(self, policy: int, inputs: Tensor, allowed: Tensor | None, draws: Tensor | None) -> Tensor:
         head = self._head
-        if head.by_worth:
-            if draws is None:
-                return epsilon_greedy.best(head, inputs)
-            return epsilon_greedy.draw(head, inputs, allowed, self._params[policy][EPSILON], draws)
-        if head.kind == "gaussian":
-            mean, log_std = inputs.chunk(2, -1)
-            return mean if draws is None else mean + log_std.exp() * draws
-        columns = [
-            part.argmax(-1) if draws is None else _inverse_cdf(part, draws[:, column])
-            for column, part in enumerate(torch.split(inputs, list(head.sizes), -1))
-        ]
-        return columns[0] if head.kind == "categorical" else torch.stack(columns, -1)
+        if not head.by_worth:
+            return _drawn(head, inputs, draws)
+        if draws is None:
+            return epsilon_greedy.best(head, inputs)
+        return epsilon_greedy.draw(head, inputs, allowed, self._params[policy][EPSILON], draws)
+
+
+def _drawn(head: ActionHead, inputs: Tensor, draws: Tensor | None) -> Tensor:
+    """Return actions, the most likely ones without draws."""
+    if head.parts:
+        actions = inputs.new_empty((len(inputs), *head.action_shape))
+        for part in head.parts:
+            own = None if draws is None else draws[:, part.columns]
+            actions[:, part.columns] = _drawn(part.head, inputs[:, part.inputs], own).to(actions.dtype)
+        return actions
+    if head.kind == "gaussian":
+        mean, log_std = inputs.chunk(2, -1)
+        return mean if draws is None else mean + log_std.exp() * draws
+    columns = [
+        part.argmax(-1) if draws is None else _inverse_cdf(part, draws[:, column])
+        for column, part in enumerate(torch.split(inputs, list(head.sizes), -1))
+    ]
+    return columns[0] if head.kind == "categorical" else torch.stack(columns, -1)
 
 
 def check_against(
@@ -348,12 +360,11 @@ def _random_rows(
         if dtype == np.uint8
         else rng.standard_normal((_CHECK_ROWS, obs_size), np.float32)
     )
-    if head.noise == "normal":
-        return obs, None, rng.standard_normal((_CHECK_ROWS, head.noise_width), np.float32)
-    mask = rng.random((_CHECK_ROWS, head.mask_width)) < 0.7
-    mask[:, np.cumsum((0, *head.sizes[:-1]))] = True
-    noise = rng.integers(0, 2**23, (_CHECK_ROWS, head.noise_width)).astype(np.float32)
-    return obs, mask, noise * np.float32(2.0**-23)
+    mask = None
+    if head.choices:
+        mask = rng.random((_CHECK_ROWS, head.mask_width)) < 0.7
+        mask[:, np.cumsum((0, *head.choices[:-1]))] = True
+    return obs, mask, head.any_noise(rng, _CHECK_ROWS)
 
 
 def _error(found: Floats, wanted: Floats) -> float:
@@ -365,6 +376,11 @@ def _error(found: Floats, wanted: Floats) -> float:
 def _action_error(head: ActionHead, found: Actions, wanted: Actions) -> float:
     if head.kind == "gaussian" or found.shape != wanted.shape:
         return _error(found, wanted)
+    if head.parts:
+        errors = (
+            _action_error(part.head, found[:, part.columns], wanted[:, part.columns]) for part in head.parts
+        )
+        return max(errors)
     return float(np.count_nonzero(found != wanted) > _ODD_DRAWS)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from menv.checking.stage import Key, Stage, Turn
 from menv.checking.values import components, usable_mask
+from menv.connectors.flat_actions import component_sizes
 from menv.nested import built, parts_of, values_in
 
 ActionFn: TypeAlias = Callable[[Any, Any], Any]
@@ -85,7 +86,7 @@ def draw(space: gym.Space[Any], rng: np.random.Generator, mask: Any = None) -> A
         return space.start + np.array(picked, space.dtype).reshape(space.shape)
     if parts_of(space) is not None:
         flags = iter([] if mask is None else components(mask, space))
-        return built(space, lambda keys, leaf: draw(leaf, rng, None if mask is None else _next(flags, leaf)))
+        return built(space, lambda keys, leaf: draw(leaf, rng, _next(flags, leaf)))
     if isinstance(space, gym.spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
         return _draw_box(space, rng)
     # Drawing from the space itself would change what its owner draws.
@@ -95,9 +96,9 @@ def draw(space: gym.Space[Any], rng: np.random.Generator, mask: Any = None) -> A
 
 
 def _next(flags: Iterator[Any], leaf: gym.Space[Any]) -> Any:
-    """Return the flags of the next leaf of an action, one component after the other."""
-    count = leaf.nvec.size if isinstance(leaf, gym.spaces.MultiDiscrete) else 1
-    return np.concatenate(list(islice(flags, count)))
+    """Return the flags of the next leaf of an action, one component after the other; None where there are none."""
+    found = list(islice(flags, len(component_sizes(leaf))))
+    return np.concatenate(found) if found else None
 
 
 def _pick(n: int, rng: np.random.Generator, flags: Any) -> Any:

@@ -33,8 +33,7 @@ _SPACES: Mapping[str, Code] = {
     "ME004": Code("error", "copies declare different spaces", "declare the same spaces whatever the context says, "
                   "and never others"),
     "ME005": Code("info", "no stock network reads this space", "use Box, Discrete, MultiDiscrete, MultiBinary, "
-                  "or Dict and Tuple of these (for actions neither MultiBinary nor choices beside numbers), or bring "
-                  "your own policy"),
+                  "or Dict and Tuple of these (for actions no MultiBinary), or bring your own policy"),
     "ME006": Code("info", "the agents are not listed", "set possible_agents to all agents that may ever appear"),
     "ME007": Code("error", "no kind of environment that menv knows", "subclass gymnasium.Env, menv.MultiAgentEnv, "
                   "menv.VectorEnv or menv.BaseEnv"),

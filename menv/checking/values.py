@@ -13,6 +13,7 @@ import numpy as np
 
 from menv import nested
 from menv.checking.report import Report
+from menv.connectors.flat_actions import component_sizes
 from menv.nested import parts_of
 from menv.spaces import bounds, why_outside
 
@@ -82,21 +83,7 @@ def _first_not_finite(value: Any) -> str:
 
 def mask_width(action_space: Any) -> int | None:
     """Return how many flags a mask of these actions has, None if they cannot be masked."""
-    sizes = _choices(action_space)
-    return sum(sizes) if sizes else None
-
-
-def _choices(action_space: Any) -> list[int]:
-    """Return how many choices each component of an action has, [] of actions that cannot be masked."""
-    found: list[int] = []
-    for leaf in nested.leaves(action_space):
-        if isinstance(leaf, gym.spaces.Discrete):
-            found.append(int(leaf.n))
-        elif isinstance(leaf, gym.spaces.MultiDiscrete):
-            found += leaf.nvec.reshape(-1).tolist()
-        else:
-            return []
-    return found
+    return int(component_sizes(action_space).sum()) or None
 
 
 def _members(whole: Any) -> list[Any]:
@@ -167,7 +154,7 @@ def usable_mask(obs: Any, action_space: Any) -> np.ndarray[Any, np.dtype[np.bool
 
 def components(flags: Any, action_space: Any) -> list[Any]:
     """Return the flags of each component of the action."""
-    return np.split(flags, np.cumsum(_choices(action_space))[:-1])
+    return np.split(flags, np.cumsum(component_sizes(action_space))[:-1])
 
 
 def check_reward(report: Report, step: int, who: str, reward: Any) -> None:

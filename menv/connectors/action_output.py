@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.connectors.flat_actions import NestedActions, flat_action_space
+from menv.connectors.flat_actions import NestedActions, component_sizes, flat_action_space
 from menv.errors import ConfigError
 from menv.spaces import OutsideSpaceError, why_outside
 
@@ -37,26 +37,42 @@ class ActionOutput:
         """Choose the steps for `space`.
 
         Args:
-            space: Discrete, MultiDiscrete, a float Box, or a Tuple or Dict of discrete or of Box spaces.
+            space: Discrete, MultiDiscrete, a float Box, or a Tuple or Dict of these.
             normalize: Read bounded Box dimensions of an action as [-1, 1] and scale them to the bounds.
             clip: Clip Box actions into the bounds. With `normalize` they are clipped anyhow.
         """
         self.normalize, self.clip = normalize, clip
-        given, space = space, flat_action_space(space)
+        given: Any = space
+        flat: Any = flat_action_space(space)
         self.nested = NestedActions(given) if isinstance(given, gym.spaces.Tuple | gym.spaces.Dict) else None
-        if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.Box):
+        # Choices and numbers together.
+        self._mixed = isinstance(flat, gym.spaces.Tuple)
+        if not self._mixed and not isinstance(
+            flat, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.Box
+        ):
             raise ConfigError(
-                f"action space: {type(space).__name__}, expected Discrete, MultiDiscrete, Box, or a Tuple or Dict of "
+                f"action space: {type(flat).__name__}, expected Discrete, MultiDiscrete, Box, or a Tuple or Dict of "
                 "these; wrap the environment so that its actions are one of these"
             )
-        self.space = space
-        self._start = int(space.start) if isinstance(space, gym.spaces.Discrete) else 0
+        self.space: Any = flat
+        self._start = int(flat.start) if isinstance(flat, gym.spaces.Discrete) else 0
         # Whether actions are given to the environment as they are.
-        self._plain = isinstance(space, gym.spaces.Discrete) and not self._start and space.dtype == _CHOICE
-        if not isinstance(space, gym.spaces.Box):
-            sizes = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
-            self._first = np.asarray(space.start, np.int64).reshape(-1)
-            self._behind = self._first + np.asarray(sizes, np.int64).reshape(-1)
+        self._plain = isinstance(flat, gym.spaces.Discrete) and not self._start and flat.dtype == _CHOICE
+        self._first = self._behind = np.zeros(0, np.int64)
+        if isinstance(flat, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            self._first = np.asarray(flat.start, np.int64).reshape(-1)
+            self._behind = self._first + component_sizes(flat)
+        if isinstance(flat, gym.spaces.Tuple):
+            self._behind = component_sizes(flat)
+            self._first = np.zeros_like(self._behind)
+            boxes = [leaf for leaf in flat.spaces if isinstance(leaf, gym.spaces.Box)]
+            flat = flat_action_space(gym.spaces.Tuple(boxes))
+        self._scale(flat)
+
+    def _scale(self, space: gym.Space[Any]) -> None:
+        """Note what the numbers of an action are scaled by and clipped to."""
+        normalize, clip = self.normalize, self.clip
+        self._half = self._centre = np.zeros(0, np.float32)
         if isinstance(space, gym.spaces.Box):
             self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
             finite = with_range(self._low, self._high)
@@ -70,13 +86,15 @@ class ActionOutput:
 
     @property
     def scaling(self) -> tuple[Array, Array, Array, Array]:
-        """Of a Box: what each flat number is multiplied by, what is added then, the least and the most."""
+        """What each number of an action is multiplied by, what is added then, the least and the most."""
         return self._half, self._centre, self._least, self._most
 
     def __call__(self, actions: Array) -> Sequence[Any] | Array:
         """Return R env-ready actions."""
         if self._plain:
             return actions
+        if self._mixed:
+            return self.unclipped(actions, self._least, self._most)
         if isinstance(self.space, gym.spaces.Discrete):
             shifted: Array = (actions + self._start).astype(self.space.dtype, copy=False)
             return shifted
@@ -91,6 +109,27 @@ class ActionOutput:
             return self.nested.elements(out)
         return out if out.ndim > 1 else [np.asarray(row) for row in out]
 
+    def unclipped(self, actions: Array, least: Any = -np.inf, most: Any = np.inf) -> Sequence[Any] | Array:
+        """Return R actions as the environment takes them, the numbers scaled and, unless bounds are given, not clipped.
+
+        Args:
+            actions: As for a call.
+            least: [k] of each number.
+            most: [k] of each number.
+        """
+        if not len(self._half):
+            return self(actions)
+        if not self._mixed:
+            scaled = actions * self._half + self._centre
+            scaled = scaled.reshape(-1, *self.space.shape)
+            return scaled if self.nested is None else self.nested.elements(scaled)
+        assert self.nested is not None
+        # Holds choices and numbers exactly.
+        rows, columns = actions.astype(np.float64), self.nested.numbers
+        scaled = actions[:, columns] * self._half + self._centre
+        rows[:, columns] = np.minimum(np.maximum(scaled, least), most)
+        return self.nested.elements(rows)
+
     def inverse(self, actions: Sequence[Any] | Array) -> Array:
         """Return the network's [R, ...] actions that come out as these.
 
@@ -101,7 +140,7 @@ class ActionOutput:
             actions: R elements of the action space, or an array of them.
 
         Returns:
-            int64 [R] of Discrete, [R, components] of MultiDiscrete; float32 [R, k] of a Box.
+            int64 [R] of Discrete, [R, components] of MultiDiscrete; float32 [R, k] of a Box or of choices and numbers.
 
         Raises:
             OutsideSpaceError: One is no element of the space, bounds of a Box left aside.
@@ -109,6 +148,10 @@ class ActionOutput:
         rows = self._flat(actions)
         if rows is None:
             raise self._outside(actions)
+        if self._mixed:
+            assert self.nested is not None
+            rows[:, self.nested.numbers] = self._unscaled(rows[:, self.nested.numbers])
+            return rows.astype(np.float32)
         if isinstance(self.space, gym.spaces.Box):
             return self._unscaled(rows.astype(np.float64)).astype(np.float32)
         shifted: Array = rows.astype(np.int64) - self._first
@@ -116,16 +159,20 @@ class ActionOutput:
 
     def _flat(self, actions: Sequence[Any] | Array) -> Array | None:
         """Return [R, k] numbers of R elements of the space, None if there is another among them."""
-        box = isinstance(self.space, gym.spaces.Box)
-        width = len(self._half) if box else len(self._first)
+        numbers = len(self._half)
         try:
             rows = np.asarray(actions) if self.nested is None else self.nested.rows(actions)
-            rows = rows.reshape(len(actions), width)
+            rows = rows.reshape(len(actions), numbers + len(self._first))
         except (TypeError, ValueError, KeyError, IndexError):
             return None
-        if rows.dtype.kind not in ("iuf" if box else "iu"):
+        if rows.dtype.kind not in ("iuf" if numbers else "iu"):
             return None
-        inside = np.isfinite(rows) if box else (rows >= self._first) & (rows < self._behind)
+        chosen = rows
+        if numbers:
+            if not np.isfinite(rows).all():
+                return None
+            chosen = rows[:, self.nested.choices] if self._mixed and self.nested else rows[:, :0]
+        inside = (chosen >= self._first) & (chosen < self._behind)
         return rows if inside.all() else None
 
     def _outside(self, actions: Sequence[Any] | Array) -> OutsideSpaceError:
@@ -139,26 +186,38 @@ class ActionOutput:
 
     @property
     def log_scale(self) -> Array:
-        """float32 [k] log of what each flat number is multiplied by, zeros where nothing is; [0] of choices.
+        """float32 [k] log of what each number of an action is multiplied by, zeros where nothing is.
 
         A log-density of an action as the environment takes it, plus the sum of these, is that of the network's own.
         """
-        if not isinstance(self.space, gym.spaces.Box):
-            return np.zeros(0, np.float32)
         return np.log(np.maximum(self._half, _LEAST_SCALE)).astype(np.float32)
 
     def inverse_inputs(self, dist_inputs: Array) -> Array:
         """Return the network's own distribution inputs for those of the environment's actions.
 
         Args:
-            dist_inputs: [R, D] logits, which are returned as they are; or, of a Box, means and then logarithms of
-                standard deviations, [R, 2 k].
+            dist_inputs: [R, D] logits, which are returned as they are, and behind them [R, 2 k] means and then
+                logarithms of standard deviations of numbers.
         """
-        if not isinstance(self.space, gym.spaces.Box):
+        numbers = len(self._half)
+        if not numbers:
             return dist_inputs
-        means, log_stds = np.split(dist_inputs.astype(np.float64), 2, 1)
-        found = np.concatenate((self._unscaled(means), log_stds - self.log_scale), 1)
+        cuts = [dist_inputs.shape[1] - 2 * numbers, dist_inputs.shape[1] - numbers]
+        logits, means, log_stds = np.split(dist_inputs.astype(np.float64), cuts, 1)
+        found = np.concatenate((logits, self._unscaled(means), log_stds - self.log_scale), 1)
         return found.astype(np.float32)
+
+    def outer_inputs(self, dist_inputs: Array) -> Array:
+        """Return the distribution inputs of the environment's actions, the way back from `inverse_inputs`."""
+        scale, shift = self.outer_scaling(dist_inputs.shape[1])
+        outer: Array = (dist_inputs * scale + shift).astype(np.float32)
+        return outer
+
+    def outer_scaling(self, width: int) -> tuple[Array, Array]:
+        """Return what `outer_inputs` multiplies `width` inputs by, and what it adds then."""
+        logits = np.zeros(width - 2 * len(self._half), np.float32)
+        scale = np.concatenate((np.ones_like(logits), self._half, np.ones_like(self._half)))
+        return scale, np.concatenate((logits, self._centre, self.log_scale))
 
     def _unscaled(self, rows: Array) -> Array:
         """Return [R, k] numbers before they were scaled; 0 where the bounds leave nothing to choose."""

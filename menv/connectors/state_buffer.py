@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from menv.connectors.action_data import ActionConnectorDataType, PolicyOutput
@@ -76,7 +77,11 @@ class StateBufferConnector(Stateless, AgentConnector):
         """Return what stands for the last answer in a new life."""
         space = flat_action_space(self.known("action_space"))
         states = [] if self.ctx is None else list(self.ctx.initial_states)
-        return np.zeros(space.shape or (), space.dtype), states, {}
+        shape: tuple[int, ...] = space.shape or ()
+        if isinstance(space, gym.spaces.Tuple):
+            # Choices and numbers are one row of floats.
+            shape = (sum(int(np.prod(leaf.shape or ())) for leaf in space.spaces),)
+        return np.zeros(shape, space.dtype or np.float32), states, {}
 
     def _whose(self, data: AgentConnectorDataType | ActionConnectorDataType) -> tuple[Any, Any]:
         if data.env_id is None or data.agent_id is None:

@@ -19,7 +19,6 @@ import numpy as np
 from safetensors.numpy import load, save
 
 import menv
-from menv import draws
 from menv.acting.acting_graphs import ActingGraphs, GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend, Floats
@@ -274,7 +273,7 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         preprocess=preprocess,
         backend=backend,
         output=output,
-        noise=Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width),
+        noise=Noise(head.draw, head.noise_width),
         state_sizes=state_sizes,
         connectors=[connectors],
         built=plan,
@@ -345,9 +344,8 @@ def _state_sizes(value: Any, where: str) -> tuple[int, ...]:
 
 def _fits(head: ActionHead, space: gym.Space[Any]) -> bool:
     """Return whether a head gives actions of a flat space."""
-    sizes = ActionHead.for_space(flat_action_space(space)).sizes
-    continuous = isinstance(space, gym.spaces.Box)
-    return head.sizes == sizes and (head.kind == "gaussian") == continuous
+    wanted = ActionHead.for_space(flat_action_space(space))
+    return (head.sizes, head.numbers) == (wanted.sizes, wanted.numbers)
 
 
 def _require(where: str, entry: str, right: bool) -> None:

@@ -76,11 +76,7 @@ def make_golden(
     golden = {
         f"obs.{index}": column for index, column in enumerate(_observations(preprocess, networks, rows, rng))
     }
-    uniform = head.noise == "uniform"
-    noise = rng.integers(0, 1 << 23, (rows, head.noise_width)) * 2.0**-23 if uniform else None
-    golden["noise"] = np.asarray(
-        rng.standard_normal((rows, head.noise_width)) if noise is None else noise, np.float32
-    )
+    golden["noise"] = noise = head.any_noise(rng, rows)
     if widen is not None or networks.row_width != preprocess.size:
         golden["rows"] = (widen or _widened)(preprocessed(networks, golden)[0], networks.row_width)
     if networks.state_sizes:
@@ -94,8 +90,9 @@ def make_golden(
             for name, value in weights.items()
         }
         acting.set_weights(0, near)
-        moved = {**golden, "noise": np.clip(golden["noise"] + np.float32(sign * _STEADY), 0, 1 - 2**-23)}
-        other = answer(networks, acting, moved if uniform else golden, output)
+        moved = np.clip(noise + np.float32(sign * _STEADY), 0, 1 - 2**-23).astype(np.float32)
+        moved = np.where(head.normal, noise, moved)
+        other = answer(networks, acting, {**golden, "noise": moved}, output)
         for name in _choices(answers):
             steady &= (answers[name] == other[name]).reshape(rows, -1).all(1)
     return {**golden, **answers, "steady": steady}
@@ -176,7 +173,7 @@ def _observations(
 ) -> list[Array]:
     """Return columns of observations of moderate size, their masks allowing at least one choice a component."""
     head = networks.backend.head
-    firsts = set(np.cumsum((0, *head.sizes[:-1])).tolist())
+    firsts = set(np.cumsum((0, *head.choices[:-1])).tolist())
     masks, start = {}, 0
     for leaf in preprocess.mask_leaves:
         allowed = rng.random((rows, leaf.width)) < 0.6

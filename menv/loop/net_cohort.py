@@ -12,7 +12,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv import draws
 from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.backend import ActingBackend, Weights
 from menv.base_env import Ready
@@ -85,7 +84,7 @@ class NetCohort(Cohort):
         self.backend = backend
         self.output = output
         self.graphs: Callable[[], ActingGraphs | None] = lambda: None
-        self.noise = Noise(draws.uniforms if head.noise == "uniform" else draws.normals, head.noise_width)
+        self.noise = Noise(head.draw, head.noise_width)
         self.connectors = connectors
         self._seats: Sequence[tuple[Any, Any]] = ()
         self._evaluates = original is not None

@@ -6,8 +6,6 @@ block for all slots serves many polls, whoever waits in them. `menv.loop.net_coh
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -16,7 +14,6 @@ from menv.loop.slot_table import SlotTable
 from menv.segments import Column
 
 Drawn = npt.NDArray[np.float32]
-Draw = Callable[[draws.Keys, Column, int], Drawn]
 
 AHEAD = 64
 """Env steps that a block of draws serves."""
@@ -30,11 +27,11 @@ class Noise:
     """Gives [R, width] numbers for rows that wait.
 
     Args:
-        draw: `draws.uniforms` or `draws.normals`.
+        draw: `draws.uniforms`, or another of its kind.
         width: Numbers per row.
     """
 
-    def __init__(self, draw: Draw, width: int) -> None:
+    def __init__(self, draw: draws.Draw, width: int) -> None:
         self.draw = draw
         self.width = width
         self._version = -1

@@ -117,7 +117,7 @@ def _first_broken(
     none_taken = np.zeros((len(rows), *head.action_shape), head.action_dtype)
     allowed, before = None if mask is None else mask[rows], None if state is None else state[rows]
     inputs = backend.evaluate(index, obs[rows], allowed, none_taken, before).dist_inputs
-    broken = np.flatnonzero(broken_rows(inputs, choices=head.kind != "gaussian"))
+    broken = np.flatnonzero(broken_rows(inputs, choices=bool(head.choices)))
     return int(rows[broken[0]]) if len(broken) else None
 
 

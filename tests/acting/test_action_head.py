@@ -51,6 +51,34 @@ def test_a_box_of_any_shape_needs_a_mean_and_a_log_std_a_dimension_and_has_no_ma
     assert head.action_dtype == np.float32
 
 
+def test_choices_beside_numbers_are_one_row_of_floats_in_the_order_of_the_space() -> None:
+    space = gym.spaces.Tuple(
+        [gym.spaces.Box(-1.0, 1.0, (2,)), gym.spaces.Discrete(3), gym.spaces.Box(0, 1, ())]
+    )
+    head = ActionHead.for_space(space)
+    assert (head.kind, head.sizes, head.choices, head.numbers) == ("mixed", (0, 0, 3, 0), (3,), 3)
+    # Logits, means, log_stds; log_stds are no outputs of the last layer.
+    assert (head.inputs, head.outputs, head.mask_width) == (9, 6, 3)
+    assert (head.action_shape, head.action_dtype, head.told) == ((4,), np.dtype(np.float32), True)
+    assert (head.noise, head.normal.tolist()) == ("mixed", [True, True, False, True])
+    assert head.draw(np.array([7], np.uint64), np.array([0]), 4).shape == (1, 4)
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (2, 3), (0, -1)])
+def test_a_mixed_head_has_both_choices_and_numbers(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="of mixed a 0 for each number"):
+        ActionHead("mixed", sizes)
+
+
+def test_the_log_probability_of_a_mixed_action_is_the_sum_of_those_of_its_parts() -> None:
+    head = ActionHead("mixed", (0, 2))
+    # Choice 1 has 3 of 4 chances; 2.0 is one deviation of 0.5 above 1.5.
+    inputs = np.array([[0.0, np.log(3.0), 1.5, np.log(0.5)]], np.float32)
+    density = -0.5 - np.log(0.5) - 0.5 * np.log(2.0 * np.pi)
+    found = head.logp(inputs, np.array([[2.0, 1.0]], np.float32))
+    np.testing.assert_allclose(found, [np.log(0.75) + density], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "space",
     [
@@ -68,7 +96,12 @@ def test_a_space_without_a_head_is_refused_by_name(space: gym.Space[object]) -> 
 
 @pytest.mark.parametrize(
     "head",
-    [ActionHead("multi_categorical", (3, 2)), ActionHead("gaussian", (2,)), ActionHead("q_values", (3,))],
+    [
+        ActionHead("multi_categorical", (3, 2)),
+        ActionHead("gaussian", (2,)),
+        ActionHead("q_values", (3,)),
+        ActionHead("mixed", (0, 3)),
+    ],
 )
 def test_a_head_survives_the_way_through_json(head: ActionHead) -> None:
     assert ActionHead.from_json(json.loads(json.dumps(head.to_json()))) == head

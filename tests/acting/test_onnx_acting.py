@@ -28,6 +28,8 @@ HEADS = [
     ActionHead("categorical", (2,)),
     ActionHead("multi_categorical", (2,) * 9),
     ActionHead("gaussian", (17,)),
+    ActionHead("mixed", (0, 3, 0, 2)),
+    ActionHead("mixed", (2, 0)),
 ]
 ALMOST_ONE = np.float32(1.0 - 2.0**-23)
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None, npt.NDArray[np.float32]]
@@ -50,9 +52,8 @@ def random_rows(spec: StockSpec, rows: int, seed: int = 0) -> Rows:
     if head.kind == "gaussian":
         return obs, None, rng.standard_normal((rows, head.noise_width), np.float32)
     mask = rng.random((rows, head.mask_width)) < 0.5
-    mask[:, np.cumsum((0, *head.sizes[:-1]))] = True
-    noise = rng.integers(0, 2**23, (rows, head.noise_width)).astype(np.float32) * np.float32(2.0**-23)
-    return obs, mask, noise
+    mask[:, np.cumsum((0, *head.choices[:-1]))] = True
+    return obs, mask, head.any_noise(rng, rows)
 
 
 def bias_only(logits: list[float], head: ActionHead) -> OnnxActing:
@@ -94,7 +95,7 @@ def test_a_continuous_action_is_the_mean_plus_the_scaled_draw() -> None:
     np.testing.assert_allclose(logp, [-1.0 - np.log(2.0 * np.pi)], rtol=1e-6)
 
 
-@pytest.mark.parametrize("head", [*HEADS[:3], *HEADS[5:10]])
+@pytest.mark.parametrize("head", [*HEADS[:3], *HEADS[5:10], *HEADS[-2:]])
 @pytest.mark.parametrize("draw", [0.0, 2.0**-23, 0.5, ALMOST_ONE])
 def test_a_masked_choice_is_never_drawn_nor_greedy(head: ActionHead, draw: float) -> None:
     spec = spec_of(4, head)
@@ -102,10 +103,11 @@ def test_a_masked_choice_is_never_drawn_nor_greedy(head: ActionHead, draw: float
     obs, mask, _ = random_rows(spec, 60)
     assert mask is not None
     noise = np.full((60, head.noise_width), draw, np.float32)
-    starts = np.cumsum((0, *head.sizes[:-1]))
+    starts = np.cumsum((0, *head.choices[:-1]))
+    chosen = np.flatnonzero(head.sizes)
     for which in (0, np.arange(60) % 2):
         for actions in (acting.act(obs, mask, noise, which), acting.greedy(obs, mask, which)):
-            flat = actions.reshape(60, -1) + starts
+            flat = actions.reshape(60, -1)[:, chosen].astype(np.int64) + starts
             assert np.take_along_axis(mask, flat, 1).all()
 
 

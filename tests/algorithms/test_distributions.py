@@ -11,6 +11,7 @@ from menv.algorithms.learning import distributions
 COIN_AND_DIE = ActionHead("multi_categorical", (2, 3))
 THREE = ActionHead("categorical", (3,))
 PLANE = ActionHead("gaussian", (2,))
+CAR = ActionHead("mixed", (0, 3))
 
 
 def logs(*chances: float) -> list[float]:
@@ -48,7 +49,21 @@ def test_gaussian_numbers_worked_out_by_hand() -> None:
     assert distributions.kl(PLANE, old, new).item() == pytest.approx(math.log(2.0) - 0.25, rel=1e-5)
 
 
-@pytest.mark.parametrize("head", [THREE, COIN_AND_DIE, PLANE])
+def test_of_a_mixed_action_the_choices_and_the_numbers_add_up() -> None:
+    new = torch.tensor([[*logs(0.5, 0.25, 0.25), 1.0, math.log(2.0)]])
+    old = torch.tensor([[*logs(0.25, 0.5, 0.25), 3.0, 0.0]])
+    half = 0.5 * math.log(2.0 * math.pi)
+    # The choice 2, and a number one deviation above the mean.
+    logp = distributions.logp(CAR, new, torch.tensor([[3.0, 2.0]])).item()
+    assert logp == pytest.approx(math.log(0.25) - 0.5 - math.log(2.0) - half, rel=1e-6)
+    entropy = distributions.entropy(CAR, new).item()
+    assert entropy == pytest.approx(1.5 * math.log(2.0) + math.log(2.0) + 0.5 + half, rel=1e-6)
+    # Of the choice 0.25 log 2; of the number log(2 / 1) + (1 + 2 ** 2) / (2 * 4) - 1 / 2.
+    divergence = distributions.kl(CAR, old, new).item()
+    assert divergence == pytest.approx(0.25 * math.log(2.0) + math.log(2.0) + 0.125, rel=1e-5)
+
+
+@pytest.mark.parametrize("head", [THREE, COIN_AND_DIE, PLANE, CAR])
 def test_the_divergence_of_a_policy_from_itself_is_zero(head: ActionHead) -> None:
     inputs = torch.randn(20, head.inputs, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(distributions.kl(head, inputs, inputs), torch.zeros(20))

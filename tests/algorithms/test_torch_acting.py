@@ -26,6 +26,8 @@ HEADS = [
     ActionHead("q_values", (5,)),
     ActionHead("multi_categorical", (2,)),
     ActionHead("categorical", (2,)),
+    ActionHead("mixed", (0, 3, 0, 2)),
+    ActionHead("mixed", (2, 0)),
 ]
 ALMOST_ONE = np.float32(1.0 - 2.0**-23)
 
@@ -50,8 +52,8 @@ def random_rows(spec: StockSpec, rows: int) -> tuple[Any, Any, Any]:
     if head.kind == "gaussian":
         return obs, None, rng.standard_normal((rows, head.noise_width), np.float32)
     mask = rng.random((rows, head.mask_width)) < 0.5
-    mask[:, np.cumsum((0, *head.sizes[:-1]))] = True
-    return obs, mask, rng.random((rows, head.noise_width), np.float32)
+    mask[:, np.cumsum((0, *head.choices[:-1]))] = True
+    return obs, mask, head.any_noise(rng, rows)
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -29,7 +29,7 @@ class Spaces(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.at += 1
-        assert self.action_space.contains(np.array(action)) or self.action_space.contains(action), action
+        assert self.action_space.contains(action) or self.action_space.contains(np.array(action)), action
         return self.observation_space.sample(), 1.0, self.at == 5, False, {}
 
 
@@ -51,6 +51,12 @@ ACTIONS = [
     gym.spaces.MultiDiscrete([2, 3]),
     gym.spaces.Box(-2.0, 2.0, (2,), np.float32),
     gym.spaces.Box(0.0, 6.0, (2, 2), np.float64),
+    gym.spaces.Dict(
+        {
+            "brake": gym.spaces.Discrete(2, start=3),
+            "steer": gym.spaces.Tuple([gym.spaces.Box(-2.0, 2.0, (1, 2)), gym.spaces.MultiDiscrete([2, 3])]),
+        }
+    ),
 ]
 PAIRS = [(one, ACTIONS[0]) for one in OBSERVATIONS] + [(OBSERVATIONS[0], one) for one in ACTIONS[1:]]
 

@@ -25,6 +25,11 @@ NESTED = _spaces.Dict({
 MASKED = _spaces.Dict({"action_mask": _spaces.MultiBinary(4), "seen": VECTOR})
 MASKED_PICTURE = _spaces.Dict({"action_mask": _spaces.Box(0, 1, (4,), np.int8), "seen": PICTURE})
 FOUR = _spaces.Discrete(4, start=-1)
+DRIVING = _spaces.Dict({
+    "gear": _spaces.Tuple([_spaces.Box(0.0, 1.0, (), np.float64), _spaces.Discrete(2, start=1)]),
+    "steer": _spaces.Box(-2.0, 4.0, (2,), np.float32),
+    "stop": _spaces.MultiDiscrete([2], dtype=np.int8),
+})  # fmt: skip
 LIMITED = _spaces.Box(np.array([0.0, -np.inf], np.float32), np.array([6.0, 1.0], np.float32))
 
 
@@ -57,6 +62,12 @@ CASES = {
     "nested numbers": Case(
         PPO, VECTOR, _spaces.Tuple([_spaces.Box(0.0, 6.0, (2,)), _spaces.Box(-1.0, 1.0, (), np.float64)])
     ),
+    "mixed": Case(
+        PPO, VECTOR, _spaces.Tuple([LIMITED, _spaces.Discrete(3, start=5), _spaces.MultiDiscrete([2, 3])])
+    ),
+    "masked and mixed": Case(PPO, MASKED, DRIVING),
+    "mixed as it is": Case(PPO, VECTOR, DRIVING, {"normalize_actions": False}),
+    "lstm of mixed ones": Case(PPO, MASKED, DRIVING, model={"use_lstm": True, "lstm_cell_size": 5}),
     "lstm": Case(PPO, VECTOR, FOUR, model={"use_lstm": True, "lstm_cell_size": 5}),
     "gru": Case(PPO, MASKED, FOUR, model={"use_gru": True, "lstm_cell_size": 5, "vf_share_layers": True}),
     "lstm of numbers": Case(PPO, VECTOR, LIMITED, model={"use_lstm": True, "lstm_cell_size": 5}),

@@ -42,10 +42,7 @@ def test_the_file_takes_raw_observations_and_gives_env_ready_actions(kind: str, 
         onnx.checker.check_model(tmp_path / "greedy.onnx", full_check=True)
         networks, shown = policy.networks, observations(policy, ROWS)
         rng, head = np.random.default_rng(0), networks.backend.head
-        shape = (ROWS, head.noise_width)
-        noise = (rng.random(shape) if head.noise == "uniform" else rng.standard_normal(shape)).astype(
-            np.float32
-        )
+        noise = head.any_noise(rng, ROWS)
         state = rng.random((ROWS, sum(networks.state_sizes)), np.float32) if networks.state_sizes else None
         rows, mask = networks.preprocess(shown)
         for name, draws in (("greedy", None), ("drawn", noise)):

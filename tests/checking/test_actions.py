@@ -187,7 +187,8 @@ def test_random_actions_lie_in_their_space(space: Any) -> None:
     [
         (gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.MultiDiscrete([2, 3])]), []),
         (gym.spaces.Dict({"a": gym.spaces.Box(-1.0, 1.0, (2,)), "b": gym.spaces.Box(0.0, 1.0, ())}), []),
-        (gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (2,))]), ["ME005"]),
+        (gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (2,))]), []),
+        (gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.MultiBinary(2)]), ["ME005"]),
     ],
     ids=str,
 )

@@ -108,9 +108,9 @@ def test_the_networks_own_actions_are_not_changed() -> None:
 def test_other_spaces_are_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"action space: Tuple of Box, Discrete, expected parts that are all discrete .* or all float",
+        match="action space: Tuple of Discrete, MultiBinary, expected parts that are Discrete, MultiDiscrete or",
     ):
-        ActionOutput(spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)]))
+        ActionOutput(spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)]))
 
 
 def test_rewards_are_clipped_by_sign_or_to_a_limit() -> None:

@@ -106,9 +106,7 @@ def example(policy: Any, explore: bool) -> tuple[dict[str, Any], dict[str, Any]]
     """Return inputs of an exported policy by name, and what the policy answers to them."""
     networks, rng = policy.networks, np.random.default_rng(0)
     shown, head = observations(policy, 9), networks.backend.head
-    shape = (len(shown), head.noise_width)
-    uniform = head.noise == "uniform"
-    noise = np.asarray(rng.random(shape) if uniform else rng.standard_normal(shape), np.float32)
+    noise = head.any_noise(rng, len(shown))
     state = rng.random((len(shown), sum(networks.state_sizes)), np.float32) if networks.state_sizes else None
     rows, mask = networks.preprocess(shown)
     decision = networks.backend.decide(rows, mask, noise if explore else None, policy.index, state)

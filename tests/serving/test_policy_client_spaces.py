@@ -21,6 +21,7 @@ OWN: dict[str, Any] = {
     "dict": S.Dict({"turn": S.Discrete(3), "steps": S.MultiDiscrete([2, 3])}),
     "square": S.Box(-1.0, 1.0, (2, 2), np.float64),
     "choice": S.Discrete(3, start=5),
+    "car": S.Dict({"brake": S.Discrete(2, start=1), "steer": S.Box(-1.0, 3.0, (2,), np.float32)}),
 }
 APART: dict[str, Any] = {
     "observation_space": dict.fromkeys(OWN, OBSERVATIONS),

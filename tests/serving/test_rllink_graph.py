@@ -23,10 +23,10 @@ from menv.connectors import (
     ClipActionsConnector,
     MeanStdObservationFilterAgentConnector,
 )
-from menv.connectors.flat_actions import flat_action_space
 from menv.errors import ConfigError
 from menv.loop.golden import columns
 from menv.loop.weights_history import WeightsHistory
+from menv.nested import columns_of, leaves
 from tests.bundles.cases import CASES, Spaces, algorithm_of, observations
 
 WITH_A_MEMORY = {name for name, case in CASES.items() if {"use_lstm", "use_gru"} & set(case.model)}
@@ -47,18 +47,22 @@ def flat(policy: Any, shown: list[Any]) -> Any:
 def wanted(policy: Any, shown: list[Any]) -> Any:
     """Return what a client has to be told, computed by the policy's own back-end."""
     networks = policy.networks
-    head, space = networks.backend.head, flat_action_space(policy.action_space)
+    head = networks.backend.head
     rows, mask = networks.preprocess(shown)
     actions = np.zeros((len(rows), *head.action_shape), head.action_dtype)
     inputs = networks.backend.evaluate(policy.index, rows, mask, actions).dist_inputs
-    if head.kind == "gaussian":
-        low, high = space.low.reshape(-1), space.high.reshape(-1)  # type: ignore[attr-defined]
-        means, log_stds = np.split(inputs.astype(np.float64), 2, 1)
+    if head.numbers:
+        boxes = [leaf for leaf in leaves(policy.action_space) if isinstance(leaf, gym.spaces.Box)]
+        low, high = (
+            np.concatenate([getattr(leaf, name).reshape(-1) for leaf in boxes]) for name in ("low", "high")
+        )
+        cut = sum(head.choices)
+        logits, means, log_stds = np.split(inputs.astype(np.float64), [cut, cut + head.numbers], 1)
         for k in range(len(low)):
             if networks.output.normalize and np.isfinite(low[k]) and np.isfinite(high[k]):
                 means[:, k] = low[k] + (means[:, k] + 1.0) * (high[k] - low[k]) / 2.0
                 log_stds[:, k] += np.log((high[k] - low[k]) / 2.0)
-        return np.concatenate((means, log_stds), 1)
+        return np.concatenate((logits, means, log_stds), 1)
     if not head.by_worth:
         return inputs
     epsilon = float(policy.get_weights()["epsilon"][0])
@@ -262,27 +266,30 @@ def test_an_action_connector_that_was_taken_away_is_no_longer_in_the_file() -> N
 
 def own_logp(policy: Any, outputs: Any, action: Any) -> float:
     """Return what a client computes for one action of the environment's, from the file's outputs alone."""
-    space = flat_action_space(policy.action_space)
-    if isinstance(space, gym.spaces.Box):
-        parts = action if isinstance(action, tuple) else (action,)
-        x = np.concatenate([np.asarray(part, np.float64).reshape(-1) for part in parts])
-        mean, log_std = np.split(outputs.astype(np.float64), 2)
-        z = (x - mean) / np.exp(log_std)
-        return float((-0.5 * z * z - log_std - 0.5 * np.log(2 * np.pi)).sum())
-    sizes = [space.n] if isinstance(space, gym.spaces.Discrete) else space.nvec.tolist()  # type: ignore[attr-defined]
-    starts = np.atleast_1d(space.start)  # type: ignore[attr-defined]
-    total, begin = 0.0, 0
-    for size, start, choice in zip(sizes, starts, np.atleast_1d(action), strict=True):
-        logits = outputs[begin : begin + size].astype(np.float64)
-        total += logits[choice - start] - np.log(np.exp(logits).sum())
-        begin += size
-    return float(total)
+    total, begin, numbers = 0.0, 0, np.zeros(0)
+    for leaf, (part,) in zip(
+        leaves(policy.action_space), columns_of(policy.action_space, [action]), strict=True
+    ):
+        if isinstance(leaf, gym.spaces.Box):
+            numbers = np.concatenate((numbers, np.asarray(part, np.float64).reshape(-1)))
+            continue
+        sizes = [leaf.n] if isinstance(leaf, gym.spaces.Discrete) else leaf.nvec.tolist()
+        for size, start, choice in zip(sizes, np.atleast_1d(leaf.start), np.atleast_1d(part), strict=True):
+            logits = outputs[begin : begin + size].astype(np.float64)
+            total += logits[choice - start] - np.log(np.exp(logits).sum())
+            begin += size
+    mean, log_std = np.split(outputs[begin:].astype(np.float64), 2)
+    z = (numbers - mean) / np.exp(log_std)
+    return float(total + (-0.5 * z * z - log_std - 0.5 * np.log(2 * np.pi)).sum())
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["mlp", "masked", "nested", "worth", "masked worth", "continuous", "wide continuous", "nested numbers"],
-)
+    [
+        "mlp", "masked", "nested", "worth", "masked worth", "continuous", "wide continuous", "nested numbers", "mixed",
+        "masked and mixed", "mixed as it is",
+    ],
+)  # fmt: skip
 def test_the_server_finds_the_log_probabilities_that_clients_found(kind: str) -> None:
     with algorithm_of(kind) as algorithm:
         policy: Any = algorithm.get_policy()

@@ -45,10 +45,10 @@ class PPOSettings:
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus, unless `entropy_coeff_schedule` is given."""
     kl_coeff: float | None = None
-    """First weight of the KL term; 0 switches the term off for good, None is 0.2 for Box actions, whose means and
-    deviations could run away in an update, and 0 for choices. After each update it is halved where the KL divergence
-    was below half of `kl_target`, and made 1.5 times as large where that was above twice the target, but kept between
-    1e-6 and 1e6."""
+    """First weight of the KL term; 0 switches the term off for good, None is 0.2 for actions that are or have Boxes,
+    whose means and deviations could run away in an update, and 0 for choices. After each update it is halved where the
+    KL divergence was below half of `kl_target`, and made 1.5 times as large where that was above twice the target, but
+    kept between 1e-6 and 1e6."""
     kl_target: float = 0.01
     """KL divergence of one update that the adaptive weight aims at."""
     grad_clip: float | None = 1.0
@@ -97,7 +97,7 @@ class PPOSettings:
     def first_kl_coeff(self, kind: str) -> float:
         """Return the first weight of the KL term for an `ActionHead` of this kind."""
         if self.kl_coeff is None:
-            return _KL_OF_NUMBERS if kind == "gaussian" else 0.0
+            return _KL_OF_NUMBERS if kind in ("gaussian", "mixed") else 0.0
         return float(self.kl_coeff)
 
     def lr_at(self, env_steps: int) -> float:

@@ -16,9 +16,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from menv.connectors.action_output import ActionOutput
+from menv.connectors.flat_actions import is_discrete
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor
 from menv.errors import ConfigError
-from menv.nested import paths
+from menv.nested import leaves, paths
 
 Array = npt.NDArray[Any]
 
@@ -198,32 +199,42 @@ class Ends:
             output: What they go through.
             samples: A column of each leaf of the form in which it has to come out.
         """
-        flat, whole = output.space, f"{PREFIX}action"
-        if isinstance(flat, gym.spaces.Box):
-            half, centre, least, most = output.scaling
-            x = self.add("Mul", whole, self.constant(half, np.float32))
-            x = self.add("Add", x, self.constant(centre, np.float32))
-            exact = np.result_type(np.float32, least.dtype)
-            x = self.add("Cast", x, to=_element(exact))
-            x = self.add("Max", x, self.constant(least, exact))
-            whole = self.add("Min", x, self.constant(most, exact))
-        elif isinstance(flat, gym.spaces.Discrete):
-            whole = self.add("Add", whole, self.constant([int(flat.start)]))
-        else:
-            whole = self.add("Add", whole, self.constant(np.asarray(flat.start).reshape(-1)))
-        start, parts, found = 0, paths(space), []
+        choices = numbers = f"{PREFIX}action"
+        starts = [np.ravel(leaf.start) for leaf in leaves(space) if is_discrete(leaf)]
+        nested, mixed = output.nested, isinstance(output.space, gym.spaces.Tuple)
+        if mixed and nested is not None:
+            choices, numbers = (
+                self.add("Gather", choices, self.constant(columns), axis=1)
+                for columns in (nested.choices, nested.numbers)
+            )
+            choices = self.add("Cast", choices, to=TensorProto.INT64)
+        if starts:
+            choices = self.add("Add", choices, self.constant(np.concatenate(starts)))
+        if mixed or not starts:
+            numbers = self._scaled(numbers, output)
+        places, parts, found = {True: 0, False: 0}, paths(space), []
         for (keys, leaf), sample in zip(parts, samples, strict=True):
-            part: Any = leaf
-            width = 1 if isinstance(part, gym.spaces.Discrete) else int(np.prod(part.shape))
-            x = whole
+            chosen = is_discrete(leaf)
+            start, width = places[chosen], int(np.prod(leaf.shape or ()))
+            x = choices if chosen else numbers
             if len(parts) > 1:
                 x = self.add("Gather", x, self.constant(np.arange(start, start + width)), axis=1)
-            start += width
+            places[chosen] += width
             x = self.add("Reshape", x, self.constant([-1, *sample.shape[1:]]))
             name = self.add("Cast", x, to=_element(sample.dtype), name=dotted("action", keys))
             shape = [ROWS, *sample.shape[1:]]
             found.append(helper.make_tensor_value_info(name, _element(sample.dtype), shape))
         self.outputs[:0] = found
+
+    def _scaled(self, x: str, output: ActionOutput) -> str:
+        """Return the numbers of an action scaled and clipped."""
+        half, centre, least, most = output.scaling
+        x = self.add("Mul", x, self.constant(half, np.float32))
+        x = self.add("Add", x, self.constant(centre, np.float32))
+        exact = np.result_type(np.float32, least.dtype)
+        x = self.add("Cast", x, to=_element(exact))
+        x = self.add("Max", x, self.constant(least, exact))
+        return self.add("Min", x, self.constant(most, exact))
 
     def _given(self, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
         self.inputs.append(helper.make_tensor_value_info(name, _element(dtype), [ROWS, *shape]))

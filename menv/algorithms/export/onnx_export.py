@@ -47,7 +47,8 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     Every input and output has a first axis `rows` of any length. Inputs are `obs`, or of Dict and Tuple spaces one
     for each part, `obs.<key>`, as the environment gives them, action masks included; of a recurrent policy `state`
     [rows, S], zeros at the beginning of an episode; with `explore` `noise` [rows, width], which is uniform on [0, 1)
-    for choices and standard normal for continuous actions. A policy that stacks frames is given them: `obs` is
+    for choices and standard normal for continuous actions, one number after the other in the order of the space where
+    there are both. A policy that stacks frames is given them: `obs` is
     [rows, frames, ...], the oldest first, and at the beginning of an episode the first observation repeated; masks are
     those of the newest. Outputs are `action`, or `action.<key>`, as the environment
     takes them, and `state_after`, the next `state`.

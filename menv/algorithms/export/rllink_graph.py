@@ -67,6 +67,8 @@ class RLlinkGraph:
       after the other. Choices that a mask forbids have no chance.
     - Box: k means and then k logarithms of standard deviations, of the environment's own actions: a client applies what
       it draws as it is, and clips it if the environment wants that.
+    - Dict and Tuple: the logits of all discrete parts, one part after the other in the order of the space, then the
+      means of all Box parts, then the logarithms of their standard deviations.
     - DQN: logarithms of the chances of an epsilon-greedy choice at the epsilon among the weights. A client that draws
       from the softmax explores as the sampler does; one that takes the highest is greedy. With `q_values` the Q-values
       instead: those are for clients that take the highest. Drawing from a softmax of them would explore by their scale,
@@ -145,9 +147,9 @@ class RLlinkGraph:
         ends.observe_flat(preprocess, INPUT, lambda rows: self._filtered(ends, rows, preprocess.size))
         ends.embed(inner, weights)
         found = f"{PREFIX}{OUTPUT}"
-        if head.kind == "gaussian":
+        if head.numbers:
             output = ActionOutput(networks.action_space, normalize=plan.normalize, clip=plan.clip)
-            found = _in_env_units(ends, found, output)
+            found = _in_env_units(ends, found, output, head.inputs)
         elif head.by_worth and not self.q_values:
             found = _epsilon_greedy(ends, found, head, weights[EPSILON], preprocess.mask_width > 0)
         ends.add("Identity", found, name=OUTPUT)
@@ -235,12 +237,11 @@ def _distribution(model: bytes) -> onnx.ModelProto:
     return part
 
 
-def _in_env_units(ends: Ends, found: str, output: ActionOutput) -> str:
-    """Turn means and log standard deviations of the network's actions into those of the environment's."""
-    half, centre, _, _ = output.scaling
-    factor = np.concatenate((half, np.ones_like(half)))
-    found = ends.add("Mul", found, ends.constant(factor, np.float32))
-    return ends.add("Add", found, ends.constant(np.concatenate((centre, output.log_scale)), np.float32))
+def _in_env_units(ends: Ends, found: str, output: ActionOutput, width: int) -> str:
+    """Turn `width` distribution inputs of the network's actions into those of the environment's."""
+    scale, shift = output.outer_scaling(width)
+    found = ends.add("Mul", found, ends.constant(scale, np.float32))
+    return ends.add("Add", found, ends.constant(shift, np.float32))
 
 
 def _epsilon_greedy(ends: Ends, worth: str, head: ActionHead, epsilon: Array, masked: bool) -> str:

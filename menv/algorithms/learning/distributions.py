@@ -1,6 +1,7 @@
 """Log-probability, entropy and KL divergence of the action distributions, as bare torch operations.
 
-The losses call it. `dist_inputs` [N, D] are what a network returns after masking; actions are as the
+The losses call it. The choices and the numbers of mixed actions are independent of each other, so that all three are
+sums over both. `dist_inputs` [N, D] are what a network returns after masking; actions are as the
 acting back-ends return them. Functions named `standard_*` take inputs that went through `standard` once,
 for callers that need several numbers of one distribution.
 
@@ -15,13 +16,15 @@ import math
 import torch
 from torch import Tensor
 
-from menv.acting.action_head import ActionHead
+from menv.acting.action_head import ActionHead, Part
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def standard(head: ActionHead, dist_inputs: Tensor) -> Tensor:
     """Return [N, D] log-probabilities of every choice; Gaussian inputs as they are."""
+    if head.parts:
+        return torch.cat([standard(part.head, dist_inputs[:, part.inputs]) for part in head.parts], -1)
     if head.kind == "categorical":
         return _log_softmax(dist_inputs)
     if head.kind == "gaussian":
@@ -46,6 +49,11 @@ def kl(head: ActionHead, old_inputs: Tensor, new_inputs: Tensor) -> Tensor:
 
 def standard_logp(head: ActionHead, inputs: Tensor, actions: Tensor) -> Tensor:
     """Return what `logp` does, from standard inputs."""
+    if head.parts:
+        choices, numbers = (
+            standard_logp(part.head, inputs[:, part.inputs], columns_of(part, actions)) for part in head.parts
+        )
+        return choices + numbers
     if head.kind == "categorical":
         return inputs.gather(1, actions[:, None]).squeeze(1)
     if head.kind == "multi_categorical":
@@ -57,6 +65,9 @@ def standard_logp(head: ActionHead, inputs: Tensor, actions: Tensor) -> Tensor:
 
 def standard_entropy(head: ActionHead, inputs: Tensor) -> Tensor:
     """Return what `entropy` does, from standard inputs."""
+    if head.parts:
+        choices, numbers = (standard_entropy(part.head, inputs[:, part.inputs]) for part in head.parts)
+        return choices + numbers
     if head.kind == "gaussian":
         return inputs[:, head.sizes[0] :].sum(-1) + head.sizes[0] * (_HALF_LOG_TWO_PI + 0.5)
     return -(inputs.exp() * inputs).sum(-1)
@@ -64,6 +75,11 @@ def standard_entropy(head: ActionHead, inputs: Tensor) -> Tensor:
 
 def standard_kl(head: ActionHead, old: Tensor, new: Tensor) -> Tensor:
     """Return what `kl` does, from standard inputs."""
+    if head.parts:
+        choices, numbers = (
+            standard_kl(part.head, old[:, part.inputs], new[:, part.inputs]) for part in head.parts
+        )
+        return choices + numbers
     if head.kind != "gaussian":
         return (old.exp() * (old - new)).sum(-1)
     old_mean, old_log_std = old.chunk(2, -1)
@@ -71,6 +87,12 @@ def standard_kl(head: ActionHead, old: Tensor, new: Tensor) -> Tensor:
     variances = torch.exp(2.0 * (old_log_std - log_std))
     z = (old_mean - mean) * torch.exp(-log_std)
     return (log_std - old_log_std + 0.5 * (variances + z * z) - 0.5).sum(-1)
+
+
+def columns_of(part: Part, actions: Tensor) -> Tensor:
+    """Return the columns of mixed actions [N, ...] that a part has, as its head takes them."""
+    columns = actions.index_select(1, torch.from_numpy(part.columns).to(actions.device))
+    return columns if part.head.numbers else columns.long()
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

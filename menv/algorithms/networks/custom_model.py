@@ -22,8 +22,10 @@
   [B, *shape], Dict and Tuple as a dict or a tuple of these. `"action_mask"` is no part of the space that it is built
   with, nor of the observations: menv masks the outputs itself.
 - What it returns for PPO is `(outputs, values)`, shapes [B, num_outputs] and [B]. Outputs are logits; of
-  continuous actions the k means, then k logarithms of standard deviations. For DQN it returns the Q-values
-  [B, num_outputs], alone or first in a tuple; the setting `dueling` is left to the module.
+  continuous actions the k means, then k logarithms of standard deviations. Of Dict and Tuple actions the logits of all
+  discrete parts come first, part after part in the order of the space, then the means of all Box parts, then the
+  logarithms of their standard deviations: `{"brake": Discrete(3), "steer": Box(-1, 1, (1,))}` has 5 outputs. For DQN
+  it returns the Q-values [B, num_outputs], alone or first in a tuple; the setting `dueling` is left to the module.
 - Learned is every parameter that requires a gradient. What does not, and buffers, keep the values that
   the module has when it is built with a seed of 0. The module always runs in its evaluation mode: dropout is off, and
   batch normalisation, whose statistics would never move, is refused; take `LayerNorm` or `GroupNorm`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from onnx import TensorProto
 
 from menv.acting.action_head import ILLEGAL, LEAST_CHANCE, ActionHead
@@ -28,9 +29,8 @@ class _Choices:
         self.several = head.kind == "multi_categorical"
         self.logits = ""
 
-    def dist_inputs(self, masked: bool) -> str:
-        graph = self.graph
-        self.logits = graph.policy_outputs()
+    def dist_inputs(self, outputs: str, masked: bool) -> str:
+        graph, self.logits = self.graph, outputs
         if masked:
             mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
             self.logits = graph.add("Where", mask, self.logits, graph.constant(ILLEGAL, np.float32))
@@ -49,30 +49,29 @@ class _Choices:
         illegal = graph.constant(ILLEGAL, np.float32)
         return graph.add("Where", graph.constant(real, np.bool_), padded, illegal)
 
-    def sample(self) -> str:
+    def sample(self, draws: str) -> str:
         # Inverse CDF. Scaling the draw by the sum as computed, not by 1, keeps it below the last step
         # of the CDF, so that rounding can never pick a choice of probability 0.
         graph, head = self.graph, self.head
         if head.sizes == (2,) and not self.several:
-            return self._sample_of_two()
+            return self._sample_of_two(draws)
         chances = graph.add("Softmax", self.by_component(), axis=-1)
         steps = graph.add("CumSum", chances, graph.constant(2 if self.several else 1))
         axis = 2 if self.several else 1
         total = graph.add("Gather", steps, graph.constant([max(head.sizes) - 1]), axis=axis)
-        draws = graph.given("noise", TensorProto.FLOAT, ["R", head.noise_width])
         if self.several:
             draws = graph.add("Unsqueeze", draws, graph.constant([2]))
         beyond = graph.add("Greater", steps, graph.add("Mul", draws, total))
         return self._first_highest(graph.add("Cast", beyond, to=TensorProto.UINT8))
 
-    def _sample_of_two(self) -> str:
+    def _sample_of_two(self, draws: str) -> str:
         # A softmax of two numbers takes as long as the layer before it. The draw is below 1 and may be 0, so
         # a choice of probability 0 is never taken.
         graph = self.graph
         # One node instead of two that pick and one that subtracts; products with 1 are exact, so the sum is, too.
         lead = graph.add("MatMul", self.logits, graph.constant([[1.0], [-1.0]], np.float32))
         chance = graph.add("Sigmoid", lead)
-        second = graph.add("GreaterOrEqual", graph.given("noise", TensorProto.FLOAT, ["R", 1]), chance)
+        second = graph.add("GreaterOrEqual", draws, chance)
         return graph.add("Squeeze", graph.add("Cast", second, to=TensorProto.INT64), graph.constant([-1]))
 
     def mode(self) -> str:
@@ -101,23 +100,22 @@ class _Gaussian:
         self.means = ""
         self.log_std = ""
 
-    def dist_inputs(self, masked: bool) -> str:
+    def dist_inputs(self, outputs: str, masked: bool) -> str:
         assert not masked, "continuous actions have no mask"
-        graph = self.graph
-        self.means = graph.policy_outputs()
-        return self.means if graph.stacked else self._with_log_std()
+        self.means = outputs
+        return outputs if self.graph.stacked else self.complete()
 
-    def _with_log_std(self) -> str:
+    def complete(self) -> str:
+        """Return means and log_std of each row."""
         graph = self.graph
-        self.log_std = graph.weight(LOG_STD, (self.head.outputs,))
-        rows = graph.add("Expand", self.log_std, graph.add("Shape", self.means))
+        rows = self.log_std = self.deviations()
+        if not graph.stacked:
+            rows = graph.add("Expand", rows, graph.add("Shape", self.means))
         return graph.add("Concat", self.means, rows, axis=1)
 
-    def sample(self) -> str:
+    def sample(self, draws: str) -> str:
         graph = self.graph
-        log_std = self.deviations()
-        draws = graph.given("noise", TensorProto.FLOAT, ["R", self.head.noise_width])
-        return graph.add("Add", self.means, graph.add("Mul", graph.add("Exp", log_std), draws))
+        return graph.add("Add", self.means, graph.add("Mul", graph.add("Exp", self.deviations()), draws))
 
     def deviations(self) -> str:
         return self.graph.of_each_row(LOG_STD, (self.head.outputs,))
@@ -137,18 +135,64 @@ class _Gaussian:
 class _OwnDeviations(_Gaussian):
     """The tail of a diagonal normal distribution whose log_std the network computes for each row."""
 
-    def dist_inputs(self, masked: bool) -> str:
+    outputs = ""
+
+    def dist_inputs(self, outputs: str, masked: bool) -> str:
         assert not masked, "continuous actions have no mask"
-        graph, size = self.graph, self.head.sizes[0]
-        outputs = graph.policy_outputs()
+        graph, size, self.outputs = self.graph, self.head.sizes[0], outputs
         self.means, self.log_std = (
             graph.add("Gather", outputs, graph.constant(np.arange(start, start + size)), axis=1)
             for start in (0, size)
         )
         return outputs
 
+    def complete(self) -> str:
+        return self.outputs
+
     def deviations(self) -> str:
         return self.log_std
+
+
+class _Mixed:
+    """The tail of choices and numbers together, which are drawn independently of each other."""
+
+    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+        self.graph = graph
+        self.head = head
+        choices, numbers = (part.head for part in head.parts)
+        self.choices = _Choices(graph, choices)
+        self.numbers = (_OwnDeviations if graph.own_deviations else _Gaussian)(graph, numbers)
+
+    def dist_inputs(self, outputs: str, masked: bool) -> str:
+        graph, choices = self.graph, sum(self.head.choices)
+        width = self.head.inputs if graph.own_deviations else self.head.outputs
+        logits = self._columns(outputs, np.arange(choices))
+        self.numbers.dist_inputs(self._columns(outputs, np.arange(choices, width)), False)
+        return graph.add("Concat", self.choices.dist_inputs(logits, masked), self.numbers.complete(), axis=1)
+
+    def sample(self, draws: str) -> str:
+        own = [self._columns(draws, part.columns) for part in self.head.parts]
+        return self._joined(self.choices.sample(own[0]), self.numbers.sample(own[1]))
+
+    def mode(self) -> str:
+        return self._joined(self.choices.mode(), self.numbers.mode())
+
+    def logp(self, dist_inputs: str, actions: str) -> str:
+        graph, (choices, numbers) = self.graph, self.head.parts
+        chosen = graph.add("Cast", self._columns(actions, choices.columns), to=TensorProto.INT64)
+        of_choices = self.choices.logp("", chosen)
+        return graph.add("Add", of_choices, self.numbers.logp("", self._columns(actions, numbers.columns)))
+
+    def _columns(self, x: str, places: npt.NDArray[np.int64]) -> str:
+        return self.graph.add("Gather", x, self.graph.constant(places), axis=1)
+
+    def _joined(self, choices: str, numbers: str) -> str:
+        """Return actions of choices [R, components] and numbers [R, k]."""
+        both = self.graph.add(
+            "Concat", self.graph.add("Cast", choices, to=TensorProto.FLOAT), numbers, axis=1
+        )
+        places = np.argsort(np.concatenate([part.columns for part in self.head.parts]))
+        return self._columns(both, places)
 
 
 class _QValues:
@@ -160,9 +204,8 @@ class _QValues:
         self.worth = ""
         self.mask = ""
 
-    def dist_inputs(self, masked: bool) -> str:
-        graph = self.graph
-        self.worth = graph.policy_outputs()
+    def dist_inputs(self, outputs: str, masked: bool) -> str:
+        graph, self.worth = self.graph, outputs
         if masked:
             mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
             self.mask = self.by_component(mask, self.head.sizes[0])
@@ -183,9 +226,8 @@ class _QValues:
     def _best(self) -> str:
         return self.graph.add("ArgMax", self.worth, axis=-1, keepdims=0)
 
-    def sample(self) -> str:
+    def sample(self, draws: str) -> str:
         graph = self.graph
-        draws = graph.given("noise", TensorProto.FLOAT, ["R", self.head.noise_width])
         draws = self.by_component(draws, 2)
         whether, what = (graph.add("Gather", draws, graph.constant([place]), axis=1) for place in (0, 1))
         explores = graph.add("Less", whether, graph.of_each_row(EPSILON, (1,)))
@@ -247,13 +289,14 @@ class _MultiQValues(_QValues):
         return graph.add("Squeeze", graph.row_sum(self.by_row(logs, members), members), last)
 
 
-Tail: TypeAlias = _Choices | _Gaussian | _QValues
+Tail: TypeAlias = _Choices | _Gaussian | _Mixed | _QValues
 
 
 def tail_of(graph: GraphBuilder, head: ActionHead) -> Tail:
     """Return what a head makes of the outputs of `graph`."""
     tails: dict[str, type[Tail]] = {
         "gaussian": _OwnDeviations if graph.own_deviations else _Gaussian,
+        "mixed": _Mixed,
         "q_values": _QValues,
         "multi_q_values": _MultiQValues,
     }

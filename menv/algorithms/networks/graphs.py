@@ -60,13 +60,16 @@ class StockGraphs:
 def add_policy(graph: GraphBuilder, head: ActionHead, kind: GraphKind, masked: bool) -> None:
     """Add what a graph of a kind other than "values" computes, and its results."""
     tail = tail_of(graph, head)
-    outputs = tail.dist_inputs(masked)
+    outputs = tail.dist_inputs(graph.policy_outputs(), masked)
     if kind == "evaluate":
         actions = graph.given("actions", *action_type(head))
         graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
         graph.result("logp", TensorProto.FLOAT, ["R"], tail.logp(outputs, actions))
         return
-    action = tail.sample() if kind == "act" else tail.mode()
+    if kind == "act":
+        action = tail.sample(graph.given("noise", TensorProto.FLOAT, ["R", head.noise_width]))
+    else:
+        action = tail.mode()
     graph.result("action", *action_type(head), action)
     if head.told or head.by_worth:
         # Of Q-values a NaN shows nowhere else.
@@ -80,5 +83,5 @@ def add_policy(graph: GraphBuilder, head: ActionHead, kind: GraphKind, masked: b
 
 def action_type(head: ActionHead) -> tuple[int, list[str | int]]:
     """Return element type and shape of actions."""
-    element = TensorProto.FLOAT if head.kind == "gaussian" else TensorProto.INT64
+    element = TensorProto.FLOAT if head.numbers else TensorProto.INT64
     return element, ["R", *head.action_shape]

@@ -195,8 +195,8 @@ class StockSpec:
         if self.cell:
             for trunk in self.recurrent_trunks:
                 shapes.update(self.cell.weight_shapes(trunk, self.hidden_features("policy")))
-        if self.head.kind == "gaussian":
-            shapes[LOG_STD] = (self.head.outputs,)
+        if self.head.numbers:
+            shapes[LOG_STD] = (self.head.numbers,)
         if self.head.kind == "q_values":
             shapes[EPSILON] = (1,)
         return shapes

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from menv.acting.action_head import ILLEGAL
+from menv.algorithms.networks.torch_network import masked
 from menv.algorithms.own_classes import OF_MODULES, warn_of_uncalled
 from menv.errors import ConfigError
 
@@ -59,14 +59,13 @@ class TorchCustom:
         found = self._run(obs) if state is None else self._unrolled(obs, state)
         outputs: Tensor = found[0] if isinstance(found, tuple) else found
         values = outputs.amax(-1) if self._of_q_values else found[1]
-        return outputs if mask is None else torch.where(mask, outputs, ILLEGAL), values
+        return masked(outputs, mask), values
 
     def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return distribution inputs and the state after them."""
         outputs, *_, after = self._unrolled(obs, state)
-        masked = outputs if mask is None else torch.where(mask, outputs, ILLEGAL)
         # What is kept is the difference from the first state, so that every life begins with zeros.
-        return masked, torch.cat(list(after), 1) - self._first_state
+        return masked(outputs, mask), torch.cat(list(after), 1) - self._first_state
 
     def _run(self, *inputs: Any) -> Any:
         shown = self._structure(_own_floats(inputs[0])) if len(inputs) == 1 else inputs[0]

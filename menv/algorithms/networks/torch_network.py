@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from menv.acting.action_head import ILLEGAL
 
 
 class TorchNetwork(Protocol):
@@ -34,3 +37,12 @@ class RecurrentNetwork(TorchNetwork, Protocol):
 
     def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return distribution inputs and the state [B, S] after the sequences."""
+
+
+def masked(inputs: Tensor, mask: Tensor | None) -> Tensor:
+    """Return distribution inputs [N, D] without the choices that mask [N, M] forbids; numbers lie behind choices."""
+    if mask is None:
+        return inputs
+    choices = mask.shape[1]
+    allowed = torch.where(mask, inputs[:, :choices], ILLEGAL)
+    return allowed if choices == inputs.shape[1] else torch.cat((allowed, inputs[:, choices:]), 1)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from menv.acting.action_head import ILLEGAL
 from menv.algorithms.networks.stock import LOG_STD, VALUE_OUT, Activation, Role, StockSpec
 from menv.algorithms.networks.torch_cell import TorchCell
 from menv.algorithms.networks.torch_conv import TorchConv
+from menv.algorithms.networks.torch_network import masked
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -82,7 +82,7 @@ class TorchStock:
         """Return distribution inputs and values; shared layers are computed once."""
         if self._of_q_values:
             q_values = self.dist_inputs(obs, None, state)
-            return q_values if mask is None else torch.where(mask, q_values, ILLEGAL), q_values.amax(-1)
+            return masked(q_values, mask), q_values.amax(-1)
         features = self._features("policy", obs, state)
         value_features = features if self._one_trunk else self._features("value", obs, state)
         return self._policy_head(features, mask), self._value_head(value_features)
@@ -121,10 +121,10 @@ class TorchStock:
         weight, bias = self._policy_out
         outputs = torch.addmm(bias, features, weight)
         if self._log_std is not None:
-            return torch.cat((outputs, self._log_std.expand_as(outputs)), 1)
+            outputs = torch.cat((outputs, self._log_std.expand(len(outputs), -1)), 1)
         if self._dueling:
             outputs = outputs - outputs.mean(-1, keepdim=True) + self._value_head(features)[:, None]
-        return outputs if mask is None else torch.where(mask, outputs, ILLEGAL)
+        return masked(outputs, mask)
 
     def _value_head(self, features: Tensor) -> Tensor:
         assert self._value_out is not None, "Q-values without dueling have no value head"

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import AgentId
+from menv.connectors.flat_actions import component_sizes, is_discrete
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError
@@ -291,15 +292,20 @@ def _add_actions(cells: Floats, kind: Kind, actions: Column, *, counts_from_0: b
     if actions.dtype == object:
         for row, action in zip(columns, actions, strict=True):
             row[:] = gym.spaces.flatten(kind.action_space, action)
-    elif all(isinstance(part, gym.spaces.Discrete | gym.spaces.MultiDiscrete) for part in parts):
-        sizes, starts = (np.concatenate(found) for found in zip(*map(_choices, parts), strict=True))
-        chosen = actions.reshape(len(actions), -1) - (0 if counts_from_0 else starts)
-        np.put_along_axis(columns, chosen + np.cumsum(sizes) - sizes, 1.0, axis=1)
-    else:
-        columns[:] = actions.reshape(len(actions), -1)
-
-
-def _choices(space: Any) -> tuple[Column, Column]:
-    """Return how many choices the parts of an action have, and from where they count."""
-    sizes = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
-    return np.reshape(sizes, -1), np.reshape(space.start, -1)
+        return
+    # Each part has its columns of an action, and as many numbers in a cell as gymnasium makes of it.
+    start = place = 0
+    flat = actions.reshape(len(actions), -1)
+    for part in parts:
+        own = flat[:, start : start + int(np.prod(part.shape))]
+        start += own.shape[1]
+        width = gym.spaces.flatdim(part)
+        if is_discrete(part):
+            sizes = component_sizes(part)
+            chosen = own.astype(np.int64) - (0 if counts_from_0 else np.ravel(part.start))
+            np.put_along_axis(
+                columns[:, place : place + width], chosen + np.cumsum(sizes) - sizes, 1.0, axis=1
+            )
+        else:
+            columns[:, place : place + width] = own
+        place += width

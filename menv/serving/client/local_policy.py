@@ -196,31 +196,17 @@ class LocalPolicy:
         logp = found.logp - np.float32(output.log_scale.sum())
         if networks.backend.head.by_worth:
             return None, logp
-        return _outer_inputs(output, found.dist_inputs), logp
+        return output.outer_inputs(found.dist_inputs), logp
 
     def outer(self, actions: Column) -> Any:
         """Return N network actions as those of the environment, those of a Box not clipped."""
-        output: ActionOutput = self.policy.networks.output
-        if not isinstance(output.space, gym.spaces.Box):
-            return output(actions)
-        half, centre, _, _ = output.scaling
-        scaled = (actions * half + centre).reshape(-1, *output.space.shape)
-        return scaled if output.nested is None else output.nested.elements(scaled)
+        return self.policy.networks.output.unclipped(actions)
 
 
 def _form(policy: NetPolicy) -> Any:
     """Return what the policies have in common that a life may change between."""
     shapes = {name: np.shape(value) for name, value in policy.get_weights().items()}
     return policy.observation_space, policy.action_space, policy.networks.state_sizes, shapes
-
-
-def _outer_inputs(output: ActionOutput, inputs: Column) -> Column:
-    """Return the distribution inputs of the environment's actions for those of the network's."""
-    if not isinstance(output.space, gym.spaces.Box):
-        return inputs
-    half, centre, _, _ = output.scaling
-    means, log_stds = np.split(inputs, 2, 1)
-    return np.concatenate((means * half + centre, log_stds + output.log_scale), 1, dtype=np.float32)
 
 
 def _bytes_of(space: gym.Space[Any]) -> int:

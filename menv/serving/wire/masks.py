@@ -13,8 +13,9 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.connectors.flat_actions import component_sizes
+from menv.connectors.flat_actions import component_sizes, is_discrete
 from menv.connectors.obs_preprocessor import MASK_KEY
+from menv.nested import columns_of, leaves
 from menv.serving.wire.bad_message import Code
 from menv.serving.wire.bad_value import BadValueError
 from menv.serving.wire.space_readers import Column
@@ -120,11 +121,13 @@ def _part(space: gym.Space[Any] | None, member: Path) -> gym.Space[Any] | None:
 
 def _columns(actions: Column, space: gym.Space[Any], width: int) -> npt.NDArray[np.int64] | None:
     """Return [R, D] the columns of a mask that stand for R actions; None if it is no mask for this space."""
-    if isinstance(space, gym.spaces.Discrete) and int(space.n) == width:
-        return np.asarray(actions, np.int64).reshape(-1, 1) - int(space.start)
-    if isinstance(space, gym.spaces.MultiDiscrete) and int(space.nvec.sum()) == width:
-        sizes = space.nvec.reshape(-1)
-        digits = np.asarray(actions, np.int64).reshape(len(actions), -1) - np.asarray(space.start).reshape(-1)
-        columns: npt.NDArray[np.int64] = digits + np.concatenate(([0], np.cumsum(sizes)[:-1]))
-        return columns
-    return None
+    sizes = component_sizes(space)
+    if not len(sizes) or sizes.sum() != width:
+        return None
+    digits = [
+        np.asarray(column, np.int64).reshape(len(actions), -1) - np.ravel(leaf.start)
+        for leaf, column in zip(leaves(space), columns_of(space, actions), strict=True)
+        if is_discrete(leaf)
+    ]
+    columns: npt.NDArray[np.int64] = np.concatenate(digits, 1) + np.cumsum(sizes) - sizes
+    return columns

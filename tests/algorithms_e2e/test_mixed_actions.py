@@ -1,0 +1,296 @@
+"""Actions of choices and numbers together, such as steering and braking: trained, masked, stopped, spread, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from menv import PolicySpec, RandomPolicy
+from menv.algorithms import DQN, PPO, QMIX
+from menv.algorithms.algorithm import Algorithm
+from menv.checking import check_env
+from menv.errors import ConfigError
+from menv.multi_agent_env import MultiAgentEnv
+from menv.wrappers import ParallelPettingZooEnv
+from tests.algorithms_e2e.roads import BY_CAR, DRIVE, SEEN, Convoy, Road
+from tests.algorithms_e2e.test_ppo_spaces import Spaces
+
+S = gym.spaces
+FAST: dict[str, Any] = {
+    "train_batch_size": 1000, "sgd_minibatch_size": 100, "num_sgd_iter": 10, "num_envs_per_worker": 10, "lr": 1e-2,
+    "gamma": 0.0, "model": {"fcnet_hiddens": [32]},
+}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "train_batch_size": 80, "sgd_minibatch_size": 40, "num_sgd_iter": 2, "model": {"fcnet_hiddens": [8]}, "seed": 1,
+}  # fmt: skip
+LSTM = {"model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}}
+
+
+def convoy(context: Any) -> Any:
+    return Convoy(context)
+
+
+def road(context: Any) -> Any:
+    return Road(context)
+
+
+@pytest.mark.parametrize("mask", [None, "flat"])
+def test_ppo_learns_to_steer_and_to_brake(mask: str | None) -> None:
+    best = {"evaluation_duration": 20, "evaluation_config": {"explore": False}, "seed": 0}
+    with PPO(env=road, config={**FAST, **best, "env_config": {"mask": mask}}) as algorithm:
+        for _ in range(6):
+            algorithm.train()
+        # Who only steers, or only brakes, earns 10 of 20 at best.
+        assert algorithm.evaluate()["evaluation"]["episode_reward_mean"] > 15.0
+
+
+def test_a_batch_holds_choices_and_numbers_in_the_order_of_the_space_and_what_they_were_drawn_from() -> None:
+    acted: list[Any] = []
+
+    class Notes(Road):
+        def step(self, action: Any) -> Any:
+            acted.append((action["brake"], action["steer"][0]))
+            return super().step(action)
+
+    with PPO(env=Notes, config={**SMALL, "rollout_fragment_length": 40}) as algorithm:
+        batch = algorithm.sample()["default_policy"]
+    assert batch["actions"].dtype == np.float32
+    assert batch["actions"].shape == (40, 2)
+    assert batch["action_dist_inputs"].shape == (40, 3 + 2)
+    brake, steer = batch["actions"].T
+    np.testing.assert_array_equal(brake, [one[0] for one in acted])
+    np.testing.assert_allclose(np.clip(2 * steer, -2, 2), [one[1] for one in acted], rtol=1e-6)
+    logits, mean, log_std = np.split(batch["action_dist_inputs"].astype(np.float64), [3, 4], 1)
+    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    z = (steer - mean[:, 0]) / np.exp(log_std[:, 0])
+    density = -0.5 * z * z - log_std[:, 0] - 0.5 * np.log(2 * np.pi)
+    wanted = np.log(chances[np.arange(40), brake.astype(int)]) + density
+    np.testing.assert_allclose(batch["action_logp"], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inference", ["onnx", "torch"])
+@pytest.mark.parametrize("more", [{}, LSTM, {"explore": False}, {"inference": "torch", **LSTM}], ids=str)
+def test_masked_choices_are_never_taken(inference: str, more: dict[str, Any]) -> None:
+    config = {**SMALL, "inference": inference, "env_config": {"mask": "flat"}, **more}
+    with PPO(env=road, config=config) as algorithm:
+        info = algorithm.train()["info"]["default_policy"]
+        assert all(np.isfinite(value) for value in info.values())
+        batch = algorithm.sample()["default_policy"]
+    assert (batch["action_dist_inputs"][:, 2] == -1e9).all()
+    assert (batch["actions"][:, 0] < 2).all()
+
+
+def test_the_kl_term_is_on_unless_it_is_switched_off() -> None:
+    for kl_coeff, wanted in ((None, 0.2), (0.0, 0.0), (0.5, 0.5)):
+        with PPO(env=road, config={**SMALL, "kl_coeff": kl_coeff}) as algorithm:
+            assert algorithm.train()["info"]["default_policy"]["cur_kl_coeff"] == wanted
+
+
+@pytest.mark.parametrize("more", [{}, LSTM, {"vf_share_layers": True}], ids=["plain", "lstm", "shared"])
+def test_a_run_that_was_stopped_goes_on_to_the_last_bit(more: dict[str, Any], tmp_path: Path) -> None:
+    model = more if "model" in more else {"model": {"fcnet_hiddens": [8], **more}}
+    config = {
+        **SMALL,
+        **model,
+        "multiagent": BY_CAR,
+        "rollout_fragment_length": 7,
+        "env_config": {"mask": "flat"},
+    }
+    with PPO(env=convoy, config=config) as whole:
+        whole.train()
+        folder = whole.save(tmp_path)
+        wanted, weights = whole.train()["digest"], whole.get_weights()
+    with PPO(env=convoy, config=config) as again:
+        again.restore(folder)
+        assert again.train()["digest"] == wanted
+        assert same_weights(again.get_weights(), weights)
+
+
+def same_weights(one: Any, other: Any) -> bool:
+    return all(
+        one[policy][name].tobytes() == value.tobytes()
+        for policy in other
+        for name, value in other[policy].items()
+    )
+
+
+@pytest.mark.slow
+def test_workers_train_as_one_process_does_to_the_last_bit() -> None:
+    found = []
+    for workers, each in ((0, 2), (2, 1)):
+        config = {**SMALL, "multiagent": BY_CAR, "num_workers": workers, "num_envs_per_worker": each}
+        with PPO(env=convoy, config=config) as algorithm:
+            found.append((algorithm.train()["digest"], algorithm.get_weights()))
+    assert found[0][0] == found[1][0]
+    assert same_weights(found[0][1], found[1][1])
+
+
+def as_gym_vector(context: Any) -> Any:
+    return gym.vector.SyncVectorEnv([Road, Road])
+
+
+class Parallel:
+    """The convoy as a game of PettingZoo."""
+
+    metadata: dict[str, Any] = {"name": "convoy"}  # noqa: RUF012
+    render_mode = None
+
+    def __init__(self) -> None:
+        self.inner = Convoy()
+        self.possible_agents = self.inner.possible_agents
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> Any:
+        return self.inner.get_observation_space(agent)
+
+    def action_space(self, agent: str) -> Any:
+        return self.inner.get_action_space(agent)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = list(self.possible_agents)
+        obs, _ = self.inner.reset(seed=seed)
+        return obs, {key: {} for key in obs}
+
+    def step(self, actions: Any) -> Any:
+        _, rewards, over, _, _ = self.inner.step(actions)
+        obs = {agent: self.inner.roads[agent].see() for agent in self.agents}
+        ends = dict.fromkeys(self.agents, over["__all__"])
+        found: Any = obs, rewards, ends, dict.fromkeys(self.agents, False), {key: {} for key in self.agents}
+        self.agents = [] if over["__all__"] else self.agents
+        return found
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def as_pettingzoo(context: Any) -> Any:
+    return ParallelPettingZooEnv(Parallel())
+
+
+def as_remote(context: Any) -> Any:
+    return Road(context)
+
+
+@pytest.mark.parametrize(
+    ("env", "more"),
+    [
+        (as_gym_vector, {}),
+        (as_pettingzoo, {"multiagent": BY_CAR}),
+        pytest.param(road, {"remote_worker_envs": True, "num_envs_per_worker": 2}, marks=pytest.mark.slow),
+        (convoy, {"multiagent": {**BY_CAR, "policies": {"car": None, "truck": RandomPolicy}}}),
+        (convoy, {"multiagent": BY_CAR, "critic_obs": "all_agents", "env_config": {"mask": "flat"}}),
+        (road, {"observation_filter": "MeanStdFilter", "num_envs_per_worker": 3}),
+        (road, {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 2})]}),
+        (road, {"inference": "torch", "vf_clip_param": 10.0, "entropy_coeff": 0.01}),
+    ],
+    ids=["vector", "pettingzoo", "remote", "random", "critic", "filter", "frames", "torch"],
+)  # fmt: skip
+def test_every_kind_of_environment_and_setting_trains(env: Any, more: dict[str, Any]) -> None:
+    with PPO(env=env, config={**SMALL, **more}) as algorithm:
+        for _ in range(2):
+            info = algorithm.train()["info"]
+        learned = [name for name in ("default_policy", "car", "truck") if name in info]
+        assert learned
+        assert all(np.isfinite(info[name]["total_loss"]) for name in learned)
+
+
+class Wheel(torch.nn.Module):
+    """Gives three logits, a mean and a log_std."""
+
+    def __init__(self, obs_space: Any, num_outputs: int) -> None:
+        super().__init__()
+        assert num_outputs == 5
+        self.policy, self.value = torch.nn.Linear(2, num_outputs), torch.nn.Linear(2, 1)
+
+    def forward(self, obs: Any) -> Any:
+        """Return outputs and values."""
+        seen = obs["observations"]
+        return self.policy(seen), self.value(seen)[:, 0]
+
+
+def test_a_module_of_ones_own_gives_logits_means_and_deviations() -> None:
+    config = {**SMALL, "model": {"custom_model": Wheel}, "env_config": {"mask": "flat"}}
+    with PPO(env=road, config=config) as algorithm:
+        algorithm.train()
+        batch = algorithm.sample()["default_policy"]
+        weights = algorithm.get_weights()["default_policy"]
+    outputs = batch["obs"] @ weights["policy.weight"].T + weights["policy.bias"]
+    outputs[:, 2] = -1e9
+    np.testing.assert_allclose(batch["action_dist_inputs"], outputs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [DQN, QMIX])
+def test_learners_of_worth_refuse_numbers(algorithm: type[Algorithm]) -> None:
+    env: Any = road
+    if algorithm is QMIX:
+        env = lambda context: Twins().with_agent_groups({"team": ["a", "b"]})  # noqa: E731
+    with pytest.raises(ConfigError, match=f"{algorithm.__name__}: .*action space.* expected Discrete; .*PPO"):
+        algorithm(env=env)
+
+
+class Twins(MultiAgentEnv):
+    """Two agents that drive alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.observation_spaces = dict.fromkeys("ab", SEEN)
+        self.action_spaces = dict.fromkeys("ab", DRIVE)
+
+
+@pytest.mark.parametrize("mask", [None, "flat"])
+def test_the_checker_finds_nothing_wrong(mask: str | None) -> None:
+    assert check_env(Road({"mask": mask})) == []
+
+
+def test_a_random_policy_draws_allowed_choices_and_numbers() -> None:
+    policy = RandomPolicy(Road({"mask": "flat"}).observation_space, DRIVE)
+    shown = {"observations": np.zeros(2, np.float32), "action_mask": np.array([0, 1, 1], np.int8)}
+    actions = policy.compute_actions([shown] * 50)[0]
+    assert all(DRIVE.contains(action) for action in actions)
+    assert {int(action["brake"]) for action in actions} == {1, 2}
+
+
+leaves: st.SearchStrategy[Any] = st.one_of(
+    st.builds(lambda n, start: S.Discrete(n, start=start), st.integers(1, 4), st.integers(-2, 2)),
+    st.sampled_from([S.MultiDiscrete([2, 3]), S.MultiDiscrete(np.array([[2], [1]]), start=np.array([[1], [-1]]))]),
+    st.builds(
+        lambda shape, high, dtype: S.Box(-1.0, high, shape, dtype),
+        st.sampled_from([(), (1,), (2, 2)]), st.sampled_from([2.0, np.inf]),
+        st.sampled_from([np.float32, np.float64]),
+    ),
+)  # fmt: skip
+nested = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(S.Tuple)
+        | st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3).map(S.Dict)
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(choice=leaves, rest=nested)
+def test_whatever_choices_and_numbers_are_nested_is_trained_on(choice: Any, rest: Any) -> None:
+    space = S.Dict({"number": S.Box(0.0, 1.0, (1,)), "choice": S.Discrete(2), "other": choice, "rest": rest})
+    with PPO(env=lambda context: Spaces(SEEN, space), config={**SMALL, "train_batch_size": 20}) as algorithm:
+        info = algorithm.train()["info"]["default_policy"]
+        assert all(np.isfinite(value) for value in info.values())
+        assert space.contains(algorithm.compute_single_action(np.zeros(2, np.float32)))
+
+
+def test_a_policy_given_by_its_spaces_trains_beside_another() -> None:
+    policies = {"car": PolicySpec(None, SEEN, DRIVE), "truck": None}
+    with PPO(env=convoy, config={**SMALL, "multiagent": {**BY_CAR, "policies": policies}}) as algorithm:
+        shapes = {
+            name: batch["actions"].shape[1:] for name, batch in algorithm.sample().policy_batches.items()
+        }
+    assert shapes == {"car": (2,), "truck": (3,)}
