@@ -16,26 +16,32 @@ if TYPE_CHECKING:
     from menv.wrappers.group_agents import GroupAgentsWrapper
     from menv.wrappers.legacy_gym import LegacyGym
     from menv.wrappers.multi_agent_gym import MultiAgentGym
+    from menv.wrappers.open_spiel_env import OpenSpielEnv
     from menv.wrappers.parallel_pettingzoo_env import ParallelPettingZooEnv
     from menv.wrappers.pettingzoo_env import PettingZooEnv
     from menv.wrappers.record_episodes import RecordEpisodes
+    from menv.wrappers.vmas_env import VmasEnv
 
 __all__ = [
     "GroupAgentsWrapper",
     "LegacyGym",
     "MultiAgentGym",
+    "OpenSpielEnv",
     "ParallelPettingZooEnv",
     "PettingZooEnv",
     "RecordEpisodes",
+    "VmasEnv",
 ]
 
 _HOMES = {
     "GroupAgentsWrapper": "group_agents",
     "LegacyGym": "legacy_gym",
     "MultiAgentGym": "multi_agent_gym",
+    "OpenSpielEnv": "open_spiel_env",
     "ParallelPettingZooEnv": "parallel_pettingzoo_env",
     "PettingZooEnv": "pettingzoo_env",
     "RecordEpisodes": "record_episodes",
+    "VmasEnv": "vmas_env",
 }
 
 __getattr__, __dir__ = names_on_demand(__name__, _HOMES)

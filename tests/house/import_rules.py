@@ -48,6 +48,8 @@ CONFINED = {
     "ray": {"scale"},
     "pettingzoo": {"wrappers"},
     "pygame": {"wrappers", "envs"},
+    "pyspiel": {"wrappers"},
+    "vmas": {"wrappers"},
     "websockets": {"serving"},
     "starlette": {"serving"},
     "uvicorn": {"serving"},

@@ -1,0 +1,244 @@
+"""`OpenSpielEnv`: a game of OpenSpiel as a `MultiAgentEnv`.
+
+Users name the game and pass the environment on like any other. It plays on `pyspiel` itself. Nothing here knows
+adapters or policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.base_env import ALL, AgentId
+from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.wrappers.pettingzoo_base import MASK, OBSERVATION, check_answers
+
+Tensor = Literal["observation", "information_state"]
+_SEED = "rng_seed"
+
+
+class OpenSpielEnv(MultiAgentEnv):
+    """A game of OpenSpiel, with action masks.
+
+        register_env("leduc", lambda context: OpenSpielEnv("leduc_poker(players=3)"))
+
+    - Agents: `"player_0"`, `"player_1"`, .... The player whose turn it is acts alone. In a simultaneous move all
+      players act who have a legal action.
+    - Chance moves are not steps. They are drawn from the generator that `reset(seed=...)` seeds, until a player acts.
+      A game that draws by itself ("sampled stochastic", such as `negotiation`) gets its `rng_seed` from that generator.
+    - Observation: Dict of `"observation"`, OpenSpiel's tensor of the player in float32 and in OpenSpiel's shape, and
+      `"action_mask"`, int8 [num_distinct_actions], 1 where an action is legal.
+    - Rewards: each player is paid at each step what its return has grown by since the step before, chance moves
+      included, so that an episode's rewards add up to `pyspiel.State.returns()`.
+    - End: all players are terminated together, and each gets a last observation whose mask allows nothing.
+
+    Args:
+        game: The game with its parameters, as `pyspiel.load_game` takes it, or a `pyspiel.Game`.
+        tensor: What players observe. `"observation"` is what a player sees now; `"information_state"` is all that it
+            has seen and done, which a policy without a memory needs in a game of imperfect information. None takes the
+            information state in a game of imperfect information and the observation in other games, or the other one
+            where the game has only that.
+
+    Raises:
+        ConfigError: OpenSpiel is not installed or cannot load the game, it is a mean field game, or it has no such
+            tensor.
+
+    Attributes:
+        game: The `pyspiel.Game`.
+        state: The `pyspiel.State` of the running episode; None before the first reset.
+    """
+
+    def __init__(self, game: Any, tensor: Tensor | None = None) -> None:
+        super().__init__()
+        self.game = _load(game)
+        kind = self.game.get_type()
+        if kind.dynamics == kind.Dynamics.MEAN_FIELD:
+            raise ConfigError(
+                f"OpenSpielEnv: {kind.short_name} is a mean field game, expected one whose players act; choose another "
+                "game"
+            )
+        self._tensor, self._shape = _tensor(self.game, kind, tensor)
+        self._num_actions = int(self.game.num_distinct_actions())
+        self.possible_agents = [self._agent(player) for player in range(self.game.num_players())]
+        observed = gym.spaces.Box(-np.inf, np.inf, self._shape, np.float32)
+        mask = gym.spaces.Box(0, 1, (self._num_actions,), np.int8)
+        self.observation_spaces = {
+            agent: gym.spaces.Dict({OBSERVATION: observed, MASK: mask}) for agent in self.possible_agents
+        }
+        self.action_spaces = {agent: gym.spaces.Discrete(self._num_actions) for agent in self.possible_agents}
+        self.render_mode = "ansi"
+        vars(self)["metadata"] = {"name": kind.short_name, "render_modes": ["ansi"]}
+        self.state: Any = None
+        # With terminal rewards there is nothing to ask for before the end.
+        self._paid_at_end = kind.reward_model == kind.RewardModel.TERMINAL
+        self._draws_itself = kind.chance_mode == kind.ChanceMode.SAMPLED_STOCHASTIC
+        self._returns = self._nothing = np.zeros(len(self.possible_agents))
+        # The players who act next, and the legal actions of each.
+        self._legal: dict[int, list[int]] = {}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[AgentDict, AgentDict]:
+        """Start a new game and play its chance moves, until a player acts."""
+        super().reset(seed=seed)
+        if self._draws_itself and seed is not None:
+            self.game = _seeded(self.game, int(self.np_random.integers(2**31)))
+        self.state = self.game.new_initial_state()
+        self._returns = self._nothing
+        self.agents = list(self.possible_agents)
+        self._go_on()
+        return self._observed(self._legal), {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        """Play the moves of the players who were asked, and the chance moves after them.
+
+        Raises:
+            CallOrderError: No game is running.
+            ContractError: Other players were answered, or an action is not legal.
+        """
+        if not self.agents:
+            raise CallOrderError(
+                'OpenSpielEnv.step: no game is running, expected reset first and again after "__all__"; call reset'
+            )
+        check_answers("OpenSpielEnv.step", map(self._agent, self._legal), action_dict)
+        moves = {player: self._move(player, action_dict) for player in self._legal}
+        if self.state.is_simultaneous_node():
+            # OpenSpiel wants a move of everybody; it ignores that of a player who has none.
+            self.state.apply_actions([moves.get(player, 0) for player in range(len(self.possible_agents))])
+        elif moves:
+            self.state.apply_action(*moves.values())
+        self._go_on()
+        over = self.state.is_terminal()
+        rewards = self._rewards(over)
+        obs = self._observed(range(len(self.possible_agents)) if over else self._legal)
+        if over:
+            self.agents = []
+        return obs, rewards, {ALL: over}, {ALL: False}, {}
+
+    def render(self) -> Any:
+        """Return the state as a text."""
+        return str(self.state)
+
+    def _go_on(self) -> None:
+        """Play chance moves, and look who acts next."""
+        state = self.state
+        while state.is_chance_node():
+            moves, chances = zip(*state.chance_outcomes(), strict=True)
+            bounds = np.cumsum(chances)
+            drawn = np.searchsorted(bounds, self.np_random.random() * bounds[-1], side="right")
+            state.apply_action(moves[min(int(drawn), len(moves) - 1)])
+        if state.is_terminal():
+            self._legal = {}
+        elif state.is_simultaneous_node():
+            legal = {player: state.legal_actions(player) for player in range(len(self.possible_agents))}
+            self._legal = {player: actions for player, actions in legal.items() if actions}
+        else:
+            self._legal = {state.current_player(): state.legal_actions()}
+
+    def _move(self, player: int, action_dict: AgentDict) -> int:
+        """Return the action of a player; pyspiel does not check it."""
+        agent = self._agent(player)
+        action = action_dict[agent]
+        if action not in self._legal[player]:
+            raise ContractError(
+                f"OpenSpielEnv.step: {agent} chose {action!r:.100} in {self.game.get_type().short_name}, expected one "
+                f"of its legal actions, {self._legal[player][:16]}; choose where its {MASK} is 1"
+            )
+        return int(action)
+
+    def _rewards(self, over: bool) -> AgentDict:
+        """Return what each player's return has grown by."""
+        if self._paid_at_end and not over:
+            return dict.fromkeys(self.possible_agents, 0.0)
+        returns = np.array(self.state.returns())
+        grown, self._returns = returns - self._returns, returns
+        return dict(zip(self.possible_agents, grown.tolist(), strict=True))
+
+    def _observed(self, players: Any) -> dict[AgentId, dict[str, npt.NDArray[Any]]]:
+        """Return the observations of some players."""
+        tensor = getattr(self.state, f"{self._tensor}_tensor")
+        obs: dict[AgentId, dict[str, npt.NDArray[Any]]] = {}
+        for player in players:
+            mask = np.zeros(self._num_actions, np.int8)
+            mask[self._legal.get(player, [])] = 1
+            seen = np.array(tensor(player), np.float32).reshape(self._shape)
+            obs[self._agent(player)] = {OBSERVATION: seen, MASK: mask}
+        return obs
+
+    def _agent(self, player: int) -> str:
+        return f"player_{player}"
+
+
+def _load(game: Any) -> Any:
+    """Return a game as `pyspiel` knows it."""
+    try:
+        import pyspiel
+    except ImportError as error:
+        raise ConfigError(
+            "OpenSpielEnv: pyspiel cannot be imported, expected OpenSpiel; pip install open_spiel"
+        ) from error
+    if isinstance(game, pyspiel.Game):
+        return game
+    if not isinstance(game, str):
+        raise ConfigError(
+            f"OpenSpielEnv: game is a {type(game).__name__}, expected a name such as 'leduc_poker(players=3)' or a "
+            "pyspiel.Game; pass one"
+        )
+    try:
+        return pyspiel.load_game(game)
+    except (pyspiel.SpielError, IndexError) as error:
+        said = str(error).partition(" Available games are")[0].replace("\n", ", ")
+        raise ConfigError(
+            f"OpenSpielEnv: OpenSpiel cannot load {game!r:.200} ({said:.300}), expected a game with its parameters, "
+            "such as 'leduc_poker(players=3)'; pyspiel.registered_names() lists the games"
+        ) from error
+
+
+def _tensor(game: Any, kind: Any, asked: Tensor | None) -> tuple[Tensor, tuple[int, ...]]:
+    """Return which tensor players observe, and its shape."""
+    choices: tuple[Tensor, ...] = get_args(Tensor)
+    shapes = {name: shape for name in choices if (shape := _shape(game, kind, name))}
+    if asked is None and shapes:
+        hidden = kind.information == kind.Information.IMPERFECT_INFORMATION
+        asked = list(shapes)[-1 if hidden else 0]
+    if asked not in shapes:
+        raise ConfigError(
+            f"OpenSpielEnv: {kind.short_name} has the tensors {list(shapes)}, expected "
+            f"{asked or ' or '.join(choices)}; choose another tensor or game"
+        )
+    return asked, shapes[asked]
+
+
+def _shape(game: Any, kind: Any, name: Tensor) -> tuple[int, ...] | None:
+    """Return the shape of a tensor; None where the game has none, whatever it says."""
+    try:
+        return (
+            tuple(getattr(game, f"{name}_tensor_shape")())
+            if getattr(kind, f"provides_{name}_tensor")
+            else None
+        )
+    except RuntimeError:
+        return None
+
+
+def _seeded(game: Any, seed: int) -> Any:
+    """Return a game that draws by itself, with its own generator seeded."""
+    import pyspiel
+
+    kinds = {kind.short_name: kind for kind in pyspiel.registered_games()}
+
+    def with_seed(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        # A game may be made of another one, such as misere(game=negotiation()).
+        told = {
+            key: with_seed(value["name"], value) if isinstance(value, Mapping) and "name" in value else value
+            for key, value in given.items()
+        }
+        return {**told, _SEED: seed} if _SEED in kinds[name].parameter_specification else told
+
+    name = game.get_type().short_name
+    return pyspiel.load_game(name, with_seed(name, game.get_parameters()))

@@ -1,0 +1,235 @@
+"""`VmasEnv`: a simulator of VMAS, which steps many worlds of many agents as tensors, as a `BaseEnv` of tables.
+
+Users name a scenario, or pass an environment of VMAS. Tensors become the columns of a `Ready`: a step creates no Python
+object for each world. Nothing here imports torch or knows adapters.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.base_env import AgentId, BaseEnv, End, EnvId, EpisodeEnd, Join, Ready
+from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.wrappers.legacy_spaces import to_gymnasium
+
+Array = npt.NDArray[Any]
+
+
+class VmasEnv(BaseEnv):
+    """All worlds of a VMAS environment, stepped together.
+
+        register_env("balance", lambda context: VmasEnv("balance", num_envs=256, max_steps=100))
+
+    - Sub-environments: the worlds, numbered from 0. Agents: VMAS's policy agents under their names. Scripted agents act
+      inside the simulator.
+    - Observations are float32. A scenario's Dict observation becomes one Box, its entries one after the other.
+    - Actions: Box, Discrete or MultiDiscrete, as `continuous_actions` and `multidiscrete_actions` say.
+    - End: a world that is done is terminated, one that reaches `max_steps` is truncated. Each agent gets the last
+      observation before the reset. Other worlds go on.
+    - Agents with different spaces need policies of their own.
+    - VMAS has one random state for all its environments in a process. Each `VmasEnv` keeps its own.
+
+    Args:
+        env: The name of a scenario, a scenario object, or a `vmas.simulator.environment.Environment`.
+        seed: Seeds the worlds. None draws a seed from Python's `random`. Pass another one in each worker.
+        settings: Arguments of `vmas.make_env` where `env` is a scenario, such as `num_envs` and `max_steps`. Actions
+            are clamped to their range unless you pass `clamp_actions=False`.
+
+    Raises:
+        ConfigError: VMAS is not installed, or `env` is something else.
+
+    Attributes:
+        env: The environment of VMAS.
+        infos: What its last step told, a dict of tensors [worlds, ...] for each agent.
+    """
+
+    returns_table = lockstep = True
+
+    def __init__(self, env: Any, *, seed: int | None = None, **settings: Any) -> None:
+        self.env = _made(env, settings)
+        self.env.terminated_truncated = True
+        self.num_envs = int(self.env.num_envs)
+        self.possible_agents = [agent.name for agent in self.env.agents]
+        self.observation_space = self._by_agent("observation_space", _flat)
+        self.action_space = self._by_agent("action_space", lambda space: space)
+        self.infos: Any = None
+        self._seed = random.getrandbits(31) if seed is None else seed
+        self._random = list(self.env.vmas_random_state)
+        # Rows are those of the first agent in all worlds, then those of the second one.
+        self._slots = np.arange(len(self.possible_agents) * self.num_envs)
+        self._env_steps = np.zeros(self.num_envs, np.int64)
+        self._began = np.zeros(self.num_envs, np.int64)
+        # The worlds' next table: None before the first step and while it waits for actions.
+        self._ready: Ready | None = None
+        self._started = False
+
+    def poll(self, timeout: float | None = None) -> Ready:
+        """Return the rows of all agents in all worlds."""
+        if not self._started:
+            self._started = True
+            obs = _columns(self._call("reset", seed=self._seed))
+            self._ready = self._table(obs, joined=self._joins(range(self.num_envs)))
+        ready, self._ready = self._ready, None
+        return ready or Ready(self._slots[:0], [], np.zeros(0), self._env_steps)
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        """Step all worlds with an action of each row.
+
+        Raises:
+            CallOrderError: Nobody waits.
+            ContractError: Not all rows are answered.
+        """
+        if not self._started or self._ready is not None:
+            raise CallOrderError("VmasEnv.send_actions: nobody waits, expected poll first; call poll")
+        if len(slots) != len(self._slots):
+            raise ContractError(
+                f"VmasEnv.send_actions: {len(slots)} actions, expected {len(self._slots)}, one for each row, because "
+                "all worlds step together; answer all rows of the last poll"
+            )
+        if not np.array_equal(slots, self._slots):
+            places = np.argsort(slots)
+            actions = actions[places] if isinstance(actions, np.ndarray) else [actions[at] for at in places]
+        worlds = self.num_envs
+        parts = [actions[first : first + worlds] for first in range(0, len(slots), worlds)]
+        self._take(*self._call("step", [np.asarray(part, np.float32).reshape(worlds, -1) for part in parts]))
+
+    def get_agent_ids(self) -> set[AgentId]:
+        """Return the agents of each world."""
+        return set(self.possible_agents)
+
+    def try_render(self, env_id: EnvId | None = None) -> Any:
+        """Return a picture of one world, the first by default."""
+        return self.env.render(mode="rgb_array", env_index=env_id or 0)
+
+    def _take(self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any) -> None:
+        """Make the next table of what a step of VMAS returned."""
+        self.infos = infos
+        self._env_steps = self._env_steps + 1
+        columns, paid = _columns(obs), np.concatenate(list(map(_array, _listed(rewards))))
+        over, cut = _array(terminated), _array(truncated)
+        done = np.flatnonzero(over | cut)
+        if not len(done):
+            self._ready = self._table(columns, paid)
+            return
+        lengths = self._env_steps - self._began
+        flags = [(world, bool(over[world]), not over[world]) for world in done.tolist()]
+        ended = [
+            End(slot, world, agent, float(paid[slot]), terminated, truncated, column[world].copy(), {})
+            for first, agent, column in self._places(columns)
+            for world, terminated, truncated in flags
+            for slot in [first + world]
+        ]
+        episodes = [EpisodeEnd(*flag, int(lengths[flag[0]]), flag[0]) for flag in flags]
+        self._began[done] = self._env_steps[done]
+        columns = self._reset(columns, done)
+        paid = np.where(np.isin(self._slots % self.num_envs, done), 0.0, paid)
+        self._ready = self._table(columns, paid, self._joins(done.tolist()), ended, episodes)
+
+    def _reset(self, columns: list[Array], done: Array) -> list[Array]:
+        """Reset worlds and return the columns with their first observations."""
+        if len(done) == self.num_envs:
+            return _columns(self._call("reset"))
+        for world in done.tolist():
+            self._call("reset_at", world, return_observations=False)
+        (obs,) = self._call(
+            "get_from_scenario", get_observations=True, get_rewards=False, get_infos=False, get_dones=False
+        )
+        columns = [column.copy() for column in columns]
+        for column, fresh in zip(columns, _columns(obs), strict=True):
+            column[done] = fresh[done]
+        return columns
+
+    def _table(self, columns: list[Array], paid: Array | None = None, joined: Any = (), *ends: Any) -> Ready:
+        """Return a table of all rows."""
+        paid = np.zeros(len(self._slots)) if paid is None else paid
+        if len({column.shape[1:] for column in columns}) == 1:
+            return Ready(self._slots, np.concatenate(columns), paid, self._env_steps, joined, *ends)
+        return Ready(
+            self._slots, [row for column in columns for row in column], paid, self._env_steps, joined, *ends
+        )
+
+    def _joins(self, worlds: Iterable[int]) -> list[Join]:
+        worlds = list(worlds)
+        return [
+            Join(first + world, world, agent, world)
+            for first, agent, _ in self._places(self.possible_agents)
+            for world in worlds
+        ]
+
+    def _places(self, values: Sequence[Any]) -> list[tuple[int, AgentId, Any]]:
+        """Return the first slot and the name of each agent, beside its value."""
+        firsts = range(0, len(self._slots), self.num_envs)
+        return list(zip(firsts, self.possible_agents, values, strict=True))
+
+    def _by_agent(self, name: str, of_one: Any) -> gym.spaces.Dict:
+        """Return the spaces of all agents."""
+        spaces = getattr(self.env, name).spaces
+        # A Dict of the old gym sorts its keys.
+        keys = self.possible_agents if isinstance(spaces, Mapping) else range(len(spaces))
+        each = [of_one(to_gymnasium(spaces[key], f"{name} of {key!r}")) for key in keys]
+        return gym.spaces.Dict(list(zip(self.possible_agents, each, strict=True)))
+
+    def _call(self, method: str, *args: Any, **settings: Any) -> Any:
+        """Call a method of VMAS in this environment's own random state."""
+        shared = self.env.vmas_random_state
+        before, shared[:] = list(shared), self._random
+        try:
+            return getattr(self.env, method)(*args, **settings)
+        finally:
+            self._random, shared[:] = list(shared), before
+
+
+def _made(env: Any, settings: Mapping[str, Any]) -> Any:
+    """Return an environment of VMAS."""
+    if not isinstance(env, str) and not hasattr(env, "make_world"):
+        if settings or not all(
+            hasattr(env, name) for name in ("get_from_scenario", "reset_at", "vmas_random_state")
+        ):
+            raise ConfigError(
+                f"VmasEnv: got a {type(env).__name__} and the settings {sorted(settings)}, expected the name of a "
+                "scenario and arguments of vmas.make_env, or what vmas.make_env returned without a wrapper; write "
+                'VmasEnv("balance", num_envs=256)'
+            )
+        return env
+    try:
+        import vmas
+    except ImportError as error:
+        raise ConfigError("VmasEnv: vmas cannot be imported, expected it; pip install vmas") from error
+    return vmas.make_env(env, **{"num_envs": 32, "clamp_actions": True, **settings})
+
+
+def _flat(space: gym.Space[Any]) -> gym.Space[Any]:
+    """Return the space of an observation as `_column` gives it."""
+    if not isinstance(space, gym.spaces.Dict):
+        return space
+    size = sum(gym.spaces.flatdim(part) for part in space.spaces.values())
+    return gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+
+def _columns(obs: Any) -> list[Array]:
+    """Return the observations [W, ...] of each agent."""
+    return [_column(one) for one in _listed(obs)]
+
+
+def _column(obs: Any) -> Array:
+    if not isinstance(obs, Mapping):
+        return _array(obs).astype(np.float32, copy=False)
+    parts = [_column(part) for part in obs.values()]
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+def _listed(values: Any) -> list[Any]:
+    """Return the values of all agents; VMAS has them in a list, or in a dict in the same order."""
+    return list(values.values() if isinstance(values, Mapping) else values)
+
+
+def _array(tensor: Any) -> Array:
+    """Return a tensor as an array, without a copy where it is in this process's memory."""
+    array: Array = tensor.numpy(force=True)
+    return array
