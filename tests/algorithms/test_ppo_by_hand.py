@@ -28,6 +28,8 @@ HEADS = [
     ActionHead("multi_categorical", (4,)),
     ActionHead("gaussian", (1,)),
     ActionHead("gaussian", (3,)),
+    ActionHead("mixed", (2, 0)),
+    ActionHead("mixed", (0, 3, 0, 2)),
 ]
 EVERYTHING: dict[str, Any] = {"entropy_coeff": 0.02, "kl_coeff": 0.3, "vf_clip_param": 1.0}
 Columns = dict[str, npt.NDArray[Any]]
@@ -59,10 +61,9 @@ def batch_for(spec: StockSpec, weights: Weights, rows: int, masked: bool = False
     mask = None
     if masked:
         mask = rng.random((rows, head.mask_width)) < 0.6
-        mask[:, np.cumsum((0, *head.sizes[:-1]))] = True
+        mask[:, np.cumsum((0, *head.choices[:-1]))] = True
     acting = OnnxActing(StockGraphs(spec), head, [{name: 0.7 * value for name, value in weights.items()}])
-    draw = rng.standard_normal if head.noise == "normal" else rng.random
-    actions = acting.act(obs, mask, draw((rows, head.noise_width), np.float32))
+    actions = acting.act(obs, mask, head.any_noise(rng, rows))
     told = acting.evaluate(0, obs, mask, actions)
     columns: Columns = {
         "obs": obs,
@@ -128,7 +129,7 @@ def test_both_forms_learn_the_same_through_all_activations_and_depths(
 
 
 @pytest.mark.parametrize("term", ["entropy_coeff", "kl_coeff", "vf_clip_param"])
-@pytest.mark.parametrize("head", [HEADS[2], HEADS[3], HEADS[6]], ids=str)
+@pytest.mark.parametrize("head", [HEADS[2], HEADS[3], HEADS[6], HEADS[8]], ids=str)
 def test_each_term_of_the_loss_has_the_slope_that_autograd_finds(head: ActionHead, term: str) -> None:
     agree(StockSpec(6, head, (8,)), **dict[str, Any]({term: 0.5}))
 

@@ -20,7 +20,7 @@ from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import LOG_STD, ROLES, StockSpec
 from menv.algorithms.torch_device import CPU
 
-_HEADS = ("categorical", "multi_categorical", "gaussian")
+_HEADS = ("categorical", "multi_categorical", "gaussian", "mixed")
 _SCALARS = 5
 
 

@@ -29,7 +29,7 @@ class Columns(NamedTuple):
 
     Attributes:
         forbidden: [D, B] choices that the mask does not allow, or None.
-        actions: [components, B] the places of the chosen outputs; [k, B] numbers.
+        actions: [components, B] the places of the chosen outputs; [k, B] numbers; [components + k, B] both.
         old_logp: [B].
         losses: [B] -A_t.
         least: [B] of `clip_bounds`.
@@ -78,11 +78,13 @@ def policy_slopes(
         weights: Coefficients.
         rows: The minibatch.
         outputs: [D, B] of the policy network, before masking; may be overwritten.
-        log_std: [k] of a Gaussian head.
+        log_std: [k] of numbers.
         report: Whether the terms are to be told.
     """
     if log_std is None:
         return _choices(head, weights, rows, outputs, report)
+    if head.parts:
+        return _both(head, weights, rows, outputs, log_std, report)
     return _numbers(weights, rows, outputs, log_std, report)
 
 
@@ -111,12 +113,15 @@ def loss_terms(weights: LossWeights, policy: tuple[Tensor, ...], errors: Tensor)
 
 
 def places(head: ActionHead, actions: Tensor) -> Tensor:
-    """Return [components, N] the outputs that choices [N, ...] stand for; numbers [k, N] as they are."""
+    """Return [columns, N] the outputs that choices [N, ...] stand for; numbers as they are."""
     columns = actions.reshape(len(actions), -1).t()
     if head.kind == "gaussian":
         return columns.contiguous()
-    starts = torch.tensor([0, *itertools.accumulate(head.sizes[:-1])], device=actions.device)
-    return columns + starts[:, None]
+    starts = [
+        start if size else 0
+        for size, start in zip(head.sizes, (0, *itertools.accumulate(head.sizes)), strict=False)
+    ]
+    return columns + torch.tensor(starts, device=actions.device)[:, None]
 
 
 def _by_logp(rows: Columns, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,11 +139,7 @@ def _choices(
         outputs.masked_fill_(rows.forbidden, ILLEGAL)
     sizes = list(head.sizes)
     one = len(sizes) == 1
-    logp = (
-        outputs.log_softmax(0)
-        if one
-        else torch.cat([part.log_softmax(0) for part in torch.split(outputs, sizes)])
-    )
+    logp = _log_chances(sizes, outputs)
     chosen = logp.gather(0, rows.actions)
     losses, push = _by_logp(rows, (chosen[0] if one else chosen.sum(0)) - rows.old_logp)
     share = 1.0 / len(push)
@@ -158,6 +159,13 @@ def _choices(
     return PolicySlopes(slopes, None, terms)
 
 
+def _log_chances(sizes: list[int], outputs: Tensor) -> Tensor:
+    """Return [D, B] log-probabilities of all choices."""
+    if len(sizes) == 1:
+        return outputs.log_softmax(0)
+    return torch.cat([part.log_softmax(0) for part in torch.split(outputs, sizes)])
+
+
 def _drift(
     sizes: list[int], weights: LossWeights, rows: Columns, logp: Tensor, chances: Tensor
 ) -> Tensor | None:
@@ -172,6 +180,34 @@ def _drift(
         change = (chances - rows.old_inputs.exp()).mul_(weights.kl_coeff)
         found = change if found is None else found.add_(change)
     return found
+
+
+def _both(
+    head: ActionHead, weights: LossWeights, rows: Columns, outputs: Tensor, log_std: Tensor, report: bool
+) -> PolicySlopes:
+    """Return the slopes of choices and numbers: each part's are those of a head of its own, beside the other."""
+    choices, numbers = head.parts
+    cut = choices.inputs.stop
+    logits, means = outputs[:cut], outputs[cut:]
+    if rows.forbidden is not None:
+        logits.masked_fill_(rows.forbidden, ILLEGAL)
+    chosen = rows.actions[torch.from_numpy(choices.columns)].long()
+    taken = rows.actions[torch.from_numpy(numbers.columns)]
+    scaled = (taken - means).mul_(log_std.neg().exp_()[:, None])
+    of_numbers = scaled.square_().sum(0).mul_(-0.5) - (log_std.sum() + len(log_std) * _HALF_LOG_TWO_PI)
+    of_choices = _log_chances(list(choices.head.sizes), logits).gather(0, chosen).sum(0)
+    # With what the other part adds on its side, the ratio of either is that of the whole action.
+    one = rows._replace(actions=chosen, old_logp=rows.old_logp - of_numbers, old_inputs=rows.old_inputs[:cut])
+    other = rows._replace(
+        actions=taken, old_logp=rows.old_logp - of_choices, old_inputs=rows.old_inputs[cut:]
+    )
+    first = _choices(choices.head, weights, one, logits, report)
+    second = _numbers(weights, other, means, log_std, report)
+    terms: tuple[Tensor, ...] = ()
+    if report:
+        loss, entropy, kl = first.terms
+        terms = loss, entropy + second.terms[1], kl + second.terms[2]
+    return PolicySlopes(torch.cat((first.outputs, second.outputs)), second.log_std, terms)
 
 
 def _numbers(
