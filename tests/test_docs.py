@@ -86,6 +86,11 @@ def test_who_comes_from_the_classic_api_finds_everything_and_its_defaults(tmp_pa
     assert run_python(tmp_path / "classic.py", f"{block}\n{changed}") == ["4000 5e-05", "0.0001"]
 
 
+def test_the_car_of_the_page_of_environments_has_as_many_columns_as_the_page_says(tmp_path: Path) -> None:
+    _, block, _ = blocks("docs/environments.md", "python")
+    assert run_python(tmp_path / "car.py", block) == ["3 7"]
+
+
 def test_the_block_about_recording_writes_the_episodes_that_the_page_says(tmp_path: Path) -> None:
     *_, block = blocks("docs/environments.md", "python")
     assert run_python(tmp_path / "seen.py", block) == []

@@ -19,6 +19,7 @@ from menv.envs import TicTacToe
 from menv.errors import ConfigError
 from tests.algorithms.test_conv_training import Patch
 from tests.algorithms.test_custom_model import Kept, Net
+from tests.algorithms_e2e.roads import Road
 from tests.algorithms_e2e.test_qmix import two_steps
 from tests.algorithms_e2e.test_recurrent import recall
 
@@ -40,6 +41,12 @@ STOCK: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
     "choices": (PPO, "CartPole-v1", {**PPO_ROWS, "entropy_coeff": 0.01}),
     "numbers": (PPO, "Pendulum-v1", {**PPO_ROWS, "entropy_coeff": 0.01}),
     "masks": (PPO, TicTacToe, PPO_ROWS),
+    "both, with masks": (
+        PPO,
+        Road,
+        {**PPO_ROWS, "env_config": {"mask": "flat"}, "entropy_coeff": 0.01, "inference": "torch"},
+    ),
+    "sequences of both": (PPO, Road, {**PPO_ROWS, **LSTM, "inference": "torch"}),
     "shared layers": (PPO, "Pendulum-v1", {**PPO_ROWS, "model": {"vf_share_layers": True}}),
     "relu": (PPO, "CartPole-v1", {**PPO_ROWS, "model": {"fcnet_activation": "relu"}}),
     "sequences": (PPO, recall, {**PPO_ROWS, **LSTM}),
