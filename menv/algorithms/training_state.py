@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from menv.algorithms.config.numbers import check_stored
 from menv.algorithms.evaluation.evaluations import Evaluations
 from menv.algorithms.export.published import Published
 from menv.algorithms.population import Population
@@ -32,6 +33,27 @@ STATE, ARRAYS, WEIGHTS, LEARNERS = (
     "weights.safetensors",
     "learners.safetensors",
 )
+
+
+_COUNTS = (
+    "iteration", "weights_seq_no", "env_steps_trained", "agent_steps_trained", "env_steps", "agent_steps", "left_out",
+    "pieces", "running", "replaced", "steps", "begun", "start", "stop", "length", "new_count", "new_faulty",
+    "faulty_total", "episodes_total", "episodes_not_resumed", "released",
+)  # fmt: skip
+_PLACES = ("env_index", "agent_index", "slot", "slots")
+_RANGES: dict[str, tuple[str, float]] = {
+    **dict.fromkeys(_COUNTS, ("iu", 2**53)),
+    **dict.fromkeys(_PLACES, ("iu", 2**24)),
+    "time_total_s": ("fiu", 2**53),
+    "draws": ("fiu", 2**64),
+    "seed": ("iu", 2**64),
+}
+"""Entries of a state, at any depth, that hold numbers: the kinds of these, and the largest that can be."""
+_OF_USERS = (
+    "connectors", "evaluated", "gathered", "extras", "actions", "last", "lives", "remembered", "raw", "shown",
+    "columns", "agent_rewards", "policies", "open", "rng",
+)  # fmt: skip
+"""Entries that hold what users and environments gave, under names of their own."""
 
 
 @dataclass(slots=True)
@@ -124,6 +146,7 @@ class TrainingState:
         """
         weights, learners = _nested(files[WEIGHTS]), _nested(files[LEARNERS])
         tree = from_plain(files[STATE], files[ARRAYS])
+        _check_counts(tree)
         population, progress = self.population, self.progress
         seed = progress.seed if keep_seed else int(tree["seed"])
         for policy_id, policy in population.policies.items():
@@ -166,6 +189,27 @@ class TrainingState:
             assert isinstance(self.rollouts, LocalRollouts)
             self.published.follow(self.rollouts.sampler)
         self.evaluations.begin_again(seed)
+
+
+def _check_counts(value: Any, where: str = "") -> None:
+    """Refuse counts, places and seeds that no run can have reached.
+
+    Raises:
+        ConfigError: There is one; the message names the file and the field.
+    """
+    if isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            _check_counts(item, f"{where}[{place}]")
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        field = f"{where}.{key}".lstrip(".")
+        if key in _RANGES:
+            kinds, most = _RANGES[key]
+            for numbers in item.values() if isinstance(item, Mapping) else [item]:
+                # A seed of a user may be larger.
+                right = key == "seed" and (numbers is None or (type(numbers) is int and numbers >= 0))
+                check_stored(f"checkpoint, {STATE}", field, 0 if right else numbers, kinds, most=most)
+        elif key not in _OF_USERS:
+            _check_counts(item, field)
 
 
 def kept_connectors(files: Mapping[str, Any]) -> list[str]:

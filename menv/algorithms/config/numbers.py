@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from menv.errors import ConfigError
 
 MOST = 2**63 - 1
@@ -20,6 +22,10 @@ LARGEST = 1e30
 FASTEST = 1e3
 """Of learning rates: Adam moves a weight by as much at each step, and soon no product of two of them is a number."""
 _LONG = 100
+LEARNERS = "learners.safetensors"
+"""Begins messages about what learners have written."""
+_MOST_COUNTED = 2**53
+"""What a run can have counted: the next integers still fit, also as floats."""
 
 
 def check_count(where: str, name: str, value: Any, least: int = 1, most: int = MOST) -> None:
@@ -88,6 +94,36 @@ def check_number(
         high = f" to {min(most, LARGEST):g}" if most < LARGEST or beyond else ""
         kind = "number" if most < LARGEST or endless else "finite number"
         raise ConfigError(f"{where}: {name} is {shown(value)}, expected a {kind}{low}{high}{off}; correct it")
+
+
+def check_stored(
+    where: str, name: str, value: Any, kinds: str = "iu", least: float = 0, most: float = _MOST_COUNTED
+) -> None:
+    """Refuse a number of a checkpoint, or an array of them, that no run can have reached.
+
+    Args:
+        where: Begins the message.
+        name: Of the field in its file.
+        value: As it was read.
+        kinds: Kinds of numpy's dtypes that it may have.
+        least: The smallest that can be.
+        most: The largest. NaN is refused, too.
+
+    Raises:
+        ConfigError: It is something else; flags are.
+    """
+    array = np.asarray(value)
+    if array.dtype.kind in kinds:
+        if not array.size:
+            return
+        low, high = array.min().item(), array.max().item()
+        if least <= low and high <= most:
+            return
+        value = low if low == high else f"numbers from {low} to {high}"
+    rule = "integers" if kinds == "iu" else "numbers"
+    raise ConfigError(
+        f"{where}: {name} is {shown(value)}, expected {rule} from {least:g} to {most:g}; load another checkpoint"
+    )
 
 
 def shown(value: Any) -> str:

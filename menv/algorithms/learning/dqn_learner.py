@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from menv.algorithms.config.dqn_settings import DQNSettings
+from menv.algorithms.config.numbers import LEARNERS, check_stored
 from menv.algorithms.learning.dqn_loss import DQNTerms, dqn_loss, td_targets
 from menv.algorithms.learning.flat_adam import FlatAdam
 from menv.algorithms.learning.n_step import transitions
-from menv.algorithms.learning.replay import ReplayBuffer, Sample
+from menv.algorithms.learning.replay import ReplayBuffer, Sample, column_of
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.torch_device import CPU, array_of, repeatable, tensor_of
@@ -61,6 +62,7 @@ class DQNLearner:
         device: torch.device = CPU,
     ) -> None:
         self._settings = settings
+        self._choices = max(spec.head.sizes)
         self._seed = seed
         self._calls = 0
         # Gradient steps that are owed, and rows since the last copy; both carry over to the next fragment.
@@ -168,9 +170,18 @@ class DQNLearner:
         """Refuse what `set_state` could not take over; nothing changes.
 
         Raises:
-            ConfigError: The state belongs to another kind of buffer.
+            ConfigError: The state belongs to another kind of buffer, or no learner can have reached it.
         """
+        self._adam.check_state(state)
         self.replay.check_state(replayed(state))
+        check_stored(LEARNERS, "calls", state["calls"])
+        # Whole steps are made at once.
+        check_stored(LEARNERS, "owed", state["owed"], "f", -1, 1)
+        check_stored(LEARNERS, "since_copy", state["since_copy"], "f", -1)
+        taken = column_of(replayed(state), "actions")
+        check_stored(
+            LEARNERS, "replay.column.actions", () if taken is None else taken, most=self._choices - 1
+        )
 
     def set_state(self, state: Mapping[str, Column]) -> None:
         """Take over what `state` returned; set the weights before.

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from menv.algorithms.config.numbers import LARGEST, LEARNERS, check_stored
 from menv.algorithms.torch_device import CPU, array_of
 from menv.errors import ConfigError
 
@@ -138,11 +139,11 @@ class FlatAdam:
             "adam_skipped": np.array(self.skipped, np.int64),
         }
 
-    def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `state` returned.
+    def check_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Refuse what `set_state` could not take over; nothing changes.
 
         Raises:
-            ConfigError: The state belongs to another network.
+            ConfigError: The state belongs to another network, or no optimizer can have reached it.
         """
         found = np.shape(state["adam_mean"]), np.shape(state["adam_square"])
         wanted = tuple(self._flat.shape)
@@ -151,6 +152,18 @@ class FlatAdam:
                 f"optimizer state: moments of shapes {found}, expected {wanted}; "
                 "load the state of the same network"
             )
+        check_stored(LEARNERS, "adam_mean", state["adam_mean"], "f", -LARGEST, LARGEST)
+        check_stored(LEARNERS, "adam_square", state["adam_square"], "f", 0, math.inf)
+        check_stored(LEARNERS, "adam_steps", state["adam_steps"])
+        check_stored(LEARNERS, "adam_skipped", state.get("adam_skipped", 0))
+
+    def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over what `state` returned.
+
+        Raises:
+            ConfigError: As for `check_state`.
+        """
+        self.check_state(state)
         self._mean.copy_(torch.from_numpy(np.array(state["adam_mean"], np.float32)))
         self._square.copy_(torch.from_numpy(np.array(state["adam_square"], np.float32)))
         self.steps = int(state["adam_steps"])

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from menv.algorithms.config.numbers import LARGEST, LEARNERS, check_stored
 from menv.algorithms.config.ppo_settings import PPOSettings
 from menv.algorithms.learning import distributions
 from menv.algorithms.learning.flat_adam import FlatAdam
@@ -174,12 +175,29 @@ class PPOLearner:
             "batches": np.array(self._batches, np.int64),
         }
 
+    def check_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Refuse what `set_state` could not take over; nothing changes.
+
+        Raises:
+            ConfigError: The state belongs to another network, or no learner can have reached it.
+        """
+        self._adam.check_state(state)
+        check_stored(LEARNERS, "batches", state["batches"])
+        check_stored(LEARNERS, "kl_coeff", state["kl_coeff"], "f", most=LARGEST)
+        if "value_scale" in state:
+            batches, mean, variance, unit = np.asarray(state["value_scale"])
+            check_stored(LEARNERS, "value_scale[0]", batches, "f")
+            check_stored(LEARNERS, "value_scale[1]", mean, "f", -LARGEST, LARGEST)
+            check_stored(LEARNERS, "value_scale[2]", variance, "f", most=LARGEST**2)
+            check_stored(LEARNERS, "value_scale[3]", unit, "f", 1 / LARGEST, LARGEST)
+
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take over what `state` returned.
 
         Raises:
-            ConfigError: The state belongs to another network.
+            ConfigError: As for `check_state`.
         """
+        self.check_state(state)
         self._adam.set_state(state)
         if self._scale is not None:
             self._scale.set_state(state)

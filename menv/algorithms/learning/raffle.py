@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from menv.algorithms.config.numbers import LARGEST, LEARNERS, check_stored
 from menv.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
@@ -25,6 +26,8 @@ Places = npt.NDArray[np.int64]
 _TICKETS_EACH = 3
 # Room for tickets to be appended: one for so many that were dealt, and a few more.
 _DEALT_BY_SPARE, _FEW = 2, 1024
+# A deal gives a place two times its share and one more at most; with the spare ones there is room for twice as many.
+_MOST_ROOM_EACH = 4 * (2 * _TICKETS_EACH + 1)
 # Tickets are drawn from together with blanks, one for so many at most, that later ones replace.
 _COUNT_BY_BLANKS = 64
 # So many draws make up for a batch of which too few count. If then less than this part counts, all are dealt anew.
@@ -162,6 +165,21 @@ class Raffle:
             "tickets": self._tickets[: self._count].copy(),
             "raffle": np.array((self._worth_of_one, len(self._tickets), self._span)),
         }
+
+    def check_state(self, state: Mapping[str, npt.NDArray[Any]], rows: int) -> None:
+        """Refuse what `set_state` could not take over, for so many places in use; nothing changes.
+
+        Raises:
+            ConfigError: There is something that no dealing of tickets leads to.
+        """
+        tickets, (worth, room, span) = state["tickets"], state["raffle"].tolist()
+        check_stored(LEARNERS, "rows of replay.priorities", len(state["priorities"]), least=rows, most=rows)
+        check_stored(LEARNERS, "replay.priorities", state["priorities"], "f", most=LARGEST)
+        check_stored(LEARNERS, "replay.tickets", tickets, most=max(0, rows - 1))
+        check_stored(LEARNERS, "replay.raffle[0]", worth, "f", 1 / LARGEST, LARGEST)
+        most = _MOST_ROOM_EACH * self.capacity + 4 * _FEW
+        check_stored(LEARNERS, "replay.raffle[1]", room, "f", len(tickets), most)
+        check_stored(LEARNERS, "replay.raffle[2]", span, "f", most=room)
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take over what `state` of one of the same capacity returned."""

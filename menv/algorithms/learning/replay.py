@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from menv.algorithms.config.numbers import LARGEST, LEARNERS, check_stored
 from menv.algorithms.learning.raffle import Raffle
 from menv.errors import ConfigError
 from menv.segments import Column
@@ -149,6 +150,9 @@ class ReplayBuffer:
         """
         columns = {key: state[key] for key in state if key.startswith(_COLUMN)}
         rows, position = max(map(len, columns.values()), default=0), int(state["next"])
+        check_stored(
+            LEARNERS, "rows of replay columns", list(map(len, columns.values())), least=rows, most=rows
+        )
         fits = position < self.capacity if rows == self.capacity else position == rows < self.capacity
         if not fits:
             raise ConfigError(
@@ -160,6 +164,9 @@ class ReplayBuffer:
                 f"ReplayBuffer.set_state: priorities {'lacking' if self._raffle else 'given'}, expected "
                 f"{'some' if self._raffle else 'none'}; keep prioritized_replay as it was"
             )
+        if self._raffle is not None:
+            check_stored(LEARNERS, "replay.highest", state["highest"], "f", most=LARGEST)
+            self._raffle.check_state(state, rows)
 
     def set_state(self, state: Columns) -> None:
         """Take over what `state` of a buffer of the same kind and capacity returned.

@@ -1,0 +1,142 @@
+"""Numbers of a checkpoint that no run can reach are refused when it is loaded, by file and field."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv import register_env
+from menv.algorithms import DQN, PPO, QMIX, Algorithm
+from menv.envs import TwoStepGame
+from menv.errors import ConfigError
+from tests.checkpoints.forged import forge, forge_array
+from tests.checkpoints.runs import REPLAYED, SMALL
+
+KINDS: dict[str, tuple[type[Algorithm], dict[str, Any]]] = {
+    "PPO": (PPO, {"env": "CartPole-v1", **SMALL, "evaluation_interval": 1, "evaluation_duration": 1}),
+    "DQN": (DQN, {"env": "CartPole-v1", **REPLAYED, "replay_buffer_config": {"prioritized_replay": True}}),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for name, (kind, config) in KINDS.items():
+        with kind(config=config) as algo:
+            algo.train()
+            found[name] = algo.save(tmp_path_factory.mktemp(name))
+    return found
+
+
+def copied(saved: dict[str, Path], name: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved[name], tmp_path / "000001"))
+
+
+COUNTS: list[list[Any]] = [
+    ["iteration"],
+    ["seed"],
+    ["weights_seq_no"],
+    ["env_steps_trained"],
+    ["agent_steps_trained"],
+    ["metrics", "episodes_total"],
+    ["metrics", "new_count"],
+    ["metrics", "faulty_total"],
+    ["sampler", "env_steps"],
+    ["sampler", "pieces"],
+    ["sampler", "running"],
+    ["sampler", "episodes", 0, "env_index"],
+    ["sampler", "episodes", 0, "stop"],
+    ["sampler", "episodes", 0, "seed"],
+    ["sampler", "episodes", 0, "episode", "length"],
+    ["sampler", "episodes", 0, "slots", "agent0"],
+    ["evaluation", "sampler", "env_steps"],
+    ["evaluation", "metrics", "episodes_total"],
+    ["draws", "default_policy", 1],
+]
+
+
+@pytest.mark.parametrize("keys", COUNTS, ids=lambda keys: ".".join(map(str, keys)))
+def test_a_count_that_no_run_can_reach_is_refused_by_file_and_field(
+    keys: list[Any], saved: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(saved, "PPO", tmp_path)
+    others: list[Any] = [-1, True, "1", 1.5]
+    if keys[-1] != "seed":
+        others += [2**63 - 1, 2**64, 10**30]
+    for value in others if keys[0] != "draws" else (-1, 10**30):
+        forge(folder, "state.json", keys, value)
+        with pytest.raises(
+            ConfigError, match=rf"^checkpoint, state\.json: {keys[0]}.* is .*, expected .* from 0"
+        ):
+            PPO.from_checkpoint(folder)
+
+
+@pytest.mark.parametrize(("name", "key", "value"), [
+    ("PPO", "adam_steps", -1),
+    ("PPO", "adam_skipped", 2**63 - 1),
+    ("PPO", "adam_mean", np.nan),
+    ("PPO", "adam_square", -1.0),
+    ("PPO", "batches", -1),
+    ("PPO", "kl_coeff", np.inf),
+    ("PPO", "value_scale", -1.0),
+    ("PPO", "value_scale", 1e300),
+    ("DQN", "adam_steps", 2**63 - 1),
+    ("DQN", "calls", -1),
+    ("DQN", "owed", 1e18),
+    ("DQN", "owed", np.nan),
+    ("DQN", "since_copy", np.inf),
+    ("DQN", "replay.next", -1),
+    ("DQN", "replay.next", 2**63 - 1),
+    ("DQN", "replay.column.actions", 2),
+    ("DQN", "replay.highest", np.nan),
+    ("DQN", "replay.priorities", -1.0),
+    ("DQN", "replay.tickets", 2**31 - 1),
+    ("DQN", "replay.raffle", 1e12),
+])  # fmt: skip
+def test_what_no_learner_can_have_written_is_refused_when_it_is_loaded(
+    name: str, key: str, value: float, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(saved, name, tmp_path)
+    forge_array(folder, "learners.safetensors", f"default_policy/{key}", lambda old: np.full_like(old, value))
+    said = "the next one at" if key == "replay.next" else key
+    with pytest.raises(ConfigError, match=rf"^checkpoint, .*{said}.*expected"):
+        KINDS[name][0].from_checkpoint(folder)
+
+
+@pytest.mark.parametrize("key", ["replay.column.obs", "replay.priorities"])
+def test_columns_of_other_lengths_than_the_rest_are_refused(
+    key: str, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copied(saved, "DQN", tmp_path)
+    forge_array(folder, "learners.safetensors", f"default_policy/{key}", lambda old: old[:-1])
+    with pytest.raises(ConfigError, match=r"^checkpoint, .* rows of replay.* is .*, expected integers from"):
+        DQN.from_checkpoint(folder)
+
+
+@pytest.mark.parametrize("value", [-1, 2**63 - 1])
+def test_env_steps_that_no_sub_environment_can_have_made_are_refused(
+    value: int, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    """With the largest of all integers, training once had no end."""
+    folder = copied(saved, "PPO", tmp_path)
+    for key in ("0", "1"):
+        forge_array(folder, "state_arrays.safetensors", key, lambda old: np.full_like(old, value))
+    with pytest.raises(ConfigError, match=r"^checkpoint, state\.json: sampler\.(steps|begun) is "):
+        PPO.from_checkpoint(folder)
+
+
+def test_qmix_refuses_what_no_learner_can_have_written(tmp_path: Path) -> None:
+    config = {**REPLAYED, "env": "two steps", "train_batch_size": 8}
+    register_env(
+        "two steps", lambda context: TwoStepGame(context).with_agent_groups({"both": ["agent_1", "agent_2"]})
+    )
+    with QMIX(config=config) as algo:
+        algo.train()
+        folder = algo.save(tmp_path)
+    forge_array(folder, "learners.safetensors", "default_policy/owed", lambda old: np.full_like(old, 1e18))
+    with pytest.raises(ConfigError, match=r"^checkpoint, .*owed is 1e\+18, expected numbers from -1 to 1"):
+        QMIX.from_checkpoint(folder)
