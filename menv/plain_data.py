@@ -24,8 +24,32 @@ _KINDS = "biuf"
 _MARK = "$"
 
 
+MOST_VALUES = 1 << 20
+"""Values in a JSON text that is read; in memory each takes up to 100 bytes."""
+
+
 class NotPlainError(ConfigError):
     """A value is of a kind that no file may hold; leave it out or turn it into a plain one."""
+
+
+def read_json(data: bytes, most_values: int = MOST_VALUES) -> Any:
+    """Return what a JSON text holds, once it is known that memory has room for it.
+
+    Raises:
+        ValueError: It is no JSON, or holds too many values.
+    """
+    if values_in(data) > most_values:
+        raise ValueError(f"about {values_in(data)} values, expected at most {most_values}")
+    return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+
+
+def values_in(data: bytes) -> int:
+    """Return how many values a JSON text holds, or more: outside of strings each of these stands for one."""
+    return sum(map(data.count, (b",", b"[", b"{")))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def to_plain(value: Any, arrays: Arrays) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -18,16 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.errors import ConfigError
+from menv.nested import leaves
 
 Space = gym.Space[Any]
 Array = npt.NDArray[Any]
 
-MOST_NUMBERS = 1 << 26
-"""Numbers that all arrays of one space may hold together."""
+MOST_NUMBERS, MOST_BYTES = 1 << 23, 3 << 23
+"""Elements of all different spaces of one file together, such as 1,080 x 1,920 x 3 of an image, and their bytes."""
 MOST_PARTS = 4096
 """Spaces that may lie in one another or beside each other."""
 MOST_LEVELS = 32
 """Levels of Tuple and Dict in one another."""
+MOST_CHARACTERS = 1 << 16
+"""Characters of a Text space."""
 
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
@@ -36,8 +40,13 @@ def space_to_json(space: Space) -> dict[str, Any]:
     """Return a space as a JSON value with a tag `"space"`.
 
     Raises:
-        ConfigError: There is no form for a space of this kind, or for a key of a Dict.
+        ConfigError: There is no form for a space of this kind, or for a key of a Dict, or it is larger than what
+            `space_from_json` reads.
     """
+    sizes = [
+        (math.prod(leaf.shape or ()), np.dtype(leaf.dtype or np.int8).itemsize) for leaf in leaves(space)
+    ]
+    _check_size("space", sum(count for count, _ in sizes), sum(count * size for count, size in sizes))
     for kind, write in _WRITERS.items():
         if isinstance(space, kind):
             value: dict[str, Any] = write(space)
@@ -58,16 +67,34 @@ def space_from_json(value: Any, where: str = "space") -> Space:
     Raises:
         ConfigError: The value describes no space, or one of absurd size.
     """
-    return _Reader(where).space(value, 0)
+    return SpaceReader().read(value, where)
 
 
-class _Reader:
-    """Reads one space and counts what it holds."""
+def _check_size(where: str, numbers: int, size: int) -> None:
+    """Refuse a space of too many elements, or of too many bytes."""
+    if numbers > MOST_NUMBERS or size > MOST_BYTES:
+        raise ConfigError(
+            f"{where}: arrays of {numbers} numbers in {size} bytes, expected at most {MOST_NUMBERS} in {MOST_BYTES}; "
+            "make the space smaller"
+        )
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+
+class SpaceReader:
+    """Reads the spaces of one file and counts what they hold together; spaces that are alike are one object."""
+
+    def __init__(self) -> None:
+        self._where = ""
         self._parts = 0
-        self._numbers = 0
+        self._numbers = self._bytes = 0
+        self._made: dict[str, Space] = {}
+
+    def read(self, value: Any, where: str) -> Space:
+        """Return a space; see `space_from_json`."""
+        self._where = where
+        text = json.dumps(value)
+        if text not in self._made:
+            self._made[text] = self.space(value, 0)
+        return self._made[text]
 
     def space(self, value: Any, level: int) -> Space:
         """Return a space at a level of nesting."""
@@ -87,14 +114,14 @@ class _Reader:
             why = str(error).replace("\n", " ")
             raise self._wrong(f"{tag} cannot be made ({why:.80})", "what space_to_json returned") from error
 
-    def shape(self, value: Any) -> tuple[int, ...]:
-        """Return a shape, once its numbers are counted."""
+    def shape(self, value: Any, dtype: np.dtype[Any]) -> tuple[int, ...]:
+        """Return the shape of an array of a dtype, once its numbers are counted."""
         if not isinstance(value, list) or len(value) > MOST_LEVELS:
             raise self._wrong(f"shape {value!r:.60}", "a short list of sizes")
         shape = tuple(self.count(size, least=0) for size in value)
         self._numbers += math.prod(shape)
-        if self._numbers > MOST_NUMBERS:
-            raise self._wrong(f"arrays of {self._numbers} numbers", f"at most {MOST_NUMBERS}")
+        self._bytes += math.prod(shape) * dtype.itemsize
+        _check_size(self._where, self._numbers, self._bytes)
         return shape
 
     def count(self, value: Any, least: int = 1) -> int:
@@ -198,14 +225,15 @@ def _write_text(space: gym.spaces.Text) -> dict[str, Any]:
     }
 
 
-def _read_box(reader: _Reader, value: Mapping[str, Any], level: int) -> Space:
-    shape, dtype = reader.shape(value["shape"]), reader.dtype(value["dtype"])
+def _read_box(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
+    dtype = reader.dtype(value["dtype"])
+    shape = reader.shape(value["shape"], dtype)
     low, high = (reader.array(value[name], shape, dtype) for name in ("low", "high"))
     # The dtype of an array of no axes is a scalar type for gymnasium.
     return gym.spaces.Box(low, high, shape, dtype.type)
 
 
-def _read_discrete(reader: _Reader, value: Mapping[str, Any], level: int) -> Space:
+def _read_discrete(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
     start, dtype = value["start"], reader.dtype(value["dtype"])
     if type(start) is not int or not -(1 << 62) < start < 1 << 62:
         raise ValueError("start is no integer")
@@ -214,24 +242,25 @@ def _read_discrete(reader: _Reader, value: Mapping[str, Any], level: int) -> Spa
     return gym.spaces.Discrete(reader.count(value["n"]), start=start, dtype=dtype.type)
 
 
-def _read_multi_discrete(reader: _Reader, value: Mapping[str, Any], level: int) -> Space:
-    shape, dtype = reader.shape(value["shape"]), reader.dtype(value["dtype"])
+def _read_multi_discrete(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
+    dtype = reader.dtype(value["dtype"])
+    shape = reader.shape(value["shape"], dtype)
     sizes, start = (reader.array(value[name], shape, dtype) for name in ("nvec", "start"))
     return gym.spaces.MultiDiscrete(sizes, dtype=dtype.type, start=start)
 
 
-def _read_multi_binary(reader: _Reader, value: Mapping[str, Any], level: int) -> Space:
+def _read_multi_binary(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
     size = value["n"]
     if isinstance(size, list):
-        return gym.spaces.MultiBinary(list(reader.shape(size)))
-    return gym.spaces.MultiBinary(reader.shape([size])[0])
+        return gym.spaces.MultiBinary(list(reader.shape(size, np.dtype(np.int8))))
+    return gym.spaces.MultiBinary(reader.shape([size], np.dtype(np.int8))[0])
 
 
-def _read_tuple(reader: _Reader, value: Mapping[str, Any], level: int) -> Space:
+def _read_tuple(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
     return gym.spaces.Tuple([reader.space(part, level + 1) for part in list(value["spaces"])])
 
 
-def _read_dict(reader: _Reader, value: Mapping[str, Any], level: int) -> Space:
+def _read_dict(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
     parts: OrderedDict[str, Space] = OrderedDict()
     for key, part in list(value["spaces"]):
         if not isinstance(key, str) or key in parts:
@@ -240,9 +269,12 @@ def _read_dict(reader: _Reader, value: Mapping[str, Any], level: int) -> Space:
     return gym.spaces.Dict(parts)
 
 
-def _read_text(reader: _Reader, value: Mapping[str, Any], level: int) -> Space:
+def _read_text(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
     least, most = reader.count(value["min_length"], least=0), reader.count(value["max_length"])
-    return gym.spaces.Text(most, min_length=least, charset=str(value["characters"]))
+    characters = str(value["characters"])
+    if len(characters) > MOST_CHARACTERS:
+        raise ValueError(f"{len(characters)} characters, at most {MOST_CHARACTERS}")
+    return gym.spaces.Text(most, min_length=least, charset=characters)
 
 
 _WRITERS: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
@@ -254,7 +286,7 @@ _WRITERS: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
     gym.spaces.Dict: _write_dict,
     gym.spaces.Text: _write_text,
 }
-_READERS: dict[str, Callable[[_Reader, Mapping[str, Any], int], Space]] = {
+_READERS: dict[str, Callable[[SpaceReader, Mapping[str, Any], int], Space]] = {
     "box": _read_box,
     "discrete": _read_discrete,
     "multi-discrete": _read_multi_discrete,

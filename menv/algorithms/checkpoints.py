@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import menv
+from menv.algorithms.networks.network_size import weights_in_file
 from menv.algorithms.recipe import recipe_named
 from menv.algorithms.stored_config import check_connectors, restored_config, stored_config
-from menv.algorithms.training_state import kept_connectors
+from menv.algorithms.training_state import WEIGHTS, kept_connectors
 from menv.classic_names import classic_keywords
 from menv.errors import CallOrderError, ConfigError, MenvError
 from menv.paths import path_given
@@ -144,7 +145,8 @@ class Checkpoints:
             specs = PolicyMap(settings.multiagent.policies).specs
             check_connectors("from_checkpoint", manifest["config"], kept_connectors(files), settings, specs)
             same = settings.seed == manifest["config"]["seed"]
-        algo = kind(settings)
+        with weights_in_file(sum(array.size for array in files[WEIGHTS].values())):
+            algo = kind(settings)
         try:
             with _taken_over(folder):
                 algo._state.restore(files, keep_seed=not same)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
@@ -28,7 +30,7 @@ from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec, ids_given
 from menv.registry import is_known, names_module
-from menv.spaces_json import space_from_json, space_to_json
+from menv.spaces_json import SpaceReader, space_to_json
 
 _NAMED = "$named"
 _FLOAT = "$float"
@@ -43,6 +45,8 @@ _OFFERED: dict[str, tuple[type, ...]] = {
 file: `env=PPO` would build an algorithm of the file's `env_config`."""
 _DATA = ("env_config", "custom_model_config", "agent_connectors")
 """Settings whose content menv passes on, so that its keys are no settings."""
+_PROCESSES, _PROCESSES_EACH, _MOST_ENVS = 32, 4, 10_000
+"""A checkpoint starts so many workers by itself, or so many for each processor, with so many sub-environments each."""
 _PLAIN = (bool, int, float, str)
 _NORMALIZED = "normalize_values"
 _TOLD = 8
@@ -164,6 +168,7 @@ def restored_config(
         values.setdefault(_NORMALIZED, False)
     multi = values.pop("multiagent")
     own = _given(config_class, given)
+    _bound_costs(values, own)
     theirs = own.pop("multiagent", {})
     known = theirs.pop("policies", None)
     for name, value in own.items():
@@ -185,6 +190,33 @@ def restored_config(
         for name, one in multi["policies"].items()
     }
     return read_config(config_class, values)
+
+
+def _bound_costs(values: Tree, given: Mapping[str, Any]) -> None:
+    """Lower the number of workers that a file asks for to what this machine may bear, unless it is given again.
+
+    Raises:
+        ConfigError: It asks for more sub-environments than any run needs; these are not lowered, because they decide
+            what is learned.
+    """
+    most = max(_PROCESSES, _PROCESSES_EACH * (os.cpu_count() or 1))
+    for name in ("num_workers", "evaluation_num_workers"):
+        if name not in given and type(values.get(name)) is int and values[name] > most:
+            warnings.warn(
+                f"from_checkpoint: {name} is {shown(values[name])} in the checkpoint, which starts at most {most} "
+                f"processes here by itself, and is lowered to that; pass {name} in config to start more",
+                stacklevel=4,
+            )
+            values[name] = most
+    for where, settings in (("", values), ("evaluation_config.", values.get("evaluation_config") or {})):
+        remote = settings.get("remote_worker_envs", values.get("remote_worker_envs"))
+        limit, envs = most if remote else _MOST_ENVS, settings.get("num_envs_per_worker")
+        again = "evaluation_config" if where else "num_envs_per_worker"
+        if again not in given and type(envs) is int and envs > limit:
+            raise ConfigError(
+                f"from_checkpoint: {where}num_envs_per_worker is {shown(envs)}, expected at most {limit} from a file; "
+                f"pass {again} in config if it shall be so"
+            )
 
 
 def check_connectors(
@@ -309,19 +341,20 @@ def _looked_up(value: Any, field: str = "", data: bool = False) -> Any:
     return {key: _looked_up(item, field if key == _TUPLE else key, inner) for key, item in value.items()}
 
 
-def _read(value: Any) -> Any:
+def _read(value: Any, spaces: SpaceReader | None = None) -> Any:
     """Return a tree with the numbers, tuples and spaces that JSON cannot hold."""
+    spaces = spaces or SpaceReader()
     if isinstance(value, list):
-        return [_read(item) for item in value]
+        return [_read(item, spaces) for item in value]
     if not isinstance(value, dict):
         return value
     if _FLOAT in value:
         return float(value[_FLOAT])
     if _TUPLE in value:
-        return tuple(_read(item) for item in value[_TUPLE])
+        return tuple(_read(item, spaces) for item in value[_TUPLE])
     if _SPACE in value:
-        return space_from_json(value[_SPACE], "from_checkpoint: a space of the config")
-    return {key: _read(item) for key, item in value.items()}
+        return spaces.read(value[_SPACE], "from_checkpoint: a space of the config")
+    return {key: _read(item, spaces) for key, item in value.items()}
 
 
 def _offered(stored: Tree, field: str) -> type | None:

@@ -147,6 +147,8 @@ class TrainingState:
         weights, learners = _nested(files[WEIGHTS]), _nested(files[LEARNERS])
         tree = from_plain(files[STATE], files[ARRAYS])
         _check_counts(tree)
+        for policy_id, learner_seed in tree["learners"]:
+            _check_counts({"seed": learner_seed}, f"learners.{policy_id}")
         population, progress = self.population, self.progress
         seed = progress.seed if keep_seed else int(tree["seed"])
         for policy_id, policy in population.policies.items():

@@ -17,7 +17,7 @@ from menv.connectors.agent_connector import AgentConnector, columns_of
 from menv.connectors.agent_rows import AgentConnectorDataType, AgentRows
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.connector_registry import keywords, register_connector
-from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.connectors.obs_preprocessor import MOST_COLUMNS, ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
 
@@ -106,6 +106,11 @@ class FrameStackAgentConnector(AgentConnector):
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
         """Return the space and the width of stacked rows: images stay images."""
         stacked = width * self.num_frames
+        if stacked > MOST_COLUMNS:
+            raise ConfigError(
+                f"{self.name}: {self.num_frames} frames of {width} numbers, expected {MOST_COLUMNS:,} numbers at most; "
+                "stack fewer"
+            )
         preprocessor = ObsPreprocessor(space)
         if preprocessor.image is None:
             return gym.spaces.Box(-np.inf, np.inf, (stacked,), np.float32), stacked

@@ -9,6 +9,7 @@ whole batches; it knows no agents, policies or episodes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,7 @@ _TILED = 1 << 16
 _NEARLY = np.float32(0.999)
 _MOST = np.finfo(np.float32).max
 # A quarter of a GiB; no layer of a network behind so many fits into memory.
-_MOST_COLUMNS = 1 << 26
+MOST_COLUMNS = 1 << 23
 Mask = npt.NDArray[np.bool_]
 Begins = npt.NDArray[np.int64]
 
@@ -95,10 +96,10 @@ class ObsPreprocessor:
         self._nests: list[tuple[tuple[Any, ...], set[int]]] = []
         self.size = 0
         self._collect(space, ())
-        if self.size > _MOST_COLUMNS:
+        if self.size > MOST_COLUMNS:
             raise ConfigError(
                 f"observation space: {self.size:,} numbers in a flat row, which has one for each choice of a Discrete, "
-                f"expected {_MOST_COLUMNS:,} at most; observe large numbers of choices as a Box"
+                f"expected {MOST_COLUMNS:,} at most; observe large numbers of choices as a Box"
             )
         self.mask_width = sum(leaf.width for leaf in self.mask_leaves)
         self._components = _components(self.mask_leaves, action_space)
@@ -112,11 +113,20 @@ class ObsPreprocessor:
         self.dtype = np.dtype(np.uint8) if pixels else _ROW
         low, high = self._bounds = self._flat_bounds()
         self._tile = max(1, min(_TILE, _TILED // max(self.size, 1)))
-        self._tiled_bounds = np.tile(low, self._tile), np.tile(high, self._tile)
-        self._middle, self._per_half = _halves(low, high)
         self._any_byte = pixels and not low.any() and bool((high == 255).all())
         flat = isinstance(space, gym.spaces.Box) and space.dtype == _ROW and len(space.shape) == 1
         self._row_shape = space.shape if flat else None
+
+    @functools.cached_property
+    def _tiled_bounds(self) -> tuple[Rows, Rows]:
+        """The bounds of `_tile` rows; made when they are asked for, because many spaces are only looked at."""
+        low, high = self._bounds
+        return np.tile(low, self._tile), np.tile(high, self._tile)
+
+    @functools.cached_property
+    def _halves(self) -> tuple[Rows, Rows]:
+        """See `_halves_of`."""
+        return _halves_of(*self._bounds)
 
     def _collect(self, space: gym.Space[Any], keys: tuple[Any, ...]) -> None:
         """Walk the space depth first and note its leaves."""
@@ -243,7 +253,8 @@ class ObsPreprocessor:
         if self.dtype != _ROW:
             return False
         with np.errstate(invalid="ignore", over="ignore"):
-            scaled = (rows - self._middle) * self._per_half
+            middle, per_half = self._halves
+            scaled = (rows - middle) * per_half
         return bool(scaled.max() < _NEARLY and scaled.min() > -_NEARLY)
 
     def _all_inside(self, rows: Rows) -> bool:
@@ -306,7 +317,7 @@ def _why_nothing(leaf: Leaf, mask: Mask, begins: Begins | None) -> str:
     )
 
 
-def _halves(low: Rows, high: Rows) -> tuple[Rows, Rows]:
+def _halves_of(low: Rows, high: Rows) -> tuple[Rows, Rows]:
     """Return [F] the middles between bounds, and what scales half the way between them to 1; 0 without bounds."""
     above, below = low > -_MOST, high < _MOST
     bounded = above & below
@@ -323,7 +334,7 @@ def _width(space: gym.Space[Any], keys: tuple[Any, ...]) -> int:
     if isinstance(space, gym.spaces.Discrete):
         return int(space.n)
     if isinstance(space, gym.spaces.MultiDiscrete):
-        return int(space.nvec.sum())
+        return int(space.nvec.sum(dtype=np.float64))
     if isinstance(space, _BOUNDED):
         return int(np.prod(space.shape))
     where = f"{_path(keys)}, a " if keys else ""

@@ -47,7 +47,7 @@ from menv.loop.networks import Networks, OfOne
 from menv.loop.noise import Noise
 from menv.loop.unsound import check_weights
 from menv.policy_spec import check_policy_id
-from menv.spaces_json import space_from_json, space_to_json
+from menv.spaces_json import SpaceReader, space_to_json
 
 _GRAPHS: dict[GraphKind, str] = {"act": ACTING, "greedy": GREEDY, "evaluate": EVALUATE}
 _MOST_STATES, _MOST_STATE = 64, 1 << 24
@@ -241,8 +241,9 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         raise ConfigError(
             f"{where}: no or a wrong {sorted(missing) or 'seed'}, expected all entries; export the policy again"
         )
-    observation_space = space_from_json(manifest.get("observation_space"), f"{where}, observation_space")
-    action_space = space_from_json(manifest.get("action_space"), f"{where}, action_space")
+    spaces = SpaceReader()
+    observation_space = spaces.read(manifest.get("observation_space"), f"{where}, observation_space")
+    action_space = spaces.read(manifest.get("action_space"), f"{where}, action_space")
     preprocess = ObsPreprocessor(observation_space, action_space)
     head, state_sizes = (
         ActionHead.from_json(manifest["head"]),

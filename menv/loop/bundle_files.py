@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from menv.errors import ConfigError
+from menv.plain_data import read_json
 
 FORMAT = 2
 """Newest version of the layout: what a reader has to understand. What version 1 can say is written as version 1, which
@@ -36,7 +37,7 @@ _SINCE = {"row_width": 2}
 """Entries of a manifest that cannot be overlooked, and the version that knows them."""
 _AGAIN = "copy the folder again"
 _MEBIBYTE = 1 << 20
-_MOST_BYTES = {MANIFEST: 64 * _MEBIBYTE, WEIGHTS: 8192 * _MEBIBYTE, GOLDEN: 1024 * _MEBIBYTE}
+_MOST_BYTES = {MANIFEST: 48 * _MEBIBYTE, WEIGHTS: 2048 * _MEBIBYTE, GOLDEN: 512 * _MEBIBYTE}
 _MOST_BYTES_OF_A_GRAPH = 64 * _MEBIBYTE
 
 
@@ -110,9 +111,12 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
         ConfigError: It is damaged, of a newer format, something else's, or names other files than there are.
     """
     try:
-        content = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        content = read_json(data)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: is no JSON, expected what export_checkpoint wrote; {_AGAIN}") from error
+        why = "" if isinstance(error, json.JSONDecodeError) else f" ({error!s:.80})"
+        raise ConfigError(
+            f"{where}: is no JSON{why}, expected what export_checkpoint wrote; {_AGAIN}"
+        ) from error
     if not isinstance(content, dict) or content.get("type") != _KIND:
         raise ConfigError(
             f"{where}: is no manifest of a policy, expected type {_KIND!r}; name the folder of a policy"
@@ -194,10 +198,6 @@ def refuse_existing(folder: Path) -> None:
     """
     if os.path.lexists(folder):
         raise ConfigError(f"export_checkpoint: {folder} exists, expected a new folder; choose another name")
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _own_hash(content: Mapping[str, Any]) -> str:

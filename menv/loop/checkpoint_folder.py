@@ -27,6 +27,7 @@ from safetensors.numpy import load_file, save_file
 
 from menv.errors import ConfigError
 from menv.paths import folder_given, writing
+from menv.plain_data import read_json, values_in
 
 FORMAT = 1
 """Raised whenever what is written can no longer be read by the code of before."""
@@ -38,7 +39,10 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 _NUMBER = re.compile(r"\d{6,18}")
 _FILE = re.compile(r"[a-z_]{1,40}\.(json|safetensors)")
-_MOST_JSON = 1 << 30
+_MOST_FILES = 16
+_MOST_JSON, _MOST_VALUES = 1 << 26, 1 << 21
+"""Bytes of a file of JSON, and values in it; what would be more is refused when it is saved."""
+_MOST_IN_MANIFEST = 1 << 19
 _BLOCK = 1 << 20
 _here = threading.local()
 
@@ -166,7 +170,7 @@ def _fill(
     for file_name, content in files.items():
         path = folder / file_name
         if path.suffix == ".json":
-            path.write_text(json.dumps(content, allow_nan=False), "utf-8")
+            path.write_bytes(_json_bytes(path, content))
         else:
             _write_arrays(path, content)
         _sync(path)
@@ -176,6 +180,21 @@ def _fill(
     (folder / MANIFEST).write_text(_manifest_text(told), "utf-8")
     _sync(folder / MANIFEST)
     _sync(folder)
+
+
+def _json_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file of JSON.
+
+    Raises:
+        ConfigError: It would be too large to be read again.
+    """
+    data = json.dumps(content, allow_nan=False).encode()
+    if len(data) > _MOST_JSON or values_in(data) > _MOST_VALUES:
+        raise ConfigError(
+            f"save: {path.name} would be {len(data)} bytes with about {values_in(data)} values, expected at most "
+            f"{_MOST_JSON} and {_MOST_VALUES}; play fewer sub-environments in a process"
+        )
+    return data
 
 
 def keep_only(root: Path, names: set[str]) -> None:
@@ -242,16 +261,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ConfigError: It is not as it was written, or of a newer format.
     """
     path = folder / MANIFEST
-    if path.stat().st_size > _MOST_JSON:
-        raise _damaged(path, f"{path.stat().st_size} bytes")
+    _check_size(path)
     text = path.read_bytes()
     try:
-        manifest = json.loads(text)
+        manifest = read_json(text, _MOST_IN_MANIFEST)
         if not isinstance(manifest, dict):
             raise TypeError
         changed = _manifest_text({key: manifest[key] for key in manifest if key != "sha256"}).encode() != text
     except (ValueError, TypeError, RecursionError) as error:
-        raise _damaged(path, type(error).__name__) from error
+        raise _damaged(path, _why(error)) from error
     if isinstance(manifest.get("format"), int) and manifest["format"] > FORMAT:
         raise ConfigError(
             f"{path}: format {manifest['format']}, expected at most {FORMAT}; it was written by menv "
@@ -284,9 +302,25 @@ def read_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
 def _read(path: Path) -> Any:
     """Return the content of a file."""
     try:
-        return json.loads(path.read_bytes()) if path.suffix == ".json" else load_file(path)
+        if path.suffix != ".json":
+            return load_file(path)
+        _check_size(path)
+        return read_json(path.read_bytes(), _MOST_VALUES)
     except (ValueError, RecursionError, SafetensorError) as error:
-        raise _damaged(path, type(error).__name__) from error
+        raise _damaged(path, _why(error)) from error
+
+
+def _check_size(path: Path) -> None:
+    """Refuse a file of JSON that is larger than any that is written."""
+    if path.stat().st_size > _MOST_JSON:
+        raise ConfigError(
+            f"{path}: {path.stat().st_size} bytes, expected at most {_MOST_JSON}; load another checkpoint"
+        )
+
+
+def _why(error: Exception) -> str:
+    """Return what is wrong with a file, in a few words."""
+    return f"{error!s:.80}" if type(error) is ValueError else type(error).__name__
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:
@@ -305,7 +339,8 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
 
 def _lists_files(files: Any) -> bool:
     """Return whether a manifest's list of files is one, whose names lead nowhere else."""
-    return isinstance(files, dict) and all(
+    few = isinstance(files, dict) and len(files) <= _MOST_FILES
+    return few and all(
         _FILE.fullmatch(name) and isinstance(told, dict) and {"bytes", "sha256"} <= told.keys()
         for name, told in files.items()
     )

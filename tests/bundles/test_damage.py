@@ -100,7 +100,7 @@ def test_a_newer_format_asks_for_a_newer_version_whatever_else_is_in_it(folder: 
 
 @pytest.mark.parametrize(("change", "said"), [
     (lambda m: m["observation_space"].update(space="graph"), "unknown space tag 'graph', expected one of"),
-    (lambda m: m["observation_space"].update(shape=[1 << 40]), "arrays of 1099511627776 numbers, expected at most"),
+    (lambda m: m["observation_space"].update(shape=[1 << 40]), "arrays of 1099511627776 numbers in"),
     (lambda m: m["observation_space"].update(shape=[4]), "'observation_space' does not fit the rest"),
     (lambda m: m["observation_space"].pop("low"), "box without 'low', expected all of its entries"),
     (lambda m: m["action_space"].update(n=1 << 80), "expected an integer from 1"),

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from menv import register_env
-from menv.algorithms import DQN, PPO, QMIX, Algorithm
+from menv.algorithms import DQN, PPO, QMIX, Algorithm, PPOConfig
+from menv.algorithms.stored_config import restored_config
 from menv.envs import TwoStepGame
 from menv.errors import ConfigError
+from menv.loop.checkpoint_folder import read_manifest
 from tests.checkpoints.forged import forge, forge_array
 from tests.checkpoints.runs import REPLAYED, SMALL
 
@@ -140,3 +142,54 @@ def test_qmix_refuses_what_no_learner_can_have_written(tmp_path: Path) -> None:
     forge_array(folder, "learners.safetensors", "default_policy/owed", lambda old: np.full_like(old, 1e18))
     with pytest.raises(ConfigError, match=r"^checkpoint, .*owed is 1e\+18, expected numbers from -1 to 1"):
         QMIX.from_checkpoint(folder)
+
+
+def forged_config(saved: dict[str, Path], tmp_path: Path, name: str, value: Any) -> Path:
+    folder = copied(saved, "PPO", tmp_path)
+    forge(folder, "manifest.json", ["config", *name.split(".")], value)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("model.fcnet_hiddens", [20_000, 20_000]),
+    ("model.fcnet_hiddens", [1000] * 1000),
+    ("model", {"use_lstm": True, "lstm_cell_size": 2**30}),
+])  # fmt: skip
+def test_a_network_that_is_larger_than_the_weights_of_the_file_is_never_made(
+    name: str, value: Any, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = forged_config(saved, tmp_path, name, value)
+    with pytest.raises(ConfigError, match="expected about as many as the checkpoint holds"):
+        PPO.from_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["num_workers", "evaluation_num_workers"])
+def test_more_workers_than_a_machine_bears_are_lowered_with_a_warning(
+    name: str, saved: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = forged_config(saved, tmp_path, name, 10_000)
+    stored = read_manifest(folder)["config"]
+    monkeypatch.setattr("os.cpu_count", lambda: 10)
+    with pytest.warns(
+        UserWarning, match=f"^from_checkpoint: {name} is 10000 in the checkpoint, .* at most 40 proc"
+    ):
+        assert getattr(restored_config(PPOConfig, stored, None), name) == 40
+    # Nothing is said where you ask for it.
+    assert getattr(restored_config(PPOConfig, stored, {name: 50}), name) == 50
+
+
+def test_more_sub_environments_than_any_run_needs_have_to_be_given_again(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
+    stored = read_manifest(forged_config(saved, tmp_path, "num_envs_per_worker", 10**6))["config"]
+    with pytest.raises(
+        ConfigError, match=r"^from_checkpoint: num_envs_per_worker is 1000000, expected at most 10000"
+    ):
+        restored_config(PPOConfig, stored, None)
+    assert restored_config(PPOConfig, stored, {"num_envs_per_worker": 20_000}).num_envs_per_worker == 20_000
+    for own in ({"num_envs_per_worker": 10**6}, {"num_envs_per_worker": 300, "remote_worker_envs": True}):
+        changed = {**stored, "num_envs_per_worker": 1, "evaluation_config": own}
+        with pytest.raises(
+            ConfigError, match=r"^from_checkpoint: evaluation_config\.num_envs_per_worker is "
+        ):
+            restored_config(PPOConfig, changed, None)

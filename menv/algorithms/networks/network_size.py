@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from menv.errors import ConfigError
 
@@ -18,6 +19,18 @@ _OF_A_GRAPH = 2**29 - 2**18
 """Weights: a graph ends at 2 GiB, and Python with one that is larger."""
 _UNKNOWN = 2**40
 """Bytes of memory where the system does not tell, so that what no machine could hold is refused there too."""
+_FEW = 2**22
+_most_weights = ContextVar("most_weights", default=math.inf)
+
+
+@contextmanager
+def weights_in_file(count: int) -> Iterator[None]:
+    """Refuse, in here, networks of many more weights than a checkpoint holds: its settings do not belong to them."""
+    before = _most_weights.set(count + _FEW)
+    try:
+        yield
+    finally:
+        _most_weights.reset(before)
 
 
 def check_size(shapes: Mapping[str, tuple[int, ...]], *, stock: bool = True) -> None:
@@ -31,6 +44,8 @@ def check_size(shapes: Mapping[str, tuple[int, ...]], *, stock: bool = True) -> 
         ConfigError: It takes more memory than there is, or than a graph can have.
     """
     most = min(_memory() // _BYTES, _OF_A_GRAPH if stock else _UNKNOWN)
+    if sum(map(math.prod, shapes.values())) > _most_weights.get():
+        raise _refusal(shapes, f"about as many as the checkpoint holds, {_most_weights.get() - _FEW:,}")
     if sum(map(math.prod, shapes.values())) > most:
         raise _refusal(shapes, f"{most:,} at most, which this machine's memory and graphs hold")
 
