@@ -100,7 +100,7 @@ class EpisodeEnd(NamedTuple):
         env_steps: Length of the episode in env steps.
         env_index: Position of the sub-environment in `Ready.env_steps`.
         unclaimed: Entries of `Ready.unclaimed` that came before the end; later ones belong to later episodes.
-        faulty: Whether a fault of the sub-environment broke the episode off; it is in no mean then.
+        faulty: Whether it is in no mean: a fault broke it off, or its caller ended it without a step.
         info: What its last step told of the whole sub-environment; see `SharedInfo`.
     """
 
@@ -202,7 +202,8 @@ class Ready:
         infos: R info dicts, or None; a list that is not changed after, because batches refer to it.
         taken: Actions that an external client chose itself, by slot.
         played: Pieces of episodes that external clients played by themselves; none of them has rows here.
-        faults: Sub-environments that raised and were replaced; each cost an episode, or one that could not begin.
+        faults: Sub-environments that raised and were replaced, and callers that were lost; each cost an episode, or one
+            that could not begin.
         shared_infos: Infos of whole sub-environments, of the episodes that run after this poll.
         seats: `seats[slot]` is `(env_id, agent_id)` of every row.
     """

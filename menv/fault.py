@@ -18,6 +18,8 @@ from menv.errors import EnvCrashError
 from menv.forked_child import end_if_forked
 
 _LONGEST = 200
+CALLER = "caller"
+"""Where a fault was whose episode was broken off by its caller, such as a client that vanished."""
 
 
 def raised_by_envs() -> tuple[type[BaseException], ...]:
@@ -74,14 +76,14 @@ def _code_of(handler: Any) -> Any:
 
 
 class Fault(NamedTuple):
-    """A sub-environment that raised and was replaced by a newly created one.
+    """A sub-environment that raised and was replaced by a newly created one, or an episode whose caller was lost.
 
     It holds no exception: whose traceback keeps alive all that its callers had.
 
     Attributes:
         env_id: The sub-environment.
         env_index: Position of the sub-environment in `Ready.env_steps`.
-        where: "step" or "reset".
+        where: "step", "reset" or `CALLER`.
         line: All of it in one line, such as "ZeroDivisionError: no wheels in step of env 3 (world.py:41)".
         origin: The type of the error and the file and line that raised it, equal for faults of one cause.
     """

@@ -37,10 +37,12 @@ _ABSENT = {"f": np.nan, "c": np.nan, "i": -1, "u": 0, "b": False, "O": None}
 
 
 class Ledger:
-    """Append-only columns of one cohort's rows; the first `carried` ones were answered before the last `close`.
+    """Append-only columns of one cohort's rows.
 
     Attributes:
+        carried: The first rows, so many, were answered before the last `close`.
         excluded_late: Rows of trajectories that the last `close` excluded from training and that had left before.
+        disowned: Rewards that came in with the only row of a trajectory, where the last `close` withdrew that row.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Ledger:
         # Where unanswered rows were before the last close, and how many answered ones lie before them now.
         self._open_before = np.zeros(0, np.int64)
         self.carried = self.excluded_late = 0
+        self.disowned: Sequence[float] = ()
 
     @property
     def obs(self) -> Column:
@@ -162,16 +165,6 @@ class Ledger:
         """End the trajectory that has the slot of `end`."""
         self._ends.add(end, self._n)
 
-    def disown(self, slot: int) -> float:
-        """Return what came in with the only row of the trajectory on a slot, which is withdrawn; 0 if it has more."""
-        rows = np.flatnonzero(self._columns["slots"][: self._n] == slot)
-        ends = [row for own, row in zip(self._ends.slots, self._ends.rows, strict=True) if own == slot]
-        mine = rows[rows >= max(ends, default=0)]
-        going_on = (
-            not ends and slot in self._living.slot and self._living.released[self._living.slot == slot][0]
-        )
-        return float(self._columns["income"][mine[0]]) if len(mine) == 1 and not going_on else 0.0
-
     def columns_at(self, rows: Rows, names: Sequence[str]) -> dict[str, Column]:
         """Return copies of some columns at some rows, of those names that there are."""
         return {name: self._columns[name][rows].copy() for name in names if name in self._columns}
@@ -232,6 +225,9 @@ class Ledger:
             int(policy): self._batch(cut_rows, sorted_columns, segments, infos, by == policy)
             for policy in np.unique(by)
         }
+        # What was paid before a first action that does not count is no action's.
+        none_left = cut_rows.withdrawn & (cut_rows.lengths == 1) & (owners.released == 0)
+        self.disowned = income[cut_rows.order[cut_rows.last[none_left]]].tolist()
         self._carry(cut_rows, rewards, owners)
         return {policy: batch for policy, batch in batches.items() if batch.count}
 

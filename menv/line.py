@@ -78,6 +78,8 @@ class Line:
         busy: Whether the sampler has taken a turn that is not answered; only it writes this.
         begun: Whether the sampler has taken anything of it.
         over: Whether its last turn has been said.
+        lost: Why it was broken off, None if it was not.
+        place: Its place among those in which something was said, in the order of saying.
         plays: Whether pieces have been handed in, beside which callers make no moves; None before anything is said.
         steady: Whether its next question may be one of a `Round`: one agent was answered, and nothing has been said
             since but questions of rounds.
@@ -91,7 +93,9 @@ class Line:
         "done",
         "episode_id",
         "infos",
+        "lost",
         "over",
+        "place",
         "plays",
         "rewards",
         "sizes",
@@ -106,10 +110,11 @@ class Line:
         self.trained = trained
         self.backlog = backlog or Backlog()
         self.sizes: deque[int] = deque()
-        self.untold = 0
+        self.untold = self.place = 0
         self.turns: deque[Turn | Played] = deque()
         self.asked = self.busy = False
         self.begun = self.over = self.steady = False
+        self.lost: str | None = None
         self.plays: bool | None = None
         self.rewards: dict[AgentId, float] = {}
         self.infos: dict[AgentId, Mapping[str, Any]] = {}

@@ -1,50 +1,127 @@
 """The episodes in which something was said that the sampler has not taken.
 
-`menv.switchboard` keeps them, and guards them with its lock. It knows neither callers nor the sampler.
+`menv.switchboard` keeps them, and guards them with its lock. Whatever costs the sampler time is taken a little at a
+time: thousands of episodes that end at once, or are played elsewhere, must not keep those waiting who ask for actions.
 """
 
 from __future__ import annotations
 
-from menv.line import Line
+from collections.abc import Iterator
+from itertools import islice, takewhile
+from operator import attrgetter
+
+from menv.backlog import Backlog
+from menv.line import Line, Turn
+from menv.played import Played
 
 _MOST_AT_ONCE = 16
 
 
-class ReadyLines(dict[str, Line]):
+class ReadyLines:
     """Lines by id.
 
-    Of a caller that only logs, hundreds of episodes may be over before the sampler takes the first step of one. Taken
-    side by side they would overfill fragments by a step each, or whole where episodes are to be complete; so only a few
-    of them are begun at once.
+    Attributes:
+        room: How many more steps the sampler wants of pieces that were played elsewhere. Without room only those of
+            episodes that it has begun count, and are taken.
+        by_rows: Whether the steps of all agents count, not env steps.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.room: float = float("inf")
+        self.by_rows = False
+        self._asking: dict[str, Line] = {}
+        # Lines that are over: those of which the sampler has begun the episode, and those of which it has not.
+        self._over: dict[str, Line] = {}
+        self._logged: dict[str, Line] = {}
+        # Lines with pieces, by client; the client whose turn it is comes first.
+        self._playing: dict[Backlog, dict[str, Line]] = {}
+        self._pieces = self._begun_pieces = 0
+        self._latest = 0
         # The ids of those that were over when they were begun, and have steps left.
         self._under_way: set[str] = set()
 
-    def take(self, over: int) -> list[Line]:
-        """Take out all lines but those of which the sampler is to know nothing yet.
+    def __len__(self) -> int:
+        """Return how many lines the sampler may take."""
+        pieces = self._pieces if self.room > 0 else self._begun_pieces
+        return len(self._asking) + len(self._over) + len(self._logged) + pieces
 
-        Args:
-            over: How many episodes are over and have steps left.
+    def __iter__(self) -> Iterator[Line]:
+        """Yield all lines."""
+        for lines in (self._asking, self._over, self._logged, *self._playing.values()):
+            yield from lines.values()
+
+    def clear(self) -> None:
+        """Forget all lines."""
+        for lines in (self._asking, self._over, self._logged, self._playing):
+            lines.clear()
+        self._pieces = self._begun_pieces = 0
+
+    def add(self, line: Line) -> None:
+        """Add a line, or note that more was said in it."""
+        name, before = line.episode_id, None
+        if line.plays:
+            lines = self._playing.setdefault(line.backlog, {})
+            self._pieces += name not in lines
+            self._begun_pieces += line.begun and name not in lines
+        elif line.over:
+            before = self._asking.pop(name, None)
+            lines = self._over if line.begun else self._logged
+        else:
+            lines = self._asking
+        if name not in lines:
+            lines[name] = line
+            if before is None:
+                self._latest = line.place = self._latest + 1
+
+    def take(self) -> list[Line]:
+        """Take out what the sampler is to take next, in the order in which it was said."""
+        lines = list(self._asking.values())
+        self._asking.clear()
+        more = self._take_over() + self._take_pieces()
+        return sorted(lines + more, key=attrgetter("place")) if more else lines
+
+    def _take_over(self) -> list[Line]:
+        """Take out a few lines that are over.
+
+        Of a caller that only logs, hundreds of episodes may be over before the sampler takes the first step of one.
+        Side by side they would overfill fragments by a step each, so only a few are begun at once.
         """
-        lines = list(self.values())
-        self.clear()
-        if over <= _MOST_AT_ONCE:
-            return lines
-        taken = []
-        for line in lines:
-            # A piece is taken whole, in whichever poll.
-            if not line.over or line.begun or line.plays:
-                taken.append(line)
-            elif len(self._under_way) < _MOST_AT_ONCE:
-                self._under_way.add(line.episode_id)
-                taken.append(line)
-            else:
-                self[line.episode_id] = line
+        taken = _first(self._over, _MOST_AT_ONCE)
+        begun = _first(self._logged, min(_MOST_AT_ONCE - len(taken), _MOST_AT_ONCE - len(self._under_way)))
+        self._under_way.update(line.episode_id for line in begun)
+        return taken + begun
+
+    def _take_pieces(self) -> list[Line]:
+        """Take out a few lines with pieces, of each client in turn, while there is room."""
+        taken: list[Line] = []
+        room, full = self.room, self.room <= 0
+        while len(taken) < _MOST_AT_ONCE and (self._begun_pieces if full else self._pieces and room > 0):
+            client = next(iter(self._playing))
+            lines = self._playing.pop(client)
+            line = next((one for one in lines.values() if one.begun or not full), None)
+            if line is not None:
+                del lines[line.episode_id]
+                self._pieces -= 1
+                self._begun_pieces -= line.begun
+                room -= self._steps(line.turns[0])
+                # An end that comes without a step needs no room.
+                ends = takewhile(lambda said: not self._steps(said), islice(line.turns, 1, None))
+                taken += [line, *(line for _ in ends)]
+            if lines:
+                self._playing[client] = lines
         return taken
+
+    def _steps(self, said: Turn | Played) -> int:
+        """Return how many steps a piece has; the loss of an episode has none."""
+        if not isinstance(said, Played):
+            return 0
+        return sum(len(moves.rewards) for moves in said.agents.values()) if self.by_rows else said.env_steps
 
     def used_up(self, line: Line) -> None:
         """Note that nothing is left of an episode that is over."""
         self._under_way.discard(line.episode_id)
+
+
+def _first(lines: dict[str, Line], count: int) -> list[Line]:
+    """Take out the first lines, at most so many."""
+    return [lines.pop(name) for name in list(islice(lines, max(0, count)))]

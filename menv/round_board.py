@@ -80,7 +80,7 @@ class RoundBoard(Switchboard):
             for line in answered.lines:
                 line.asked = line.busy = False
                 if line.turns:
-                    self._ready[line.episode_id] = line
+                    self._ready.add(line)
 
     def steady(self, lines: Iterable[Line]) -> None:
         """Note that one agent of each of these episodes was answered, so that they may be part of a round."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from menv.backlog import Backlog
@@ -70,6 +70,10 @@ class Switchboard:
     def ready(self) -> int:
         """In how many episodes something was said that nobody has taken."""
         return len(self._ready)
+
+    def has_room(self, steps: float, by_rows: bool) -> None:
+        """Note how many more steps the sampler wants of pieces; see `ReadyLines.room`."""
+        self._ready.room, self._ready.by_rows = steps, by_rows
 
     @property
     def expected(self) -> int:
@@ -153,7 +157,7 @@ class Switchboard:
                     line.plays, line.asked = False, True
                     line.push(line.turn(obs, answer), size)
                     if not line.busy:
-                        self._ready[episode_id] = line
+                        self._ready.add(line)
             self._ring()
         return refused
 
@@ -231,7 +235,6 @@ class Switchboard:
             turn = line.turn(obs)
             turn.over = not truncated, truncated
             self._say(line, turn, size)
-            self._close(line)
 
     def play(self, episode_id: str, piece: Played, size: int = 0) -> None:
         """Hand in a piece of an episode that was played elsewhere, the last one if it is over.
@@ -252,21 +255,28 @@ class Switchboard:
                     "pieces from its beginning; do one or the other"
                 )
             line.plays = True
-            self._push(line, piece, size)
             if piece.over:
                 self._close(line)
+            self._push(line, piece, size)
             self._ring()
 
-    def lose(self, episode_id: str) -> None:
-        """Break an episode off whose client is gone; what its last action led to is unknown."""
+    def lose(self, episode_ids: Iterable[str], why: str) -> None:
+        """Break episodes off whose client is gone; what their last actions led to is unknown.
+
+        Args:
+            episode_ids: Episodes; those that are not open are left alone.
+            why: What happened, in a few words; the first of a run is shown in results.
+        """
         with self._news:
-            line = self._lines.get(episode_id)
-            if line is None or self._stopped:
-                return
-            turn = line.turn(None)
-            turn.over = False, True
-            self._push(line, turn, 0)
-            self._close(line)
+            for episode_id in episode_ids:
+                line = self._lines.get(episode_id)
+                if line is None or self._stopped:
+                    continue
+                line.lost = why
+                turn = line.turn(None)
+                turn.over = False, True
+                self._close(line)
+                self._push(line, turn, 0)
             self._ring()
 
     def fail(self, fault: BaseException) -> None:
@@ -314,9 +324,9 @@ class Switchboard:
                 raise over()
             if self._fault and (not self.ready or time.monotonic() - self._fault_at > _PATIENCE):
                 raise self._fault
-            return self._ready.take(self._backlog)
+            return self._ready.take()
 
-    def next_turns(self, lines: Iterable[Line]) -> list[Turn | Played | None]:
+    def next_turns(self, lines: Sequence[Line]) -> list[Turn | Played | None]:
         """Return what is to be taken next in each episode, None while its last turn is not answered."""
         found: list[Turn | Played | None] = []
         with self._lock:
@@ -332,6 +342,9 @@ class Switchboard:
                     self._backlog -= 1
                     if self._backlog == _MOST_OVER - 1:
                         self._news.notify_all()
+            for line in lines:
+                if line.plays and line.turns:
+                    self._ready.add(line)
         return found
 
     def answered(self, lines: Iterable[Line]) -> None:
@@ -342,7 +355,7 @@ class Switchboard:
                 self._expected += line.asked
                 line.asked = line.busy = False
                 if line.turns:
-                    self._ready[line.episode_id] = line
+                    self._ready.add(line)
 
     def held_rewards(self, known: Iterable[Line] = ()) -> dict[EnvId, dict[AgentId, float]]:
         """Return what was paid and the sampler has not taken, by episode and agent.
@@ -351,7 +364,7 @@ class Switchboard:
             known: Episodes that the sampler has begun; some of them may be closed here.
         """
         with self._news:
-            everybody = (*known, *self._ready.values(), *self._lines.values())
+            everybody = (*known, *self._ready, *self._lines.values())
             found = {line.episode_id: line.owed() for line in everybody}
         return {name: owed for name, owed in found.items() if owed}
 
@@ -375,13 +388,15 @@ class Switchboard:
         if line.plays:
             raise mixed("episode", line.episode_id)
         line.plays = False
+        if turn.over is not None:
+            self._close(line)
         self._push(line, turn, size)
         self._ring()
 
     def _push(self, line: Line, said: Turn | Played, size: int) -> None:
         line.push(said, size)
         if not line.busy:
-            self._ready[line.episode_id] = line
+            self._ready.add(line)
 
     def _ring(self) -> None:
         """Tell whoever samples that something was said."""

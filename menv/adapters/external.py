@@ -25,6 +25,7 @@ from menv.adapters.slot_pool import SlotPool
 from menv.base_env import ALL, AgentId, BaseEnv, EnvId, Piece, Ready, Unclaimed
 from menv.call_errors import over, stopped
 from menv.errors import ContractError, EnvCrashError
+from menv.fault import CALLER, Fault
 from menv.line import Line, Turn
 from menv.played import Played
 from menv.switchboard import Switchboard
@@ -71,7 +72,8 @@ class ExternalEnvs(BaseEnv):
         self._free: list[ExternalRoster] = []
         # Those whose last piece is under way; their slots are in use until it has been taken in.
         self._leaving: list[ExternalRoster] = []
-        self._env_steps = np.zeros(0, np.int64)
+        # The first of as many counts as there is room for.
+        self._counts = self._env_steps = np.zeros(0, np.int64)
         # Of the sub-environments that have stepped since the last poll, once for each step.
         self._stepped: list[int] = []
         self._due: list[Game] = []
@@ -235,12 +237,11 @@ class ExternalEnvs(BaseEnv):
         self.switchboard.answered([game.line for game in games])
 
     def _advance(self, line: Line, turn: Turn | Played | None) -> None:
-        """Take what was said in an episode, from one turn up to one that must be answered first."""
-        while turn is not None:
-            if isinstance(turn, Played):
-                self._play(line, turn)
-            elif self._take_or_tell(line, turn):
-                return
+        """Take what was said in an episode: a piece, or turns up to one that must be answered first."""
+        if isinstance(turn, Played):
+            self._play(line, turn)
+            return
+        while isinstance(turn, Turn) and not self._take_or_tell(line, turn):
             (turn,) = self.switchboard.next_turns([line])
 
     def _take_or_tell(self, line: Line, turn: Turn) -> bool:
@@ -258,18 +259,19 @@ class ExternalEnvs(BaseEnv):
         if line.plays:
             # Only its loss is told by a turn.
             if game is not None:
+                self._note_lost(game)
                 self._hand_on(game, last_piece(game.roster, int(self._env_steps[game.roster.env_index])))
             return False
         if game is None:
             if turn.over is not None:
                 self._drop(line, turn.rewards)
                 return False
-            game = self._open(line)
+            game, before = self._open(line), len(self._report.joined)
             game.roster.credit(turn.rewards, self._report)
             # Who was done before it saw anything never acts.
             shown = {agent: obs for agent, obs in (turn.obs or {}).items() if agent not in turn.done}
             game.roster.begin(shown, turn.infos, self._report)
-            self._mark_untrained(line)
+            self._mark_untrained(line, before)
         elif turn.obs and turn.plain and game.roster.go_on(turn.obs):
             # Nobody is new, gone or owed anything, as in nearly all steps.
             self._stepped.append(game.roster.env_index)
@@ -283,6 +285,7 @@ class ExternalEnvs(BaseEnv):
             turn.tell({})
             return False
         game.turn, line.busy = turn, True
+        game.acted = True
         self._due.append(game)
         return True
 
@@ -290,7 +293,8 @@ class ExternalEnvs(BaseEnv):
         """Take in one env step; True if the episode is over."""
         roster, report = game.roster, self._report
         if turn.obs is None:
-            roster.lose(turn.rewards, report)
+            self._note_lost(game)
+            roster.lose(turn.rewards, report, faulty=True)
             return True
         self._stepped.append(roster.env_index)
         terminateds, truncateds = _GOES_ON, _GOES_ON
@@ -299,9 +303,23 @@ class ExternalEnvs(BaseEnv):
             terminateds, truncateds = {**turn.done, ALL: terminated}, {ALL: truncated}
         before = len(report.joined)
         over = roster.step((turn.obs, turn.rewards, terminateds, truncateds, turn.infos), report)
-        if len(report.joined) > before:
-            self._mark_untrained(game.line)
+        self._mark_untrained(game.line, before)
+        if over and not game.acted:
+            self._count_out()
         return over
+
+    def _count_out(self) -> None:
+        """Keep the episode that ended last out of all means: without a step it was none."""
+        self._report.episodes[-1] = self._report.episodes[-1]._replace(faulty=True)
+
+    def _note_lost(self, game: Game) -> None:
+        """Report that an episode was broken off, if an agent has acted in it."""
+        line = game.line
+        if not game.acted:
+            return
+        told = f"episode {line.episode_id!r:.60} was broken off: {line.lost}"
+        index = game.roster.env_index
+        self._report.faults.append(Fault(line.episode_id, index, CALLER, told, (CALLER, str(line.lost), 0)))
 
     def _play(self, line: Line, played: Played) -> None:
         """Take in a piece that was played elsewhere; one without actions begins nothing."""
@@ -310,7 +328,7 @@ class ExternalEnvs(BaseEnv):
             self._drop(line, played.unclaimed)
             return
         game = game or self._open(line)
-        roster = game.roster
+        game.acted, roster = True, game.roster
         self._env_steps[roster.env_index] += played.env_steps
         roster.episode_steps += played.env_steps
         self._report.unclaimed += [
@@ -334,17 +352,19 @@ class ExternalEnvs(BaseEnv):
             roster.reopen(line.episode_id)
         else:
             roster = ExternalRoster(line.episode_id, len(self._env_steps), self._pool, self._possible)
-            self._env_steps = np.append(self._env_steps, 0)
+            if len(self._env_steps) == len(self._counts):
+                self._counts = np.append(
+                    self._counts, np.zeros_like(self._counts, shape=64 + len(self._counts))
+                )
+            self._env_steps = self._counts[: len(self._env_steps) + 1]
         game = self._games[line.episode_id] = Game(line, roster)
         return game
 
-    def _mark_untrained(self, line: Line) -> None:
-        """Say that nobody learns from lives that have just begun, if the caller wants it so."""
+    def _mark_untrained(self, line: Line, before: int) -> None:
+        """Say that policies do not learn from the lives that have begun since so many, if the caller wants it so."""
         if not line.trained:
             joined = self._report.joined
-            joined[:] = [
-                join._replace(trained=False) if join.env_id == line.episode_id else join for join in joined
-            ]
+            joined[before:] = [join._replace(trained=False) for join in joined[before:]]
 
     def _drop(self, line: Line, rewards: Mapping[AgentId, float]) -> None:
         """Forget an episode in which nobody acted, but for what was paid in it."""
@@ -357,6 +377,7 @@ class ExternalEnvs(BaseEnv):
             ]
             game.roster.begin({}, {}, self._report)
             game.roster.step(({}, {}, {ALL: True}, {ALL: False}, {}), self._report)
+            self._count_out()
             del self._games[line.episode_id]
             self._free.append(game.roster)
 
@@ -395,5 +416,5 @@ class ExternalEnvs(BaseEnv):
             self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed,
             None if all_plain else list(chain.from_iterable(roster.infos for roster in rosters)),
-            {} if all_plain else chosen_actions(due), self._pool.seats, pieces,
+            {} if all_plain else chosen_actions(due), self._pool.seats, pieces, report.faults,
         )  # fmt: skip

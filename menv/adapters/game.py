@@ -18,14 +18,16 @@ class Game:
     Attributes:
         line: As given; so is `roster`.
         turn: None where nobody waits, or a whole round does.
+        acted: Whether an agent has been asked, or has acted elsewhere; without it there was no episode.
     """
 
-    __slots__ = ("line", "roster", "turn")
+    __slots__ = ("acted", "line", "roster", "turn")
 
     def __init__(self, line: Line, roster: ExternalRoster) -> None:
         self.line = line
         self.roster = roster
         self.turn: Turn | None = None
+        self.acted = False
 
 
 def chosen_actions(games: Iterable[Game]) -> dict[int, Any]:

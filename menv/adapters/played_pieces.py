@@ -49,7 +49,8 @@ def next_piece(roster: ExternalRoster, played: Played, trained: bool, now: int) 
 def last_piece(roster: ExternalRoster, now: int) -> Piece:
     """Return the end of an episode whose client is gone; see `next_piece`."""
     parts, began = _others(roster, False, True), now - roster.episode_steps
-    return Piece(roster.env_id, roster.env_index, parts, roster.close(False, True), None, began, now)
+    episode = roster.close(False, True)._replace(faulty=True)
+    return Piece(roster.env_id, roster.env_index, parts, episode, None, began, now)
 
 
 def _others(roster: ExternalRoster, terminated: bool, truncated: bool) -> list[AgentPiece]:

@@ -193,9 +193,6 @@ class EpisodeBook:
         if self._hooks.active:
             episode.look_at(end.agent_id, end.obs, end.info)
         earned = self._table.returns.item(end.slot) + end.reward
-        if end.withdrawn:
-            # What was paid before a first action that does not count is no action's.
-            episode.unclaimed_rewards += cohort.ledger.disown(end.slot)
         episode.credit(end.agent_id, earned)
         if end.info and MEMBER_REWARDS in end.info:
             episode.credit_members(end.agent_id, end.info[MEMBER_REWARDS])

@@ -17,7 +17,7 @@ from menv.callbacks import DefaultCallbacks, overrides
 from menv.episode import Episode
 from menv.episode_record import When
 from menv.errors import EnvFaultWarning
-from menv.fault import Fault
+from menv.fault import CALLER, Fault
 from menv.loop.hooked_numbers import broken_of_each, refuse_broken
 from menv.loop.pieces import Piece, pieces_of
 from menv.metrics import Metrics
@@ -113,7 +113,9 @@ class Hooks:
         """Count faults of sub-environments, and note those whose cause is new."""
         for fault in faults:
             self._metrics.record_faulty(fault.line)
-            if fault.origin not in self._causes and len(self._causes) < _MOST_CAUSES:
+            # That clients come and go is no reason to warn.
+            new = fault.where != CALLER and fault.origin not in self._causes
+            if new and len(self._causes) < _MOST_CAUSES:
                 self._causes.add(fault.origin)
                 self._untold.append(fault.line)
 

@@ -144,6 +144,12 @@ class ExternalQuota(Quota):
     ) -> None:
         super().__init__(length, batch_mode, count_steps_by)
         self._begun = 0
+        self._left: float = length
+
+    @property
+    def room(self) -> tuple[float, bool]:
+        """How many steps the fragment lacked at the last look, and whether they are those of all agents."""
+        return self._left, self._by_rows
 
     def begin(self, env_steps: Column) -> None:
         """Begin a fragment at these env step counts [E]; episodes that run go on."""
@@ -166,6 +172,7 @@ class ExternalQuota(Quota):
         """Return [E] True where nobody is answered any more; see `Quota.closed`."""
         self._make_room(len(env_steps))
         steps = self._rows.sum() if self._by_rows else int(env_steps.sum()) - self._begun
+        self._left = self.length - steps
         if steps < self.length:
             return None
         if not self._complete:

@@ -25,7 +25,7 @@ from menv.loop.observation_fn import ObservationFn
 from menv.loop.own_cohort import OwnCohort
 from menv.loop.patience import Patience
 from menv.loop.played_rows import PlayedRows
-from menv.loop.quota import Quota
+from menv.loop.quota import ExternalQuota, Quota
 from menv.loop.slot_table import SlotTable
 from menv.loop.times import Times
 from menv.segments import Column
@@ -70,6 +70,7 @@ class RowLoop:
         self._base_env = base_env
         self._cohorts = cohorts
         self._quota = quota
+        self._board = base_env.switchboard if isinstance(base_env, ExternalEnvs) else None
         self._table = table
         self._book = book
         self._hooks = hooks
@@ -170,6 +171,8 @@ class RowLoop:
             if closed is not None and closed.all():
                 return True
             answered = self._answer(closed, explore)
+            if self._board is not None and isinstance(quota, ExternalQuota):
+                self._board.has_room(*quota.room)
             ready = self._polled(patience.left)
             self._take(ready)
             if patience.ends(ready, answered):
@@ -248,7 +251,7 @@ class RowLoop:
         before = ready
         if self._observation_fn is not None:
             ready = self._observation_fn.finals(ready)
-        if ready.ended or ready.joined or ready.unclaimed or ready.episodes:
+        if ready.ended or ready.joined or ready.unclaimed or ready.episodes or ready.faults:
             self._book.take(ready)
             self._quota.note_ends(ready.episodes)
         if ready.played:

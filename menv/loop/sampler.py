@@ -378,6 +378,8 @@ class Sampler(Told, told=OF_WORKERS):
         excluded: list[SampleBatch] = []
         for number, cohort in enumerate(self._cohorts):
             closed = cohort.close()
+            for reward in cohort.ledger.disowned:
+                self.metrics.add_unclaimed(reward)
             if self._frames is None and not self.base_env.external:
                 for batch in (*closed.values(), *(batch for _, batch in cohort.unlearned)):
                     self.action_log.note(number, batch)

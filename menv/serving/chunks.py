@@ -203,7 +203,8 @@ class ChunkDesk:
             chunks.last_obs = copy.deepcopy(episode.obs[-1])
             state.loose.append(chunks)
         if len(state.loose) > _MOST_LOOSE:
-            self._board.lose(state.loose.pop(0).board_id)
+            oldest = state.loose.pop(0).board_id
+            self._board.lose([oldest], f"its client began {_MOST_LOOSE} others that have no id")
 
     def announce(self, state: ClientState, name: str, policies: Mapping[str, str]) -> None:
         """Note who answers for whom in an episode that the client is about to play, begun or not.
@@ -221,12 +222,11 @@ class ChunkDesk:
 
     def _lose(self, state: ClientState, names: Sequence[str]) -> None:
         """Break off episodes of which the client will bring nothing more, as far as they are open."""
-        for name in names:
-            chunks = state.chunks.get(name)
-            if chunks is not None and not chunks.over:
-                chunks.over = True
-                state.chunks_over += 1
-                self._board.lose(chunks.board_id)
+        open_ones = [one for name in names if (one := state.chunks.get(name)) is not None and not one.over]
+        for chunks in open_ones:
+            state.chunks_over += not chunks.over
+            chunks.over = True
+        self._board.lose([one.board_id for one in open_ones], "its client gave it up")
 
     def _chunks_of(self, state: ClientState, episode: WireEpisode, where: str) -> Chunks:
         """Return the episode that a chunk belongs to, a new one if it begins one."""

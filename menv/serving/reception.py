@@ -198,32 +198,34 @@ class Reception:
                 self._make_room()
                 asyncio.get_running_loop().call_later(self.return_s, self._give_up_if_away, state.token)
             else:
-                self.give_up(state)
+                self.give_up(state, "the connection of its client ended")
 
     def take_up(self, state: ClientState, before: ClientState) -> ClientState:
         """Return the client that a connection goes on as; what was begun over this connection alone is broken off."""
         state.connected -= 1
         if state.connected <= 0:
-            self.give_up(state)
+            self.give_up(state, "its client went on with another session")
         before.connected += 1
         return before
 
-    def give_up(self, state: ClientState) -> None:
+    def give_up(self, state: ClientState, why: str) -> None:
         """Break off what a client leaves behind."""
         self.states.pop(state.token, None)
-        for board_id in state.board_ids():
-            self.switchboard.lose(board_id)
+        self.switchboard.lose(state.board_ids(), why)
         state.clear()
 
     def _make_room(self) -> None:
         """Give up who has been away the longest, if too many are."""
         away = [state for state in self.states.values() if state.connected <= 0]
         if len(away) > _MOST_AWAY:
-            self.give_up(min(away, key=lambda state: state.lost_at))
+            self.give_up(
+                min(away, key=lambda state: state.lost_at),
+                f"more than {_MOST_AWAY} clients are without a connection",
+            )
 
     def _give_up_if_away(self, token: str) -> None:
         """Give a client up that has not returned since it lost a connection long enough ago."""
         # By its token: of clients that were given up before nothing is kept until then.
         state = self.states.get(token)
         if state is not None and state.connected <= 0 and time.monotonic() - state.lost_at >= self.return_s:
-            self.give_up(state)
+            self.give_up(state, f"its client did not come back within {self.return_s:g} s")

@@ -110,8 +110,8 @@ def test_an_episode_may_come_in_pieces_also_when_the_fragment_closes_between_the
             for name, pieces in lines:
                 if pieces:
                     env.switchboard.play(name, pieces.pop(0))
-            if between:
-                there.append(algo.sample())
+                    if between:
+                        there.append(algo.sample())
         if not between:
             there.append(algo.sample())
     batches = [batch["default_policy"] for batch in there if "default_policy" in batch.policy_batches]
@@ -183,10 +183,10 @@ def test_a_lost_episode_ends_with_the_observation_that_waits(closed: bool) -> No
             first = algo.sample()["default_policy"]
             assert first.count == 3
             assert not first["truncateds"].any()
-        env.switchboard.lose(name)
+        env.switchboard.lose([name], "it is a test")
         other = env.switchboard.start()
         env.switchboard.play(other, long.piece(0, 3))
-        env.switchboard.lose(other)
+        env.switchboard.lose([other], "it is a test")
         if not closed:
             env.switchboard.play(env.switchboard.start(), noted[0].piece(0, 1))
         second = algo.sample()["default_policy"]

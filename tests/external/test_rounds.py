@@ -148,7 +148,7 @@ def moves(draws: random.Random, open_ones: list[str]) -> list[tuple[Any, ...]]:
             "pay": [("pay", name, {SINGLE_AGENT: 2.0})],
             "log": [("log", name, shown, {SINGLE_AGENT: 1}, False)],
             "end": [("end", name, shown)],
-            "lose": [("lose", name)],
+            "lose": [("lose", [name], "it is a test")],
             "done": [("pay", name, {SINGLE_AGENT: 3.0}, None, {SINGLE_AGENT: True})],
             "ask": [("ask", [name], np.array([[draws.random(), 2.0]], np.float32), [0.0])],
         }
@@ -263,7 +263,7 @@ def test_episodes_of_several_agents_are_no_part_of_rounds() -> None:
 def test_an_episode_that_is_lost_while_its_round_waits_ends_after_its_answer() -> None:
     side, names = steady(2)
     side.ask(names, np.ones((2, 2), np.float32), [0.0] * 2)
-    side.board.lose(names[1])
+    side.board.lose([names[1]], "it is a test")
     first = side.poll()
     assert (len(first.slots), len(first.ended)) == (2, 0)
     side.envs.send_actions(first.slots, [1, 2])

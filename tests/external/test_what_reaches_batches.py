@@ -203,7 +203,7 @@ def test_a_fragment_without_anything_to_learn_from_is_no_fault() -> None:
         assert algo.train()["num_agent_steps_trained"] == 10
 
 
-def test_an_end_without_an_action_is_not_counted_unless_something_was_paid() -> None:
+def test_an_episode_without_an_action_is_none_also_where_something_was_paid() -> None:
     env = Told()
     with training(env, DQN, min_sample_timesteps_per_iteration=10) as algo:
         env.end_episode(env.start_episode(), obs(9, 9))
@@ -214,8 +214,9 @@ def test_an_end_without_an_action_is_not_counted_unless_something_was_paid() -> 
         log_steps(env, "x" if env.start_episode("x") else "", 0, 10)
         env.end_episode("x", obs(0, 10))
         result = algo.train()
-    assert sorted(result["hist_stats"]["episode_reward"]) == [2.5, 55.0]
-    assert sorted(result["hist_stats"]["episode_lengths"]) == [1, 10]
+    assert result["hist_stats"]["episode_reward"] == [55.0]
+    assert result["hist_stats"]["episode_lengths"] == [10]
+    assert (result["episodes_total"], result["faulty_episodes_total"]) == (1, 0)
     assert algo._metrics.unclaimed_rewards == 2.5
 
 

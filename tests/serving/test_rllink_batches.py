@@ -101,11 +101,9 @@ def test_chunks_of_an_episode_over_several_messages_are_one_episode(numbered: bo
 
 def test_chunks_of_several_environments_on_one_connection_are_told_apart_without_ids() -> None:
     sent = [whole(16, start=100 * place) for place in range(3)]
-    with served(kind=RLlinkInput) as one, one.voice() as voice:
+    with served(kind=RLlinkInput, rollout_fragment_length=1) as one, one.voice() as voice:
         for together in zip(*(parts(episode, 5, 11) for episode in sent), strict=True):
             voice.bring(*together)
-        # Two of the three would fill a fragment, and the last one would wait for more to come.
-        assert voice.ask("PING") == {"type": "PONG"}
         one.sample(48)
         assert sorted(returns(one)) == [(sum(episode["rewards"]), 16) for episode in sent]
 
@@ -269,22 +267,20 @@ def test_old_actions_are_judged_by_the_weights_that_chose_them() -> None:
 @pytest.mark.parametrize("told", [False, True], ids=["computed", "told by the client"])
 def test_rows_of_weights_that_are_too_old_are_counted_and_left_out(told: bool) -> None:
     more: dict[str, Any] = (
-        {"action_logp": [-0.7] * 32, "action_dist_inputs": [[0.0, 0.0]] * 32} if told else {}
+        {"action_logp": [-0.7] * 16, "action_dist_inputs": [[0.0, 0.0]] * 16} if told else {}
     )
     with served(kind=RLlinkInput, settings={"max_staleness": 1}) as one, one.voice() as voice:
         for _ in range(2):
-            voice.bring(whole(32, **more))
+            voice.bring(whole(16, **more), whole(16, **more))
             result = one.algo.train()
         assert result["external"]["num_stale_steps"] == result["external"]["num_agent_steps_left_out"] == 0
         trained = result["num_agent_steps_trained"]
-        voice.bring(whole(32, **more), weights_seq_no=1)
-        voice.bring(whole(32, **more), weights_seq_no=2)
-        assert voice.ask("PING") == {"type": "PONG"}
+        voice.bring(whole(16, **more) | {"weights_seq_no": 1}, whole(16, **more) | {"weights_seq_no": 2})
         result = one.algo.train()
         external = result["external"]
-        assert external["num_stale_steps"] == external["num_off_policy_steps"] == 32
-        assert external["num_agent_steps_left_out"] == 32
-        assert result["num_agent_steps_trained"] > trained
+        assert external["num_stale_steps"] == external["num_off_policy_steps"] == 16
+        assert external["num_agent_steps_left_out"] == 16
+        assert result["num_agent_steps_trained"] == trained + 16
 
 
 def test_weights_of_a_number_that_never_was_count_as_unknown() -> None:
@@ -337,7 +333,7 @@ def test_an_id_that_was_used_long_ago_is_refused_and_costs_nothing_else() -> Non
         assert voice.ask("PING") == {"type": "PONG"}
 
 
-def test_a_client_that_goes_with_chunks_open_keeps_what_it_brought() -> None:
+def test_a_client_that_goes_with_chunks_open_leaves_their_rows_and_a_faulty_episode() -> None:
     sent = whole(40, id="one")
     with served(kind=RLlinkInput) as one:
         with one.sampling():
@@ -346,4 +342,6 @@ def test_a_client_that_goes_with_chunks_open_keeps_what_it_brought() -> None:
                 assert voice.ask("PING") == {"type": "PONG"}
             assert settled(one)
         assert one.paid() == sum(sent["rewards"][:35])
-        assert [length for _, length in returns(one)] == [35]
+        result = one.algo._metrics.summary()
+        assert (result["episodes_total"], result["num_faulty_episodes"]) == (0, 1)
+        assert "the connection of its client ended" in result["first_fault"]

@@ -1,0 +1,266 @@
+"""Clients that vanish in the middle of episodes, and floods of pieces and ends: what results count, who has to wait."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from menv.algorithms import DQN
+from menv.serving import Limits
+from menv.serving.rllink import RLlinkInput
+from tests.external.told import Told, obs, training, waiting
+from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
+from tests.serving.served import Served, obs_of, served, settled
+from tests.serving.talks import eventually
+from tests.serving.voices import Turns, Voice
+
+DOORS = pytest.mark.parametrize("door", [TCP, HTTP, WEBSOCKET], ids=lambda door: door.name)
+# Over HTTP a client is gone that has no connection for so long.
+SOON = Limits(handshake_s=0.2)
+
+
+def played(steps: int, *, over: bool = True, **more: Any) -> dict[str, Any]:
+    """Return an episode, or the beginning of one, in which each step earns 1."""
+    flags = {"is_terminated": over, "is_truncated": False}
+    rows = [obs_of(step) for step in range(steps + 1)]
+    return {"obs": rows, "actions": [0] * steps, "rewards": [1.0] * steps, **flags, **more}
+
+
+def by_chunks(voice: Voice) -> None:
+    """Play one step alone."""
+    voice.bring(played(1, over=False))
+    assert voice.ask("PING") == {"type": "PONG"}
+
+
+def by_questions(voice: Voice) -> None:
+    """Ask for two actions, the first of which was paid."""
+    turns = Turns(voice, "mine")
+    turns.act(obs_of(0))
+    turns.pay(1.0)
+    turns.act(obs_of(1))
+
+
+@pytest.mark.parametrize("play", [by_chunks, by_questions], ids=["chunks", "questions"])
+@DOORS
+def test_clients_that_vanish_leave_faulty_episodes_that_are_in_no_mean(
+    door: Door, play: Callable[[Voice], None]
+) -> None:
+    config = {"rollout_fragment_length": 1, "min_sample_timesteps_per_iteration": 10}
+    with (
+        served(DQN, RLlinkInput, (door,), settings={"limits": SOON}, **config) as one,
+        one.training(),
+        Voice(door, one.envs.addresses[0]) as stays,
+    ):
+        stays.bring(*(played(10) for _ in range(20)))
+        for _ in range(20):
+            with Voice(door, one.envs.addresses[0]) as voice:
+                play(voice)
+        assert settled(one)
+        assert eventually(lambda: one.results and one.results[-1]["faulty_episodes_total"] == 20)
+    last = one.results[-1]
+    assert last["episodes_total"] == 20
+    assert sum(result["episodes_this_iter"] for result in one.results) == 20
+    assert sum(result["num_faulty_episodes"] for result in one.results) == 20
+    assert (last["episode_reward_mean"], last["episode_len_mean"]) == (10.0, 10.0)
+    assert "was broken off: the connection of its client ended" in last["first_fault"]
+    assert last["num_env_steps_sampled"] == 20 * 10 + 20
+
+
+def test_a_session_that_is_not_taken_up_again_leaves_faulty_episodes() -> None:
+    with served(settings={"return_s": 0.1}) as one:
+        with one.sampling():
+            with one.voice() as voice:
+                voice.greet()
+                by_questions(voice)
+            assert settled(one)
+        result = one.algo._metrics.summary()
+    assert (result["episodes_total"], result["num_faulty_episodes"]) == (0, 1)
+    assert "did not come back within 0.1 s" in result["first_fault"]
+
+
+def test_an_episode_that_its_client_gives_up_is_faulty() -> None:
+    with served(kind=RLlinkInput) as one:
+        with one.sampling(), one.voice() as voice:
+            voice.greet()
+            voice.bring(played(3, over=False, id="mine"))
+            voice.bring(lost=["mine", "mine", "unknown"])
+            assert voice.ask("PING") == {"type": "PONG"}
+            assert settled(one)
+        result = one.algo._metrics.summary()
+    assert (result["episodes_total"], result["num_faulty_episodes"]) == (0, 1)
+    assert "its client gave it up" in result["first_fault"]
+
+
+def test_a_client_that_vanishes_before_its_first_action_leaves_no_episode() -> None:
+    with served() as one:
+        with one.sampling():
+            with one.voice() as voice:
+                turns = Turns(voice, "mine")
+                turns.pay(2.0)
+            assert settled(one)
+        assert one.paid() == 2.0
+        result = one.algo._metrics.summary()
+    assert (result["episodes_total"], result["faulty_episodes_total"], result["first_fault"]) == (0, 0, None)
+
+
+def flood(voice: Voice, messages: int, steps: int) -> None:
+    for _ in range(messages):
+        voice.bring(played(steps, action_logp=[-0.7] * steps))
+
+
+def test_a_fragment_closes_within_one_message_of_its_size() -> None:
+    with served(kind=RLlinkInput, rollout_fragment_length=30) as one, one.voice() as voice:
+        flood(voice, 6, 500)
+        assert voice.ask("PING") == {"type": "PONG"}
+        batches = [one.algo.sample() for _ in range(6)]
+        assert [batch.env_steps() for batch in batches] == [500] * 6
+
+
+@pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
+def test_a_fragment_of_short_pieces_has_its_size(count_steps_by: str) -> None:
+    multiagent = {"policies": ["default_policy"], "count_steps_by": count_steps_by}
+    options = {"rollout_fragment_length": 30, "multiagent": multiagent}
+    with served(kind=RLlinkInput, **options) as one, one.voice() as voice:
+        voice.bring(*(played(1 + number % 4) for number in range(100)))
+        assert voice.ask("PING") == {"type": "PONG"}
+        batches = [one.algo.sample() for _ in range(8)]
+        assert all(30 <= batch.env_steps() < 34 for batch in batches)
+
+
+def test_a_fragment_of_complete_episodes_begins_no_more_of_them_when_it_is_full() -> None:
+    options = {"rollout_fragment_length": 30, "batch_mode": "complete_episodes"}
+    with served(kind=RLlinkInput, **options) as one, one.voice() as voice, one.voice() as other:
+        voice.bring(played(40, over=False))
+        assert voice.ask("PING") == {"type": "PONG"}
+        for _ in range(5):
+            other.bring(played(20))
+        assert other.ask("PING") == {"type": "PONG"}
+        assert one.algo.sample().env_steps() == 0
+        voice.bring({**played(5), "obs": [obs_of(40), *played(5)["obs"][1:]]})
+        assert voice.ask("PING") == {"type": "PONG"}
+        assert one.algo.sample().env_steps() == 45
+        assert [one.algo.sample().env_steps() for _ in range(2)] == [40, 40]
+
+
+def test_clients_take_turns_with_their_pieces() -> None:
+    with (
+        served(kind=RLlinkInput, rollout_fragment_length=100) as one,
+        one.voice() as voice,
+        one.voice() as other,
+    ):
+        flood(voice, 5, 100)
+        assert voice.ask("PING") == {"type": "PONG"}
+        other.bring(played(100, weights_seq_no=1, action_logp=[-0.1] * 100))
+        assert other.ask("PING") == {"type": "PONG"}
+        logp = [float(one.algo.sample()["default_policy"]["action_logp"][0]) for _ in range(3)]
+        assert logp == pytest.approx([-0.7, -0.1, -0.7])
+
+
+def test_who_asks_does_not_wait_until_thousands_of_episodes_have_ended() -> None:
+    env = Told()
+    envs, board = waiting(env, 1.0), env.switchboard
+    names = [board.start() for _ in range(2000)]
+    for name in names:
+        board.log(name, {"agent0": obs(0, 0)}, {"agent0": 0})
+    first = envs.poll(1.0)
+    assert len(first.slots) == 2000
+    envs.send_actions(first.slots, [0] * 2000)
+    board.lose(names, "it is a test")
+    board.ask(board.start(), {"agent0": obs(1, 0)}, lambda _: None)
+    second = envs.poll(1.0)
+    assert len(second.slots) == 1
+    assert 0 < len(second.episodes) < 100
+    assert all(end.faulty for end in second.episodes)
+    env.over.set()
+    envs.stop()
+
+
+@contextmanager
+def asking(one: Served) -> Iterator[Callable[[], float]]:
+    """Ask for one action after the other; yield what returns the median of the seconds since it was called last."""
+    taken: list[float] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        with one.voice() as voice:
+            turns = Turns(voice, "healthy")
+            while not over.is_set():
+                begun = time.perf_counter()
+                turns.act(obs_of(1))
+                taken.append(time.perf_counter() - begun)
+                time.sleep(0.002)
+
+    def median() -> float:
+        found = statistics.median(taken)
+        taken.clear()
+        return found
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    time.sleep(1.0)
+    try:
+        yield median
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_beside_a_client_that_sends_a_million_steps_others_are_answered() -> None:
+    with served(rollout_fragment_length=300) as one:
+        with one.sampling(), asking(one) as median, one.voice(msgpack=True) as voice:
+            before = median()
+            flood(voice, 60, 20_000)
+            assert voice.ask("PING") == {"type": "PONG"}
+            backlog = one.envs._reception.backlog
+            assert any(eventually(lambda: backlog.waiting < 10_000) for _ in range(6))
+            assert median() < 3 * before
+        assert max(batch.env_steps() for batch in one.batches) < 300 + 20_000
+        assert sum(len(batch["default_policy"]["obs"]) for batch in one.batches) > 60 * 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_beside_thousands_of_episodes_that_end_at_once_others_are_answered() -> None:
+    with served(rollout_fragment_length=300) as one, one.sampling(), asking(one) as median:
+        voices = [one.voice(msgpack=True) for _ in range(6)]
+        for voice in voices:
+            for name in map(str, range(10_000)):
+                voice.tell("START_EPISODE", episode_id=name)
+                voice.tell("GET_ACTION", episode_id=name, observation=obs_of(1))
+                assert {voice.hear()["type"], voice.hear()["type"]} == {"EPISODE", "ACTION"}
+        assert one.status["open_episodes"] == 60_001
+        median()
+        time.sleep(1.0)
+        before = median()
+        for voice in voices:
+            voice.leave()
+        board = one.envs.switchboard
+        assert any(eventually(lambda: one.status["open_episodes"] == 1 and board.ready < 5) for _ in range(6))
+        assert median() < 3 * before
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_the_cost_of_episodes_that_are_broken_off_grows_with_their_number() -> None:
+    def seconds(count: int) -> float:
+        env = Told()
+        with training(env, DQN, rollout_fragment_length=1_000_000, idle_timeout=0.2) as algo:
+            names = [env.start_episode() for _ in range(count)]
+            for name in names:
+                env.log_action(name, obs(0, 0), 0)
+            env.switchboard.lose(names, "it is a test")
+            begun = time.perf_counter()
+            algo.sample()
+            found = time.perf_counter() - begun - 0.2
+        assert algo._metrics.summary()["num_faulty_episodes"] == count
+        return found
+
+    assert seconds(30_000) < 8 * seconds(7_500)
