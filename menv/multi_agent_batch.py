@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -60,6 +60,21 @@ class MultiAgentBatch:
     def agent_steps(self) -> int:
         """Return the number of rows of all policies, padding left out."""
         return sum(batch.agent_steps() for batch in self.policy_batches.values())
+
+    def env_steps_of(self, policy_ids: Collection[str], env_per_agent_step: float) -> int:
+        """Return in how many env steps the agents of some policies acted, as far as their rows are here.
+
+        Rows do not say who acted together. Agents that act in turn have an env step for each row, and agents that act
+        together have one for each pair of `eps_id` and `t`. Between the two, the ratio of all rows decides.
+
+        Args:
+            policy_ids: Of policies that have rows.
+            env_per_agent_step: Env steps for each row of all policies.
+        """
+        some = _rows_and_times([self[name] for name in policy_ids])
+        rows, times = _rows_and_times(list(self.policy_batches.values()))
+        share = (rows * env_per_agent_step - times) / (rows - times) if rows > times else 1.0
+        return round(some[1] + min(1.0, max(0.0, share)) * (some[0] - some[1]))
 
     def copy(self, shallow: bool = False) -> MultiAgentBatch:
         """Return the same rows; see `SampleBatch.copy`."""
@@ -125,6 +140,12 @@ class MultiAgentBatch:
             for policy in ids
         }
         return MultiAgentBatch(merged, sum(batch.env_steps() for batch in batches))
+
+
+def _rows_and_times(batches: Sequence[SampleBatch]) -> tuple[int, int]:
+    """Return the number of rows and that of their times; see `MultiAgentBatch.timeslices`."""
+    rows = sum(batch.agent_steps() for batch in batches)
+    return rows, 1 + max(int(time.max()) for time in _times(batches) if len(time)) if rows else 0
 
 
 def _times(batches: Sequence[SampleBatch]) -> list[Column]:

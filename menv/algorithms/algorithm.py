@@ -221,13 +221,16 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         taken = 0
         while taken < max(1, self.config.iteration_size(rollouts.num_envs)):
             before = time.perf_counter()
+            sampled_before = rollouts.env_steps, rollouts.agent_steps
             batch, more = self._gathering.batch(self._population.sample_size(rollouts.num_envs), self.sample)
             sampled = time.perf_counter()
             if batch is None:
                 times["sample_time_s"] += sampled - before
                 break
             with rollouts.alone:
-                told = learners.learn(batch, rollouts.env_steps)
+                per_step = rollouts.agent_steps - sampled_before[1]
+                ratio = (rollouts.env_steps - sampled_before[0]) / per_step if per_step else 1.0
+                told = learners.learn(batch, rollouts.env_steps, ratio)
             for policy_id, own in told.items():
                 stats.setdefault(policy_id, []).append(own)
             self._outside.publish()

@@ -65,7 +65,10 @@ class Receiving:
 
     def played(self) -> list[Played]:
         """Return all pieces of episodes that have come, in their order."""
-        pieces: list[Any] = [turn for line in self.board.collect(0.0) for turn in line.turns]
+        pieces: list[Any] = []
+        # The sampler is given a few at a time.
+        while lines := self.board.collect(0.0):
+            pieces += [turn for line in lines for turn in line.turns]
         return [piece for piece in pieces if isinstance(piece, Played)]
 
 

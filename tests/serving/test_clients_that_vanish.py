@@ -51,7 +51,7 @@ def by_questions(voice: Voice) -> None:
 def test_clients_that_vanish_leave_faulty_episodes_that_are_in_no_mean(
     door: Door, play: Callable[[Voice], None]
 ) -> None:
-    config = {"rollout_fragment_length": 1, "min_sample_timesteps_per_iteration": 10}
+    config: dict[str, Any] = {"rollout_fragment_length": 1, "min_sample_timesteps_per_iteration": 10}
     with (
         served(DQN, RLlinkInput, (door,), settings={"limits": SOON}, **config) as one,
         one.training(),
@@ -125,7 +125,7 @@ def test_a_fragment_closes_within_one_message_of_its_size() -> None:
 @pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
 def test_a_fragment_of_short_pieces_has_its_size(count_steps_by: str) -> None:
     multiagent = {"policies": ["default_policy"], "count_steps_by": count_steps_by}
-    options = {"rollout_fragment_length": 30, "multiagent": multiagent}
+    options: dict[str, Any] = {"rollout_fragment_length": 30, "multiagent": multiagent}
     with served(kind=RLlinkInput, **options) as one, one.voice() as voice:
         voice.bring(*(played(1 + number % 4) for number in range(100)))
         assert voice.ask("PING") == {"type": "PONG"}
@@ -134,7 +134,7 @@ def test_a_fragment_of_short_pieces_has_its_size(count_steps_by: str) -> None:
 
 
 def test_a_fragment_of_complete_episodes_begins_no_more_of_them_when_it_is_full() -> None:
-    options = {"rollout_fragment_length": 30, "batch_mode": "complete_episodes"}
+    options: dict[str, Any] = {"rollout_fragment_length": 30, "batch_mode": "complete_episodes"}
     with served(kind=RLlinkInput, **options) as one, one.voice() as voice, one.voice() as other:
         voice.bring(played(40, over=False))
         assert voice.ask("PING") == {"type": "PONG"}

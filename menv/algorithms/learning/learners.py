@@ -52,8 +52,8 @@ class Learners:
         configs: The settings of each of them.
         policy_map: Which of them learn.
         shared: Which of them stand on the same layers.
-        env_steps_trained: Env steps of batches that learners were handed.
-        agent_steps_trained: Rows that they were handed; what they replay does not count again.
+        env_steps_trained: Env steps of the rows that policies learned from. A row that is replayed counts each time.
+        agent_steps_trained: These rows.
         told: By policy, the names under which callbacks have put something into its statistics since `take_told`.
     """
 
@@ -86,17 +86,23 @@ class Learners:
             self.shared.join(policy_id, config, recipes[policy_id], network, policy_map)
             self.take_over(policy_id)
 
-    def learn(self, batch: MultiAgentBatch, env_steps: int) -> dict[str, dict[str, float]]:
+    def learn(
+        self, batch: MultiAgentBatch, env_steps: int, env_per_agent_step: float = 1.0
+    ) -> dict[str, dict[str, float]]:
         """Let each policy that is to be trained learn from its own rows.
 
         Args:
             batch: One train batch, completed.
             env_steps: Env steps of the whole run so far.
+            env_per_agent_step: Env steps for each agent step that was sampled for the batch: 0.5 where two agents act
+                together.
 
         Returns:
             Statistics of each policy that learned.
         """
         stats: dict[str, dict[str, float]] = {}
+        on_policy: list[str] = []
+        replayed = 0
         found = list(self._of(batch))
         chosen = [one for one in found if self.policy_map.trains(one[2], batch[one[2]])]
         self.shared.check_asked([one[2] for one in chosen], [one[2] for one in found])
@@ -115,9 +121,14 @@ class Learners:
             weights = learner.weights()
             policy.set_weights(weights)
             self._hand_on(policy_id, weights)
-            self.agent_steps_trained += own.count
-        if stats:
-            self.env_steps_trained += batch.env_steps()
+            if self.recipes[policy_id].off_policy:
+                rows = int(stats[policy_id]["updates"]) * self.configs[policy_id].rows_of_a_step()
+                replayed += rows
+            else:
+                rows = own.count
+                on_policy.append(policy_id)
+            self.agent_steps_trained += rows
+        self.env_steps_trained += replayed + batch.env_steps_of(on_policy, env_per_agent_step)
         return stats
 
     def _tell(self, policy_id: str, policy: Policy, batch: SampleBatch) -> dict[str, Any]:

@@ -1,0 +1,174 @@
+"""`num_env_steps_trained` and `num_agent_steps_trained` count what policies learned from, not what was sampled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import MultiAgentEnv
+from menv.algorithms import DQN, PPO, QMIX, PPOPolicy
+from menv.callbacks import DefaultCallbacks
+from menv.envs import RockPaperScissors, TicTacToe, TwoStepGame
+from tests.external.told import Told, obs, training
+
+SMALL: dict[str, Any] = {"train_batch_size": 60, "sgd_minibatch_size": 30, "num_sgd_iter": 2, "seed": 1}
+
+
+class Rows(DefaultCallbacks):
+    """Counts the rows that policies are given to learn from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def on_learn_on_batch(self, *, train_batch: Any, **kwargs: Any) -> None:
+        self.rows += train_batch.count
+
+
+class OwnLoss(PPOPolicy):
+    """A policy whose loss is written by the user."""
+
+    def loss(self, batch: Any) -> Any:
+        return self.ppo_loss(batch)
+
+
+class Fragile(gym.Env[Any, Any]):
+    """Raises in each third episode at the second step; others have four."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    episodes = 0
+
+    def __init__(self, config: Any = None) -> None:
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        type(self).episodes += 1
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 2 and self.episodes % 3 == 0:
+            raise ValueError("broken")
+        return np.zeros(2, np.float32), 1.0, self.steps == 4, False, {}
+
+
+class HalfTrained(MultiAgentEnv):
+    """Two agents that act together; of every second episode nothing may be learned."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["left", "right"]
+        self.episode = 0
+
+    def _told(self) -> tuple[Any, Any]:
+        return (
+            {agent: np.zeros(2, np.float32) for agent in self.possible_agents},
+            {agent: {"training_enabled": self.episode % 2 == 0} for agent in self.possible_agents},
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.episode, self.steps = self.episode + 1, 0
+        return self._told()
+
+    def step(self, actions: Any) -> Any:
+        self.steps += 1
+        seen, infos = self._told()
+        rewards = dict.fromkeys(self.possible_agents, 1.0)
+        return seen, rewards, {"__all__": self.steps == 5}, {"__all__": False}, infos
+
+
+def grouped(context: Any) -> Any:
+    return TwoStepGame(context).with_agent_groups({"both": TwoStepGame(context).possible_agents})
+
+
+def trained(result: dict[str, Any]) -> tuple[int, int]:
+    return result["num_env_steps_trained"], result["num_agent_steps_trained"]
+
+
+@pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
+def test_a_step_in_which_the_environment_raises_is_not_trained() -> None:
+    heard, Fragile.episodes = Rows(), 0
+    with PPO(env=Fragile, config={**SMALL, "callbacks": heard, "rollout_fragment_length": 60}) as algo:
+        result = algo.train()
+    # Ten env steps for three episodes: 4, 4 and 2, the last of which is not known.
+    assert (result["num_env_steps_sampled"], *trained(result)) == (60, 54, 54)
+    assert heard.rows == 54
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["stock", "own loss"])
+def test_an_env_step_counts_where_one_of_the_agents_that_act_together_learns(own: bool) -> None:
+    policies: dict[str, Any] = {
+        "a": (OwnLoss, None, None, {}) if own else (None, None, None, {}),
+        "b": (None, None, None, {}),
+    }
+    multiagent = {
+        "policies": policies,
+        "policy_mapping_fn": lambda agent_id, *_, **__: "a" if agent_id == "player1" else "b",
+    }
+    counts = []
+    for learn in (["a", "b"], ["a"], []):
+        config = {**SMALL, "multiagent": {**multiagent, "policies_to_train": learn}}
+        with PPO(env=RockPaperScissors, config=config) as algo:
+            counts.append(trained(algo.train()))
+    assert counts == [(60, 120), (60, 60), (0, 0)]
+
+
+def test_of_agents_that_act_in_turn_the_steps_of_those_that_learn_count() -> None:
+    multiagent = {
+        "policies": ["a", "b"],
+        "policy_mapping_fn": lambda agent_id, *_, **__: "a" if agent_id == "player1" else "b",
+    }
+    heard = Rows()
+    counts = []
+    for learn in (["a", "b"], ["a"]):
+        heard.rows = 0
+        settings = {**multiagent, "policies_to_train": learn}
+        with PPO(env=TicTacToe, config={**SMALL, "multiagent": settings, "callbacks": heard}) as algo:
+            counts.append((*trained(algo.train()), heard.rows))
+    assert counts[0] == (counts[0][2],) * 3
+    assert counts[1] == (counts[1][2],) * 3
+    assert counts[0][0] > 1.7 * counts[1][0]
+
+
+def test_episodes_that_the_environment_excludes_are_not_trained() -> None:
+    with PPO(env=HalfTrained, config={**SMALL, "rollout_fragment_length": 60}) as algo:
+        result = algo.train()
+    assert (result["num_env_steps_sampled"], *trained(result)) == (60, 30, 60)
+
+
+def test_episodes_that_a_caller_excludes_are_not_trained() -> None:
+    def play(env: Any) -> None:
+        for number, enabled in enumerate([True, False]):
+            name = env.start_episode(training_enabled=enabled)
+            for step in range(10):
+                env.get_action(name, obs(number, step))
+            env.end_episode(name, obs(number, 10))
+
+    with training(Told(play), PPO, sgd_minibatch_size=5, num_sgd_iter=1) as algo:
+        results = [algo.train(), algo.train()]
+    counts = [(result["num_env_steps_sampled"], *trained(result)) for result in results]
+    assert counts == [(10, 10, 10), (20, 10, 10)]
+
+
+@pytest.mark.parametrize("kind", [DQN, QMIX])
+def test_rows_that_are_replayed_count_each_time(kind: Any) -> None:
+    config = {
+        "train_batch_size": 8, "rollout_fragment_length": 4, "min_sample_timesteps_per_iteration": 20, "seed": 1,
+        "num_steps_sampled_before_learning_starts": 40,
+    }  # fmt: skip
+    with kind(env=grouped if kind is QMIX else RockPaperScissors, config=config) as algo:
+        results = [algo.train() for _ in range(4)]
+    assert trained(results[0]) == (0, 0)
+    updates = sum(
+        own["updates"] for result in results for name, own in result["info"].items() if name != "learner"
+    )
+    assert updates > 0
+    assert trained(results[-1]) == (8 * updates, 8 * updates)
