@@ -12,7 +12,7 @@ import pytest
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.vector_env import VectorEnv
-from menv.wrappers import LegacyGym, RecordEpisodes
+from menv.wrappers import RecordEpisodes
 
 SMALL, LARGE = gym.spaces.Discrete(2), gym.spaces.Discrete(9)
 
@@ -217,9 +217,5 @@ def test_unwrapped_is_the_innermost_environment() -> None:
     grouped = duel.with_agent_groups({"both": ["ann", "bob"]})
     assert grouped.unwrapped is duel
     assert RecordEpisodes(grouped, "unused").unwrapped is duel
-    cart = gym.make("CartPole-v1")
-    assert LegacyGym(cart).unwrapped is cart.unwrapped
-    rows = VectorEnv.vectorize_gym_envs(existing_envs=[cart])
+    rows = VectorEnv.vectorize_gym_envs(existing_envs=[gym.make("CartPole-v1")])
     assert rows.unwrapped is rows
-    base_env = rows.to_base_env()
-    assert base_env.unwrapped is base_env

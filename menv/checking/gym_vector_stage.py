@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import gymnasium as gym
@@ -15,12 +15,24 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from menv.adapters.gym_vector import DISABLED, SAME_STEP, autoreset_mode
 from menv.adapters.vector_infos import by_name
 from menv.base_env import SINGLE_AGENT
+from menv.checking.actions import draw
 from menv.checking.last_obs import LastObs
 from menv.checking.report import Broken, Report
 from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair, number_of
-from menv.checking.values import check_info, check_mask, check_mask_space, check_obs, check_reward
+from menv.checking.transcript import same
+from menv.checking.values import (
+    check_info,
+    check_mask,
+    check_mask_space,
+    check_obs,
+    check_reward,
+    usable_mask,
+)
 from menv.env_calls import how_many
 from menv.errors import ConfigError, ContractError
+from menv.nested import own_copy
+
+_STEPS_BEFORE_RESET = 5
 
 
 class GymVectorStage(Stage):
@@ -31,6 +43,7 @@ class GymVectorStage(Stage):
         self._keys: list[Key] = [(index, SINGLE_AGENT) for index in range(number_of(env))]
         self._mode = ""
         self._last_obs = LastObs(report)
+        self._tried_sub_env = False
 
     def check_spaces(self) -> None:
         """See `Stage`."""
@@ -103,9 +116,41 @@ class GymVectorStage(Stage):
                 f"env {over[0]}: is done and infos has no 'final_obs', expected it with SAME_STEP",
                 self.env_steps,
             )
+        elif over and not self._tried_sub_env:
+            self._tried_sub_env = True
+            self._try_sub_env()
         # By sub-environment, as gymnasium has them; a batch of a nested space is nobody's buffer.
         known = over if isinstance(finals, np.ndarray | list | tuple) else ()
         self._last_obs.take(self.env_steps, finals, known, list(turn.shown.values()))
+
+    def _try_sub_env(self) -> None:
+        """Look for a sub-environment whose reset writes into the observation that its last step returned.
+
+        Where sub-environments live in other processes, as in `AsyncVectorEnv`, each sends the last observation of an
+        episode after the reset: it is too late to see what was overwritten.
+        """
+        inner = self.env.unwrapped
+        if getattr(inner, "envs", None) or not getattr(inner, "env_fns", None):
+            return
+        with suppress(Exception):  # The play itself finds what raises.
+            env = inner.env_fns[0]()
+            with closing(env):
+                rng = np.random.default_rng(0)
+                obs, done = env.reset(seed=0)[0], False
+                for _ in range(_STEPS_BEFORE_RESET):
+                    if not done:
+                        action = draw(env.action_space, rng, usable_mask(obs, env.action_space))
+                        obs, _, terminated, truncated, _ = env.step(action)
+                        done = terminated or truncated
+                kept = own_copy(obs)
+                env.reset()
+            if not same(obs, kept):
+                self.report.add(
+                    "ME101",
+                    "env 0: infos['final_obs'] is overwritten by the reset, expected the last observation of the "
+                    "episode, because reset and step of the sub-environment return the same array",
+                    self.env_steps,
+                )
 
     def _reset_some(self, done: Any) -> Turn:
         """Reset where nothing resets itself."""

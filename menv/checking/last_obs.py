@@ -19,8 +19,8 @@ class LastObs:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        # By sub-environment: a last observation that was equal to the first one after it, and a copy of it.
-        self._alike: dict[int, tuple[Any, Any]] = {}
+        # By sub-environment: a last observation, and a copy of it.
+        self._kept: dict[int, tuple[Any, Any]] = {}
         # By sub-environment: the first observation that was equal to the last one before it.
         self._firsts: dict[int, Any] = {}
         self._others = False
@@ -34,15 +34,15 @@ class LastObs:
             done: Whose episodes ended.
             rows: The first observations after them, by index.
         """
-        for index, (final, then) in self._alike.items():
+        for index, (final, then) in self._kept.items():
             if not same(final, then):
                 self._tell(index, "changes with the next step", step)
-        self._alike.clear()
+        self._kept.clear()
         for index in done:
+            self._kept[index] = finals[index], own_copy(finals[index])
             if not same(finals[index], rows[index]):
                 self._others = True
                 continue
-            self._alike[index] = finals[index], own_copy(finals[index])
             first = self._firsts.setdefault(index, own_copy(rows[index]))
             # Episodes that begin differently do not end each where the next one begins.
             if not self._others and not same(first, rows[index]):

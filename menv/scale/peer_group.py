@@ -143,10 +143,7 @@ class PeerGroup:
                 f"{len(PAUSES)}; mend what ends the process)"
             ) from error
         time.sleep(PAUSES[len(errors) - 1] if blamed else 0.0)
-        self.peers[index].kill()
-        self._first[index] = 2
-        self._unmade.discard(index)
-        self.peers[index] = self._briefed(index)
+        self._start_again(index)
 
     def give_up(self, index: int) -> None:
         """Start no other one in the place of one that is lost, until it is asked again, as by who saves the run."""
@@ -154,11 +151,16 @@ class PeerGroup:
 
     def renew(self, index: int) -> None:
         """Start one of them anew, as if it had never been asked anything."""
+        self._errors[index].clear()
+        self._start_again(index)
+
+    def _start_again(self, index: int) -> None:
+        """Put a new peer in the place of one; if that is interrupted, `settle` does it."""
+        self._unmade.add(index)
         self.peers[index].kill()
         self._first[index] = 2
-        self._errors[index].clear()
-        self._unmade.discard(index)
         self.peers[index] = self._briefed(index)
+        self._unmade.discard(index)
 
     def brief_again(self, index: int) -> None:
         """Let one of them become anew what it is to be by now, in the process that it has."""

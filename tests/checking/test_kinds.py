@@ -145,6 +145,77 @@ def test_a_last_observation_that_the_reset_writes_over_is_found(kind: Any, mode:
     assert "ME101" not in codes(creator(Fresh), env_steps=60)
 
 
+class BufferedDict(Buffered):
+    """Writes a part of its observations into one array, and begins every episode alike."""
+
+    observation_space: Any = gym.spaces.Dict({"seen": UNIT, "at": gym.spaces.Discrete(99)})
+
+    def observe(self) -> Any:
+        self.buffer[0] = self.at / 10
+        return {"seen": self.buffer, "at": self.at}
+
+
+class AlikeAtFirst(Buffered):
+    """Begins every episode alike, so that a last observation may rightly be a first one."""
+
+    def observe(self) -> Any:
+        self.buffer[0] = self.at / 10
+        return self.buffer
+
+
+@pytest.mark.parametrize("env", [BufferedDict, AlikeAtFirst])
+def test_a_last_observation_overwritten_in_another_process_is_found_whatever_it_is(env: Any) -> None:
+    def creator(context: Any) -> Any:
+        return AsyncVectorEnv([env, env], autoreset_mode=AutoresetMode.SAME_STEP)
+
+    assert "ME101" in codes(creator, env_steps=60)
+
+
+class LateChance(FaultyGym):
+    """Draws nothing before env step 11, and then a number."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__()
+        self.drawn = 0.0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.drawn = 0.0
+        return super().reset(**kwargs)
+
+    def observe(self) -> Any:
+        if self.at == self.begins and self.np_random.random() < self.chance:
+            self.drawn = self.np_random.random()
+        return np.array([self.drawn, 0, 0], np.float32)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, _, truncated, info = super().step(action)
+        return obs, reward, self.at == 15, truncated, info
+
+    begins, chance = 11, 1.0
+
+
+class RareChance(LateChance):
+    """Draws at its second env step whether one of twenty episodes is another one."""
+
+    begins, chance = 2, 0.05
+
+
+@pytest.mark.parametrize("env", [LateChance, RareChance])
+@pytest.mark.parametrize("seed", range(4))
+def test_chance_that_begins_late_or_is_rare_is_no_fault(env: Any, seed: int) -> None:
+    assert codes(env, seed=seed, env_steps=60) == []
+    batch = codes(lambda context: SyncVectorEnv([env] * 4), seed=seed, env_steps=60)
+    assert batch == []
+
+
+def test_late_chance_that_every_unseeded_reset_repeats_is_named() -> None:
+    class Repeated(LateChance):
+        def reset(self, **kwargs: Any) -> Any:
+            return super().reset(seed=kwargs.get("seed") or 0)
+
+    assert codes(Repeated, env_steps=60) == ["ME063"]
+
+
 @pytest.mark.parametrize("name", ["avail_actions", "mask", "legal_moves"])
 @pytest.mark.parametrize(
     "flags", [gym.spaces.MultiBinary(2), gym.spaces.Box(0.0, 1.0, (2,), np.float32)], ids=str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from menv import Policy, PolicySpec
+from menv.algorithms.rollouts.worker_rollouts import WorkerRollouts
 from menv.connectors import EnvSamplingAgentConnector
 from menv.errors import EnvFaultWarning
 from menv.scale.packing import UnsendableError
@@ -166,3 +168,39 @@ def test_the_next_iteration_comes_wherever_a_fragment_was_interrupted(overlap: b
             assert algo.sample().env_steps() == 6
             at += EVERY
         assert at > 10 * EVERY
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ctrl_c_drops_no_fragment_that_was_counted(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two workers of two environments: two fragments fill a batch.
+    settings = {
+        "overlap": overlap,
+        "train_batch_size": 32,
+        "sgd_minibatch_size": 16,
+        "rollout_fragment_length": 4,
+    }
+    counts = ("num_env_steps_sampled", "num_env_steps_trained", "num_agent_steps_trained")
+    with running(2, **settings) as undisturbed:
+        undisturbed.train()
+        expected = undisturbed.train()
+    with running(2, **settings) as algo:
+        algo.train()
+        joined = WorkerRollouts._together
+        for _ in range(2):
+            monkeypatch.setattr(WorkerRollouts, "_together", interrupted_after(joined))
+            with pytest.raises(KeyboardInterrupt):
+                algo.train()
+            monkeypatch.undo()
+        result = algo.train()
+    assert {key: result[key] for key in counts} == {key: expected[key] for key in counts}
+
+
+def interrupted_after(joined: Any) -> Any:
+    """Return a method that puts fragments together, and gets Ctrl-C before it returns."""
+
+    def together(self: Any, fragments: Any) -> Any:
+        found = joined(self, fragments)
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    return together

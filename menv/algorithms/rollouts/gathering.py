@@ -42,12 +42,15 @@ class Gathering:
         fragments, rollouts = self._fragments, self._rollouts
         taken = sum(steps for _, steps in fragments)
         while not fragments or taken < size:
-            before = rollouts.agent_steps
-            batch = sample()
-            if rollouts.idle:
-                return None, 0
-            # Answered rows count, although a few of them are held back until their reward is complete.
-            fragments.append((batch, rollouts.agent_steps - before if self._by_rows else batch.env_steps()))
+            rollouts.prepare()
+            with rollouts.taking:
+                before = rollouts.agent_steps
+                batch = sample()
+                if rollouts.idle:
+                    return None, 0
+                # Answered rows count, although a few of them are held back until their reward is complete.
+                steps = rollouts.agent_steps - before if self._by_rows else batch.env_steps()
+                fragments.append((batch, steps))
             taken += fragments[-1][1]
         batches, self._fragments = [batch for batch, _ in fragments], []
         return (batches[0] if len(batches) == 1 else MultiAgentBatch.concat_samples(batches)), taken

@@ -103,6 +103,13 @@ class Rollouts(Protocol):
     def times(self) -> Times:
         """Where the time of sampling goes; workers' seconds add up."""
 
+    @property
+    def taking(self) -> AbstractContextManager[Any]:
+        """A context around `sample` and the note of its fragment, in which Ctrl-C waits so that none is lost."""
+
+    def prepare(self) -> None:
+        """Wait for what other processes sample, if they do; an interrupt loses nothing."""
+
     def sample(self) -> MultiAgentBatch:
         """Return a fragment of every sub-environment; see `Algorithm.sample`."""
 
@@ -172,6 +179,7 @@ class LocalRollouts:
         self.base_env = base_env
         self.guard: AbstractContextManager[Any] = nullcontext()
         self.alone = threading.RLock()
+        self.taking: AbstractContextManager[Any] = nullcontext()
         self._sampling = False
         self.later = False
         # Whether an exception has left the sampler in the midst of a fragment.
@@ -216,6 +224,9 @@ class LocalRollouts:
     def times(self) -> Times:
         """See `Rollouts`."""
         return self.sampler.times
+
+    def prepare(self) -> None:
+        """Do nothing: this process samples when it is asked."""
 
     def sample(self) -> MultiAgentBatch:
         """See `Rollouts.sample`.

@@ -33,6 +33,7 @@ from menv.sample_batch import SampleBatch
 from menv.scale.engine import Engine, Peer
 from menv.scale.same_spaces import Declared
 from menv.segments import Column
+from menv.serving.interrupts import Interrupts
 
 
 class WorkerRollouts:
@@ -82,6 +83,9 @@ class WorkerRollouts:
         self._warned: set[str] = set()
         # Whether workers were told to begin and nobody has taken what they sample.
         self._begun = False
+        # Whether a fragment of each has come that nobody has taken.
+        self._prepared = False
+        self.taking = Interrupts(lambda: None)
         # Whether some workers do not know yet which policies there are.
         self._behind = False
         self.staleness: list[Column] = []
@@ -141,13 +145,15 @@ class WorkerRollouts:
                 self._workers.ask(index, times=1 + self._workers.ahead)
 
     @one_at_a_time
-    def sample(self) -> MultiAgentBatch:
-        """See `Rollouts.sample`.
+    def prepare(self) -> None:
+        """Wait until every worker's fragment has come, and ask for those that may be sampled ahead of time.
 
         Raises:
             WorkerLostError: Workers are lost again and again.
         """
         self._catch_up()
+        if self._prepared and all(self._workers.inboxes):
+            return
         news = self._headlines.news()
         self._workers.told.clear()
         try:
@@ -156,12 +162,23 @@ class WorkerRollouts:
                 parcel = self._engine.put(news)
                 self.take_back()
             self._begun = False
-            fragments = self._workers.fragments(parcel)
+            self._workers.prepare(parcel)
         finally:
             # It could not be sent, somebody was interrupted, or a fragment is still due that was asked for before.
             if len(self._workers.told) < len(self._workers):
                 self._headlines.untold(news)
-        return self._together(fragments)
+        self._prepared = True
+
+    @one_at_a_time
+    def sample(self) -> MultiAgentBatch:
+        """Return the fragments of all workers as one; see `Rollouts.sample`.
+
+        Raises:
+            WorkerLostError: Workers are lost again and again.
+        """
+        self.prepare()
+        self._prepared = False
+        return self._together([inbox.take() for inbox in self._workers.inboxes])
 
     @one_at_a_time
     def follow(self, added: Sequence[Cohort] = ()) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from menv import draws
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollouts.experience import Place
-from menv.algorithms.rollouts.fragment import Fragment, Plan, Settings
+from menv.algorithms.rollouts.fragment import Plan, Settings
 from menv.algorithms.rollouts.headlines import Headlines
 from menv.algorithms.rollouts.inbox import Inbox
 from menv.algorithms.rollouts.rollout_worker import Seat, WorkerSeat
@@ -102,8 +102,8 @@ class Workers:
         """Of the workers' processes."""
         return [peer.pid for peer in self._group.peers]
 
-    def fragments(self, parcel: Any = None) -> list[Fragment]:
-        """Return a fragment of each, in their order, and ask for those that may be sampled ahead of time.
+    def prepare(self, parcel: Any = None) -> None:
+        """Wait until a fragment of each has come, and ask for those that may be sampled ahead of time.
 
         Args:
             parcel: What they are told before they sample, as the engine has put it.
@@ -117,12 +117,11 @@ class Workers:
             # None is taken before all are there: whatever one of them raises, the others' wait for the next time.
             while not inbox:
                 self.fetch(index)
-        fragments = [inbox.take() for inbox in self.inboxes]
         for index, inbox in enumerate(self.inboxes):
-            # Ahead of time: with the weights of now, which the learner will have left behind by then.
-            while inbox.asked + len(inbox) < self.ahead:
+            # Ahead of time: with the weights of now, which the learner will have left behind by then. One of those that
+            # wait is about to be taken.
+            while inbox.asked + len(inbox) <= self.ahead:
                 self.ask(index, parcel)
-        return fragments
 
     def ask(self, index: int, parcel: Any = None, times: int = 1) -> None:
         """Ask a worker for a fragment, or several."""
