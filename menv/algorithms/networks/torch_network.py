@@ -44,5 +44,6 @@ def masked(inputs: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return inputs
     choices = mask.shape[1]
-    allowed = torch.where(mask, inputs[:, :choices], ILLEGAL)
-    return allowed if choices == inputs.shape[1] else torch.cat((allowed, inputs[:, choices:]), 1)
+    if choices == inputs.shape[1]:
+        return torch.where(mask, inputs, ILLEGAL)
+    return torch.cat((torch.where(mask, inputs[:, :choices], ILLEGAL), inputs[:, choices:]), 1)
