@@ -180,6 +180,33 @@ class Piece(NamedTuple):
     now: int = 0
 
 
+class Columns(Sequence[Any]):
+    """Observations of agents with different spaces: the rows of several arrays, one array after the other.
+
+    Args:
+        parts: Arrays [R_i, ...]; R is the sum of all R_i.
+    """
+
+    def __init__(self, parts: Sequence[npt.NDArray[Any]]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, row: Any) -> Any:
+        row = range(len(self))[row]
+        which = int(np.searchsorted(self._ends, row, side="right"))
+        return self._parts[which][row - int(self._ends[which])]
+
+    def at(self, rows: IntArray) -> npt.NDArray[Any]:
+        """Return some rows, whose shapes are the same and whose numbers increase, as one array."""
+        cuts = np.searchsorted(rows, self._ends[:-1])
+        begins = self._ends - [len(part) for part in self._parts]
+        pieces = zip(self._parts, np.split(rows, cuts), begins, strict=True)
+        return np.concatenate([part[mine - begin] for part, mine, begin in pieces if len(mine)])
+
+
 @dataclass(slots=True)
 class Ready:
     """Who waits for an action and what happened since the last poll.
@@ -192,7 +219,7 @@ class Ready:
 
     Attributes:
         slots: [R] who waits.
-        obs: [R, ...] or a list of R elements of the agents' observation spaces.
+        obs: [R, ...], a list of R elements of the agents' observation spaces, or `Columns`.
         rewards: [R] earned since each agent's previous row.
         env_steps: [E] env steps since each sub-environment's start, over all its episodes, by env index.
         joined: Agents whose first row of a life is among the rows.

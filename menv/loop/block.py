@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from menv.base_env import Columns
 from menv.ledger import Rows
 from menv.nested import own_copy
 from menv.segments import Column
@@ -51,11 +52,13 @@ class Block:
         return Block(self.slots[chosen], which, self.env_indices[chosen], rows[chosen], raw, taken=taken)
 
     def of(self, values: Any) -> Any:
-        """Return the block's own of the values of all rows of its poll, an array or a list."""
+        """Return the block's own of the values of all rows of its poll."""
         if self.places is None:
             return values
         if isinstance(values, np.ndarray):
             return values[self.places]
+        if isinstance(values, Columns):
+            return values.at(self.places)
         return [values[place] for place in self.places.tolist()]
 
     def copy(self) -> Block:
@@ -96,7 +99,7 @@ def set_aside(
 
 def joined(
     blocks: Sequence[tuple[int, Block]], answers: Sequence[Any], slots: Column | None
-) -> tuple[Column, list[Any]]:
+) -> tuple[Column, Any]:
     """Return the slots [R] of several blocks and R answers, in the order of the poll's rows where that is known.
 
     Args:
@@ -104,8 +107,22 @@ def joined(
         answers: Of each block.
         slots: [R] those of the poll whose rows the blocks are; None where they are rows of several.
     """
-    flat = [action for part in answers for action in part]
+    flat = _in_a_row(answers)
     if slots is None:
         return np.concatenate([block.slots for _, block in blocks]), flat
-    places = np.concatenate([block.places for _, block in blocks if block.places is not None])
-    return slots, list(itemgetter(*np.argsort(places).tolist())(flat))
+    order = np.argsort(np.concatenate([block.places for _, block in blocks if block.places is not None]))
+    if isinstance(flat, list):
+        return slots, list(itemgetter(*order.tolist())(flat))
+    ordered = flat[order]
+    ordered.flags.writeable = flat.flags.writeable
+    return slots, ordered
+
+
+def _in_a_row(answers: Sequence[Any]) -> list[Any] | Column:
+    """Return the answers of all blocks as one array where they are arrays of one kind, else as a list."""
+    arrays = [part for part in answers if isinstance(part, np.ndarray)]
+    if len(arrays) < len(answers) or len({(part.dtype, part.shape[1:]) for part in arrays}) > 1:
+        return [action for part in answers for action in part]
+    flat = np.concatenate(arrays)
+    flat.flags.writeable = all(part.flags.writeable for part in arrays)
+    return flat

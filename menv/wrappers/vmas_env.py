@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import AgentId, BaseEnv, End, EnvId, EpisodeEnd, Join, Ready
+from menv.base_env import AgentId, BaseEnv, Columns, End, EnvId, EpisodeEnd, Join, Ready
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.wrappers.legacy_spaces import to_gymnasium
 
@@ -148,11 +148,9 @@ class VmasEnv(BaseEnv):
     def _table(self, columns: list[Array], paid: Array | None = None, joined: Any = (), *ends: Any) -> Ready:
         """Return a table of all rows."""
         paid = np.zeros(len(self._slots)) if paid is None else paid
-        if len({column.shape[1:] for column in columns}) == 1:
-            return Ready(self._slots, np.concatenate(columns), paid, self._env_steps, joined, *ends)
-        return Ready(
-            self._slots, [row for column in columns for row in column], paid, self._env_steps, joined, *ends
-        )
+        alike = len({column.shape[1:] for column in columns}) == 1
+        obs = np.concatenate(columns) if alike else Columns(columns)
+        return Ready(self._slots, obs, paid, self._env_steps, joined, *ends)
 
     def _joins(self, worlds: Iterable[int]) -> list[Join]:
         worlds = list(worlds)
