@@ -10,8 +10,10 @@ policies or environments.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import Final, TypeAlias
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,8 @@ ACTION: Final = 1
 RESET: Final = 2
 MAPPING: Final = 3
 WEIGHTS: Final = 4
+PROCESS: Final = 5
+EVALUATION: Final = 6
 
 # For numbers one by one, and for arrays.
 _ONE_GAMMA: Final = 0x9E3779B97F4A7C15
@@ -110,3 +114,50 @@ def mixed(
     """Return [..., width] float32: standard normals in the columns where `normal` [width] says so, else uniforms."""
     out: npt.NDArray[np.float32] = np.where(normal, normals(keys, steps, width), uniforms(keys, steps, width))
     return out
+
+
+def seed_process(seed: int, *parts: int) -> None:
+    """Seed `random` and `numpy.random`, which environments in this process may draw from.
+
+    Args:
+        seed: Of the run.
+        parts: What tells the process, and the moment, from others of the run.
+    """
+    own = key(seed, PROCESS, *parts)
+    random.seed(own)
+    np.random.seed(own & 0xFFFFFFFF)
+
+
+class OwnGenerators:
+    """States of `random` and `numpy.random` of its own, so that draws within it do not change those outside.
+
+    Args:
+        seed: Where the states begin.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._states: tuple[Any, Any] | None = None
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Go on from the states of the last time; afterwards set back what was there."""
+        outside = _states()
+        if self._states is None:
+            seed_process(self._seed)
+        else:
+            _set_states(self._states)
+        try:
+            yield
+        finally:
+            self._states = _states()
+            _set_states(outside)
+
+
+def _states() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()
+
+
+def _set_states(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])

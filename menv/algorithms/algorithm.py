@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from menv import draws
 from menv.algorithms.answers import Answers
 from menv.algorithms.checkpoints import Checkpoints
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
@@ -82,6 +83,8 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         multi = self.config.multiagent
         self._callbacks = read_callbacks(self.config.callbacks)
         seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
+        if self.config.seed is not None:
+            draws.seed_process(seed)
         self._progress = Progress(seed)
         self._workforce = Workforce(self.config)
         self._underway = Underway()

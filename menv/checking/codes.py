@@ -103,7 +103,8 @@ _SEEDS: Mapping[str, Code] = {
     "ME060": Code("error", "the same seed gives another episode", "draw everything from a generator that "
                   "reset(seed=...) makes, such as self.np_random"),
     "ME061": Code("warning", "draws from a generator of the whole process", "draw from a generator of the "
-                  "environment's own; the global one is shared with every other sub-environment"),
+                  "environment's own; seed= seeds the global one once for each process, and all sub-environments in it "
+                  "share it"),
     "ME062": Code("error", "sub-environments share their episodes", "make the generator from reset's seed, not "
                   "from a constant"),
     "ME063": Code("warning", "every reset without a seed repeats one episode", "make a new generator only if "

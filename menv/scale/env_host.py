@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from menv import draws
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
 from menv.base_env import AgentId, IntArray
@@ -45,6 +46,9 @@ class EnvHost:
         restarts: bool,
     ) -> None:
         self._first = first
+        self._seed = None if seed is None else draws.key(seed, first_index + first)
+        if self._seed is not None:
+            draws.seed_process(self._seed)
         env = make_env(first)
         base_env = to_base_env(
             env, lambda index: make_env(first + index), size, seed=seed, first_index=first_index + first,
@@ -62,6 +66,9 @@ class EnvHost:
     def begin(self, env_steps: Mapping[int, int]) -> News:
         """Begin episodes in sub-environments, by their places here, each at its count of env steps."""
         self._begun = True
+        if self._seed is not None:
+            # A process that takes another's place does not draw the same numbers again.
+            draws.seed_process(self._seed, *env_steps.values())
         return self._told(lambda: self._envs.begin_at(env_steps))
 
     def step(self, slots: IntArray | None, actions: Any) -> News:

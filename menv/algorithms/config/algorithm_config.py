@@ -103,7 +103,8 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     explore: bool = True
     """Whether sampled actions are drawn; False takes the most likely ones."""
     seed: int | None = None
-    """Makes runs repeatable and gives every reset its own seed; None leaves the environments alone."""
+    """Makes runs repeatable: gives every reset its own seed, and seeds `random` and `numpy.random` in each process,
+    this one included; None does neither."""
     clip_rewards: bool | float = False
     """True learns from the signs of rewards, a number from rewards clipped to plus and minus it."""
     clip_actions: bool = False

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from menv import draws
 from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.table import TableEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
@@ -76,6 +77,12 @@ class Evaluation:
         self._base_env: BaseEnv | None = None
         self._sampler: Sampler | None = None
         self._quota: Quota = EpisodeQuota() if self._in_episodes else StepQuota()
+        # Evaluations change nothing about what environments draw in training, nor the other way round.
+        self._generators = (
+            None
+            if settings.seed is None
+            else draws.OwnGenerators(draws.key(settings.seed, draws.EVALUATION, self._place.worker_index))
+        )
         # Whether an exception ended the last evaluation.
         self._broken_off = False
         self.guard: AbstractContextManager[Any] = nullcontext()
@@ -106,6 +113,11 @@ class Evaluation:
 
     def play(self) -> tuple[int, int]:
         """Play, and return how many env steps and agent steps it was."""
+        with nullcontext() if self._generators is None else self._generators.entered():
+            return self._play()
+
+    def _play(self) -> tuple[int, int]:
+        """See `play`."""
         sampler = self._ready()
         env_steps, agent_steps = sampler.env_steps, sampler.agent_steps
         self._share_out(self._settings.evaluation_duration, sampler.base_env.num_envs)

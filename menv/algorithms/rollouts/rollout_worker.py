@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from menv import draws
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollouts.company import Company, News, synced
 from menv.algorithms.rollouts.experience import make_experience
@@ -80,6 +81,8 @@ class RolloutWorker:
         self._metrics = Metrics(0)
         # Environments in processes of their own are watched from here.
         seconds = None if config.remote_worker_envs else config.env_timeout
+        if config.seed is not None:
+            draws.seed_process(plan.seed, plan.place.worker_index)
         with limited(creation_limit(seconds)):
             first, base_env = make_experience(config, plan.place)
         check_worker(f"worker {plan.place.worker_index}", base_env, first, plan.declared, plan.num_envs)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any, Protocol
 
+from menv import draws
 from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.lockstep import LockstepEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
@@ -319,8 +320,12 @@ class LocalRollouts:
 
     def resume(self, tree: Mapping[str, Any]) -> int:
         """See `Rollouts.resume`."""
+        tree = joined(tree)
+        if self._config.seed is not None:
+            # Environments do not draw the numbers again that they have drawn since the start.
+            draws.seed_process(self._seed, self._place.worker_index, tree["env_steps"])
         with self.guard:
-            return self.sampler.resume(joined(tree))
+            return self.sampler.resume(tree)
 
     def stop(self) -> None:
         """See `Rollouts.stop`."""
