@@ -28,6 +28,7 @@ class AsBaseEnv:
         remote_envs: bool = False,
         remote_env_batch_wait_ms: float = 0,
         restart_failed_sub_environments: bool = True,
+        num_consecutive_env_failures_tolerance: int = 2,
     ) -> BaseEnv:
         """Return this environment and `num_envs - 1` more of its kind as one `BaseEnv`.
 
@@ -42,10 +43,13 @@ class AsBaseEnv:
             remote_env_batch_wait_ms: Milliseconds that a poll waits for more of them once one has answered.
             restart_failed_sub_environments: Whether one that raises is closed and made anew by `make_env`, at the cost
                 of its episode; False ends the run.
+            num_consecutive_env_failures_tolerance: So many crashes of one sub-environment in a row, each in a reset or
+                in the first 10 env steps of an episode, do not end the run; the next one does.
         """
         from menv.scale.convert import to_base_env
 
         return to_base_env(
             self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
             restart_failed_sub_environments=restart_failed_sub_environments,
+            num_consecutive_env_failures_tolerance=num_consecutive_env_failures_tolerance,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from menv import draws
-from menv.base_env import SINGLE_AGENT, AgentId, EnvId
+from menv.base_env import COMMON, SINGLE_AGENT, AgentId, EnvId
 from menv.classic_names import Told
 from menv.errors import ConfigError, ContractError
 
@@ -104,8 +104,8 @@ class Episode(Told, told=_CLASSIC):
         self.length = self.begun_at = 0
         self.agent_rewards: dict[tuple[AgentId, str], float] = {}
         self.unclaimed_rewards = 0.0
-        # Those of them that were paid to agents that have not appeared.
-        self._strays = 0.0
+        # Those of them that were paid to agents that have not appeared, by agent.
+        self._strays: dict[AgentId, float] = {}
         # Most episodes have none of these: they are made when they are asked for.
         self._extras: dict[str, Any] | None = None
         self._last: dict[AgentId, tuple[Any, Any]] | None = None
@@ -152,7 +152,7 @@ class Episode(Told, told=_CLASSIC):
     @property
     def total_reward(self) -> float:
         """Sum of the rewards of all agents."""
-        return sum(self.agent_rewards.values()) + self._strays
+        return sum(self.agent_rewards.values()) + sum(self._strays.values())
 
     def get_agents(self) -> list[AgentId]:
         """Return the agents seen so far, in order of appearance."""
@@ -198,8 +198,13 @@ class Episode(Told, told=_CLASSIC):
         return self._policies.get(agent_id)
 
     def bind(self, agent_id: AgentId, policy_id: str) -> tuple[str, int]:
-        """Bind an agent to a policy until the episode ends; return both and its number, as `seat_of` does."""
+        """Bind an agent to a policy until the episode ends; return both and its number, as `seat_of` does.
+
+        What it was paid before is part of its return.
+        """
         seat = self._policies[agent_id] = (policy_id, len(self._policies))
+        if agent_id in self._strays:
+            self.agent_rewards[agent_id, policy_id] = self._strays.pop(agent_id)
         return seat
 
     def come_again(self, agent_id: AgentId) -> int:
@@ -216,7 +221,7 @@ class Episode(Told, told=_CLASSIC):
             "length": self.length,
             "agent_rewards": dict(self.agent_rewards),
             "unclaimed_rewards": self.unclaimed_rewards,
-            "strays": self._strays,
+            "strays": dict(self._strays),
             "policies": dict(self._policies),
             "extras": self._extras,
             "last": self._last,
@@ -233,8 +238,10 @@ class Episode(Told, told=_CLASSIC):
         episode.agent_rewards = {
             (agent, policy): float(reward) for (agent, policy), reward in state["agent_rewards"].items()
         }
-        # Earlier versions counted none of them in the returns of agents.
-        episode._strays = float(state.get("strays", state["unclaimed_rewards"]))
+        # Earlier versions wrote one sum for all agents, and before that counted none in the returns of agents.
+        strays = state.get("strays", state["unclaimed_rewards"])
+        by_agent = strays if isinstance(strays, Mapping) else {COMMON: strays}
+        episode._strays = {agent: float(reward) for agent, reward in by_agent.items()}
         episode._policies, episode._extras, episode._last = state["policies"], state["extras"], state["last"]
         episode._lives = state.get("lives")
         counted = state.get("open", {})
@@ -264,7 +271,7 @@ class Episode(Told, told=_CLASSIC):
         """Add a reward that no action can own."""
         self.unclaimed_rewards += reward
         if agent_id not in self._policies:
-            self._strays += reward
+            self._strays[agent_id] = self._strays.get(agent_id, 0.0) + reward
             return
         key = (agent_id, self._policies[agent_id][0])
         self.agent_rewards[key] = self.agent_rewards.get(key, 0.0) + reward

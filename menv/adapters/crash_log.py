@@ -1,4 +1,4 @@
-"""How often each sub-environment raised since its last finished episode, and when that is too often.
+"""How often each sub-environment raised without making progress, and when that is too often.
 
 `local_envs` notes every exception of a sub-environment here before it makes a new one. It keeps the first cause of a
 series, which is what the error that ends the run is raised from.
@@ -11,16 +11,18 @@ from typing import NamedTuple
 
 from menv.errors import EnvCrashError, WorkerLostError
 
-MOST = 3
-"""So many crashes of one sub-environment without a finished episode, or failed replacements in a row, end the run."""
+TOLERATED = 2
+"""How many crashes of one sub-environment in a row, none with progress in between, do not end the run by default."""
+PROGRESS = 10
+"""An episode of so many env steps is progress, also if it ends with a crash."""
 PAUSES = (0.0, 0.05, 0.25)
-"""Seconds to wait before each attempt to make a replacement."""
+"""Seconds to wait before each attempt to make a replacement; when all have failed the run ends."""
 # Causes whose tracebacks are kept as they are; those of more sub-environments at once become text.
 _LIVE = 8
 
 
 class _Series(NamedTuple):
-    """Crashes of one sub-environment without a finished episode in between: the first one, and how many."""
+    """Crashes of one sub-environment without progress in between: the first one, and how many."""
 
     text: str
     error: BaseException
@@ -30,42 +32,45 @@ class _Series(NamedTuple):
 class CrashLog:
     """The crashes of the sub-environments of one adapter."""
 
-    def __init__(self, *, restarts: bool, creator: bool) -> None:
+    def __init__(self, *, tolerated: int | None, creator: bool) -> None:
         """Begin without crashes.
 
         Args:
-            restarts: Whether sub-environments that raise are to be replaced.
+            tolerated: Crashes in a row without progress that do not end the run; None replaces no sub-environment.
             creator: Whether there is something to make the replacement with.
         """
-        self._restarts = restarts
+        self._tolerated = tolerated
         self._creator = creator
         self._series: dict[int, _Series] = {}
 
-    def note(self, index: int, text: str, error: BaseException) -> None:
+    def note(self, index: int, text: str, error: BaseException, steps: int) -> None:
         """Note a crash.
 
         Args:
             index: The sub-environment.
             text: Begins the message: where it was, and what was raised.
             error: What was raised.
+            steps: Env steps of the episode that it ended, 0 in a reset.
 
         Raises:
             EnvCrashError: It is not to be replaced, cannot be, or has been too often; the first cause is its own.
         """
-        before = self._series.get(index)
-        series = _Series(text, error, 1) if before is None else before._replace(times=before.times + 1)
+        progress = steps >= PROGRESS
+        before = None if progress else self._series.get(index)
+        new = _Series(text, error, 0 if progress else 1)
+        series = new if before is None else before._replace(times=before.times + 1)
         if before is None and len(self._series) >= _LIVE:
             _write_down(error)
         self._series[index] = series
-        if not self._restarts:
+        if self._tolerated is None:
             raise self.error(index, "")
         if not self._creator:
             raise self.error(index, "", " (without make_env no other can be made)")
-        if series.times >= MOST:
+        if series.times > self._tolerated:
             raise self.error(
                 index,
-                f", the first of {series.times} times without a finished episode in between, expected fewer than "
-                f"{MOST}",
+                f", the first of {series.times} crashes in a row in reset or in the first {PROGRESS} env steps, "
+                f"expected {self._tolerated} at most (num_consecutive_env_failures_tolerance)",
             )
 
     def finished(self, index: int) -> None:
@@ -77,7 +82,8 @@ class CrashLog:
         """Return the error for a sub-environment whose replacements fail, `last` the latest of them."""
         return self.error(
             index,
-            f", and {MOST} replacements could not be made or reset, the last because of {type(last).__name__}: {last}",
+            f", and {len(PAUSES)} replacements could not be made or reset, the last because of "
+            f"{type(last).__name__}: {last}",
         )
 
     def error(self, index: int, more: str, hint: str = "") -> EnvCrashError:

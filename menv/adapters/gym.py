@@ -251,13 +251,13 @@ class GymEnvs(LocalEnvs):
 
     def _lose(self, index: int, error: BaseException) -> None:
         """End the episode of a copy that raised in a step, and begin the next one in a new copy."""
+        # The step that raised is none of the episode's.
+        length = int(self._env_steps[index]) - 1 - self._episode_start[index]
         if not self._forget_untold(index):
-            # The step that raised is none of the episode's.
-            length = int(self._env_steps[index]) - 1 - self._episode_start[index]
             lost = End(index, index, SINGLE_AGENT, 0.0, False, True, None, {}, withdrawn=True)
             self._report.ended.append(lost)
             self._report.episodes.append(EpisodeEnd(index, False, True, length, index, faulty=True))
-        self._begin(index, *self._made_anew(index, "step", error))
+        self._begin(index, *self._made_anew(index, "step", error, steps=length))
 
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
         """Step the copies in `order`, reset those that finish, replace those that raise, return their rewards."""

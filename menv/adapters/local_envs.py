@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from menv import draws
-from menv.adapters.crash_log import PAUSES, CrashLog
+from menv.adapters.crash_log import PAUSES, TOLERATED, CrashLog
 from menv.adapters.created_envs import CreatedEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report
@@ -37,7 +37,7 @@ class LocalEnvs(CreatedEnvs):
         *,
         seed: int | None = None,
         first_index: int = 0,
-        restarts: bool = True,
+        tolerated: int | None = TOLERATED,
     ) -> None:
         """Create the sub-environments that are missing.
 
@@ -47,7 +47,8 @@ class LocalEnvs(CreatedEnvs):
             existing: The first of them, if they exist already.
             seed: Gives every reset its own seed; None leaves the environments alone.
             first_index: Index of the first sub-environment among all workers' sub-environments.
-            restarts: Whether one that raises after its first reset is made anew by `make_env`.
+            tolerated: Crashes in a row, of one sub-environment without progress, that do not end the run; with None
+                none is created again by `make_env`.
         """
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ConfigError(
@@ -75,7 +76,7 @@ class LocalEnvs(CreatedEnvs):
         self._started = False
         self._stopped = False
         self._report = Report()
-        self._crashes = CrashLog(restarts=restarts, creator=make_env is not None)
+        self._crashes = CrashLog(tolerated=tolerated, creator=make_env is not None)
         self._was_reset = [False] * num_envs
         # Whether a poll is under way, or was broken off with some sub-environments stepped and others not.
         self._torn = False
@@ -280,13 +281,17 @@ class LocalEnvs(CreatedEnvs):
         error: BaseException,
         seed: int | None = None,
         options: dict[str, Any] | None = None,
+        *,
+        steps: int = 0,
     ) -> tuple[Any, Any]:
         """Put a new sub-environment in the place of one that raised, and return `(obs, info)` of its reset.
+
+        `steps` are the env steps of the episode that is lost.
 
         Raises:
             EnvCrashError: It has raised too often, or no replacement could be made and reset.
         """
-        self._crashes.note(index, self._told(index, where, error), error)
+        self._crashes.note(index, self._told(index, where, error), error, steps)
         self._report.faults.append(Fault.of(index, index, where, error))
         # A reset that raised counts as an env step, as a step does that raised: the next one has another seed.
         self._env_steps[index] += where == "reset"

@@ -292,8 +292,9 @@ class MultiAgentEnvs(LocalEnvs):
 
     def _lose(self, index: int, error: BaseException) -> None:
         """End the episode of a copy that raised in a step, and begin the next one in a new copy."""
-        self._rosters[index].lose({}, self._report, faulty=True)
-        self._rosters[index].begin(*self._made_anew(index, "step", error), self._report)
+        roster = self._rosters[index]
+        roster.lose({}, self._report, faulty=True)
+        roster.begin(*self._made_anew(index, "step", error, steps=roster.episode_steps), self._report)
 
     def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         """End the running episode as truncated and reset."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from menv.adapters.crash_log import TOLERATED
 from menv.adapters.custom import CustomEnvs
 from menv.adapters.external import ExternalEnvs
 from menv.adapters.gym import GymEnvs
@@ -36,6 +37,7 @@ def to_base_env(
     num_envs: int = 1,
     *,
     restart_failed_sub_environments: bool = True,
+    num_consecutive_env_failures_tolerance: int = TOLERATED,
     seed: int | None = None,
     first_index: int = 0,
 ) -> BaseEnv:
@@ -48,6 +50,8 @@ def to_base_env(
         num_envs: How many sub-environments there shall be.
         restart_failed_sub_environments: Whether one that raises is closed and made anew by `make_env`, at the cost of
             its episode; False ends the run. Sub-environments that `env` brings along are never made anew.
+        num_consecutive_env_failures_tolerance: So many crashes of one sub-environment in a row, each in a reset or
+            in the first 10 env steps of an episode, do not end the run; the next one does.
         seed: Gives every reset its own seed; None leaves the environments alone.
         first_index: Index of sub-environment 0 among those of all workers.
 
@@ -70,9 +74,8 @@ def to_base_env(
             return VectorEnvs(env, seed=seed, first_index=first_index)
         _check_spaces(env)
         return GymVectorEnvs(env, seed=seed, first_index=first_index)
-    local: dict[str, Any] = {
-        "seed": seed, "first_index": first_index, "restarts": restart_failed_sub_environments,
-    }  # fmt: skip
+    tolerated = num_consecutive_env_failures_tolerance if restart_failed_sub_environments else None
+    local: dict[str, Any] = {"seed": seed, "first_index": first_index, "tolerated": tolerated}
     # A class may be both; its agents are lost if it is taken for a single-agent one.
     if isinstance(env, MultiAgentEnv):
         return MultiAgentEnvs(make_env, num_envs, [env], **local)

@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from menv.adapters.crash_log import TOLERATED
 from menv.adapters.possible_agents import possible_agents
 from menv.base_env import BaseEnv
 from menv.env_calls import close_unused
@@ -36,6 +37,7 @@ def to_base_env(
     remote_envs: bool = False,
     remote_env_batch_wait_ms: float = 0,
     restart_failed_sub_environments: bool = True,
+    num_consecutive_env_failures_tolerance: int = TOLERATED,
     seed: int | None = None,
     first_index: int = 0,
     env_timeout: float | None = None,
@@ -56,6 +58,8 @@ def to_base_env(
             is ready, a large number lets all step in lock step.
         restart_failed_sub_environments: Whether one that raises, hangs or is killed is made anew by `make_env`, at the
             cost of its episode; False ends the run. Those that `env` brings along are never made anew.
+        num_consecutive_env_failures_tolerance: So many crashes of one sub-environment in a row, each in a reset or
+            in the first 10 env steps of an episode, do not end the run; the next one does.
         seed: Gives every reset its own seed; None leaves the environments alone.
         first_index: Index of sub-environment 0 among those of all workers.
         env_timeout: Seconds after which a remote one that does not answer is given up; None waits for ever.
@@ -72,14 +76,15 @@ def to_base_env(
     if not remote_envs:
         make_env = SameSpaces(make_env, env) if callable(make_env) else make_env
         return convert.to_base_env(
-            env, make_env, num_envs, restart_failed_sub_environments=restart_failed_sub_environments, seed=seed,
+            env, make_env, num_envs, restart_failed_sub_environments=restart_failed_sub_environments,
+            num_consecutive_env_failures_tolerance=num_consecutive_env_failures_tolerance, seed=seed,
             first_index=first_index,
         )  # fmt: skip
     make = _creator(env, make_env, num_envs)
+    tolerated = num_consecutive_env_failures_tolerance if restart_failed_sub_environments else None
     settings = RemoteSettings(
-        remote_env_batch_wait_ms, env_timeout, remote_envs_per_process, restart_failed_sub_environments, seed,
-        first_index,
-    )  # fmt: skip
+        remote_env_batch_wait_ms, env_timeout, remote_envs_per_process, tolerated, seed, first_index
+    )
     found = RemoteEnvs(SameSpaces(make, env), num_envs, _engine(engine), like=env, settings=settings)
     close_unused(env)
     return found

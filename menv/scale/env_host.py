@@ -32,7 +32,7 @@ class EnvHost:
         size: k, how many it has.
         seed: Gives every reset its own seed; None leaves the environments alone.
         first_index: Index of sub-environment 0 among those of all workers.
-        restarts: Whether one that raises is made anew.
+        tolerated: Crashes in a row that do not end the run; None creates none again.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EnvHost:
         *,
         seed: int | None,
         first_index: int,
-        restarts: bool,
+        tolerated: int | None,
     ) -> None:
         self._first = first
         self._seed = None if seed is None else draws.key(seed, first_index + first)
@@ -52,7 +52,8 @@ class EnvHost:
         env = make_env(first)
         base_env = to_base_env(
             env, lambda index: make_env(first + index), size, seed=seed, first_index=first_index + first,
-            restart_failed_sub_environments=restarts,
+            restart_failed_sub_environments=tolerated is not None,
+            num_consecutive_env_failures_tolerance=tolerated or 0,
         )  # fmt: skip
         if not isinstance(base_env, LocalEnvs):
             raise ConfigError(

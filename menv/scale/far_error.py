@@ -1,7 +1,8 @@
 """An exception on its way from another process to this one.
 
-Both engines send what a method raised in this form. Whoever asked gets the same exception, with the traceback of over
-there as its cause; one that cannot travel arrives as a `FarError` that says what it was.
+Both engines send what a method raised in this form. The process that asked gets the same exceptions, each with its
+`__cause__`; the first cause has its traceback as text for its own. One that cannot be pickled arrives as a `FarError`
+that says what it was.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Self
 
 from menv.errors import MenvError
 from menv.scale.trusted import dumps, loads
+
+_DEPTH = 8
+"""How many causes of an exception are sent."""
 
 
 class FarError(MenvError):
@@ -37,14 +41,16 @@ class Raised:
         pickled: The exception, None if it cannot be pickled.
         line: Its type and message.
         text: Its traceback.
+        cause: What it was raised from, if anything.
     """
 
     pickled: bytes | None
     line: str
     text: str
+    cause: Raised | None = None
 
     @classmethod
-    def of(cls, error: BaseException) -> Self:
+    def of(cls, error: BaseException, depth: int = _DEPTH) -> Self:
         """Return an exception in the form in which it travels."""
         text = "".join(traceback.format_exception(error))
         try:
@@ -57,7 +63,8 @@ class Raised:
             loads(pickled)
         except Exception:
             pickled = None
-        return cls(pickled, line, text)
+        cause = error.__cause__ if depth else None
+        return cls(pickled, line, text, None if cause is None else cls.of(cause, depth - 1))
 
     def error(self, label: str) -> BaseException:
         """Return the exception, to be raised in the process that asked."""
@@ -66,5 +73,5 @@ class Raised:
         except Exception:
             made = None
         found = made if isinstance(made, BaseException) else FarError(f"{label}: {self.line}")
-        found.__cause__ = FarTraceback(f"in {label}:\n{self.text}")
+        found.__cause__ = self.cause.error(label) if self.cause else FarTraceback(f"in {label}:\n{self.text}")
         return found

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from menv.adapters.crash_log import TOLERATED
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
@@ -17,7 +19,8 @@ class RemoteSettings:
             step in lock step.
         env_timeout: Seconds after which a sub-environment that does not answer is given up; None waits for ever.
         per_process: Sub-environments that share a process.
-        restarts: Whether one that raises, hangs or is killed is made anew.
+        tolerated: Crashes in a row, of one process or sub-environment without progress, that do not end the run; None
+            creates none again that raises, hangs or is killed.
         seed: Gives every reset its own seed; None leaves the environments alone.
         first_index: Index of sub-environment 0 among those of all workers.
     """
@@ -25,6 +28,6 @@ class RemoteSettings:
     batch_wait_ms: float = 0
     env_timeout: float | None = None
     per_process: int = 1
-    restarts: bool = True
+    tolerated: int | None = TOLERATED
     seed: int | None = None
     first_index: int = 0

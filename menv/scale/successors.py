@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
 from typing import Any
 
-from menv.adapters.crash_log import MOST, PAUSES, CrashLog
+from menv.adapters.crash_log import PAUSES, CrashLog
 from menv.errors import ConfigError, ContractError, EnvCrashError, WorkerLostError
 from menv.scale.engine import Engine
 from menv.scale.env_host import EnvHost
@@ -37,7 +37,7 @@ class Successors:
         self._engine = engine
         self._make_env = make_env
         self._settings = settings
-        self._log = CrashLog(restarts=settings.restarts, creator=True)
+        self._log = CrashLog(tolerated=settings.tolerated, creator=True)
 
     def start(self, host: FarHost) -> None:
         """Start a process for a host."""
@@ -45,7 +45,7 @@ class Successors:
         host.meet(
             self._engine.start(
                 _make_host, self._make_env, host.first, host.size, settings.seed, settings.first_index,
-                settings.restarts, label=f"process of {host.name}",
+                settings.tolerated, label=f"process of {host.name}",
             )
         )  # fmt: skip
 
@@ -88,7 +88,7 @@ class Successors:
 
     def go_on(self, host: FarHost) -> Collection[int]:
         """Start a process and begin in it, but for episodes that wait to be told of; return what is created anew."""
-        time.sleep(PAUSES[min(host.failed, MOST - 1)])
+        time.sleep(PAUSES[min(host.failed, len(PAUSES) - 1)])
         with suppress(Exception):
             host.peer.kill()
         self.start(host)
@@ -176,10 +176,11 @@ class Successors:
             ) from error
         if over:
             where = f"{host.name} step, env step {int(host.env_steps.max())}"
-            self._log.note(host.first, f"{where}: {_head(error)}", error)
+            steps = max(int(host.env_steps[i - host.first]) - host.start_of(i) for i in over)
+            self._log.note(host.first, f"{where}: {_head(error)}", error, steps)
             return
         host.failed += 1
-        if host.failed >= MOST:
+        if host.failed >= len(PAUSES):
             raise self._log.no_other(host.first, error)
 
 
@@ -189,7 +190,12 @@ def _head(error: Exception) -> str:
 
 
 def _make_host(
-    make_env: Callable[[int], Any], first: int, size: int, seed: int | None, first_index: int, restarts: bool
+    make_env: Callable[[int], Any],
+    first: int,
+    size: int,
+    seed: int | None,
+    first_index: int,
+    tolerated: int | None,
 ) -> EnvHost:
     """Create a host, in its process."""
-    return EnvHost(make_env, first, size, seed=seed, first_index=first_index, restarts=restarts)
+    return EnvHost(make_env, first, size, seed=seed, first_index=first_index, tolerated=tolerated)

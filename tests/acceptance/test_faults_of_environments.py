@@ -110,7 +110,7 @@ def test_one_that_crashes_in_every_episode_ends_the_run_after_three_times(
     assert len(polls) == 6
     assert caught.value.__cause__ is error
     assert "env 1 step" in str(caught.value)
-    assert "the first of 3 times without a finished episode in between" in str(caught.value)
+    assert "the first of 3 crashes in a row" in str(caught.value)
     base.stop()
 
 

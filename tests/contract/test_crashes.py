@@ -237,15 +237,16 @@ def test_a_creator_that_returns_the_broken_environment_again_ends_the_run(solo: 
 
 
 @both_kinds
-def test_the_third_crash_without_a_finished_episode_ends_the_run_with_the_first_as_its_cause(
+def test_the_third_crash_without_progress_ends_the_run_with_the_first_as_its_cause(
     solo: bool,
 ) -> None:
     world = World(SOLO if solo else TOGETHER, steps=range(2, 99), most=99)
     with pytest.raises(EnvCrashError) as caught:
         run(together([world], solo=solo), POLLS)
     assert str(caught.value) == (
-        "env 0 step, env step 2: raised CrashError: number 1, the first of 3 times without a finished episode in "
-        "between, expected fewer than 3; the environment's own traceback is above"
+        "env 0 step, env step 2: raised CrashError: number 1, the first of 3 crashes in a row in reset or in the first "
+        "10 env steps, expected 2 at most (num_consecutive_env_failures_tolerance); the environment's own traceback is "
+        "above"
     )
     assert str(caught.value.__cause__) == "number 1"
     assert "in step" in "".join(traceback.format_exception(caught.value.__cause__))

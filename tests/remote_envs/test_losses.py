@@ -147,7 +147,7 @@ def test_a_lost_episode_ends_withdrawn_and_truncated_and_the_next_begins_one_ste
     assert len(ready.slots) == (1 if solo else 2)
 
 
-def test_the_third_loss_without_a_finished_episode_ends_the_run_with_the_first_as_its_cause(
+def test_the_third_loss_without_progress_ends_the_run_with_the_first_as_its_cause(
     tmp_path: Path,
 ) -> None:
     watch = Told(remote(Fate(tmp_path, TOGETHER, dies=[("step", 0, n) for n in range(3, 99)]), 1))
@@ -155,7 +155,7 @@ def test_the_third_loss_without_a_finished_episode_ends_the_run_with_the_first_a
         watch.until(0, 50)
     message, cause = str(caught.value), caught.value.__cause__
     assert message.startswith("env 0 step, env step 2: process of env 0 (pid ")
-    assert "ended with exit code -9 (SIGKILL), the first of 3 times without a finished episode" in message
+    assert "ended with exit code -9 (SIGKILL), the first of 3 crashes in a row in reset" in message
     assert message.endswith("; what is known of its process is above")
     assert isinstance(cause, WorkerLostError)
     assert str(cause).endswith("no wheels")

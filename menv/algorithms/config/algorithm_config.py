@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from menv.adapters.crash_log import TOLERATED
 from menv.algorithms.config.keys import section
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
@@ -39,6 +40,7 @@ _COUNTS = {
     "num_workers": (0, _PROCESSES), "evaluation_num_workers": (0, _PROCESSES), "num_envs_per_worker": (1, _ENVS),
     "remote_env_batch_wait_ms": (0, 1000 * _SECONDS), "max_staleness": (1, _AHEAD), "train_batch_size": (1, MOST_ROWS),
     "metrics_num_episodes_for_smoothing": (1, MOST), "evaluation_duration": (1, MOST_ROWS),
+    "num_consecutive_env_failures_tolerance": (0, MOST),
 }  # fmt: skip
 """The least and the most of each: systems have no room for more processes, more threads end this one, and workers are
 asked for all fragments that they may run ahead."""
@@ -91,7 +93,10 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     log_level: str | None = None
     """Level of what workers and remote environments log, to stderr, such as "INFO"; None leaves it alone."""
     restart_failed_sub_environments: bool = True
-    """Whether one that raises is made anew and costs its episode only; again and again, or with False, the run ends."""
+    """Whether one that raises is created again and costs its episode only; with False the run ends."""
+    num_consecutive_env_failures_tolerance: int = TOLERATED
+    """So many crashes of one sub-environment in a row, each in a reset or in the first 10 env steps of an episode, do
+    not end the run; the next one does."""
     rollout_fragment_length: int | Literal["auto"] = "auto"
     """Steps of each sub-environment in a fragment; "auto" makes one fragment a train batch."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"

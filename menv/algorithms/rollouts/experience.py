@@ -130,6 +130,7 @@ def _in_table_form(
     settings: dict[str, Any] = {
         "seed": seed, "first_index": first_index,
         "restart_failed_sub_environments": config.restart_failed_sub_environments,
+        "num_consecutive_env_failures_tolerance": config.num_consecutive_env_failures_tolerance,
     }  # fmt: skip
     if not config.remote_worker_envs:
         return to_base_env(first, make, config.num_envs_per_worker, **settings)

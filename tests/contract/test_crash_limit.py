@@ -1,0 +1,181 @@
+"""The run ends when a sub-environment crashes again and again without progress, and keeps what was raised."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import ConfigError, EnvCrashError, MultiAgentEnv, VectorEnv
+from menv.algorithms import PPO
+from menv.errors import EnvFaultWarning, MenvError
+
+pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
+
+
+class StuckError(Exception):
+    """What the environments raise."""
+
+
+class SecretError(Exception):
+    """It cannot be sent to another process."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not for others")
+
+
+class Shaky(gym.Env[Any, Any]):
+    """Episodes of 500 steps; each copy raises in a given step of its first episode, or in its second reset."""
+
+    observation_space = gym.spaces.Box(0.0, 1000.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, context: Any = None) -> None:
+        self.settings = dict(context or {})
+        self.resets = self.now = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.resets, self.now = self.resets + 1, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.now += 1
+        if self.now == self.settings.get("step"):
+            kind = SecretError if self.settings.get("secret") else StuckError
+            raise kind(f"stuck in step {self.now}")
+        return np.full(1, self.now, np.float32), 1.0, self.now == 500, False, {}
+
+
+class ShakyPair(MultiAgentEnv):
+    def __init__(self, context: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.observation_space, self.action_space = Shaky.observation_space, Shaky.action_space
+        self.game = Shaky(context)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return dict.fromkeys("ab", self.game.reset()[0]), {}
+
+    def step(self, action_dict: Any) -> Any:
+        obs, _, over, _, _ = self.game.step(0)
+        return dict.fromkeys("ab", obs), {"a": 1.0}, {"__all__": over}, {"__all__": False}, {}
+
+
+CONFIG: dict[str, Any] = {"rollout_fragment_length": 200, "train_batch_size": 200, "engine": "process"}
+WHERE: list[Any] = [{}, {"num_workers": 1}, {"remote_worker_envs": True, "num_envs_per_worker": 2}]
+everywhere = pytest.mark.parametrize("where", WHERE, ids=["here", "worker", "remote"])
+
+
+def train(env: Any, times: int = 1, **config: Any) -> Any:
+    with PPO(env=env, config={**CONFIG, **config}) as algo:
+        for _ in range(times):
+            result = algo.train()
+    return result
+
+
+@everywhere
+@pytest.mark.parametrize("env", [Shaky, ShakyPair])
+def test_crashes_after_some_env_steps_of_progress_do_not_end_the_run(env: Any, where: Any) -> None:
+    result = train(env, env_config={"step": 12}, **where)
+    # Every twelfth step raises.
+    assert result["num_faulty_episodes"] >= 200 // 12
+    assert "StuckError: stuck in step 12" in result["first_fault"]
+
+
+@everywhere
+@pytest.mark.parametrize("env", [Shaky, ShakyPair])
+def test_three_crashes_in_the_first_steps_end_it_with_what_was_raised_as_the_cause(
+    env: Any, where: Any
+) -> None:
+    with pytest.raises(EnvCrashError) as caught:
+        train(env, env_config={"step": 3}, **where)
+    assert "the first of 3 crashes in a row in reset or in the first 10 env steps, expected 2 at most" in str(
+        caught.value
+    )
+    cause = caught.value.__cause__
+    assert (type(cause), str(cause)) == (StuckError, "stuck in step 3")
+    assert "in step\n" in "".join(traceback.format_exception(caught.value))
+
+
+@everywhere
+@pytest.mark.parametrize(("tolerated", "steps"), [(0, 3), (1, 6), (4, 15)])
+def test_the_limit_is_a_setting(where: Any, tolerated: int, steps: int) -> None:
+    if where and tolerated != 4:
+        pytest.skip("the same code plays elsewhere")
+    settings = {"num_consecutive_env_failures_tolerance": tolerated, "env_config": {"step": 3}, **where}
+    with pytest.raises(
+        EnvCrashError, match=rf"first of {tolerated + 1} crashes .* expected {tolerated} at most"
+    ):
+        train(Shaky, **settings)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, None])
+def test_another_value_is_refused_when_the_algorithm_is_built(value: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"num_consecutive_env_failures_tolerance is .*, expected an integer"
+    ):
+        PPO(env=Shaky, config={"num_consecutive_env_failures_tolerance": value})
+
+
+@pytest.mark.parametrize("where", WHERE[1:], ids=["worker", "remote"])
+def test_what_cannot_be_sent_arrives_as_text(where: Any) -> None:
+    with pytest.raises(EnvCrashError) as caught:
+        train(Shaky, env_config={"step": 3, "secret": True}, **where)
+    cause = caught.value.__cause__
+    assert isinstance(cause, MenvError)
+    assert "SecretError: stuck in step 3" in str(cause)
+    assert "in step\n" in str(cause.__cause__)
+
+
+class ShakyVector(VectorEnv):
+    def __init__(self) -> None:
+        super().__init__(Shaky.observation_space, Shaky.action_space, 2)
+
+    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
+        return [np.zeros(1, np.float32)] * 2, [{}, {}]
+
+    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def vector_step(self, actions: Any) -> Any:
+        raise StuckError("stuck together")
+
+    def get_sub_environments(self) -> Any:
+        return []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_vectorised_environment_ends_the_run_with_its_first_crash_and_its_cause(workers: int) -> None:
+    with pytest.raises(EnvCrashError, match="stuck together") as caught:
+        train(lambda context: ShakyVector(), num_workers=workers)
+    assert type(caught.value.__cause__) is StuckError
+
+
+class Mixed(Shaky):
+    """Raises in step 3, but every third copy in step 30."""
+
+    made = 0
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__(context)
+        Mixed.made += 1
+        self.settings["step"] = 30 if Mixed.made % 3 == 0 else 3
+
+
+@pytest.fixture
+def _new_copies() -> Iterator[None]:
+    Mixed.made = 0
+    yield
+    Mixed.made = 0
+
+
+@pytest.mark.usefixtures("_new_copies")
+def test_a_longer_episode_begins_the_count_again_also_if_it_ends_with_a_crash() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EnvFaultWarning)
+        assert train(Mixed, 2)["faulty_episodes_total"] > 9
