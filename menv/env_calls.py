@@ -6,17 +6,21 @@ Adapters, wrappers and checks share it. It knows neither rows nor episodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from menv.errors import ConfigError, ContractError
 from menv.fault import no_exit
 from menv.nested import own_copy
 
-OR_MANY_AGENTS = ", or wrap an environment of many agents in menv.wrappers.MultiAgentGym"
+OR_MANY_AGENTS = (
+    ", or derive a class of several agents, whose steps return dicts by agent, from menv.MultiAgentEnv instead of "
+    "gymnasium.Env (menv.wrappers.MultiAgentGym wraps one with a Tuple, a list or a Dict of spaces)"
+)
 """Ends messages about a `gymnasium.Env` that may not know that it is one for a single agent."""
 
 _WEIGHTED = (
@@ -60,6 +64,26 @@ def reset_env(
             f"return both from reset{'' if result is None else old}"
         )
     return result
+
+
+def many_agents(env: Any, obs: Any = None) -> str | None:
+    """Return why a `gymnasium.Env` seems to be one of several agents, None of one agent.
+
+    Args:
+        env: The environment.
+        obs: What its reset returned, if there was one.
+    """
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if isinstance(space, dict | list | tuple) or (callable(space) and not isinstance(space, type)):
+            return f"the environment's {name.replace('_', ' ')} is {type(space).__name__}"
+        by_agent = getattr(env.unwrapped, f"{name}s", None)
+        if space is None and (callable(by_agent) or isinstance(by_agent, Mapping)):
+            return f"the environment has {name}s and no {name}"
+    space = getattr(env, "observation_space", None)
+    if isinstance(obs, dict) and space is not None and not isinstance(space, gym.spaces.Dict):
+        return f"reset returned a dict of {sorted(map(repr, obs))[:8]} for its observation space {space}"
+    return None
 
 
 def close_env(env: Any) -> None:

@@ -38,9 +38,11 @@ class MultiAgentEnv(AsBaseEnv):
       `episode.last_info_for("__common__")`. An info `{"training_enabled": False}` excludes
       the agent's trajectory from training, until a later info of it says True.
 
-    Spaces are declared in one of three ways: a dict per agent (`observation_spaces`), a
-    `gymnasium.spaces.Dict` keyed by agent id (`observation_space`), or one space that all agents
-    share (`observation_space`). The same goes for actions.
+    You declare spaces in one of four ways: by agent (`observation_spaces`, a dict or a
+    `gymnasium.spaces.Dict`), as a `gymnasium.spaces.Dict` keyed by agent id (`observation_space`), as one
+    space that all agents share (`observation_space`), or by a method `observation_space(agent_id)` or
+    `observation_spaces(agent_id)`. The same goes for actions. Attributes may be properties. Spaces and agents
+    that only the first `reset` makes known are found by it.
 
     Every instance has its own `possible_agents` and `agents`, also if the subclass declares them on
     the class or never calls `super().__init__()`. It is no `gymnasium.Env`.
@@ -224,21 +226,31 @@ def _known_agents(env: MultiAgentEnv) -> list[AgentId]:
     classic: Iterable[AgentId] | None = getattr(env, "_agent_ids", None)
     more: Iterable[Iterable[AgentId] | None] = (
         classic or [agent for agent in env.agents if not isinstance(agent, gym.Env)],
-        env.observation_spaces,
-        env.action_spaces,
+        # A property may know nothing before the first reset.
+        getattr(env, "observation_spaces", None),
+        getattr(env, "action_spaces", None),
     )
     for ids in more:
-        known.update(dict.fromkeys(ids or ()))
+        known.update(dict.fromkeys(() if callable(ids) else ids or ()))
     return list(known)
 
 
 def _space_of(env: MultiAgentEnv, kind: str, agent_id: AgentId) -> gym.Space[Any]:
-    by_agent: Mapping[AgentId, gym.Space[Any]] | None = getattr(env, f"{kind}_spaces")
+    by_agent: Any = getattr(env, f"{kind}_spaces")
+    shared: Any = getattr(env, f"{kind}_space")
+    method = by_agent if callable(by_agent) else shared
+    if callable(method) and (by_agent is None or method is by_agent):
+        try:
+            asked: gym.Space[Any] = method(agent_id)
+        except KeyError as error:
+            raise ContractError(_no_space(env, kind, agent_id, _known_agents(env))) from error
+        return asked
     if by_agent is not None:
-        if agent_id in by_agent:
-            return by_agent[agent_id]
-        raise ContractError(_no_space(env, kind, agent_id, by_agent))
-    shared: gym.Space[Any] | None = getattr(env, f"{kind}_space")
+        # What is in a Dict space is its elements, not its keys.
+        spaces: Mapping[AgentId, gym.Space[Any]] = getattr(by_agent, "spaces", by_agent)
+        if agent_id in spaces:
+            return spaces[agent_id]
+        raise ContractError(_no_space(env, kind, agent_id, spaces))
     if isinstance(shared, gym.spaces.Dict):
         inner: Mapping[Any, gym.Space[Any]] = shared.spaces
         if agent_id in inner:
@@ -248,7 +260,7 @@ def _space_of(env: MultiAgentEnv, kind: str, agent_id: AgentId) -> gym.Space[Any
             raise ContractError(_no_space(env, kind, agent_id, inner))
     if shared is None:
         raise ContractError(_no_space(env, kind, agent_id, _known_agents(env)))
-    return shared
+    return shared  # type: ignore[no-any-return]
 
 
 def _no_space(env: MultiAgentEnv, kind: str, agent_id: AgentId, known: Iterable[Any]) -> str:

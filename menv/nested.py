@@ -83,6 +83,29 @@ def values_in(value: Any) -> Iterator[Any]:
         yield from values_in(part)
 
 
+def flags_of(space: Space) -> int:
+    """Return how many flags a mask of these actions has: one for each choice of its discrete parts."""
+    discrete = gym.spaces.Discrete | gym.spaces.MultiDiscrete
+    choices = [part for part in leaves(space) if isinstance(part, discrete)]
+    return sum(int(np.sum(part.nvec if hasattr(part, "nvec") else part.n)) for part in choices)
+
+
+def flat_mask(mask: Any, actions: Space | None = None) -> npt.NDArray[Any]:
+    """Return the flags of a mask one after the other.
+
+    Args:
+        mask: An array, or gymnasium's form: a tuple or dict of one mask for each part, None where all is allowed.
+        actions: The action space, which says how many flags None stands for.
+    """
+    if mask is None:
+        return np.ones(0 if actions is None else flags_of(actions), np.int8)
+    parts = (None if actions is None else parts_of(actions)) or []
+    if isinstance(mask, tuple | dict) and len(parts) == len(mask):
+        return np.concatenate([flat_mask(mask[key], part) for key, part in parts])
+    found = [np.ravel(part) for part in values_in(mask)]
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
 def own_copy(element: Any) -> Any:
     """Return a copy of an observation that its environment cannot change any more."""
     if isinstance(element, np.ndarray):

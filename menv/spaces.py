@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.errors import ContractError
+from menv.nested import parts_of
 
 Array = npt.NDArray[Any]
 
@@ -56,10 +58,12 @@ class Stacker:
         path: Where the leaf lies in a larger space, for messages.
     """
 
-    __slots__ = ("_bytes", "_dtype", "_length", "_path", "_shape", "_space")
+    __slots__ = ("_bytes", "_casts", "_dtype", "_length", "_path", "_shape", "_space")
 
     def __init__(self, space: gym.Space[Any], path: str = "") -> None:
         self._space, self._path = space, path
+        # Whether elements of another number type have come, which the next ones will be as well.
+        self._casts = False
         shape, dtype = space.shape, space.dtype
         self._shape: tuple[int, ...] = shape or ()
         # A space that was pickled has a dtype of its own; that of arrays is numpy's one.
@@ -78,12 +82,16 @@ class Stacker:
 
         Raises:
             OutsideSpaceError: An element has the wrong type, shape or dtype. (Bounds are checked apart.)
+
+        Elements of another float or integer type are cast, with one warning, where no value is lost.
         """
         space = self._space
         if isinstance(space, gym.spaces.Discrete):
-            return _stack_discrete(values, space, self._path)
+            return self._choices(values, space)
         if isinstance(values, np.ndarray) and values.dtype != object:
             return self._checked(values)
+        if self._casts and (cast := self._cast(values)) is not None:
+            return cast
         rows, dtype = len(values), self._dtype
         try:
             # A join costs a quarter of np.array, but sees bytes only: dtypes are compared by identity.
@@ -100,28 +108,77 @@ class Stacker:
         except (TypeError, AttributeError, BufferError, ValueError):
             return _stack_slowly(values, space, self._path)
         if other or len(data) != rows * self._bytes:
-            return _stack_slowly(values, space, self._path)
+            cast = self._cast(values)
+            return _stack_slowly(values, space, self._path) if cast is None else cast
         return np.frombuffer(data, dtype).reshape(rows, *self._shape)
 
     def _checked(self, values: Array) -> Array:
         """Pass on an array [R, *shape] whose shape and dtype are those of an element of the space."""
-        if values.shape[1:] != self._shape or not np.can_cast(values.dtype, self._dtype):
-            raise OutsideSpaceError(0, why_outside(self._space, values[0], self._path) or "wrong shape")
-        return values
+        if values.shape[1:] == self._shape:
+            if np.can_cast(values.dtype, self._dtype):
+                return values
+            cast = self._cast(values)
+            if cast is not None:
+                return cast
+        reasons = (why_outside(self._space, value, self._path) for value in values)
+        row, why = next(((row, why) for row, why in enumerate(reasons) if why), (0, "wrong shape"))
+        raise OutsideSpaceError(row, why)
+
+    def _choices(self, values: Sequence[Any] | Array, space: gym.spaces.Discrete) -> Array:
+        """Return [R] int64 of scalars that lie within `space`."""
+        try:
+            out = np.array(values)
+        except (ValueError, TypeError, RuntimeError):
+            return _stack_slowly(values, space, self._path)
+        if out.ndim == 1 and out.dtype.kind == "f" and keeps_values(out, np.dtype(np.int64)):
+            self._warn(out.dtype, "integers")
+            out = out.astype(np.int64)
+        if out.ndim != 1 or out.dtype.kind not in "iu":
+            return _stack_slowly(values, space, self._path)
+        start = int(space.start)
+        if out.min() < start or out.max() >= start + int(space.n):
+            return _stack_slowly(values, space, self._path)
+        return out.astype(np.int64, copy=False)
+
+    def _cast(self, values: Sequence[Any] | Array) -> Array | None:
+        """Return [R, *shape] of arrays of another number type, None if they are none or a value would be lost."""
+        if not isinstance(values, np.ndarray) and not all(
+            isinstance(value, np.ndarray | np.generic) for value in values
+        ):
+            return None
+        try:
+            array = np.asarray(values)
+        except ValueError:
+            return None
+        if array.shape[1:] != self._shape or not keeps_values(array, self._dtype):
+            return None
+        if not np.can_cast(array.dtype, self._dtype):
+            self._warn(array.dtype, str(self._dtype))
+        return array.astype(self._dtype)
+
+    def _warn(self, got: Any, wanted: str) -> None:
+        """Warn once that elements are cast."""
+        if not self._casts:
+            self._casts = True
+            warnings.warn(
+                f"{self._path or 'obs'}: observations of {got} for {self._space}, expected {wanted}; they are cast "
+                "because no value is lost, convert them in the environment to save the time",
+                stacklevel=2,
+            )
 
 
-def _stack_discrete(values: Sequence[Any] | Array, space: gym.spaces.Discrete, path: str) -> Array:
-    """Return [R] int64 of scalars that lie within `space`."""
-    try:
-        out = np.array(values)
-    except (ValueError, TypeError, RuntimeError):
-        return _stack_slowly(values, space, path)
-    if out.ndim != 1 or out.dtype.kind not in "iu":
-        return _stack_slowly(values, space, path)
-    start = int(space.start)
-    if out.min() < start or out.max() >= start + int(space.n):
-        return _stack_slowly(values, space, path)
-    return out.astype(np.int64, copy=False)
+def keeps_values(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Return whether numbers are the same in another type, apart from the precision of floats."""
+    if array.dtype.kind not in "iuf" or dtype.kind not in "iuf":
+        return bool(array.dtype.kind == "b" and dtype.kind in "iuf")
+    if np.can_cast(array.dtype, dtype):
+        return True
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+        if array.dtype.kind == dtype.kind == "f":
+            return bool((np.isinf(cast) == np.isinf(array)).all())
+        # The way back alone would not do: integers that wrap around come back.
+        return bool(((cast == array) & (cast.astype(array.dtype) == array)).all())
 
 
 def _stack_slowly(values: Sequence[Any] | Array, space: gym.Space[Any], path: str) -> Array:
@@ -176,7 +233,7 @@ def _why_outside_discrete(space: gym.spaces.Discrete, value: Any, where: str) ->
     scalar, why = _as_array(value)
     if why:
         return f"{expected}, got {why}"
-    if scalar.ndim or scalar.dtype.kind not in "iu":
+    if scalar.ndim or scalar.dtype.kind == "b" or not keeps_values(scalar, np.dtype(np.int64)):
         return f"{expected}, got {_kind(value)}"
     return None if start <= int(scalar) < behind else f"{expected}, got {int(scalar)}"
 
@@ -189,7 +246,7 @@ def _why_outside_array(space: Any, value: Any, where: str) -> str | None:
     if array.shape != space.shape:
         is_array = array.ndim or array.dtype.kind in "biuf"
         return f"{expected}, got {f'shape {array.shape}' if is_array else _kind(value)}"
-    if isinstance(value, np.ndarray) and not np.can_cast(array.dtype, space.dtype):
+    if isinstance(value, np.ndarray) and not keeps_values(array, space.dtype):
         return f"{expected}, got {array.dtype}; convert it with .astype(np.{space.dtype})"
     if array.dtype.kind not in "biuf":
         return f"{expected}, got {array.dtype}"
@@ -236,6 +293,25 @@ def alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
     if isinstance(one, spaces.Box) and isinstance(other, spaces.Box):
         return one.shape == other.shape and one.dtype == other.dtype
     return one == other
+
+
+def holds(wide: gym.Space[Any], narrow: gym.Space[Any]) -> bool:
+    """Return whether every element of one space lies in another, apart from the precision of its numbers."""
+    spaces = gym.spaces
+    for kind in (spaces.Dict, spaces.Tuple):
+        if isinstance(wide, kind) and isinstance(narrow, kind):
+            one, other = (dict(parts_of(space) or ()) for space in (wide, narrow))
+            return one.keys() == other.keys() and all(holds(one[key], other[key]) for key in one)
+    if isinstance(wide, spaces.Discrete) and isinstance(narrow, spaces.Discrete):
+        start, begin = int(wide.start), int(narrow.start)
+        return start <= begin and begin + int(narrow.n) <= start + int(wide.n)
+    arrays = spaces.Box | spaces.MultiDiscrete
+    if not isinstance(wide, arrays) or type(wide) is not type(narrow) or wide.shape != narrow.shape:
+        return wide == narrow
+    low, high = bounds(wide)
+    least, most = bounds(narrow)
+    kinds = low.dtype.kind, least.dtype.kind
+    return (kinds[0] in ("f", kinds[1])) and bool(np.all(low <= least) and np.all(high >= most))
 
 
 def bounds(space: Any) -> tuple[Array, Array]:

@@ -30,7 +30,8 @@ from menv.base_env import (
     Join,
     Ready,
 )  # fmt: skip
-from menv.env_calls import OR_MANY_AGENTS, as_reward
+from menv.env_calls import OR_MANY_AGENTS, as_reward, many_agents
+from menv.errors import ContractError
 from menv.frame import Frame
 from menv.nested import own_copy
 
@@ -211,7 +212,13 @@ class GymEnvs(LocalEnvs):
         """Reset every copy for the first time."""
         self._started = True
         for index in self._order:
-            self._begin(index, *self._reset_env(index))
+            obs, info = self._reset_env(index)
+            why = many_agents(self._envs[index], obs)
+            if why is not None:
+                raise ContractError(
+                    f"env {index}: {why}, expected the observation of one agent{OR_MANY_AGENTS}"
+                )
+            self._begin(index, obs, info)
         self._due = self._everybody
 
     def _begin(self, index: int, obs: Any, info: Any) -> None:

@@ -48,6 +48,9 @@ _RESET: Mapping[str, Code] = {
     "ME013": Code("error", "'__all__' or '__common__' is among observations or rewards", "keep '__all__' to the "
                   "two flag dicts and '__common__' to infos; no agent is called so"),
     "ME014": Code("error", "possible_agents is no list", "set possible_agents to a list of agent ids"),
+    "ME015": Code("info", "spaces are known only after a reset", "declare them in __init__; to find them menv has to "
+                  "reset the environment"),
+    "ME016": Code("error", "several agents in a gymnasium.Env", "derive the class from menv.MultiAgentEnv"),
 }  # fmt: skip
 _STEP: Mapping[str, Code] = {
     "ME020": Code("error", "step returns the wrong number of values", "return (obs, reward, terminated, truncated, "
@@ -70,6 +73,8 @@ _OBS: Mapping[str, Code] = {
                   "the space with the dtype that you return"),
     "ME032": Code("error", "an observation is not finite", "look for a division by zero or an overflow"),
     "ME033": Code("info", "an observation is a list", "return a numpy array, which is taken over several times faster"),
+    "ME034": Code("warning", "an observation is of another number type", "convert it with .astype, or declare the "
+                  "space with the type that you return; menv casts each observation, which takes time"),
 }  # fmt: skip
 _LIFE: Mapping[str, Code] = {
     "ME040": Code("warning", "truncated without a last observation", "return the last observation with the flag; "

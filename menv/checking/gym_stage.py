@@ -10,9 +10,10 @@ from typing import Any
 import gymnasium as gym
 
 from menv.base_env import SINGLE_AGENT
-from menv.checking.report import Report
+from menv.checking.report import Broken, Report
 from menv.checking.stage import Key, SpacePair, Stage, Turn, check_pair
 from menv.checking.values import check_flag, check_info, check_mask, check_mask_space, check_obs, check_reward
+from menv.env_calls import many_agents
 
 ONLY: Key = (0, SINGLE_AGENT)
 
@@ -40,6 +41,8 @@ class GymStage(Stage):
 
     def check_spaces(self) -> None:
         """See `Stage`."""
+        self._check_one_agent()
+        self.find_spaces(lambda: self.read("observation_space") is None or self.read("action_space") is None)
         obs_space, action_space = self.read("observation_space"), self.read("action_space")
         check_pair(self.report, "", obs_space, action_space)
         check_mask_space(self.report, "", obs_space, action_space)
@@ -57,6 +60,7 @@ class GymStage(Stage):
             "reset", code="ME091", **({"seed": seed, "options": None} if self.takes_seed else {})
         )
         obs, info = self.require_pair(result)
+        self._check_one_agent(obs)
         check_info(self.report, self.env_steps, "reset: ", info, obs)
         return self._turn(obs, info, False)
 
@@ -77,6 +81,16 @@ class GymStage(Stage):
         turn = self._turn(obs, info, over)
         turn.rewards, turn.flags, turn.over = reward, flags, over
         return turn
+
+    def _check_one_agent(self, obs: Any = None) -> None:
+        """Refuse a class of several agents.
+
+        Raises:
+            Broken: It is one.
+        """
+        why = many_agents(self.env, obs)
+        if why is not None:
+            raise Broken("ME016", f"{why}, expected one agent", self.env_steps)
 
     def _turn(self, obs: Any, info: Any, over: bool) -> Turn:
         """Check an observation and hand it on."""

@@ -32,6 +32,9 @@ class MultiAgentStage(Stage):
 
     def check_spaces(self) -> None:
         """See `Stage`."""
+        self.find_spaces(lambda: any(self._undeclared(kind) for kind in ("observation", "action")))
+        self._possible = listed_agents(self.env)
+        self.late = self.late or not (self._possible or any(self.declared()))
         for kind in ("observation", "action"):
             self._check_declaration(kind)
         if not self._possible:
@@ -40,15 +43,25 @@ class MultiAgentStage(Stage):
             self._space_of(agent)
         self.check_signature(self.env.reset)
 
+    def _undeclared(self, kind: str) -> bool:
+        """Return whether a kind of space is declared in no way."""
+        none = self.read(f"{kind}_spaces") is None and self.read(f"{kind}_space") is None
+        return none and not _says_itself(self.env, kind)
+
     def _check_declaration(self, kind: str) -> None:
         """Note a kind of space that is declared in no way, or not as a space."""
         by_agent, shared = self.read(f"{kind}_spaces"), self.read(f"{kind}_space")
-        if by_agent is None and shared is None and not _says_itself(self.env, kind):
+        if self._undeclared(kind):
             raise Broken(
                 "ME001",
                 f"neither {kind}_spaces nor {kind}_space is declared, expected a space for every agent",
             )
-        if by_agent is None and shared is not None and not isinstance(shared, gym.Space):
+        if (
+            by_agent is None
+            and shared is not None
+            and not isinstance(shared, gym.Space)
+            and not callable(shared)
+        ):
             raise Broken("ME002", f"{kind}_space is a {type(shared).__name__}, expected a gymnasium.Space")
 
     def spaces(self, key: Key) -> SpacePair:

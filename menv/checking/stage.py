@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import inspect
 import time
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -63,6 +63,7 @@ class Stage(abc.ABC):
         takes_seed: Whether a reset can be given a seed.
         repeats: Whether a reset brings the environment back to a beginning, as the probes of seeds need.
         seconds: How long each env step took.
+        late: Whether nothing is known of its spaces before the first reset.
     """
 
     repeats = True
@@ -74,6 +75,7 @@ class Stage(abc.ABC):
         self.episodes = 0
         self.takes_seed = True
         self.seconds: list[float] = []
+        self.late = False
 
     @abc.abstractmethod
     def check_spaces(self) -> None:
@@ -109,7 +111,16 @@ class Stage(abc.ABC):
     def declared(self) -> Any:
         """Return the spaces that a copy must declare too."""
         names = ("observation_space", "action_space", "observation_spaces", "action_spaces")
-        return [self.read(name) for name in names]
+        found = [self.read(name) for name in names]
+        return [None if callable(space) else space for space in found]
+
+    def find_spaces(self, undeclared: Callable[[], bool]) -> None:
+        """Reset an environment that declares no spaces before, as training does."""
+        if undeclared():
+            self.call("reset", code="ME091")
+            self.late = not undeclared()
+            if self.late:
+                self.report.add("ME015", "no spaces before the first reset, expected them in __init__")
 
     @property
     def idle(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from menv import nested
 from menv.checking.report import Report
 from menv.connectors.flat_actions import component_sizes
-from menv.nested import parts_of
+from menv.nested import flat_mask, parts_of
 from menv.spaces import bounds, why_outside
 
 MASK_KEY = "action_mask"
@@ -48,13 +48,22 @@ def check_obs(report: Report, step: int, who: str, space: gym.Space[Any], obs: A
     """
     for path, leaf, value in leaves(space, obs, "obs"):
         why = why_outside(leaf, value, path)
-        if path == f"obs[{MASK_KEY!r}]":
-            if why is not None:
+        if path.startswith(f"obs[{MASK_KEY!r}]"):
+            open_part = value is None and path != f"obs[{MASK_KEY!r}]"
+            if why is not None and not open_part and not _is_flat_mask(leaf, value):
                 report.add("ME052", who + why, step)
         elif not _is_finite(value):
             report.add("ME032", f"{who}{path}: holds {_first_not_finite(value)}", step, about=path)
         elif why is not None:
             report.add(_code_of(leaf, value), who + why, step, about=path)
+        elif _is_cast(leaf, value):
+            got = np.asarray(value).dtype
+            report.add(
+                "ME034",
+                f"{who}{path}: is {got}, expected {leaf.dtype}, to which it is cast",
+                step,
+                about=path,
+            )
         elif isinstance(leaf, _ARRAYS) and isinstance(value, list | tuple):
             report.add(
                 "ME033", f"{who}{path}: is a {type(value).__name__}, expected an array", step, about=path
@@ -65,6 +74,22 @@ def _code_of(space: gym.Space[Any], value: Any) -> str:
     """Tell a wrong dtype alone from everything else."""
     same_shape = isinstance(value, np.ndarray) and isinstance(space, _ARRAYS) and value.shape == space.shape
     return "ME031" if same_shape and not np.can_cast(value.dtype, space.dtype or object) else "ME030"
+
+
+def _is_flat_mask(space: gym.Space[Any], mask: Any) -> bool:
+    """Return whether a mask is gymnasium's tuple of one for each component, with as many flags as its space."""
+    if not isinstance(mask, tuple):
+        return False
+    # How many flags None stands for is known by the actions, and is looked at with these.
+    return any(part is None for part in mask) or flat_mask(mask).size == np.prod(space.shape or ())
+
+
+def _is_cast(space: gym.Space[Any], value: Any) -> bool:
+    """Return whether a value that is in its space is of another number type."""
+    if isinstance(space, gym.spaces.Discrete):
+        return bool(np.asarray(value).dtype.kind == "f")
+    array = isinstance(value, np.ndarray) and isinstance(space, _ARRAYS)
+    return array and not np.can_cast(value.dtype, space.dtype or object)
 
 
 def _is_finite(value: Any) -> bool:
@@ -96,7 +121,8 @@ def check_mask_space(report: Report, who: str, obs_space: Any, action_space: Any
     """Note a mask that does not fit the actions, or lies where nobody reads it."""
     dicts = [part for part in _members(obs_space) if isinstance(part, gym.spaces.Dict)]
     masks = [part[MASK_KEY] for part in dicts if MASK_KEY in part.spaces]
-    width, flags = mask_width(action_space), sum(int(np.prod(mask.shape or ())) for mask in masks)
+    width = mask_width(action_space)
+    flags = sum(int(np.prod(leaf.shape or ())) for mask in masks for leaf in nested.leaves(mask))
     if masks and width != flags:
         rule = "no mask" if width is None else f"{width} flags"
         report.add("ME051", f"{who}{MASK_KEY!r} has {flags} flags for {action_space}, expected {rule}")
@@ -146,7 +172,9 @@ def usable_mask(obs: Any, action_space: Any) -> np.ndarray[Any, np.dtype[np.bool
     if width is None:
         return None
     try:
-        flags = np.concatenate([np.asarray(mask).reshape(-1) != 0 for mask in masks])
+        # The members of a group have a part of the actions each.
+        whole = action_space if len(masks) == 1 else None
+        flags = np.concatenate([flat_mask(mask, whole) != 0 for mask in masks])
     except ValueError:
         return None
     return flags if len(flags) == width else None

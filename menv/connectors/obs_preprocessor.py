@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from menv.connectors.flat_actions import component_sizes
 from menv.errors import ConfigError
-from menv.nested import parts_of
+from menv.nested import flat_mask, parts_of, paths
 from menv.spaces import Array, OutsideSpaceError, Stacker, bounds, why_out_of_bounds, why_outside
 
 MASK_KEY = "action_mask"
@@ -90,7 +90,7 @@ class ObsPreprocessor:
         Raises:
             ConfigError: There is something in the space that makes no columns, or too many.
         """
-        self.space = space
+        self.space, self._actions = space, action_space
         self.leaves: list[Leaf] = []
         self.mask_leaves: list[Leaf] = []
         self._nests: list[tuple[tuple[Any, ...], set[int]]] = []
@@ -139,10 +139,19 @@ class ObsPreprocessor:
         for name, part in parts:
             # The members of a group are the parts of a Tuple, and may be groups themselves.
             if name == MASK_KEY and all(isinstance(key, int) for key in keys):
-                width = int(np.prod(part.shape or ()))
-                self.mask_leaves.append(Leaf((*keys, name), part, 0, width))
+                found = _in_order(part, (*keys, name), self._actions_of(keys))
+                self.mask_leaves += [
+                    Leaf(path, leaf, 0, int(np.prod(leaf.shape or ()))) for path, leaf in found
+                ]
             else:
                 self._collect(part, (*keys, name))
+
+    def _actions_of(self, keys: tuple[Any, ...]) -> Any:
+        """Return the action space of a member of a group, or of the only agent; None where nobody knows."""
+        actions: Any = self._actions
+        for key in keys:
+            actions = actions.spaces[key] if isinstance(actions, gym.spaces.Tuple) else None
+        return actions
 
     def __call__(self, obs: Sequence[Any] | Array, final: bool | Mask = False) -> tuple[Rows, Mask | None]:
         """Return the rows and the mask of R observations.
@@ -198,6 +207,15 @@ class ObsPreprocessor:
     def _mask_of(self, leaf: Leaf, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
         """Return [R, M] of one mask."""
         values = _parts_at(obs, leaf.keys)
+        if isinstance(values[0], tuple | dict):
+            # gymnasium's own form, one mask for each component.
+            actions = self._actions_of(leaf.keys[:-1]) if leaf.keys[-1] == MASK_KEY else None
+            flat = [flat_mask(value, actions) for value in values]
+            values = [one.reshape(leaf.space.shape) if one.size == leaf.width else one for one in flat]
+        elif leaf.keys[-1] != MASK_KEY:
+            # Of one component; None allows all its choices.
+            every = np.ones(leaf.space.shape or (), leaf.space.dtype)
+            values = [every if value is None else value for value in values]
         mask: Mask = leaf.stack(values).reshape(len(values), -1) != 0
         begins = self._components.get(leaf.path)
         if begins is None:
@@ -287,6 +305,15 @@ class ObsPreprocessor:
         return row, "outside its space"
 
 
+def _in_order(mask: gym.Space[Any], keys: tuple[Any, ...], actions: Any) -> list[tuple[Any, gym.Space[Any]]]:
+    """Return the leaves of the space of a mask in the order of the actions that they are for, as `nested.paths`."""
+    parts: dict[Any, gym.Space[Any]] = dict(parts_of(mask) or ())
+    order = [key for key, _ in (actions is not None and parts_of(actions)) or ()]
+    if not parts or set(order) != set(parts):
+        return paths(mask, keys)
+    return [leaf for key in order for leaf in _in_order(parts[key], (*keys, key), actions.spaces[key])]
+
+
 def _components(leaves: Sequence[Leaf], action_space: gym.Space[Any] | None) -> dict[str, Begins]:
     """Return, by the path of a mask for several components of an action, where the flags of each begin."""
     sizes = component_sizes(action_space)
@@ -359,7 +386,8 @@ def _parts_at(obs: Sequence[Any] | Array, keys: tuple[Any, ...]) -> Sequence[Any
 def _opened(element: Any, keys: tuple[Any, ...]) -> Any:
     """Return an element whose part at the end of `keys` is all ones."""
     if not keys:
-        return np.ones_like(element)
+        nested = isinstance(element, tuple)
+        return tuple(_opened(part, ()) for part in element) if nested else np.ones_like(element)
     own = _opened(element[keys[0]], keys[1:])
     if isinstance(element, tuple):
         return (*element[: keys[0]], own, *element[keys[0] + 1 :])

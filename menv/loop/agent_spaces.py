@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -14,6 +14,7 @@ from menv.base_env import AgentId
 from menv.errors import ConfigError
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_spec import PolicySpec
+from menv.spaces import holds
 
 Space = gym.Space[Any]
 
@@ -51,8 +52,7 @@ class AgentSpaces:
         """
         own: Space | None = getattr(spec, f"{self._kind}_space")
         if not agents and own is None and spec.inferred is not None:
-            known: Space = spec.inferred[self._kind == "action"]
-            return known
+            own = spec.inferred[self._kind == "action"]
         if not agents:
             return self._shared(policy_id) if own is None else own
         spaces = [(agent, self._of_agent(agent, policy_id, own)) for agent in agents]
@@ -90,12 +90,23 @@ class AgentSpaces:
         return declared
 
     def _compare(self, where: str, chosen: Space, agent: AgentId) -> None:
-        """Refuse a space that contradicts what the environment declares."""
+        """Refuse a space that contradicts what the environment declares.
+
+        Every observation of the agent must be in the policy's space, and every action of the policy in the agent's.
+        """
         declared = None if self._reshaped else self._declared(agent)
-        if declared is not None and declared != chosen:
-            raise ConfigError(
-                f"{where}: {chosen}, expected that of its agent {agent!r}, {declared}; leave it out to take the agent's"
-            )
+        if declared is None or declared == chosen:
+            return
+        if self._kind == "observation" and not holds(chosen, declared):
+            rule = "or one that holds it"
+        elif self._kind == "action" and not (chosen.dtype == declared.dtype and holds(declared, chosen)):
+            rule = "or one within it, because the environment takes no other actions"
+        else:
+            return
+        raise ConfigError(
+            f"{where}: {chosen}, expected that of its agent {agent!r}, {declared}, {rule}; leave it out to take the "
+            "agent's"
+        )
 
     def _given_to(self, agent: AgentId) -> Space | None:
         """Return the space that the config gives an agent."""
@@ -115,11 +126,13 @@ class AgentSpaces:
         """Return what the environment says of an agent's space, None if it says nothing of any."""
         env, kind = self._env, self._kind
         shared, by_agent = getattr(env, f"{kind}_space", None), getattr(env, f"{kind}_spaces", None)
-        lookup: Callable[[AgentId], Space] | None = getattr(env, f"get_{kind}_space", None)
+        methods = (getattr(env, f"get_{kind}_space", None), by_agent, shared)
+        lookup: Any = next(filter(callable, methods), None)
         # Somebody's own way of answering needs no spaces beside it.
         inherited = getattr(MultiAgentEnv, f"get_{kind}_space")
         own = lookup is not None and getattr(type(env), f"get_{kind}_space", None) is not inherited
-        if shared is None and not by_agent and not own:
+        # A Dict space is true also where it is empty.
+        if shared is None and not (by_agent if callable(by_agent) else len(by_agent or ())) and not own:
             return None
         if lookup is not None:
             found: Any = lookup(agent)
@@ -138,18 +151,28 @@ class AgentSpaces:
             f"{kind}_space in its __init__, or {kind}_spaces to a dict of them by agent id"
         )
 
-    def _shared(self, policy_id: str) -> Space:
-        """Return the only space of an environment, for a policy that no listed agent maps to."""
-        kind = self._kind
+    @property
+    def shared(self) -> Space | None:
+        """The only space of the environment, None if there are several or none."""
         if isinstance(self._given, gym.Space):
             return self._given
+        found = self._all()
+        return found[0] if found and all(space == found[0] for space in found[1:]) else None
+
+    def _all(self) -> list[Space]:
+        """Return the spaces that the environment declares without being asked for an agent."""
+        shared, by_agent = (getattr(self._env, f"{self._kind}_{name}", None) for name in ("space", "spaces"))
+        listed = list(by_agent.values()) if isinstance(by_agent, Mapping) else []
+        return listed or ([shared] if isinstance(shared, gym.Space) else [])
+
+    def _shared(self, policy_id: str) -> Space:
+        """Return the only space of an environment, for a policy that no listed agent maps to."""
+        kind, found, only = self._kind, self._all(), self.shared
         shared = getattr(self._env, f"{kind}_space", None)
-        by_agent = getattr(self._env, f"{kind}_spaces", None) or {}
-        found: list[Space] = list(by_agent.values()) or ([shared] if isinstance(shared, gym.Space) else [])
-        if shared is not None and not found:
+        if only is not None:
+            return only
+        if shared is not None and not found and not callable(shared):
             raise self._no_space(f"policy {policy_id!r}", shared)
-        if found and all(space == found[0] for space in found[1:]):
-            return found[0]
         raise ConfigError(
             f"policy {policy_id!r}: no possible agent maps to it and the environment has {len(found)} {kind} spaces, "
             f"so its own is unknown; give it with PolicySpec({kind}_space=...) or map an agent to it"

@@ -21,6 +21,7 @@ from menv.adapters.numbered_envs import NumberedEnvs
 from menv.adapters.table import TableEnvs
 from menv.adapters.vector import VectorEnvs
 from menv.base_env import SINGLE_AGENT, BaseEnv
+from menv.env_calls import OR_MANY_AGENTS, many_agents
 from menv.errors import ConfigError, ContractError
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.multi_agent_env import MultiAgentEnv
@@ -81,6 +82,11 @@ def to_base_env(
         return MultiAgentEnvs(make_env, num_envs, [env], **local)
     if isinstance(env, gym.Env):
         refuse_rllib(env, "to_base_env")
+        why = many_agents(env)
+        if why is not None:
+            raise ContractError(
+                f"{type(env.unwrapped).__name__}: {why}, expected a space of one agent{OR_MANY_AGENTS}"
+            )
         return GymEnvs(make_env, num_envs, [env], **local)
     raise ConfigError(
         f"to_base_env: cannot use {type(env).__name__} as an environment, expected a gymnasium.Env, a "

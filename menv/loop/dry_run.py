@@ -7,14 +7,15 @@ with different spaces, are named then. It gives each policy its spaces.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium as gym
 
 from menv.base_env import SINGLE_AGENT, AgentId, BaseEnv
+from menv.env_calls import reset_env
 from menv.episode import Episode
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.loop.agent_spaces import AgentSpaces
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_map import PolicyMap
@@ -53,11 +54,14 @@ class GivenSpaces:
         observation: Of every agent, or by agent id; None leaves it to the environment.
         action: Likewise.
         reshaped: Whether an `observation_fn` makes other observations of the environment's.
+        seen: Once spaces were looked up: the agents of the first reset, none where it was not needed. An environment
+            that is sampled is not reset again.
     """
 
     observation: Any = None
     action: Any = None
     reshaped: bool = False
+    seen: list[list[AgentId]] = field(default_factory=list)
 
 
 def resolve_specs(
@@ -80,9 +84,14 @@ def resolve_specs(
         # The object that steps them all has the spaces of a batch; the table has those of one agent.
         env = base_env
     worker = Worker(0, num_workers, base_env, policy_map)
-    users = _users(policy_map, _agents(env, base_env) or _named_agents(env), worker)
     observations = AgentSpaces(env, "observation", given.observation, reshaped=given.reshaped)
     actions = AgentSpaces(env, "action", given.action)
+    agents = _agents(env, base_env) or _named_agents(env)
+    if not given.seen:
+        unknown = _unknown(policy_map, agents, observations, actions)
+        given.seen.append(_first_agents(env, base_env) if unknown else [])
+    agents = _agents(env, base_env) or _named_agents(env) or given.seen[0]
+    users = _users(policy_map, agents, worker)
     return {
         policy_id: replace(
             spec,
@@ -108,6 +117,43 @@ def resolve_agents(
     users = _users(policy_map, agents, Worker(0, num_workers, base_env, policy_map))
     owners = {agent: policy_id for policy_id, found in users.items() for agent in found}
     return {agent: owners[agent] for agent in agents}
+
+
+def _unknown(policy_map: PolicyMap, agents: list[AgentId], *kinds: AgentSpaces) -> bool:
+    """Return whether a policy needs spaces of the environment that this does not declare before its first reset."""
+    complete = (
+        (spec.observation_space is not None and spec.action_space is not None)
+        or (spec.inferred is not None and not agents)
+        for spec in policy_map.specs.values()
+    )
+    if all(complete):
+        return False
+    if not agents:
+        return any(spaces.shared is None for spaces in kinds)
+    return any(spaces.found(agent) is None for spaces in kinds for agent in agents)
+
+
+def _first_agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
+    """Reset an environment that knows its spaces only then; return the agents that it shows.
+
+    Raises:
+        EnvCrashError: It raised.
+    """
+    if not isinstance(env, MultiAgentEnv | gym.Env):
+        return []
+    if any(env is one for one in base_env.get_sub_environments()):
+        # The first episode, which is sampled later.
+        return list(base_env.try_reset(0)[0].get(0, ()))
+    try:
+        obs = reset_env(env, 0)[0]
+    except MenvError:
+        raise
+    except Exception as error:
+        raise EnvCrashError(
+            f"env 0 reset: raised {type(error).__name__}: {error}, expected the first observations, because "
+            f"{type(env).__name__} declares no spaces before them; declare these in __init__, or mend reset"
+        ) from error
+    return list(obs) if isinstance(env, MultiAgentEnv) else []
 
 
 def _agents(env: Any, base_env: BaseEnv) -> list[AgentId]:

@@ -18,7 +18,7 @@ from menv.env_calls import as_flag, as_reward
 from menv.episode import MEMBER_REWARDS
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
-from menv.nested import own_copy
+from menv.nested import built, flat_mask, own_copy
 
 MASK_KEY = "action_mask"
 STATE_KEY = "state"
@@ -234,9 +234,14 @@ def opened(obs: Any) -> Any:
     """Return an observation whose mask, or that of a member of a group in it, is open where it allows nothing."""
     if isinstance(obs, tuple):
         return tuple(opened(part) for part in obs)
-    if isinstance(obs, dict) and MASK_KEY in obs and not np.any(obs[MASK_KEY]):
-        return {**obs, MASK_KEY: np.ones_like(obs[MASK_KEY])}
+    if isinstance(obs, dict) and MASK_KEY in obs and not np.any(flat_mask(obs[MASK_KEY])):
+        return {**obs, MASK_KEY: _ones(obs[MASK_KEY])}
     return obs
+
+
+def _ones(mask: Any) -> Any:
+    """Return a mask of the same form that allows everything."""
+    return tuple(map(_ones, mask)) if isinstance(mask, tuple) else np.ones_like(mask)
 
 
 def blank(space: gym.Space[Any], where: str) -> Any:
@@ -250,7 +255,7 @@ def blank(space: gym.Space[Any], where: str) -> Any:
     spaces = gym.spaces
     if isinstance(space, spaces.Dict):
         return {
-            key: np.ones(part.shape or (), part.dtype)
+            key: built(part, lambda _, leaf: np.ones(leaf.shape or (), leaf.dtype))
             if key == MASK_KEY
             else blank(part, f"{where}[{key!r}]")
             for key, part in space.spaces.items()

@@ -16,6 +16,7 @@ import numpy as np
 from menv.base_env import AgentId
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv
+from menv.nested import flags_of, flat_mask
 from menv.wrappers.pettingzoo_kind import check_kind
 
 MASK = "action_mask"
@@ -78,7 +79,7 @@ class PettingZooBase(MultiAgentEnv):
         """Return the observation space of one agent.
 
         If the game tells its masks in `infos`, it is a Dict of `"observation"` and `"action_mask"`. To find
-        out, a game with Discrete actions that was never reset is reset once.
+        out, a game with discrete actions that was never reset is reset once.
 
         Raises:
             ContractError: The game has no space for this agent.
@@ -87,7 +88,7 @@ class PettingZooBase(MultiAgentEnv):
         if isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
             return space
         action_space = self._declared("action", agent_id)
-        if not isinstance(action_space, gym.spaces.Discrete):
+        if not flags_of(action_space):
             return space
         if self._masked is None:
             self.reset()
@@ -157,11 +158,11 @@ class PettingZooBase(MultiAgentEnv):
         if self._told is False or (isinstance(obs, dict) and MASK in obs):
             return obs
         space = self._declared("action", agent)
-        if not isinstance(space, gym.spaces.Discrete):
+        if not flags_of(space):
             if MASK not in info:
                 return obs
             raise ContractError(
-                f"{type(self).__name__}: infos[{agent!r}] hold an {MASK!r} for {space}, expected one for Discrete "
+                f"{type(self).__name__}: infos[{agent!r}] hold an {MASK!r} for {space}, expected one for discrete "
                 "actions only; put it into the observation, or pass action_mask_from_infos=False"
             )
         if not self._masked:
@@ -169,16 +170,16 @@ class PettingZooBase(MultiAgentEnv):
                 f"{type(self).__name__}: infos[{agent!r}] hold an {MASK!r} and those of the first reset held none, "
                 "expected masks from the start; pass action_mask_from_infos=True (False leaves them in infos)"
             )
-        mask = info[MASK] if MASK in info else np.ones(int(space.n), np.int8)
+        mask = flat_mask(info[MASK], space) if MASK in info else np.ones(flags_of(space), np.int8)
         return {OBSERVATION: obs, MASK: np.asarray(mask, np.int8)}
 
     def _with_mask_space(
-        self, agent: AgentId, space: gym.Space[Any], actions: gym.spaces.Discrete
+        self, agent: AgentId, space: gym.Space[Any], actions: gym.Space[Any]
     ) -> gym.spaces.Dict:
         """Return `space` with a mask beside it, the same object as long as the game's own stays the same."""
         known = self._spaces.get(agent)
         if known is None or known[0] is not space:
-            mask = gym.spaces.Box(0, 1, (int(actions.n),), np.int8)
+            mask = gym.spaces.Box(0, 1, (flags_of(actions),), np.int8)
             known = self._spaces[agent] = (space, gym.spaces.Dict({OBSERVATION: space, MASK: mask}))
         return known[1]
 

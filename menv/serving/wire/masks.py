@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from menv.connectors.flat_actions import component_sizes, is_discrete
 from menv.connectors.obs_preprocessor import MASK_KEY
-from menv.nested import columns_of, leaves
+from menv.nested import columns_of, flat_mask, leaves
 from menv.serving.wire.bad_message import Code
 from menv.serving.wire.bad_value import BadValueError
 from menv.serving.wire.space_readers import Column
@@ -80,7 +80,7 @@ class MaskCheck:
         holders = _at(obs, member)
         if not len(holders):
             return np.ones((0, 1), np.bool_)
-        mask: Mask = np.stack([np.ravel(row[MASK_KEY]) for row in holders]) != 0
+        mask: Mask = np.stack([flat_mask(row[MASK_KEY]) for row in holders]) != 0
         return mask
 
 
