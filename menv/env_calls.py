@@ -75,7 +75,9 @@ def many_agents(env: Any, obs: Any = None) -> str | None:
     """
     for name in ("observation_space", "action_space"):
         space = getattr(env, name, None)
-        if isinstance(space, dict | list | tuple) or (callable(space) and not isinstance(space, type)):
+        each = space.values() if isinstance(space, dict) else space if isinstance(space, list | tuple) else ()
+        several = bool(each) and all(isinstance(one, gym.Space) for one in each)
+        if several or (callable(space) and not isinstance(space, type)):
             return f"the environment's {name.replace('_', ' ')} is {type(space).__name__}"
         by_agent = getattr(env.unwrapped, f"{name}s", None)
         if space is None and (callable(by_agent) or isinstance(by_agent, Mapping)):

@@ -247,7 +247,7 @@ def _why_outside_array(space: Any, value: Any, where: str) -> str | None:
         is_array = array.ndim or array.dtype.kind in "biuf"
         return f"{expected}, got {f'shape {array.shape}' if is_array else _kind(value)}"
     if isinstance(value, np.ndarray) and not keeps_values(array, space.dtype):
-        return f"{expected}, got {array.dtype}; convert it with .astype(np.{space.dtype})"
+        return f"{expected}, got {array.dtype} with numbers that {space.dtype} cannot hold"
     if array.dtype.kind not in "biuf":
         return f"{expected}, got {array.dtype}"
     if (

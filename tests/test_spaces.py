@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.spaces import OutsideSpaceError, alike, bounds, stack, why_outside
+from menv.spaces import OutsideSpaceError, Stacker, alike, bounds, holds, stack, why_outside
 
 BOX = gym.spaces.Box(-1.0, 1.0, (2, 2), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (4,), np.uint8)
@@ -83,7 +83,7 @@ def test_an_array_of_rows_is_passed_on() -> None:
 @pytest.mark.parametrize("row", [0, 2])
 def test_the_first_bad_element_is_numbered(row: int) -> None:
     values: list[Any] = [np.zeros((2, 2), np.float32)] * 3
-    values[row] = np.zeros((2, 2))
+    values[row] = np.full((2, 2), 1e300)
     with pytest.raises(OutsideSpaceError, match=r"expected float32 of shape \(2, 2\), got float64") as caught:
         stack(values, BOX, "obs['x']")
     assert caught.value.row == row
@@ -103,7 +103,11 @@ OUTSIDE: list[tuple[gym.Space[Any], Any, str]] = [
     (BOX, np.full((2, 2), 2, np.float32), r"^obs: 2.0 at index \(0, 0\) is outside \[-1.0, 1.0\]$"),
     (BOX, np.array([[0, 0], [np.nan, 0]], np.float32), r"nan at index \(1, 0\)"),
     (BOX, [[1.0], [1.0, 2.0]], r"got a ragged list"),
-    (IMAGE, np.zeros(4, np.int64), r"expected uint8 of shape \(4,\), got int64"),
+    (
+        IMAGE,
+        np.full(4, 300, np.int64),
+        r"expected uint8 of shape \(4,\), got int64 with numbers that uint8 cannot",
+    ),
     (IMAGE, [0, 0.5, 1, 2], r"expected uint8 of shape \(4,\), got 0.5 in it"),
     (LEAVES[4], 5, r"^obs: expected an integer from 0 to 4, got 5$"),
     (LEAVES[4], np.int64(-1), r"got -1"),
@@ -166,3 +170,79 @@ def test_spaces_are_alike_that_differ_in_bounds_alone() -> None:
     assert not alike(
         gym.spaces.Tuple([gym.spaces.Discrete(2)]), gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2)
     )
+
+
+CAST: list[tuple[gym.Space[Any], Any, Any]] = [
+    (BOX, np.full((2, 2), 0.1), np.full((2, 2), 0.1, np.float32)),
+    (BOX, np.ones((2, 2), np.int64), np.ones((2, 2), np.float32)),
+    (IMAGE, np.full(4, 255, np.int64), np.full(4, 255, np.uint8)),
+    (IMAGE, np.full(4, 7.0), np.full(4, 7, np.uint8)),
+    (LEAVES[4], np.float64(3.0), np.int64(3)),
+    (LEAVES[6], np.array([1.0, 2.0]), np.array([1, 2])),
+    (LEAVES[8], np.array([0.0, 1.0, 1.0]), np.array([0, 1, 1], np.int8)),
+]
+"""Spaces, elements of another number type, and what they are cast to."""
+
+
+@pytest.mark.parametrize("case", range(len(CAST)))
+@pytest.mark.parametrize("together", [False, True], ids=["list", "array"])
+def test_elements_of_another_number_type_are_cast_with_one_warning(case: int, together: bool) -> None:
+    space, value, expected = CAST[case]
+    stacker = Stacker(space)
+    values: Any = np.stack([value] * 3) if together else [value] * 3
+    with pytest.warns(UserWarning, match="they are cast because no value is lost") as warned:
+        stacked = stacker(values)
+    # The second time without a warning, which would be an error here.
+    again = stacker(values)
+    assert len(warned) == 1
+    assert stacked.dtype == again.dtype == expected.dtype
+    np.testing.assert_array_equal(stacked, np.stack([expected] * 3))
+    np.testing.assert_array_equal(again, stacked)
+
+
+LOST: list[tuple[gym.Space[Any], Any]] = [
+    (BOX, np.full((2, 2), 1e300)),
+    (gym.spaces.Box(-np.inf, np.inf, (1,), np.float32), np.array([2**24 + 1])),
+    (IMAGE, np.full(4, 256)),
+    (IMAGE, np.full(4, -1)),
+    (IMAGE, np.full(4, 0.5)),
+    (IMAGE, np.full(4, np.nan)),
+    (gym.spaces.Box(0, 2**63, (1,), np.uint64), np.array([-1])),
+    (gym.spaces.Box(-(2**62), 2**62, (1,), np.int64), np.array([2**63 + 1], np.uint64)),
+    (LEAVES[4], np.float64(2.5)),
+    (LEAVES[4], np.nan),
+]
+
+
+@pytest.mark.parametrize("case", range(len(LOST)))
+@pytest.mark.parametrize("together", [False, True], ids=["list", "array"])
+def test_elements_that_would_lose_a_value_are_refused(case: int, together: bool) -> None:
+    space, value = LOST[case]
+    with pytest.raises(OutsideSpaceError, match="obs: expected"):
+        stack(np.stack([value] * 3) if together else [value] * 3, space)
+
+
+def test_bounds_of_elements_that_are_cast_are_looked_at_afterwards() -> None:
+    assert why_outside(BOX, np.full((2, 2), 1.5)) == "obs: 1.5 at index (0, 0) is outside [-1.0, 1.0]"
+
+
+HELD: list[tuple[gym.Space[Any], gym.Space[Any], bool]] = [
+    (gym.spaces.Box(-2.0, 2.0, (2, 2)), BOX, True),
+    (BOX, gym.spaces.Box(-2.0, 2.0, (2, 2)), False),
+    (BOX, gym.spaces.Box(-1.0, 1.0, (2, 2), np.float64), True),
+    (gym.spaces.Box(0.0, 255.0, (4,)), IMAGE, True),
+    (gym.spaces.Box(0, 255, (2, 2), np.uint8), gym.spaces.Box(0.0, 1.0, (2, 2)), False),
+    (gym.spaces.Discrete(6, start=-1), LEAVES[4], True),
+    (LEAVES[4], gym.spaces.Discrete(6, start=-1), False),
+    (gym.spaces.MultiDiscrete([3, 3]), LEAVES[6], True),
+    (gym.spaces.MultiDiscrete([2, 2]), LEAVES[6], False),
+    (gym.spaces.Tuple([BOX, gym.spaces.Discrete(6)]), gym.spaces.Tuple([BOX, LEAVES[4]]), True),
+    (gym.spaces.Dict(a=BOX), gym.spaces.Dict(b=BOX), False),
+    (gym.spaces.Text(3), gym.spaces.Text(3), True),
+]
+
+
+@pytest.mark.parametrize("case", range(len(HELD)))
+def test_a_space_holds_another_one_whose_elements_all_lie_in_it(case: int) -> None:
+    wide, narrow, held = HELD[case]
+    assert holds(wide, narrow) == held

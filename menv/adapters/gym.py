@@ -216,7 +216,7 @@ class GymEnvs(LocalEnvs):
             why = many_agents(self._envs[index], obs)
             if why is not None:
                 raise ContractError(
-                    f"env {index}: {why}, expected the observation of one agent{OR_MANY_AGENTS}"
+                    f"env {index}: {why}, expected that of one agent; return it{OR_MANY_AGENTS}"
                 )
             self._begin(index, obs, info)
         self._due = self._everybody

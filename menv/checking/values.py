@@ -48,9 +48,9 @@ def check_obs(report: Report, step: int, who: str, space: gym.Space[Any], obs: A
     """
     for path, leaf, value in leaves(space, obs, "obs"):
         why = why_outside(leaf, value, path)
-        if path.startswith(f"obs[{MASK_KEY!r}]"):
+        if why is not None and path.startswith(f"obs[{MASK_KEY!r}]"):
             open_part = value is None and path != f"obs[{MASK_KEY!r}]"
-            if why is not None and not open_part and not _is_flat_mask(leaf, value):
+            if not open_part and not _is_flat_mask(leaf, value):
                 report.add("ME052", who + why, step)
         elif not _is_finite(value):
             report.add("ME032", f"{who}{path}: holds {_first_not_finite(value)}", step, about=path)

@@ -159,6 +159,12 @@ class AgentSpaces:
         found = self._all()
         return found[0] if found and all(space == found[0] for space in found[1:]) else None
 
+    @property
+    def unknown(self) -> bool:
+        """Whether the environment declares nothing, right or wrong, that needs no agent's id to be read."""
+        shared = getattr(self._env, f"{self._kind}_space", None)
+        return self.shared is None and (shared is None or callable(shared) or isinstance(shared, gym.Space))
+
     def _all(self) -> list[Space]:
         """Return the spaces that the environment declares without being asked for an agent."""
         shared, by_agent = (getattr(self._env, f"{self._kind}_{name}", None) for name in ("space", "spaces"))

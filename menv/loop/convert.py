@@ -84,8 +84,9 @@ def to_base_env(
         refuse_rllib(env, "to_base_env")
         why = many_agents(env)
         if why is not None:
-            raise ContractError(
-                f"{type(env.unwrapped).__name__}: {why}, expected a space of one agent{OR_MANY_AGENTS}"
+            raise ConfigError(
+                f"{type(env.unwrapped).__name__}: {why}, expected a gymnasium Space; set that of one agent"
+                f"{OR_MANY_AGENTS}"
             )
         return GymEnvs(make_env, num_envs, [env], **local)
     raise ConfigError(

@@ -129,7 +129,7 @@ def _unknown(policy_map: PolicyMap, agents: list[AgentId], *kinds: AgentSpaces) 
     if all(complete):
         return False
     if not agents:
-        return any(spaces.shared is None for spaces in kinds)
+        return any(spaces.unknown for spaces in kinds)
     return any(spaces.found(agent) is None for spaces in kinds for agent in agents)
 
 

@@ -146,9 +146,11 @@ def test_infos_that_hold_nothing_of_some_sub_environments_are_named_where_somebo
     assert "step: infos hold nothing of it under 'speed'" in message
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+@pytest.mark.parametrize(("dtype", "number"), [(np.float64, 1e300), (np.int64, 2**40 + 1)])
 @pytest.mark.parametrize("nested", [False, True])
-def test_batches_of_another_dtype_are_named_as_single_observations_are(dtype: Any, nested: bool) -> None:
+def test_batches_whose_numbers_the_space_cannot_hold_are_named_as_single_observations_are(
+    dtype: Any, number: Any, nested: bool
+) -> None:
     class Wide(Arrays):
         def __init__(self) -> None:
             super().__init__()
@@ -157,11 +159,11 @@ def test_batches_of_another_dtype_are_named_as_single_observations_are(dtype: An
                 self.observation_space = batch_space(self.single_observation_space, 3)
 
         def reset(self, **kwargs: Any) -> Any:
-            obs = np.zeros((3, 2), dtype)
+            obs = np.full((3, 2), number, dtype)
             return {"x": obs} if nested else obs, {}
 
     message = told(lambda: PPO(env=lambda context: Wide(), config=SMALL).sample(), ContractError)
     assert (
-        f"expected float32 of shape (2,), got {np.dtype(dtype)}; convert it with .astype(np.float32)"
+        f"expected float32 of shape (2,), got {np.dtype(dtype)} with numbers that float32 cannot hold"
         in message
     )

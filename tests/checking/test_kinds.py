@@ -75,7 +75,7 @@ def test_a_vector_environment_written_by_hand_is_right() -> None:
     ("part", "value", "code"),
     [
         (0, np.zeros((2, 3), np.float32), "ME097"),
-        (0, np.zeros((3, 3)), "ME031"),
+        (0, np.zeros((3, 3)), "ME034"),
         (0, np.full((3, 3), np.nan, np.float32), "ME032"),
         (1, np.ones(2), "ME097"),
         (1, 1.0, "ME097"),
@@ -271,7 +271,7 @@ class Lists(VectorEnv):
     ("part", "value", "code"),
     [
         (0, [np.zeros(3, np.float32)], "ME097"),
-        (0, [np.zeros(3, np.float32), np.zeros(3)], "ME031"),
+        (0, [np.zeros(3, np.float32), np.zeros(3)], "ME034"),
         (1, [1.0, "much"], "ME025"),
         (2, 0, "ME097"),
         (3, [False, 1], "ME023"),

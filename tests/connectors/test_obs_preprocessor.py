@@ -262,3 +262,57 @@ def test_a_bad_value_is_found_wherever_it_lies_among_many_rows(rows: int) -> Non
 def test_rows_of_no_numbers_at_all_are_good() -> None:
     preprocess = ObsPreprocessor(gym.spaces.Dict({"action_mask": gym.spaces.Box(0, 1, (3,), np.int8)}))
     assert preprocess.why_bad_row(np.zeros((70, 0), np.float32)) is None
+
+
+TWO_AND_THREE = spaces.Tuple([spaces.MultiBinary(2), spaces.MultiBinary(3)])
+FLAT = spaces.Box(0, 1, (5,), np.int8)
+PARTS = (np.array([0, 1], np.int8), np.array([1, 0, 1], np.int8))
+OPEN = (None, np.array([1, 0, 1], np.int8))
+NAMED_ACTIONS = spaces.Dict([("b", spaces.Discrete(2)), ("a", spaces.Discrete(3))])
+
+
+@pytest.mark.parametrize(
+    ("declared", "actions", "given", "flags"),
+    [
+        (TWO_AND_THREE, spaces.MultiDiscrete([2, 3]), PARTS, [0, 1, 1, 0, 1]),
+        (FLAT, spaces.MultiDiscrete([2, 3]), PARTS, [0, 1, 1, 0, 1]),
+        (TWO_AND_THREE, spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]), PARTS, [0, 1, 1, 0, 1]),
+        (FLAT, spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]), PARTS, [0, 1, 1, 0, 1]),
+        (TWO_AND_THREE, spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]), OPEN, [1, 1, 1, 0, 1]),
+        (FLAT, spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]), OPEN, [1, 1, 1, 0, 1]),
+        (FLAT, NAMED_ACTIONS, {"a": PARTS[1], "b": PARTS[0]}, [0, 1, 1, 0, 1]),
+        (
+            spaces.Dict(a=spaces.MultiBinary(3), b=spaces.MultiBinary(2)),
+            NAMED_ACTIONS, {"a": PARTS[1], "b": PARTS[0]}, [0, 1, 1, 0, 1],
+        ),
+        (FLAT, spaces.Tuple([spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3)]),
+         (PARTS[0], None, PARTS[1]), [0, 1, 1, 0, 1]),
+    ],
+)  # fmt: skip
+def test_masks_have_gymnasiums_own_form_too(
+    declared: Any, actions: Any, given: Any, flags: list[int]
+) -> None:
+    space = spaces.Dict(observation=spaces.Box(-1.0, 1.0, (1,)), action_mask=declared)
+    obs = {"observation": np.zeros(1, np.float32), "action_mask": given}
+    out, mask = ObsPreprocessor(space, actions)([obs, obs])
+    assert mask is not None
+    assert out.shape == (2, 1)
+    assert mask.tolist() == [[flag == 1 for flag in flags]] * 2
+
+
+@pytest.mark.parametrize("declared", [TWO_AND_THREE, FLAT])
+def test_a_tuple_of_masks_leaves_a_choice_of_each_component(declared: Any) -> None:
+    space = spaces.Dict(observation=spaces.Box(-1.0, 1.0, (1,)), action_mask=declared)
+    prepare = ObsPreprocessor(space, spaces.MultiDiscrete([2, 3]))
+    nothing = (np.zeros(2, np.int8), PARTS[1])
+    obs: Any = {"observation": np.zeros(1, np.float32), "action_mask": nothing}
+    with pytest.raises(OutsideSpaceError, match="allow"):
+        prepare([obs])
+    mask = prepare([obs], final=True)[1]
+    assert mask is not None
+    assert mask[0, :2].all()
+    opened = prepare.with_choices(obs)["action_mask"]
+    assert opened[0].tolist() == [1, 1]
+    wrong = {**obs, "action_mask": (PARTS[0], PARTS[0])}
+    with pytest.raises(OutsideSpaceError, match=r"obs\['action_mask'\].*got shape"):
+        prepare([wrong])

@@ -364,7 +364,8 @@ def test_an_environment_of_many_agents_that_is_passed_on_as_one_is_told_of_the_w
         config={"rollout_fragment_length": 1, "train_batch_size": 1},
     )
     with pytest.raises(
-        ContractError, match=r"wrap an environment of many agents in menv\.wrappers\.MultiAgentGym"
+        ContractError,
+        match=r"from menv\.MultiAgentEnv instead of gymnasium\.Env \(menv\.wrappers\.MultiAgentGym wraps one",
     ):
         algo.sample()
     algo.stop()
