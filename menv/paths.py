@@ -27,6 +27,16 @@ def path_given(where: str, value: Any) -> Path:
             f"{where}: {value!r:.60}, a {type(value).__name__}, expected a path, a string or a pathlib.Path; "
             "pass the name of a folder or of a file"
         )
+    try:
+        Path(path).exists()
+    except PermissionError:
+        # What it is needed for says so.
+        pass
+    except OSError as error:
+        raise ConfigError(
+            f"{where}: {path[:60]!r}... of {len(path)} characters ({error.strerror}), expected a name that the system "
+            "takes; choose a shorter one"
+        ) from error
     return Path(path)
 
 

@@ -65,6 +65,9 @@ def to_plain(value: Any, arrays: Arrays) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
+    if kind is np.str_:
+        # Equal to a str, but other numbers are drawn for an agent with such an id.
+        return {"$str": str(value)}
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if kind is list:
@@ -154,6 +157,8 @@ def _marked(mark: str, held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any
             return _objects(held, arrays)
         if mark == "$bytes":
             return bytes.fromhex(held)
+        if mark == "$str":
+            return np.str_(held)
         if mark == "$float":
             return float(held)
         array = arrays[held]

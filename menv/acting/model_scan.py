@@ -2,13 +2,19 @@
 
 `menv.loop.bundle` calls it before ONNX Runtime sees the bytes. It walks the few fields of the protobuf messages that
 can reach beyond the graph itself, without the onnx package: data in other files, operators of other domains,
-functions and graphs within nodes, which loops are made of.
+functions and graphs within nodes, which loops are made of. `menv.acting.model_cost` computes from the shapes how much
+work the graph is.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
+
+from menv.acting.model_cost import Graph, Node, Tensor, problem_of_cost
 from menv.errors import ConfigError
 
 # Numbers of the fields that are looked at, from onnx.proto3.
@@ -26,6 +32,10 @@ _DOMAINS = (b"", b"ai.onnx")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 _MOST_KEY = (1 << 32) - 1
+_MOST_FIELDS = 1 << 19
+"""Fields that are looked at in a model, which takes a second."""
+_FEW_BYTES = 1 << 13
+_here = threading.local()
 
 
 def refuse_unsafe_model(model: bytes, where: str) -> None:
@@ -38,6 +48,7 @@ def refuse_unsafe_model(model: bytes, where: str) -> None:
     Raises:
         ConfigError: The bytes are no such message, or something in it is not allowed.
     """
+    _here.left = _MOST_FIELDS
     try:
         problem = _problem_of_model(memoryview(model))
     except (IndexError, ValueError) as error:
@@ -47,6 +58,29 @@ def refuse_unsafe_model(model: bytes, where: str) -> None:
     if problem:
         raise ConfigError(
             f"{where}: {problem}, expected ONNX's own operators and no other file; do not use this file"
+        )
+
+
+def refuse_costly_model(model: bytes, where: str) -> None:
+    """Refuse a model that is more work for a few rows than any policy needs; nothing of it is run.
+
+    Args:
+        model: A serialised ModelProto that `refuse_unsafe_model` has passed.
+        where: Begins the messages.
+
+    Raises:
+        ConfigError: It is too much work, or an operator has outputs whose size the shapes do not tell.
+    """
+    _here.left = _MOST_FIELDS
+    try:
+        problem = problem_of_cost(_graph(memoryview(model)))
+    except (IndexError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: its nodes cannot be read ({error!s:.60}), expected a serialised ONNX model; write the file again"
+        ) from error
+    if problem:
+        raise ConfigError(
+            f"{where}: {problem}, expected little work, told by the shapes; take a smaller network or other operators"
         )
 
 
@@ -126,6 +160,108 @@ def _problem_of_tensor(tensor: memoryview) -> str:
     return ""
 
 
+def _graph(model: memoryview) -> Graph:
+    """Return the nodes of a model, its inputs and its constants."""
+    graph = Graph()
+    parts = [_message(value) for field, value in _fields(model) if field == _MODEL_GRAPH]
+    for field, value in [pair for part in parts for pair in _fields(part)]:
+        if field == _GRAPH_INITIALIZER:
+            name, tensor = _tensor(_message(value))
+            graph.constants[name] = tensor
+        elif field == _GRAPH_VALUES[0]:
+            name, shape = _input(_message(value))
+            graph.inputs[name] = shape
+        elif field == _GRAPH_NODE:
+            graph.nodes.append(_node(_message(value)))
+    return graph
+
+
+def _node(message: memoryview) -> Node:
+    node = Node()
+    for field, value in _fields(message):
+        if field == _NODE_OP:
+            node.op = _text(value)
+        elif field in (1, 2):
+            (node.inputs if field == 1 else node.outputs).append(_text(value))
+        elif field == _NODE_ATTRIBUTE:
+            _note_attribute(node, _message(value))
+    return node
+
+
+def _note_attribute(node: Node, message: memoryview) -> None:
+    name = ""
+    found: Any = None
+    listed: list[Any] = []
+    for field, value in _fields(message):
+        if field == 1:
+            name = _text(value)
+        elif field == 2:
+            found = np.frombuffer(_message(value), "<f4").item()
+        elif field == 3:
+            found = _signed(value)
+        elif field == 4:
+            found = bytes(_message(value)).decode("utf-8", "replace")
+        elif field == _ATTRIBUTE_TENSOR:
+            found = _tensor(_message(value))[1]
+        elif field == 7:
+            listed += np.frombuffer(_message(value), "<f4").tolist()
+        elif field == 8:
+            listed += _numbers(value)
+    node.attributes[name] = listed or found
+
+
+def _input(message: memoryview) -> tuple[str, tuple[int | None, ...] | None]:
+    """Return the name of an input, and its shape: None for a size that is not a number."""
+    name, shape = "", None
+    for field, value in _fields(message):
+        if field == _VALUE_NAME:
+            name = _text(value)
+        elif field == 2:
+            tensors = [_message(one) for kind, one in _fields(_message(value)) if kind == 1]
+            shapes = [_message(one) for tensor in tensors for part, one in _fields(tensor) if part == 2]
+            for one in shapes:
+                dims = [_message(dim) for part, dim in _fields(one) if part == 1]
+                shape = tuple(next((_signed(v) for f, v in _fields(dim) if f == 1), None) for dim in dims)
+    return name, shape
+
+
+def _tensor(message: memoryview) -> tuple[str, Tensor]:
+    """Return the name of a tensor, its shape, and its numbers where these are few."""
+    name, dims, kind, raw, numbers = "", [], 0, b"", []
+    for field, value in _fields(message):
+        if field == _TENSOR_NAME:
+            name = _text(value)
+        elif field == 1:
+            dims += _numbers(value)
+        elif field == 2:
+            kind = _signed(value)
+        elif field in (5, 7) and len(message) <= _FEW_BYTES:
+            numbers += _numbers(value)
+        elif field == 9 and len(message) <= _FEW_BYTES:
+            raw = bytes(_message(value))
+    return name, Tensor.of(tuple(dims), kind, raw, numbers)
+
+
+def _numbers(value: memoryview | int) -> list[int]:
+    """Return the integers of a repeated field, packed or one of them."""
+    if isinstance(value, int):
+        return [_signed(value)]
+    if len(value) > _FEW_BYTES:
+        raise ValueError("a list of integers that is too long")
+    found, place = [], 0
+    while place < len(value):
+        number, place = _varint(value, place)
+        found.append(_signed(number))
+    return found
+
+
+def _signed(value: memoryview | int) -> int:
+    """Return an integer of 64 bits with its sign."""
+    if not isinstance(value, int):
+        raise ValueError("a message where a number belongs")
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
 def _foreign(domain: bytes) -> str:
     """Return what is wrong with operators of another domain."""
     return f"needs operators of the domain {domain.decode('utf-8', 'replace')!r:.60}"
@@ -154,6 +290,9 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
     """Yield number and value of each field of a protobuf message."""
     place, end = 0, len(message)
     while place < end:
+        _here.left -= 1
+        if _here.left < 0:
+            raise ValueError("more fields than there can be")
         key, place = _varint(message, place)
         field, kind = key >> 3, key & 7
         if not field or key > _MOST_KEY:

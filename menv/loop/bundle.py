@@ -23,7 +23,7 @@ from menv.acting.acting_graphs import ActingGraphs, GraphKind
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend, Floats
 from menv.acting.built_graphs import StoredGraphs
-from menv.acting.model_scan import refuse_unsafe_model
+from menv.acting.model_scan import refuse_costly_model, refuse_unsafe_model
 from menv.acting.onnx_acting import OnnxActing
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector_context import ConnectorContext
@@ -41,7 +41,7 @@ from menv.errors import ConfigError, UnknownNameError
 from menv.loop import bundle_files
 from menv.loop.bundle_files import ACTING, EVALUATE, GOLDEN, GREEDY, MANIFEST, WEIGHTS
 from menv.loop.connector_path import plain
-from menv.loop.golden import answer, difference, make_golden, rehearsal
+from menv.loop.golden import MOST_ROWS, answer, difference, make_golden, rehearsal
 from menv.loop.net_policy import NetPolicy
 from menv.loop.networks import Networks, OfOne
 from menv.loop.noise import Noise
@@ -133,6 +133,8 @@ def policy_files(
         )
     weights = networks.backend.get_weights(policy.index)
     models, acting = (rehearsals or Rehearsals()).of(networks, graphs, weights)
+    for kind, model in models.items():
+        refuse_costly_model(model, f"{where}, {_GRAPHS[kind]}")
     output = networks.connectors[policy.index].output(networks.action_space)
     golden = make_golden(networks, acting, weights, output=output)
     wrong = difference(golden, answer(networks, _One(networks.backend, policy.index), golden, output))
@@ -166,9 +168,12 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     """
     for name in _GRAPHS.values():
         refuse_unsafe_model(files[name], f"{where}/{name}")
+        refuse_costly_model(files[name], f"{where}/{name}")
     try:
         networks = _networks(manifest, files, f"{where}/{MANIFEST}")
         golden = load(files[GOLDEN])
+        few = all(value.shape and len(value) <= MOST_ROWS for value in golden.values())
+        _require(f"{where}/{GOLDEN}", "rows", few)
         remembered = golden["state"].shape[1:] if "state" in golden else (0,)
         _require(f"{where}/{MANIFEST}", "state_sizes", remembered == (sum(networks.state_sizes),))
         wrong = difference(golden, answer(networks, networks.backend, golden))
@@ -266,7 +271,7 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         _require(where, "observation_space", preprocess.size == backend.obs_size)
     else:
         _require(where, "row_width", manifest.get("row_width") == backend.obs_size)
-        _require(where, "agent_connectors", _widens_to(connectors, observation_space, backend.obs_size))
+    _require(where, "agent_connectors", _widens_to(connectors, observation_space, backend.obs_size))
     return StoredNetworks(
         policy_ids=[check_policy_id(manifest["policy_id"])],
         observation_space=observation_space,

@@ -301,11 +301,10 @@ def read_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> Any:
     """Return the content of a file."""
-    try:
-        if path.suffix != ".json":
-            return load_file(path)
+    if path.suffix == ".json":
         _check_size(path)
-        return read_json(path.read_bytes(), _MOST_VALUES)
+    try:
+        return read_json(path.read_bytes(), _MOST_VALUES) if path.suffix == ".json" else load_file(path)
     except (ValueError, RecursionError, SafetensorError) as error:
         raise _damaged(path, _why(error)) from error
 

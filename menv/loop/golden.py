@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 Golden = dict[str, Array]
 Widen = Callable[[Array, int], Array]
 
-_ROWS, _ROWS_OF_MANY = 8, 2
+MOST_ROWS, _ROWS_OF_MANY = 8, 2
 _MANY = 10_000
 # Other processors round differently in the last digits; a wrong graph or weight is off by far more.
 _RTOL, _ATOL = 1e-3, 1e-4
@@ -72,7 +72,7 @@ def make_golden(
     preprocess, head = networks.preprocess, networks.backend.head
     assert preprocess is not None
     rng = np.random.default_rng(20)
-    rows = _ROWS if networks.row_width <= _MANY else _ROWS_OF_MANY
+    rows = MOST_ROWS if networks.row_width <= _MANY else _ROWS_OF_MANY
     golden = {
         f"obs.{index}": column for index, column in enumerate(_observations(preprocess, networks, rows, rng))
     }

@@ -1,0 +1,125 @@
+"""Graphs that are too much work are refused by their shapes, before ONNX Runtime sees them."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from menv import ConfigError
+from menv.acting.model_scan import refuse_costly_model, refuse_unsafe_model
+
+BIG = 20_000
+
+
+def ints(name: str, *values: int) -> Any:
+    return numpy_helper.from_array(np.array(values, np.int64), name)
+
+
+def numbers(name: str, *values: float) -> Any:
+    return numpy_helper.from_array(np.array(values, np.float32), name)
+
+
+def one(name: str = "one") -> Any:
+    return numpy_helper.from_array(np.ones((1, 1), np.float32), name)
+
+
+def model(nodes: list[Any], constants: list[Any] = [], given: dict[str, Any] | None = None) -> bytes:  # noqa: B006
+    """Return a model of nodes that end in "y"."""
+    inputs = given or {"obs": ["R", 4]}
+    shown = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "graph", shown, [out], constants)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(made.SerializeToString())
+
+
+def node(op: str, inputs: str, out: str = "y", **attributes: Any) -> Any:
+    return helper.make_node(op, inputs.split(" "), [out], **attributes)
+
+
+LARGE = [node("Expand", "one size", "x")]
+SIZE = [one(), ints("size", BIG, BIG)]
+FOLDED: dict[str, bytes] = {
+    "product": model([*LARGE, node("MatMul", "x x")], SIZE),
+    "gemm": model([*LARGE, node("Gemm", "x x", transA=1)], SIZE),
+    "expanded": model([node("Expand", "one size")], [one(), ints("size", 1 << 20, 1 << 20)]),
+    "filled": model([node("ConstantOfShape", "size")], [ints("size", 1 << 30)]),
+    "counted": model([node("Range", "a b c")], [ints("a", 0), ints("b", 1 << 40), ints("c", 1)]),
+    "tiled": model([node("Tile", "one size")], SIZE),
+    "padded": model([node("Pad", "one size")], [one(), ints("size", BIG, BIG, BIG, BIG)]),
+    "outer": model([node("MatMul", "tall wide")], [], {"tall": [1 << 16, 1], "wide": [1, 1 << 16]}),
+    "broadcast": model([node("Add", "tall wide")], [], {"tall": [1 << 16, 1], "wide": [1, 1 << 16]}),
+    "doubled": model(
+        [node("Concat", f"x{n} x{n}" if n else "obs obs", f"x{n + 1}", axis=1) for n in range(40)]
+        + [node("Identity", "x40")]
+    ),
+    "size of a computed constant": model(
+        [node("Mul", "size size", "more"), node("Expand", "one more")], [one(), ints("size", BIG, BIG)]
+    ),
+    "size of a shape": model(
+        [node("Shape", "w", "size"), node("Mul", "size size", "more"), node("Expand", "one more")],
+        [one()],
+        {"w": [BIG, 100]},
+    ),
+    "convolved": model([node("Conv", "x w", pads=[5000] * 4)], [], {"x": [8, 64, 9, 9], "w": [64, 64, 3, 3]}),
+    "gathered": model([node("Gather", "w at")], [ints("at", *[0] * 900)], {"w": [2, 1 << 20]}),
+    "many": model([node("Identity", "obs")] * 20_000),
+    "size of numbers": model([node("Expand", "one obs")], [one()]),
+    "summed": model([node("Einsum", "w w", equation="ab,cd->abcd")], [], {"w": [400, 400]}),
+    "enlarged": model([node("Resize", "w  scales")], [numbers("scales", 3e4, 3e4)], {"w": [4, 4]}),
+    "no rule": model([node("Det", "obs")]),
+    "input without a size": model([node("MatMul", "obs w")], [], {"obs": ["R", 4], "w": [4, "N"]}),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_a_graph_of_too_much_work_is_refused_by_its_shapes(name: str) -> None:
+    refuse_unsafe_model(FOLDED[name], "file")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(
+        ConfigError, match=r"^file: .*expected little work, told by the shapes; take a smaller"
+    ) as refused:
+        refuse_costly_model(FOLDED[name], "file")
+    assert "\n" not in str(refused.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+ALLOWED: dict[str, bytes] = {
+    "wide layers": model([node("MatMul", "obs w")], [], {"obs": ["R", BIG], "w": [BIG, BIG]}),
+    "reshaped by its own shape": model(
+        [
+            node("Shape", "obs", "shape"),
+            node("Gather", "shape zero", "rows"),
+            node("Concat", "rows rest", "target", axis=0),
+            node("Reshape", "obs target", "x"),
+            node("Conv", "x w"),
+        ],
+        [ints("zero", 0), ints("rest", 1, 28, 28)],
+        {"obs": ["R", 784], "w": [32, 1, 5, 5]},
+    ),
+    "split and joined": model(
+        [
+            helper.make_node("Split", ["obs"], ["a", "b"], axis=1),
+            node("Concat", "a b", "c", axis=1),
+            node("MatMul", "c w"),
+        ],
+        [],
+        {"obs": ["R", 4], "w": [4, 4]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_graph_as_policies_have_them_is_taken(name: str) -> None:
+    refuse_costly_model(ALLOWED[name], "file")
+
+
+def test_fields_without_end_are_refused() -> None:
+    """Two bytes make a field; each of them would have to be looked at."""
+    empty = model([node("Identity", "obs")]) + b"\x08\x01" * (1 << 20)
+    with pytest.raises(ConfigError, match="bytes are no ONNX model"):
+        refuse_unsafe_model(empty, "file")
