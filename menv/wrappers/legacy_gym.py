@@ -9,12 +9,13 @@ In the old API `reset()` returns the observation alone, `step` returns `(obs, re
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 
-from menv.base_env import ALL
+from menv.base_env import ALL, COMMON
 from menv.env_calls import as_flag, close_env, how_many
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
@@ -108,6 +109,8 @@ class LegacyMultiAgent(MultiAgentEnv):
 
     Its `reset` returns `{agent: obs}`, its `step` four dicts, with `dones["__all__"]`. An agent's `done` is
     a truncation if its own `info["TimeLimit.truncated"]` says so; `"__all__"` is one if any agent's does.
+    Infos that name no agent are of the whole environment, `infos["__common__"]`. `observation_spaces` and
+    `action_spaces` may be methods that take an agent.
 
     Attributes:
         env: The old environment.
@@ -120,9 +123,12 @@ class LegacyMultiAgent(MultiAgentEnv):
         self.env = env
         self.possible_agents = _listed_agents(env)
         for name in ("observation_space", "action_space"):
+            by_agent = getattr(env, f"{name}s", None)
+            if callable(by_agent):
+                setattr(self, f"{name}s", partial(_asked, by_agent, f"{name}s"))
+                continue
             if getattr(env, name, None) is not None:
                 setattr(self, name, _space(env, name))
-            by_agent = getattr(env, f"{name}s", None)
             if by_agent is not None:
                 spaces = {
                     agent: to_gymnasium(space, f"{name}s[{agent!r}]") for agent, space in by_agent.items()
@@ -159,6 +165,8 @@ class LegacyMultiAgent(MultiAgentEnv):
             )
         name = type(self.env).__name__
         dones = {agent: as_flag(done, f"{name}.step: dones[{agent!r}]") for agent, done in dones.items()}
+        if infos and not infos.keys() & {*obs, *dones, *self.agents, COMMON}:
+            infos = {COMMON: infos}
         cut = {agent: _is_cut(infos.get(agent)) for agent in {*dones, *infos} - {ALL}}
         cut[ALL] = any(cut.values())
         terminateds = {agent: done and not cut[agent] for agent, done in dones.items()}
@@ -174,6 +182,11 @@ class LegacyMultiAgent(MultiAgentEnv):
     def close(self) -> None:
         """Close the environment, if it can be."""
         close_env(self.env)
+
+
+def _asked(method: Callable[[Any], Any], name: str, agent: Any) -> gym.Space[Any]:
+    """Return the space that a method of an old environment has for an agent."""
+    return to_gymnasium(method(agent), f"{name}({agent!r})")
 
 
 def _ends_in_dict(space: gym.Space[Any], last: Mapping[Any, Any]) -> bool:

@@ -372,3 +372,40 @@ def test_an_old_environment_goes_through_an_adapter_in_old_spaces() -> None:
     ready = base_env.poll()
     base_env.send_actions(ready.slots, [1])
     assert base_env.poll().obs[0].tolist() == [1.0]
+
+
+class Crossings:
+    """Two lights of unlike spaces; as in SUMO-RL, methods tell the spaces and the info is of all lights."""
+
+    observation_space, action_space = BOX, gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def observation_spaces(self, light: str) -> gym.Space[Any]:
+        return gym.spaces.Box(0.0, 9.0, (1 if light == "north" else 2,), np.float32)
+
+    def action_spaces(self, light: str) -> Any:
+        return old("Discrete", n=2 if light == "north" else 3)
+
+    def reset(self, seed: int | None = None) -> AgentDict:
+        self.steps = 0
+        return {"north": np.zeros(1, np.float32), "south": np.zeros(2, np.float32)}
+
+    def step(self, actions: AgentDict) -> Any:
+        self.steps += 1
+        obs = {"north": np.full(1, self.steps, np.float32), "south": np.full(2, self.steps, np.float32)}
+        dones = {"north": False, "south": False, ALL: self.steps == 4}
+        return obs, {"north": 1.0, "south": 2.0}, dones, {"stopped": self.steps}
+
+
+def test_spaces_that_a_method_tells_are_those_of_the_agents_and_an_info_of_all_is_common() -> None:
+    env: Any = LegacyGym(Crossings(), multi_agent=True)
+    assert env.get_action_space("south") == gym.spaces.Discrete(3)
+    env.reset()
+    assert env.step({"north": 0, "south": 0})[4] == {"__common__": {"stopped": 1}}
+    policies = {"policies": ["north", "south"], "policy_mapping_fn": lambda agent, *_, **__: agent}
+    with PPO(
+        env=lambda context: LegacyGym(Crossings(), multi_agent=True), config={**SMALL, "multiagent": policies}
+    ) as algo:
+        assert algo.train()["policy_reward_mean"] == {"north": 4.0, "south": 8.0}
