@@ -37,7 +37,8 @@ class VmasEnv(BaseEnv):
 
     Args:
         env: The name of a scenario, a scenario object, or a `vmas.simulator.environment.Environment`.
-        seed: Seeds the worlds. None draws a seed from Python's `random`. Pass another one in each worker.
+        seed: Seeds the worlds. None draws a seed from Python's `random`, so that workers differ, and a run with the
+            setting `seed` repeats.
         settings: Arguments of `vmas.make_env` where `env` is a scenario, such as `num_envs` and `max_steps`. Actions
             are clamped to their range unless you pass `clamp_actions=False`.
 

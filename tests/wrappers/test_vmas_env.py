@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -223,6 +224,23 @@ def test_policies_learn_from_all_worlds(same: bool) -> None:
         result = algo.train()
         assert result["policy_reward_max"] == {"thin": 15, "wide": 150}
         assert result["episode_reward_min"] == 33
+
+
+def test_a_run_with_evaluations_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    config = {
+        "train_batch_size": 24,
+        "rollout_fragment_length": 12,
+        "sgd_minibatch_size": 24,
+        "num_sgd_iter": 1,
+    }
+    config |= {"evaluation_interval": 1, "evaluation_duration": 4}
+    make = lambda context: VmasEnv(Counting(), num_envs=2, same=True)  # noqa: E731
+    with PPO(env=make, config=config) as algo:
+        algo.train()
+        algo.save(tmp_path)
+    with PPO.from_checkpoint(tmp_path, {"env": make}) as again:
+        # Two episodes of two steps and two of three.
+        assert again.train()["evaluation"]["episode_len_mean"] == 2.5
 
 
 @pytest.mark.alone

@@ -189,9 +189,8 @@ class Evaluation:
         if self._base_env is None:
             self._base_env = self._make_base_env(self._settings)
             if self._base_env.lockstep:
-                index_of = self._base_env.index_of if isinstance(self._base_env, TableEnvs) else int
                 self._quota = LockstepQuota(self._in_episodes)
-                self._metrics = FirstEpisodes(self._in_episodes, index_of)
+                self._metrics = FirstEpisodes(self._in_episodes, self._index_of)
             elif not self._base_env.num_envs:
                 self._quota = ExternalQuota(1, "complete_episodes")
                 if self._in_episodes:
@@ -202,6 +201,10 @@ class Evaluation:
             # Whoever comes or goes, everybody stands at the beginning of an episode here.
             self._sampler = self._new_sampler()
         return self._sampler
+
+    def _index_of(self, env_id: Any) -> int:
+        """Return the index of a sub-environment of those that play now."""
+        return self._base_env.index_of(env_id) if isinstance(self._base_env, TableEnvs) else int(env_id)
 
     def _start_over(self) -> None:
         """Forget the environments and the episodes of an evaluation that was broken off."""
