@@ -211,12 +211,11 @@ class ChunkDesk:
 
         Raises:
             BadMessageError: Too many are open, or it is one whose actions are asked for, or has too many agents.
+            CallOrderError: The algorithm does not sample any more, or the id was used before.
         """
         chunks = state.chunks.get(name)
         if chunks is None:
-            self._check_played(state, name, "GET_POLICIES.episode_id")
-            self._check_room(state, "GET_POLICIES")
-            chunks = state.chunks[name] = Chunks("")
+            chunks = state.chunks[name] = self._begin(state, name, "GET_POLICIES", "episode_id")
         self._check_crowd(chunks.policies.keys() | policies.keys(), "GET_POLICIES")
         chunks.policies.update(policies)
 
@@ -234,8 +233,6 @@ class ChunkDesk:
             found = state.chunks.get(episode.id)
             if found is None:
                 found = state.chunks[episode.id] = self._begin(state, episode.id, where)
-            elif not found.board_id:
-                found.board_id = self._begin(state, episode.id, where).board_id
             return found
         for one in state.loose:
             if _same(one.last_obs, episode.obs[0]):
@@ -244,30 +241,16 @@ class ChunkDesk:
             return Chunks("", over=True)
         return self._begin(state, secrets.token_hex(8), where)
 
-    def _begin(self, state: ClientState, name: str, where: str) -> Chunks:
+    def _begin(self, state: ClientState, name: str, where: str, field: str = "id") -> Chunks:
         """Begin an episode."""
-        self._check_played(state, name, f"{where}.id")
-        self._check_room(state, where, announced=name in state.chunks)
-        return Chunks(self._board.start(f"{state.token[:12]}/{name}", backlog=state.backlog))
-
-    @staticmethod
-    def _check_played(state: ClientState, name: str, where: str) -> None:
-        """Refuse an episode that is none of those that a client plays by itself."""
         if name in state.links or name in state.finished:
             raise BadMessageError(
                 Code.WRONG_ORDER,
-                f"{where}: is that of an episode whose actions are asked for here, expected one that the client plays "
-                "by itself; give that another id",
+                f"{where}.{field}: is that of an episode whose actions are asked for here, expected one that the client "
+                "plays by itself; give that another id",
             )
-
-    def _check_room(self, state: ClientState, where: str, announced: bool = False) -> None:
-        """Refuse one more episode where too many are open."""
-        if state.open_episodes - announced >= self._limits.max_episodes:
-            raise BadMessageError(
-                Code.TOO_MANY,
-                f"{where}: {state.open_episodes} episodes are open, expected at most {self._limits.max_episodes} "
-                "(Limits.max_episodes); end some first",
-            )
+        state.check_room(self._limits, self._board.open_episodes, where)
+        return Chunks(self._board.start(f"{state.token[:12]}/{name}", backlog=state.backlog))
 
     def _check_gaps(
         self, state: ClientState, episode: WireEpisode, members: Mapping[Any, WireEpisode], where: str

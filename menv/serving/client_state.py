@@ -106,6 +106,23 @@ class ClientState:
         """How many episodes are open."""
         return len(self.links) + len(self.loose) + len(self.chunks) - self.chunks_over
 
+    def check_room(self, limits: Limits, everywhere: int, where: str) -> None:
+        """Refuse one more episode where too many are open, of this client or everywhere.
+
+        Raises:
+            BadMessageError: They are.
+        """
+        counts = {"max_episodes": self.open_episodes, "max_open_episodes": everywhere}
+        for name, count in counts.items():
+            most = getattr(limits, name)
+            if count >= most:
+                whose = "" if name == "max_episodes" else " of all clients"
+                raise BadMessageError(
+                    Code.TOO_MANY,
+                    f"{where}: {count} episodes{whose} are open, expected fewer than {most} (Limits.{name}); end some "
+                    "first",
+                )
+
     def check_backlog(self, size: int, limits: Limits, where: str) -> None:
         """Refuse to take more where too much waits.
 
@@ -142,7 +159,7 @@ class ClientState:
 
     def board_ids(self) -> list[str]:
         """Return the switchboard's ids of all open episodes."""
-        chunks = [one.board_id for one in self.chunks.values() if one.board_id and not one.over]
+        chunks = [one.board_id for one in self.chunks.values() if not one.over]
         return [
             *(one.board_id for one in self.links.values()),
             *chunks,

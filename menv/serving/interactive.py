@@ -84,12 +84,7 @@ class Interactive:
                 Code.WRONG_ORDER,
                 "START_EPISODE.episode_id: was used before, expected a new one, or none at all",
             )
-        if state.open_episodes >= self._limits.max_episodes:
-            raise BadMessageError(
-                Code.TOO_MANY,
-                f"START_EPISODE: {state.open_episodes} episodes are open, expected at most "
-                f"{self._limits.max_episodes} (Limits.max_episodes); end some first",
-            )
+        state.check_room(self._limits, self._board.open_episodes, "START_EPISODE")
         state.check_backlog(0, self._limits, "START_EPISODE")
         board_id = self._board.start(
             f"{state.token[:12]}/{name}", request.training_enabled, backlog=state.backlog

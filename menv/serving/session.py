@@ -285,8 +285,8 @@ class Session:
             try:
                 if request.training_enabled:
                     self._reception.chunks.announce(state, name, told)
-            except BadMessageError as error:
-                answerer.refuse(error)
+            except (BadMessageError, CallOrderError) as error:
+                self._reception.refuse(error, answerer)
                 return
             answerer.send(Policies(policy_ids={agent: told[agent] for agent in request.agent_ids}))
 

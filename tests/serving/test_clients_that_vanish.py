@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from menv.algorithms import DQN
+from menv.errors import RefusedError
 from menv.serving import Limits
+from menv.serving.client.policy_client import PolicyClient
 from menv.serving.rllink import RLlinkInput
 from tests.external.told import Told, obs, training, waiting
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
@@ -179,6 +182,50 @@ def test_who_asks_does_not_wait_until_thousands_of_episodes_have_ended() -> None
     assert all(end.faulty for end in second.episodes)
     env.over.set()
     envs.stop()
+
+
+def starts(voice: Voice) -> Any:
+    return voice.ask("START_EPISODE", episode_id="another")
+
+
+def brings(voice: Voice) -> Any:
+    voice.bring(played(1, over=False, id="another"))
+    answer = voice.ask("PING")
+    if answer["type"] == "ERROR":
+        assert voice.hear() == {"type": "PONG"}
+    return answer
+
+
+def announces(voice: Voice) -> Any:
+    return voice.ask("GET_POLICIES", episode_id="another", agent_ids=["agent0"])
+
+
+@pytest.mark.parametrize("begin", [starts, brings, announces])
+def test_open_episodes_are_bounded_over_all_clients(begin: Callable[[Voice], Any]) -> None:
+    settings = {"limits": Limits(max_open_episodes=3)}
+    with served(settings=settings) as one, one.sampling(), one.voice() as first, one.voice() as second:
+        second.greet()
+        turns = [Turns(first, name) for name in ("a", "b", "c")]
+        refused = begin(second)
+        assert (refused["type"], refused["code"]) == ("ERROR", "too_many")
+        assert "3 episodes of all clients are open" in refused["message"]
+        turns[0].end(obs_of(1))
+        assert begin(second)["type"] != "ERROR"
+        assert begin(first)["code"] == "too_many"
+
+
+def test_a_policy_client_goes_on_when_there_is_room_for_its_episode() -> None:
+    settings = {"limits": Limits(max_open_episodes=1)}
+    with served(doors=(TCP,), settings=settings) as one, one.sampling(), one.voice() as voice:
+        turns = Turns(voice, "mine")
+        host, port = one.envs.addresses[0]
+        with PolicyClient(f"tcp://{host}:{port}", inference_mode="remote") as client:
+            with pytest.raises(RefusedError, match="1 episodes of all clients are open") as refused:
+                client.start_episode()
+            assert refused.value.code == "too_many"
+            turns.end(obs_of(1))
+            name = client.start_episode()
+            assert client.get_action(name, np.array(obs_of(1), np.float32)) in (0, 1)
 
 
 @contextmanager

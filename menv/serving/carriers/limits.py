@@ -34,6 +34,7 @@ class Limits:
         max_unsent: Bytes of replies that may wait for one peer to read them.
         max_agents: Agents of one episode.
         max_episodes: Open episodes of one connection.
+        max_open_episodes: Open episodes of all clients together. While there are so many, further ones are refused.
         max_waiting: Bytes of episodes and observations of one client that nobody has sampled yet, and a quarter
             of those of all clients together. While there are more, further ones are refused.
 
@@ -52,6 +53,7 @@ class Limits:
     max_unsent: int = 64_000_000
     max_agents: int = 1_000
     max_episodes: int = 10_000
+    max_open_episodes: int = 65_536
     max_waiting: int = 64_000_000
 
     def __post_init__(self) -> None:
