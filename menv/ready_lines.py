@@ -15,6 +15,8 @@ from menv.line import Line, Turn
 from menv.played import Played
 
 _MOST_AT_ONCE = 16
+# A piece costs the sampler several times as much as the end of an episode.
+_MOST_PIECES = 4
 
 
 class ReadyLines:
@@ -95,7 +97,7 @@ class ReadyLines:
         """Take out a few lines with pieces, of each client in turn, while there is room."""
         taken: list[Line] = []
         room, full = self.room, self.room <= 0
-        while len(taken) < _MOST_AT_ONCE and (self._begun_pieces if full else self._pieces and room > 0):
+        while len(taken) < _MOST_PIECES and (self._begun_pieces if full else self._pieces and room > 0):
             client = next(iter(self._playing))
             lines = self._playing.pop(client)
             line = next((one for one in lines.values() if one.begun or not full), None)

@@ -108,9 +108,11 @@ class PlayedRows:
 
     def closed(self) -> None:
         """Find the waiting rows again, once the ledgers have been closed."""
-        for slot, (number, row) in list(self._waiting.items()):
-            moved = self._cohorts[number].ledger.moved(np.array([row]))
-            self._waiting[slot] = number, int(moved.start if isinstance(moved, slice) else moved[0])
+        for number, cohort in enumerate(self._cohorts if self._waiting else ()):
+            here = sorted((row, slot) for slot, (home, row) in self._waiting.items() if home == number)
+            moved = cohort.ledger.moved(np.array([row for row, _ in here], np.int64))
+            rows = range(moved.start, moved.stop) if isinstance(moved, slice) else moved.tolist()
+            self._waiting.update({slot: (number, row) for row, (_, slot) in zip(rows, here, strict=True)})
 
     def _take_agent(self, piece: Piece, part: AgentPiece, ready: Ready) -> int:
         """Take in what one agent did; return its number of actions."""

@@ -246,8 +246,8 @@ class ChunkDesk:
         if name in state.links or name in state.finished:
             raise BadMessageError(
                 Code.WRONG_ORDER,
-                f"{where}.{field}: is that of an episode whose actions are asked for here, expected one that the client "
-                "plays by itself; give that another id",
+                f"{where}.{field}: is that of an episode whose actions are asked for here, expected one that the "
+                "client plays by itself; give that another id",
             )
         state.check_room(self._limits, self._board.open_episodes, where)
         return Chunks(self._board.start(f"{state.token[:12]}/{name}", backlog=state.backlog))

@@ -118,7 +118,7 @@ def test_nobody_waits_for_the_end_of_an_episode_that_was_given_up(begun: int) ->
         with pytest.raises(EpisodeError, match=REFUSED.format(bad)):
             client.end_episode(bad, observation(1))
         play(client, [1.0] * 15)
-        play(client, [2.0] * 15)
+        play(client, [2.0] * 20)
         client.update_policy_weights()
         assert eventually(lambda: set(course.column("rewards").tolist()) >= {1.0, 2.0})
         assert course.column("rewards").tolist().count(7.0) <= begun
