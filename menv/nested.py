@@ -94,16 +94,33 @@ def flat_mask(mask: Any, actions: Space | None = None) -> npt.NDArray[Any]:
     """Return the flags of a mask one after the other.
 
     Args:
-        mask: An array, or gymnasium's form: a tuple or dict of one mask for each part, None where all is allowed.
-        actions: The action space, which says how many flags None stands for.
+        mask: An array, or gymnasium's form: a tuple or dict of one mask for each part, None where all is allowed and
+            for a Box, which a dict may leave out.
+        actions: The action space, which says how many flags None stands for, and the order of a dict.
+
+    Raises:
+        KeyError: A dict has other keys than the actions.
     """
     if mask is None:
         return np.ones(0 if actions is None else flags_of(actions), np.int8)
-    parts = (None if actions is None else parts_of(actions)) or []
+    parts = dict((None if actions is None else parts_of(actions)) or ())
+    if isinstance(mask, dict) and parts:
+        mask = {**{key: None for key, part in parts.items() if not flags_of(part)}, **mask}
+        for key in mask.keys() ^ parts.keys():
+            raise KeyError(key)
     if isinstance(mask, tuple | dict) and len(parts) == len(mask):
-        return np.concatenate([flat_mask(mask[key], part) for key, part in parts])
-    found = [np.ravel(part) for part in values_in(mask)]
-    return found[0] if len(found) == 1 else np.concatenate(found)
+        return np.concatenate([flat_mask(mask[key], part) for key, part in parts.items()])
+    found = [np.ravel(part) for part in values_in(mask) if part is not None]
+    return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, np.int8), *found])
+
+
+def open_mask(mask: Any) -> Any:
+    """Return a mask of the same form that allows everything."""
+    if isinstance(mask, dict):
+        return {key: open_mask(part) for key, part in mask.items()}
+    if isinstance(mask, tuple):
+        return tuple(map(open_mask, mask))
+    return None if mask is None else np.ones_like(mask)
 
 
 def own_copy(element: Any) -> Any:

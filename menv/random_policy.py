@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from menv.drawing_policy import DrawingPolicy
 from menv.errors import ConfigError
+from menv.nested import flags_of, flat_mask
 from menv.policy import RowDraws
 
 MASK_KEY = "action_mask"
@@ -39,7 +40,7 @@ class RandomPolicy(DrawingPolicy):
 def _masks(space: gym.Space[Any], action_space: gym.Space[Any], obs_batch: Sequence[Any]) -> Any:
     """Return [R, M] flags, a list with those of each member of a group, or None where there are none."""
     if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces:
-        return np.array([obs[MASK_KEY] for obs in obs_batch]).reshape(len(obs_batch), -1) != 0
+        return np.stack([flat_mask(obs[MASK_KEY], action_space) for obs in obs_batch]) != 0
     if not isinstance(space, gym.spaces.Tuple) or not isinstance(action_space, gym.spaces.Tuple):
         return None
     if len(space.spaces) != len(action_space.spaces):
@@ -52,17 +53,8 @@ def _masks_of_parts(parts: Sequence[gym.Space[Any]], mask: Any) -> Sequence[Any]
     """Return the flags of each part of an action."""
     if mask is None:
         return [None] * len(parts)
-    ends = np.cumsum([_choices(part) for part in parts])
+    ends = np.cumsum([flags_of(part) for part in parts])
     return mask if isinstance(mask, list) else np.split(mask, ends[:-1], axis=1)
-
-
-def _choices(space: gym.Space[Any]) -> int:
-    """Return how many flags a mask has for one element of `space`."""
-    if isinstance(space, gym.spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return int(space.nvec.sum())
-    return sum(map(_choices, _parts(space))) if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else 0
 
 
 def _width(space: gym.Space[Any]) -> int:

@@ -49,8 +49,7 @@ def check_obs(report: Report, step: int, who: str, space: gym.Space[Any], obs: A
     for path, leaf, value in leaves(space, obs, "obs"):
         why = why_outside(leaf, value, path)
         if why is not None and path.startswith(f"obs[{MASK_KEY!r}]"):
-            open_part = value is None and path != f"obs[{MASK_KEY!r}]"
-            if not open_part and not _is_flat_mask(leaf, value):
+            if value is not None and not _is_flat_mask(leaf, value):
                 report.add("ME052", who + why, step)
         elif not _is_finite(value):
             report.add("ME032", f"{who}{path}: holds {_first_not_finite(value)}", step, about=path)
@@ -77,11 +76,12 @@ def _code_of(space: gym.Space[Any], value: Any) -> str:
 
 
 def _is_flat_mask(space: gym.Space[Any], mask: Any) -> bool:
-    """Return whether a mask is gymnasium's tuple of one for each component, with as many flags as its space."""
-    if not isinstance(mask, tuple):
+    """Return whether a mask is gymnasium's tuple or dict of one for each part, with as many flags as its space."""
+    if not isinstance(mask, tuple | dict):
         return False
     # How many flags None stands for is known by the actions, and is looked at with these.
-    return any(part is None for part in mask) or flat_mask(mask).size == np.prod(space.shape or ())
+    parts = list(nested.values_in(mask))
+    return any(part is None for part in parts) or flat_mask(mask).size == np.prod(space.shape or ())
 
 
 def _is_cast(space: gym.Space[Any], value: Any) -> bool:
@@ -152,6 +152,9 @@ def check_mask(report: Report, step: int, who: str, obs: Any, action_space: Any)
     """Note a mask that allows its agent nothing, in any component of the action."""
     flags = usable_mask(obs, action_space)
     if flags is None:
+        if isinstance(obs, dict) and isinstance(obs.get(MASK_KEY), tuple | dict):
+            rule = "expected a mask for each discrete part, with a flag for each of its choices"
+            report.add("ME052", f"{who}obs[{MASK_KEY!r}]: does not fit {action_space}, {rule}", step)
         return
     for index, part in enumerate(components(flags, action_space)):
         if not part.any():
@@ -175,7 +178,7 @@ def usable_mask(obs: Any, action_space: Any) -> np.ndarray[Any, np.dtype[np.bool
         # The members of a group have a part of the actions each.
         whole = action_space if len(masks) == 1 else None
         flags = np.concatenate([flat_mask(mask, whole) != 0 for mask in masks])
-    except ValueError:
+    except (KeyError, ValueError):
         return None
     return flags if len(flags) == width else None
 

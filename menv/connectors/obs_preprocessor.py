@@ -20,12 +20,14 @@ import numpy.typing as npt
 
 from menv.connectors.flat_actions import component_sizes
 from menv.errors import ConfigError
-from menv.nested import flat_mask, parts_of, paths
+from menv.nested import flat_mask, open_mask, parts_of, paths
 from menv.spaces import Array, OutsideSpaceError, Stacker, bounds, why_out_of_bounds, why_outside
 
 MASK_KEY = "action_mask"
 
 Rows = npt.NDArray[Any]
+_IN_PARTS = {tuple, dict, type(None)}
+"""Types of masks in gymnasium's form."""
 _ROW = np.dtype(np.float32)
 # What is flattened as it is; choices become flags.
 _BOUNDED = gym.spaces.Box | gym.spaces.MultiBinary
@@ -141,7 +143,10 @@ class ObsPreprocessor:
             if name == MASK_KEY and all(isinstance(key, int) for key in keys):
                 found = _in_order(part, (*keys, name), self._actions_of(keys))
                 self.mask_leaves += [
-                    Leaf(path, leaf, 0, int(np.prod(leaf.shape or ()))) for path, leaf in found
+                    Leaf(path, leaf, 0, int(np.prod(leaf.shape or ())))
+                    for path, leaf in found
+                    # What stands for a Box has no flags.
+                    if 0 not in (leaf.shape or ())
                 ]
             else:
                 self._collect(part, (*keys, name))
@@ -207,12 +212,17 @@ class ObsPreprocessor:
     def _mask_of(self, leaf: Leaf, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
         """Return [R, M] of one mask."""
         values = _parts_at(obs, leaf.keys)
-        if isinstance(values[0], tuple | dict):
+        whole = leaf.keys[-1] == MASK_KEY
+        if (
+            not isinstance(values, np.ndarray)
+            and not _IN_PARTS.isdisjoint(map(type, values))
+            and (whole or type(values[0]) is tuple)
+        ):
             # gymnasium's own form, one mask for each component.
-            actions = self._actions_of(leaf.keys[:-1]) if leaf.keys[-1] == MASK_KEY else None
+            actions = self._actions_of(leaf.keys[:-1]) if whole else None
             flat = [flat_mask(value, actions) for value in values]
             values = [one.reshape(leaf.space.shape) if one.size == leaf.width else one for one in flat]
-        elif leaf.keys[-1] != MASK_KEY:
+        elif not whole:
             # Of one component; None allows all its choices.
             every = np.ones(leaf.space.shape or (), leaf.space.dtype)
             values = [every if value is None else value for value in values]
@@ -386,8 +396,7 @@ def _parts_at(obs: Sequence[Any] | Array, keys: tuple[Any, ...]) -> Sequence[Any
 def _opened(element: Any, keys: tuple[Any, ...]) -> Any:
     """Return an element whose part at the end of `keys` is all ones."""
     if not keys:
-        nested = isinstance(element, tuple)
-        return tuple(_opened(part, ()) for part in element) if nested else np.ones_like(element)
+        return open_mask(element)
     own = _opened(element[keys[0]], keys[1:])
     if isinstance(element, tuple):
         return (*element[: keys[0]], own, *element[keys[0] + 1 :])

@@ -18,7 +18,7 @@ from menv.env_calls import as_flag, as_reward
 from menv.episode import MEMBER_REWARDS
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
-from menv.nested import built, flat_mask, own_copy
+from menv.nested import built, flat_mask, open_mask, own_copy
 
 MASK_KEY = "action_mask"
 STATE_KEY = "state"
@@ -235,13 +235,8 @@ def opened(obs: Any) -> Any:
     if isinstance(obs, tuple):
         return tuple(opened(part) for part in obs)
     if isinstance(obs, dict) and MASK_KEY in obs and not np.any(flat_mask(obs[MASK_KEY])):
-        return {**obs, MASK_KEY: _ones(obs[MASK_KEY])}
+        return {**obs, MASK_KEY: open_mask(obs[MASK_KEY])}
     return obs
-
-
-def _ones(mask: Any) -> Any:
-    """Return a mask of the same form that allows everything."""
-    return tuple(map(_ones, mask)) if isinstance(mask, tuple) else np.ones_like(mask)
 
 
 def blank(space: gym.Space[Any], where: str) -> Any:

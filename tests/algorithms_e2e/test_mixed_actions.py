@@ -41,7 +41,7 @@ def road(context: Any) -> Any:
     return Road(context)
 
 
-@pytest.mark.parametrize("mask", [None, "flat"])
+@pytest.mark.parametrize("mask", [None, "flat", "dict"])
 def test_ppo_learns_to_steer_and_to_brake(mask: str | None) -> None:
     best = {"evaluation_duration": 20, "evaluation_config": {"explore": False}, "seed": 0}
     with PPO(env=road, config={**FAST, **best, "env_config": {"mask": mask}}) as algorithm:
@@ -245,14 +245,30 @@ class Twins(MultiAgentEnv):
         self.action_spaces = dict.fromkeys("ab", DRIVE)
 
 
-@pytest.mark.parametrize("mask", [None, "flat"])
+def test_the_checker_names_a_mask_of_parts_that_does_not_fit() -> None:
+    class Odd(Road):
+        def see(self) -> Any:
+            return {**super().see(), "action_mask": {"steer": None, "brakes": np.ones(3, np.int8)}}
+
+        def step(self, action: Any) -> Any:
+            self.form = None
+            return super().step(action)
+
+    assert "ME052" in {finding.code for finding in check_env(Odd({"mask": "flat"}))}
+
+
+@pytest.mark.parametrize("mask", [None, "flat", "dict"])
 def test_the_checker_finds_nothing_wrong(mask: str | None) -> None:
     assert check_env(Road({"mask": mask})) == []
 
 
-def test_a_random_policy_draws_allowed_choices_and_numbers() -> None:
+FLAGS = np.array([0, 1, 1], np.int8)
+
+
+@pytest.mark.parametrize("mask", [FLAGS, {"steer": None, "brake": FLAGS}, {"brake": FLAGS}], ids=str)
+def test_a_random_policy_draws_allowed_choices_and_numbers(mask: Any) -> None:
     policy = RandomPolicy(Road({"mask": "flat"}).observation_space, DRIVE)
-    shown = {"observations": np.zeros(2, np.float32), "action_mask": np.array([0, 1, 1], np.int8)}
+    shown = {"observations": np.zeros(2, np.float32), "action_mask": mask}
     actions = policy.compute_actions([shown] * 50)[0]
     assert all(DRIVE.contains(action) for action in actions)
     assert {int(action["brake"]) for action in actions} == {1, 2}

@@ -316,3 +316,70 @@ def test_a_tuple_of_masks_leaves_a_choice_of_each_component(declared: Any) -> No
     wrong = {**obs, "action_mask": (PARTS[0], PARTS[0])}
     with pytest.raises(OutsideSpaceError, match=r"obs\['action_mask'\].*got shape"):
         prepare([wrong])
+
+
+ACT = gym.spaces.Dict({
+    "a": gym.spaces.Tuple([gym.spaces.Box(0.0, 1.0, (2,)), gym.spaces.Discrete(2)]),
+    "b": gym.spaces.MultiDiscrete([2, 3]),
+    "c": gym.spaces.Box(0.0, 1.0, ()),
+})  # fmt: skip
+TWO, THREE = np.array([0, 1], np.int8), np.array([1, 0, 1], np.int8)
+SAME: list[Any] = [
+    np.array([0, 1, 0, 1, 1, 0, 1], np.int8),
+    {"a": (None, TWO), "b": (TWO, THREE), "c": None},
+    # In another order, without the Box, and flat where a part has several components.
+    {"b": np.array([0, 1, 1, 0, 1], np.int8), "a": (None, TWO)},
+]
+
+
+def masked(flags: gym.Space[Any]) -> gym.spaces.Dict:
+    return gym.spaces.Dict({"action_mask": flags, "seen": gym.spaces.Box(0.0, 1.0, (1,))})
+
+
+def showing(mask: Any) -> dict[str, Any]:
+    return {"action_mask": mask, "seen": np.zeros(1, np.float32)}
+
+
+def test_a_mask_of_choices_and_numbers_may_follow_the_actions_with_none_for_numbers() -> None:
+    preprocess = ObsPreprocessor(masked(gym.spaces.MultiBinary(7)), ACT)
+    _, mask = preprocess([showing(one) for one in SAME])
+    assert mask is not None
+    assert mask.astype(int).tolist() == [SAME[0].tolist()] * 3
+
+
+def test_a_part_that_is_none_and_a_mask_that_is_none_allow_everything() -> None:
+    preprocess = ObsPreprocessor(masked(gym.spaces.MultiBinary(7)), ACT)
+    _, mask = preprocess(
+        [showing(SAME[0]), showing(None), showing({"a": None, "b": (TWO, THREE), "c": None})]
+    )
+    assert mask is not None
+    assert mask.astype(int).tolist() == [SAME[0].tolist(), [1] * 7, [1, 1, 0, 1, 1, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"a": (None, TWO), "b": (TWO, THREE), "d": None},
+        {"a": (None, TWO)},
+        {"a": (None, THREE), "b": (TWO, THREE)},
+        {"a": (None, TWO), "b": (TWO, np.zeros(3, np.int8))},
+    ],
+)
+def test_a_mask_of_parts_that_does_not_fit_the_actions_is_refused(wrong: Any) -> None:
+    preprocess = ObsPreprocessor(masked(gym.spaces.MultiBinary(7)), ACT)
+    with pytest.raises(OutsideSpaceError, match="action_mask"):
+        preprocess([showing(SAME[0]), showing(wrong)])
+
+
+def test_a_mask_may_be_declared_in_parts() -> None:
+    nothing, binary = gym.spaces.Box(0, 1, (0,), np.int8), gym.spaces.MultiBinary
+    parts = gym.spaces.Dict({"a": gym.spaces.Tuple([nothing, binary(2)]), "b": binary(5), "c": nothing})
+    preprocess = ObsPreprocessor(masked(parts), ACT)
+    assert preprocess.mask_width == 7
+    empty = np.zeros(0, np.int8)
+    _, mask = preprocess([
+        showing({"a": (empty, TWO), "b": SAME[0][2:], "c": empty}),
+        showing({"a": (None, None), "b": None, "c": None}),
+    ])  # fmt: skip
+    assert mask is not None
+    assert mask.astype(int).tolist() == [SAME[0].tolist(), [1] * 7]

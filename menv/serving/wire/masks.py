@@ -46,7 +46,8 @@ class MaskCheck:
             BadValueError: One allows nothing.
         """
         for member in self._members:
-            nothing = _allow_nothing(self._mask(obs[:acting], member), _part(space, member))
+            actions = _part(space, member)
+            nothing = _allow_nothing(self._mask(obs[:acting], member, actions), actions)
             if nothing.any():
                 raise BadValueError(
                     Code.MASKED, "got a mask that allows nothing, expected one action at least",
@@ -63,7 +64,7 @@ class MaskCheck:
             part = _part(space, member)
             if part is None or not len(actions):
                 continue
-            mask = self._mask(obs[: len(actions)], member)
+            mask = self._mask(obs[: len(actions)], member, part)
             done = _at(actions, member)
             columns = _columns(done, part, mask.shape[1])
             if columns is None:
@@ -75,12 +76,12 @@ class MaskCheck:
                     int(np.argmax(forbidden)), _written(member),
                 )  # fmt: skip
 
-    def _mask(self, obs: Column, member: Path) -> Mask:
+    def _mask(self, obs: Column, member: Path, actions: gym.Space[Any] | None) -> Mask:
         """Return [R, M] True where an action is allowed."""
         holders = _at(obs, member)
         if not len(holders):
             return np.ones((0, 1), np.bool_)
-        mask: Mask = np.stack([flat_mask(row[MASK_KEY]) for row in holders]) != 0
+        mask: Mask = np.stack([flat_mask(row[MASK_KEY], actions) for row in holders]) != 0
         return mask
 
 
