@@ -109,6 +109,18 @@ def test_actions_that_are_none_or_that_a_mask_forbids_are_refused_by_name(door: 
             assert (said["type"], said["code"]) == ("ERROR", code), said
 
 
+def test_a_mask_that_is_declared_in_parts_is_read_as_one_of_flags_is() -> None:
+    parts = S.Dict({"gear": S.Tuple([S.MultiBinary(3)])})
+    spaces = {"observation_space": S.Dict({"action_mask": parts, "seen": SEEN}), "action_space": CAR}
+    with served(**spaces) as one, one.voice() as voice, one.sampling():
+        shown: Any = {"action_mask": {"gear": [[0, 1, 0]]}, "seen": [0.0, 0.0]}
+        turns = Turns(voice, "e")
+        assert turns.act(shown)["gear"][0] == 2
+        assert voice.refused("LOG_ACTION", episode_id="e", observation=shown, action=drive(1)) == "masked"
+        shown["action_mask"]["gear"] = [[0, 0, 0]]
+        assert voice.refused("GET_ACTION", episode_id="e", observation=shown) == "masked"
+
+
 @pytest.mark.parametrize("mode", ["local", "remote"])
 @pytest.mark.parametrize("transport", ["tcp", "http"])
 def test_clients_of_both_modes_get_elements_and_train(mode: Any, transport: Any) -> None:
