@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +129,9 @@ def test_no_field_of_a_config_imports_what_a_file_names(
     for place in places(kind):
         for name in NAMES:
             tree = put(plain, [*depth, *place], name)
-            try:
-                config = restored_config(kind.recipe.config_class, tree, None)
-                accepted.append(repr(config))
-            except (MenvError, TypeError, ValueError, AttributeError, KeyError) as error:
-                # `from_checkpoint` makes one ConfigError of those that are of Python.
-                del error
+            # `from_checkpoint` makes one ConfigError of those that are of Python.
+            with suppress(MenvError, TypeError, ValueError, AttributeError, KeyError):
+                accepted.append(repr(restored_config(kind.recipe.config_class, tree, None)))
             assert woken(canary) == [], f"{place} = {name}"
     assert not [one for one in accepted if f"'{CANARY}:" in one or ".PPO'" in one]
 
