@@ -185,6 +185,6 @@ def test_observations_of_more_choices_than_a_row_has_room_for_are_refused_before
             self.observation_space = space
 
     with pytest.raises(
-        ConfigError, match=r"observation space: [0-9,]+ numbers in a flat row, .* 67,108,864 at most"
+        ConfigError, match=r"observation space: [0-9,]+ numbers in a flat row, .* 8,388,608 at most"
     ):
         PPO(env=Huge, config={"model": {"fcnet_hiddens": [8]}})
