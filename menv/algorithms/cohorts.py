@@ -97,7 +97,7 @@ def build_cohorts(
             cohorts.append(OwnCohort(members, policies, first.observation_space, first.action_space))
         else:
             weights = [
-                _first_weights(networks[name], name, configs[name], recipes[name], seed) for name in members
+                first_weights(networks[name], name, configs[name], recipes[name], seed) for name in members
             ]
             network = networks[members[0]]
             connectors = [_connectors(specs[name], configs[name], network) for name in members]
@@ -185,7 +185,7 @@ def add_to_cohorts(
     network = _network(name, spec, config, recipe)
     admit(network)
     form = _form(spec, config, network)
-    weights = _first_weights(network, name, config, recipe, seed)
+    weights = first_weights(network, name, config, recipe, seed)
     alike = next((built.cohort for built in nets if built.form == form), None)
     if alike is not None:
         left = vacated.take(lambda cohort, _: cohort is alike)
@@ -210,9 +210,7 @@ def _add_own(name: str, spec: PolicySpec, vacated: Vacated) -> list[Cohort]:
     return []
 
 
-def _first_weights(
-    network: NetworkSpec, name: str, config: AlgorithmConfig, recipe: Recipe, seed: int
-) -> Any:
+def first_weights(network: NetworkSpec, name: str, config: AlgorithmConfig, recipe: Recipe, seed: int) -> Any:
     """Return a new policy's weights."""
     own_seed = draws.key(seed, draws.stable_hash(name), draws.WEIGHTS) >> 1
     with memory_for(name, network.weight_shapes()):

@@ -67,6 +67,17 @@ class ChecksState(Protocol):
 
 
 @runtime_checkable
+class FollowsRewards(Protocol):
+    """A learner that scales its weights with the size of the rewards.
+
+    Attributes:
+        has_first_weights: Whether the weights are random ones, whose outputs have no unit.
+    """
+
+    has_first_weights: bool
+
+
+@runtime_checkable
 class BringsLearner(Protocol):
     """A policy object whose class says how it learns, such as `menv.algorithms.PPOPolicy`."""
 

@@ -48,7 +48,6 @@ _DATA = ("env_config", "custom_model_config", "agent_connectors")
 _PROCESSES, _PROCESSES_EACH, _MOST_ENVS = 32, 4, 10_000
 """A checkpoint starts so many workers by itself, or so many for each processor, with so many sub-environments each."""
 _PLAIN = (bool, int, float, str)
-_NORMALIZED = "normalize_values"
 _TOLD = 8
 """So many things that have to be given again are told by name."""
 _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm", "inferred")
@@ -163,9 +162,6 @@ def restored_config(
     """
     policy_ids = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
     values = _read(_looked_up(stored))
-    if any(field.name == _NORMALIZED for field in fields(config_class)):
-        # Earlier versions wrote nothing of it, and learned values in the unit of the environment.
-        values.setdefault(_NORMALIZED, False)
     multi = values.pop("multiagent")
     own = _given(config_class, given)
     _bound_costs(values, own)

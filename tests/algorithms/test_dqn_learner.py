@@ -84,8 +84,9 @@ def test_q_values_become_what_actions_pay(dueling: bool, double_q: bool, priorit
 
 
 def test_one_gradient_step_is_the_one_worked_out_by_hand() -> None:
-    # One linear layer on a constant observation, Q-values 0. Both rows took action 0 and ended with reward 0.5:
-    # an error of -0.5 each, whose mean Huber gradient is -0.5. Adam's first step has the size of the learning rate.
+    # One linear layer on a constant observation, Q-values 0. Both rows took action 0 and ended with reward 0.5, which
+    # is the unit: an error of -1 each, whose mean gradient is -1. Adam's first step has the size of the learning rate,
+    # 0.01 in that unit.
     spec = StockSpec(1, ActionHead("q_values", (2,)), hiddens=())
     zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     settings = DQNSettings(
@@ -95,8 +96,45 @@ def test_one_gradient_step_is_the_one_worked_out_by_hand() -> None:
     stats = one.learn(one_step_pieces(np.zeros((2, 1)), [0, 0], [0.5, 0.5], np.zeros((2, 1)), True), 2)
     assert stats["loss"] == pytest.approx(0.125)
     assert stats["mean_td_error"] == pytest.approx(0.5)
-    assert stats["grad_gnorm"] == pytest.approx(0.5)
-    np.testing.assert_allclose(one.weights()["policy.out.bias"], [0.01, 0.0], rtol=1e-4)
+    assert stats["grad_gnorm"] == pytest.approx(1.0)
+    np.testing.assert_allclose(one.weights()["policy.out.bias"], [0.005, 0.0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("factor", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize(
+    ("loss", "q_value", "expected"),
+    # Returns of 0 and 4: "huber" is linear beyond an error of 4.
+    [("huber", 3.0, 0.5), ("mse", 3.0, 0.5), ("huber", 14.0, 4 * (10 - 0.5 * 4)), ("mse", 14.0, 0.5 * 10**2)],
+)
+def test_huber_is_linear_beyond_the_span_of_the_returns_and_mse_squares_all_errors(
+    loss: Any, q_value: float, expected: float, factor: float
+) -> None:
+    spec = StockSpec(1, ActionHead("q_values", (2,)), hiddens=())
+    weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    weights["policy.out.bias"][0] = q_value * factor
+    settings = DQNSettings(
+        lr=0.0, td_error_loss_fn=loss, train_batch_size=1, num_steps_sampled_before_learning_starts=0
+    )
+    one = DQNLearner(spec, settings, weights, 0)
+    stats = one.learn(one_step_pieces([[0.0]], [0], [4.0 * factor], [[0.0]], True), 1)
+    assert stats["loss"] == pytest.approx(expected * factor**2, rel=1e-5)
+    assert stats["mean_q"] == pytest.approx(q_value * factor)
+    assert stats["mean_td_error"] == pytest.approx(abs(q_value - 4.0) * factor)
+
+
+@pytest.mark.parametrize("loss", ["huber", "mse"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_rare_reward_counts_by_its_mean(loss: Any, sign: float) -> None:
+    # Action 0 pays 5; action 1 pays 100 with probability 0.2, and is taken once in 20 times.
+    rng = np.random.default_rng(0)
+    spec = StockSpec(1, ActionHead("q_values", (2,)), hiddens=())
+    one = learner(spec, lr=1e-2, td_error_loss_fn=loss, train_batch_size=256, training_intensity=64.0)
+    actions = (rng.random(4000) < 0.05).astype(np.int64)
+    rewards = np.where(actions == 0, 5.0, 100.0 * (rng.random(4000) < 0.2))
+    mean = rewards[actions == 1].mean()
+    obs = np.zeros((4000, 1))
+    one.learn(one_step_pieces(obs, actions, sign * rewards, obs, True), 0)
+    np.testing.assert_allclose(sign * one.weights()["policy.out.bias"], [5.0, mean], atol=4.0)
 
 
 @pytest.mark.parametrize("terminated", [True, False])
@@ -175,6 +213,7 @@ def test_the_target_network_is_copied_after_so_many_rows() -> None:
         return of.state()["target.policy.out.weight"]
 
     one = learner(target_network_update_freq=32, lr=1e-2)
+    one.has_first_weights = True
     first = target(one)
     one.learn(bandit(31), 0)
     np.testing.assert_array_equal(target(one), first)
@@ -232,7 +271,10 @@ def test_rows_with_larger_errors_get_higher_priorities() -> None:
     )
     one = DQNLearner(spec, settings, zeros, 0)
     one.learn(one_step_pieces(np.zeros((3, 3)), [0, 1, 0], [-4.0, 1.0, 9.0], np.zeros((3, 3)), True), 0)
-    np.testing.assert_allclose(one.state()["replay.priorities"], [2.0, 1.0, 3.0], rtol=1e-3)
+    # The root mean square of the rewards is 5.7, for which the unit is 8.
+    np.testing.assert_allclose(
+        one.state()["replay.priorities"], np.sqrt(np.array([4.0, 1.0, 9.0]) / 8.0), rtol=1e-3
+    )
 
 
 def test_new_weights_are_those_of_the_target_network_too() -> None:

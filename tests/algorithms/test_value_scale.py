@@ -21,6 +21,7 @@ from menv.algorithms.learning.ppo_learner import PPOLearner
 from menv.algorithms.learning.ppo_policy import PPOPolicy
 from menv.algorithms.learning.value_scale import ValueScale
 from menv.algorithms.networks.cell import Cell
+from menv.algorithms.networks.custom_spec import CustomSpec
 from menv.algorithms.networks.stock import VALUE_OUT, StockSpec
 from menv.algorithms.torch_acting import TorchActing
 from menv.errors import ConfigError
@@ -69,8 +70,12 @@ def layer() -> tuple[Tensor, Tensor]:
     return torch.tensor([[2.0], [-1.0]]), torch.tensor([0.5])
 
 
+def scale_of(weight: Tensor, bias: Tensor) -> ValueScale:
+    return ValueScale([weight, bias], bias)
+
+
 def test_mean_and_unit_are_averages_over_batches_each_weighing_99_hundredths_of_the_next() -> None:
-    scale = ValueScale(*layer())
+    scale = scale_of(*layer())
     scale.follow(np.array([0.0, 4.0]), None)
     assert (scale.mean, scale.unit) == (2.0, 2.0)
     scale.follow(np.array([10.0, 10.0], np.float32), np.array([10.0, 9.0]))
@@ -81,7 +86,7 @@ def test_mean_and_unit_are_averages_over_batches_each_weighing_99_hundredths_of_
 
 
 def test_errors_are_of_four_units_at_most() -> None:
-    scale = ValueScale(*layer())
+    scale = scale_of(*layer())
     scale.follow(np.full(5, 8.0), np.array([4.0, -4.0, 4.0, -4.0, 8.0 - 80.0**0.5]))
     assert scale.mean == 8.0
     assert scale.unit == pytest.approx(math.sqrt(80.0) / 4)
@@ -90,7 +95,7 @@ def test_errors_are_of_four_units_at_most() -> None:
 
 
 def test_what_is_no_number_changes_nothing() -> None:
-    scale = ValueScale(*layer())
+    scale = scale_of(*layer())
     scale.follow(np.array([1.0, 3.0]), None)
     for broken in (math.nan, math.inf, -math.inf, 1e39):
         with np.errstate(invalid="ignore", over="ignore"):
@@ -102,7 +107,7 @@ def test_what_is_no_number_changes_nothing() -> None:
 def test_the_layer_gives_values_in_units_inside_and_in_the_environments_own_one_outside() -> None:
     weight, bias = layer()
     features = torch.tensor([[1.0, 2.0], [3.0, -1.0]])
-    scale = ValueScale(weight, bias)
+    scale = scale_of(weight, bias)
     scale.follow(np.array([10.0, 18.0]), None)
     assert (scale.mean, scale.unit) == (14.0, 4.0)
     values = (features @ weight)[:, 0] + bias
@@ -321,43 +326,156 @@ def test_first_values_that_are_far_off_do_not_raise_each_other() -> None:
         assert np.abs(algo.sample()["default_policy"]["vf_preds"]).max() < 2.0 * first
 
 
-class Module(nn.Module):
-    """One layer for both."""
-
-    def __init__(self, obs_space: Any, num_outputs: int) -> None:
-        super().__init__()
-        self.policy, self.value = nn.Linear(2, num_outputs), nn.Linear(2, 1)
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        return self.policy(obs), self.value(obs)[:, 0]
-
-
 class OwnLoss(PPOPolicy):
-    """PPO's loss, which whoever reads the class cannot know."""
+    """Calls PPO's loss."""
 
     def loss(self, batch: Any) -> Any:
         return self.ppo_loss(batch)
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"multiagent": {"policies": {"p": (OwnLoss, None, None, {})}}},
-        {"model": {"custom_model": Module}},
-    ],
-    ids=["loss", "model"],
-)
-def test_a_loss_or_a_model_of_ones_own_learns_in_the_unit_of_the_environment(own: dict[str, Any]) -> None:
-    def trained(**more: Any) -> dict[str, npt.NDArray[Any]]:
-        config = {"num_envs_per_worker": 4, "train_batch_size": 80, "seed": 0, **own, **more}
-        with PPO(env=Bank, config=config) as algo:
-            algo.train()
-            (weights,) = algo.get_weights().values()
-        return dict(weights)
+class LossByHand(PPOPolicy):
+    """Writes the value loss by hand, and reports what it has seen."""
 
-    plain = trained(normalize_values=False)
-    for name, value in trained().items():
-        np.testing.assert_array_equal(value, plain[name], err_msg=name)
+    def loss(self, batch: Any) -> Any:
+        _, stats = self.ppo_loss(batch)
+        values = self.network.values(batch["obs"])
+        value_loss = (values - batch["value_targets"]).square().mean()
+        raw = self.value_mean + self.value_unit * batch["vf_preds"]
+        seen = {"vf_preds": raw.mean(), "target": batch["value_targets"].mean()}
+        return stats["policy_loss"] + 0.5 * value_loss, seen
+
+
+def of(policy_class: type[PPOPolicy]) -> dict[str, Any]:
+    return {"multiagent": {"policies": {"p": (policy_class, None, None, {})}}}
+
+
+def trained(iterations: int = 2, **config: Any) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
+    """Return the weights of a policy and its last statistics."""
+    config = {"num_envs_per_worker": 4, "train_batch_size": 80, "seed": 0, **config}
+    with PPO(env=Bank, config=config) as algo:
+        for _ in range(iterations):
+            result = algo.train()
+        ((policy_id, weights),) = algo.get_weights().items()
+    return dict(weights), result["info"][policy_id]
+
+
+@pytest.mark.parametrize("own", [OwnLoss, LossByHand])
+def test_a_policy_with_a_loss_of_its_own_learns_values_as_ppo_does(own: type[PPOPolicy]) -> None:
+    # The same policy id, and so the same first weights.
+    stock, _ = trained(multiagent={"policies": {"p": (None, None, None, {})}})
+    found, stats = trained(**of(own))
+    for name, value in stock.items():
+        np.testing.assert_allclose(
+            found[name], value, rtol=1e-3, atol=1e-3 * np.abs(value).max(), err_msg=name
+        )
+    if own is LossByHand:
+        assert abs(stats["target"]) < 0.2
+        assert stats["vf_preds"] > 10.0
+
+
+class Critic(PPOPolicy):
+    """Values come from a module of its own, in the environment's unit."""
+
+    def make_modules(self) -> dict[str, nn.Module]:
+        return {"critic": nn.Linear(2, 1)}
+
+    def postprocess_trajectory(self, batch: Any, other_agent_batches: Any = None, episode: Any = None) -> Any:
+        with torch.no_grad():
+            batch["vf_preds"] = self.modules["critic"](torch.from_numpy(batch["obs"]))[:, 0].numpy()
+        return batch
+
+    def loss(self, batch: Any) -> Any:
+        total, stats = self.ppo_loss(batch, self.modules["critic"](batch["obs"])[:, 0])
+        weight = self.loss_weights.vf_loss_coeff
+        return total, {**stats, "weighed": weight * stats["vf_loss"], "target": batch["value_targets"].mean()}
+
+
+def test_a_critic_of_a_policys_own_stays_in_the_environments_unit_and_does_not_outweigh_the_policy() -> None:
+    _, stats = trained(1, **of(Critic))
+    assert stats["target"] > 5_000.0
+    assert stats["vf_loss"] > 1e7
+    # At most four units: 0.5 * 4**2.
+    assert stats["weighed"] <= 8.01
+
+
+class Dueling(nn.Module):
+    """Two last layers."""
+
+    def __init__(self, obs_space: Any, num_outputs: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+        self.value, self.advantages = nn.Linear(8, 1), nn.Linear(8, num_outputs)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        x = self.body(obs)
+        advantages = self.advantages(x)
+        return torch.as_tensor(self.value(x) + advantages - advantages.mean(-1, keepdim=True))
+
+
+class Apart(nn.Module):
+    """A value network of two layers, beside that of the policy."""
+
+    def __init__(self, obs_space: Any, num_outputs: int) -> None:
+        super().__init__()
+        self.policy = nn.Linear(4, num_outputs)
+        self.value = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.policy(obs), self.value(obs)[:, 0]
+
+
+class OneLayer(nn.Module):
+    """Logits and values come from one layer."""
+
+    def __init__(self, obs_space: Any, num_outputs: int) -> None:
+        super().__init__()
+        self.all = nn.Linear(4, num_outputs + 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.all(obs)
+        return found[:, :-1], found[:, -1]
+
+
+BOX = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "last", "shift"),
+    [
+        (Apart, "categorical", ["value.2.weight", "value.2.bias"], "value.2.bias"),
+        (
+            Dueling,
+            "q_values",
+            ["value.weight", "value.bias", "advantages.weight", "advantages.bias"],
+            "value.bias",
+        ),
+        (OneLayer, "categorical", [], None),
+    ],
+)
+def test_the_last_layers_of_a_users_module_are_found(
+    module: Any, kind: Any, last: list[str], shift: Any
+) -> None:
+    found = CustomSpec(BOX, ActionHead(kind, (3,)), module, {}).unit_weights()
+    assert list(found.powers) == last
+    assert found.shift == shift
+
+
+def test_a_users_module_learns_returns_of_any_size_alike() -> None:
+    apart: Any = Apart
+    spec = CustomSpec(BOX, HEADS[0], apart, {})
+    batch = batch_for(StockSpec(4, HEADS[0], (8,)))
+    settings = PPOSettings(sgd_minibatch_size=16, num_sgd_iter=2)
+    small, large = (PPOLearner(spec, settings, spec.first_weights(1), 0) for _ in range(2))
+    first = small.weights()
+    first["value.2.weight"] *= 1024.0
+    first["value.2.bias"] = 1024.0 * first["value.2.bias"] + 512.0
+    large.set_weights(first)
+    for _ in range(3):
+        told = small.learn(batch, 0)
+        also = large.learn({**batch, "value_targets": 1024.0 * batch["value_targets"] + 512.0}, 0)
+    assert also["vf_loss"] == pytest.approx(1024.0**2 * told["vf_loss"], rel=1e-2)
+    for name in ("policy.weight", "value.0.weight"):
+        np.testing.assert_allclose(large.weights()[name], small.weights()[name], rtol=1e-2, atol=1e-4)
 
 
 def test_a_run_that_learned_in_the_environments_unit_may_go_on_in_its_own(tmp_path: Path) -> None:

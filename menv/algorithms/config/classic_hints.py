@@ -153,7 +153,6 @@ _ADVICE = {
     "squash_to_range": _OWN_MODEL,
     "storage_unit": "rows are what is kept; leave it out",
     "tau": _NONE,
-    "td_error_loss_fn": _NONE,
     "temperature": "EpsilonGreedy is the only kind",
     "timesteps_per_iteration": _SIZE,
     "torch_deterministic": "set seed, which makes runs repeatable",
@@ -176,7 +175,7 @@ _OF_ALGORITHMS = {
     ),
     **dict.fromkeys(
         ("adam_epsilon", "double_q", "dueling", "n_step", "num_steps_sampled_before_learning_starts",
-         "target_network_update_freq", "training_intensity"),
+         "target_network_update_freq", "td_error_loss_fn", "training_intensity"),
         "only DQN and QMIX have it; leave it out",
     ),
     **dict.fromkeys(("mixer", "mixing_embed_dim"), "QMIX alone has it; leave it out"),
@@ -209,7 +208,7 @@ HOLDS_ANYHOW: dict[str, Any] = {
     "record_env": False, "replay_burn_in": 0, "replay_sequence_length": 1, "replay_zero_init_states": True,
     "rl_module_spec": None, "sample_async": False, "sample_collector": None, "shuffle_buffer_size": 0,
     "soft_horizon": False, "soft_q": False, "softq": False, "squash_to_range": False,
-    "storage_unit": "timesteps", "tau": 1.0, "td_error_loss_fn": "huber", "timesteps_per_iteration": 0,
+    "storage_unit": "timesteps", "tau": 1.0, "timesteps_per_iteration": 0,
     "use_attention": False, "use_kl_loss": True, "warmup_timesteps": 0, "worker_side_prioritization": False,
 }  # fmt: skip
 """Classic keys that menv does not have, with the value that says how it is here; that value is taken, and None."""

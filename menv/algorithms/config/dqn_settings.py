@@ -46,6 +46,11 @@ class DQNSettings:
     or, with a memory, its sequence. "auto" makes 3, or as many steps as a fixed `rollout_fragment_length` has."""
     grad_clip: float | None = 1.0
     """Upper limit of the gradient's global norm; None switches clipping off."""
+    td_error_loss_fn: Literal["huber", "mse"] = "huber"
+    """Loss of the TD errors. "huber" squares small errors and is linear beyond the span of the n-step returns so
+    far, 0 included: with rewards of 0, 5 and 100 and `n_step=1`, beyond 100. "mse" squares all errors, as QMIX does.
+    Both are computed in a unit that follows the size of the rewards, so that a task is learned alike if all rewards
+    are multiplied by 100; choose "mse" where an action leads by chance to a long series of rewards or to none."""
     adam_epsilon: float = 1e-8
     """What Adam adds to the root of its second moment."""
     replay_buffer_config: ReplayBufferConfig = field(default_factory=ReplayBufferConfig)
@@ -69,6 +74,12 @@ class DQNSettings:
                     f"{self.algorithm}: {name} is {shown(getattr(self, name))}, expected True or False; choose one"
                 )
 
+        if not isinstance(self.td_error_loss_fn, str) or self.td_error_loss_fn not in _LOSSES:
+            raise ConfigError(
+                f"{self.algorithm}: td_error_loss_fn is {shown(self.td_error_loss_fn)}, expected one of "
+                f"{', '.join(_LOSSES)}; choose one"
+            )
+
     def epsilon_at(self, env_steps: int) -> float:
         """Return the share of random actions after `env_steps` env steps of the run."""
         return self.exploration_config.epsilon_at(env_steps)
@@ -79,6 +90,7 @@ class DQNSettings:
 
 
 _USUAL_STEPS = 3
+_LOSSES = ("huber", "mse")
 _SECTIONS: dict[str, type[Any]] = {
     "replay_buffer_config": ReplayBufferConfig,
     "exploration_config": ExplorationConfig,

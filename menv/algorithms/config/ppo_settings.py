@@ -35,13 +35,16 @@ class PPOSettings:
     clip_param: float = 0.3
     """How far the probability ratio may leave 1 before its gradient is cut; infinity never cuts it."""
     vf_clip_param: float | None = None
-    """Upper limit of a row's squared value error; None switches the limit off."""
+    """Upper limit of a row's squared value error, in the square of the environment's unit; None switches the limit
+    off."""
     vf_loss_coeff: float = 0.5
     """Weight of the value loss."""
     normalize_values: bool = True
-    """Whether the value network learns in units of the running deviation of the value targets (Pop-Art, van Hasselt et
-    al. 2016), so that large returns are learned as quickly as small ones; what it predicts, and `vf_loss`, are in the
-    environment's own unit anyway. It does not concern custom models and policies with a loss of their own."""
+    """Whether the value function learns in units of the running standard deviation of the value targets (Pop-Art, van
+    Hasselt et al. 2016), so that large returns are learned as quickly as small ones. Predicted values and `vf_loss` are
+    in the environment's unit either way. It holds for stock networks, custom models and policies with a `loss` of their
+    own. A custom model needs a last layer for the values alone, such as `nn.Linear(64, 1)`. Without one, and for a
+    policy with a critic of its own, only the value loss is divided by the squared unit."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus, unless `entropy_coeff_schedule` is given."""
     kl_coeff: float | None = None

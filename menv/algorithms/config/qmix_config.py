@@ -40,6 +40,8 @@ class QMIXConfig(OffPolicyConfig):
     """Rows that are learned from for each row that is sampled; divided by `train_batch_size`, gradient steps."""
     dueling: bool = False
     """Whether a member's Q-values are the sum of a state's value and the actions' advantages."""
+    td_error_loss_fn: Literal["huber", "mse"] = "mse"
+    """Loss of the TD errors, as for DQN. The default "mse" is that of Rashid et al. 2018."""
     n_step: int | Literal["auto"] = 1
     """Rewards that a target holds before it relies on the target network, at most; "auto" as there."""
 

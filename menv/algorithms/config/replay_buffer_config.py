@@ -38,7 +38,8 @@ class ReplayBufferConfig:
     prioritized_replay_beta: float = 0.4
     """How much of the bias of uneven chances is corrected; 1 is all of it."""
     prioritized_replay_eps: float = 1e-6
-    """Added to every error, so that no row is never drawn."""
+    """Added to the size of every error, in the unit in which Q-values are learned, so that every row may be
+    sampled."""
 
     def __post_init__(self) -> None:
         """Let `type` decide, and refuse values that cannot work."""

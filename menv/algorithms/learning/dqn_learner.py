@@ -20,6 +20,7 @@ from menv.algorithms.learning.dqn_loss import DQNTerms, dqn_loss, td_targets
 from menv.algorithms.learning.flat_adam import FlatAdam
 from menv.algorithms.learning.n_step import transitions
 from menv.algorithms.learning.replay import ReplayBuffer, Sample, column_of
+from menv.algorithms.learning.value_scale import RewardUnit
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock import EPSILON
 from menv.algorithms.torch_device import CPU, array_of, repeatable, tensor_of
@@ -38,6 +39,8 @@ _STATISTICS = ("loss", "mean_q", "mean_td_error", "grad_gnorm")
 class DQNLearner:
     """A policy's network, its target network, its optimizer and its experience.
 
+    Q-values are learned in the `RewardUnit` of the policy. `weights` and `set_weights` are in the environment's unit.
+
     Args:
         spec: The network, its head of kind "q_values".
         settings: Numbers of the loss, the optimizer, the buffer and the exploration.
@@ -48,6 +51,8 @@ class DQNLearner:
 
     Attributes:
         replay: What was experienced.
+        has_first_weights: Whether the weights are random numbers of no unit. They become those of the first unit as
+            they are; weights that are given keep the Q-values that they stand for.
     """
 
     @torch.inference_mode(False)
@@ -69,6 +74,9 @@ class DQNLearner:
         self._owed = 0.0
         self._since_copy = 0.0
         self._epsilon = float(weights[EPSILON][0])
+        self.has_first_weights = False
+        self._unit = RewardUnit()
+        self._powers = spec.unit_weights().powers
         # In the order of the description, whatever the order of `weights`: state is saved flat.
         ordered = {name: weights[name] for name in spec.weight_shapes() if name != EPSILON}
         self._device = device
@@ -132,13 +140,20 @@ class DQNLearner:
         rng = np.random.default_rng((self._seed, self._calls))
         self._calls += 1
         size = self._entries_of_a_step()
+        if not count:
+            return {}
+        self._renew_unit()
         with repeatable(self._device):
             done = [self._step(self.replay.sample(size, rng)) for _ in range(count)]
-        return dict(zip(_STATISTICS, torch.stack(done).mean(0).tolist(), strict=True)) if done else {}
+        stats = dict(zip(_STATISTICS, torch.stack(done).mean(0).tolist(), strict=True))
+        unit = self._unit.unit
+        in_unit = {"loss": unit * unit, "mean_q": unit, "mean_td_error": unit}
+        return {name: value * in_unit.get(name, 1.0) for name, value in stats.items()}
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return copies of the weights by name, epsilon among them."""
-        return {**self._adam.weights(), EPSILON: np.array([self._epsilon], np.float32)}
+        own = self._converted(self._adam.weights(), self._unit.unit)
+        return {**own, EPSILON: np.array([self._epsilon], np.float32)}
 
     def set_weights(self, weights: Weights) -> None:
         """Copy `weights` in, for the target network too; the optimizer's state and the experience stay.
@@ -146,7 +161,9 @@ class DQNLearner:
         Raises:
             ConfigError: Names or shapes differ.
         """
-        self._adam.set_weights({name: value for name, value in weights.items() if name != EPSILON})
+        own = {name: value for name, value in weights.items() if name != EPSILON}
+        self._adam.set_weights(self._converted(own, 1.0 / self._unit.unit))
+        self.has_first_weights = False
         if EPSILON in weights:
             self._epsilon = float(weights[EPSILON][0])
         self._copy_to_target()
@@ -164,6 +181,8 @@ class DQNLearner:
             "calls": np.array(self._calls, np.int64),
             "owed": np.array(self._owed),
             "since_copy": np.array(self._since_copy),
+            **self._unit.state(),
+            "has_first_weights": np.array(self.has_first_weights),
         }
 
     def check_state(self, state: Mapping[str, Column]) -> None:
@@ -174,6 +193,8 @@ class DQNLearner:
         """
         self._adam.check_state(state)
         self.replay.check_state(replayed(state))
+        if "reward_unit" in state:
+            self._unit.check_state(state)
         check_stored(LEARNERS, "calls", state["calls"])
         # Whole steps are made at once.
         check_stored(LEARNERS, "owed", state["owed"], "f", -1, 1)
@@ -193,12 +214,51 @@ class DQNLearner:
         self.replay.set_state(replayed(state))
         for name, param in self._target_params.items():
             param.copy_(torch.from_numpy(np.array(state[_TARGET + name], np.float32)))
+        if "reward_unit" in state:
+            before = self._unit.unit
+            self._unit.set_state(state)
+            self._rescale(self._adam.params, before / self._unit.unit)
+            self.has_first_weights = bool(state["has_first_weights"])
         self._calls = int(state["calls"])
         self._owed, self._since_copy = float(state["owed"]), float(state["since_copy"])
 
     def _store(self, batch: SampleBatch) -> None:
         if batch.count:
-            self.replay.add(self._columns(batch))
+            columns = self._columns(batch)
+            returns = columns["returns"][columns["valid"]] if "valid" in columns else columns["returns"]
+            self._unit.follow(returns, self._settings.replay_buffer_config.capacity)
+            self.replay.add(columns)
+
+    def _knee(self) -> float | None:
+        """Return from which error on the loss is linear, None for never.
+
+        Below the spread of the targets of an action the loss would be least at their median: at 0 where an action pays
+        100 with probability 0.2.
+        """
+        return self._unit.span if self._settings.td_error_loss_fn == "huber" else None
+
+    def _renew_unit(self) -> None:
+        """Follow the size of the rewards; Q-values stay what they are, unless they are those of first weights."""
+        before = self._unit.unit
+        if not self._powers or not self._unit.renew():
+            return
+        if not self.has_first_weights:
+            for params in (self._adam.params, self._target_params):
+                self._rescale(params, before / self._unit.unit)
+        self.has_first_weights = False
+
+    @torch.no_grad()
+    def _rescale(self, params: Mapping[str, Tensor], factor: float) -> None:
+        for name, power in self._powers.items():
+            params[name].mul_(factor**power)
+
+    def _converted(self, weights: Weights, factor: float) -> dict[str, npt.NDArray[np.float32]]:
+        """Return weights for rewards that are `factor` times as large."""
+        return {
+            name: np.asarray(value * np.float32(factor ** self._powers[name]), np.float32)
+            if name in self._powers and factor != 1.0 else value
+            for name, value in weights.items()
+        }  # fmt: skip
 
     def _rows_kept(self) -> int:
         """Return the rows that the buffer holds."""
@@ -231,6 +291,7 @@ class DQNLearner:
     def _step(self, sample: Sample) -> Tensor:
         """Make one gradient step and return the statistics, a tensor each number."""
         rows = {name: tensor_of(column, self._device) for name, column in sample.columns.items()}
+        rows["returns"] = rows["returns"] / self._unit.unit
         prioritized = self._settings.replay_buffer_config.prioritized_replay
         terms = self._terms(rows, tensor_of(sample.weights, self._device) if prioritized else None)
         torch.autograd.backward(terms.loss)
@@ -242,7 +303,7 @@ class DQNLearner:
         return torch.stack((terms.loss.detach(), terms.q_taken.mean(), terms.td_errors.abs().mean(), norm))
 
     def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> DQNTerms:
-        """Return the loss of rows that were drawn, and what it was made of.
+        """Return the loss of sampled rows, and what it is made of, in the unit of the Q-values.
 
         Args:
             rows: obs, actions, returns, discounts, next_obs and, where choices are masked, next_mask; [B, ...].
@@ -254,7 +315,7 @@ class DQNLearner:
             online_next = self._network.dist_inputs(next_obs, allowed) if self._settings.double_q else None
             targets = td_targets(rows["returns"], rows["discounts"], target_next, online_next)
         q_values = self._network.dist_inputs(rows["obs"], None)
-        return dqn_loss(q_values, rows["actions"], targets, weights)
+        return dqn_loss(q_values, rows["actions"], targets, weights, self._knee())
 
     def _count_towards_copy(self) -> None:
         # Counted in the rows that a step stands for, so that a long fragment is not learned with one old target.

@@ -52,20 +52,26 @@ def best_worth(target_next: Tensor, online_next: Tensor | None) -> Tensor:
     return target_next.gather(-1, online_next.argmax(-1, keepdim=True))[..., 0]
 
 
-def dqn_loss(q_values: Tensor, actions: Tensor, targets: Tensor, weights: Tensor | None) -> DQNTerms:
-    """Return the Huber loss with its knee at 1, as in Mnih et al. 2015.
+def dqn_loss(
+    q_values: Tensor, actions: Tensor, targets: Tensor, weights: Tensor | None, knee: float | None = 1.0
+) -> DQNTerms:
+    """Return half the squared error of each row, linear beyond the knee (Huber, as in Mnih et al. 2015).
 
     Args:
         q_values: [B, n].
-        actions: [B] int64 choices that were taken, by whomever.
+        actions: [B] int64 choices that were taken.
         targets: [B], without a gradient.
         weights: [B] importance of the rows; None weighs all alike.
+        knee: The error from which on the loss is linear; None squares all errors.
     """
-    return td_loss(q_values.gather(1, actions[:, None])[:, 0], targets, weights)
+    return td_loss(q_values.gather(1, actions[:, None])[:, 0], targets, weights, knee)
 
 
-def td_loss(q_taken: Tensor, targets: Tensor, weights: Tensor | None) -> DQNTerms:
-    """Return the loss of the worth [B] of what was done; other arguments as for `dqn_loss`."""
-    losses = torch.nn.functional.smooth_l1_loss(q_taken, targets, reduction="none")
+def td_loss(q_taken: Tensor, targets: Tensor, weights: Tensor | None, knee: float | None) -> DQNTerms:
+    """Return the loss of the Q-values [B] of the actions taken; other arguments as for `dqn_loss`."""
+    if knee is None:
+        losses = 0.5 * torch.nn.functional.mse_loss(q_taken, targets, reduction="none")
+    else:
+        losses = torch.nn.functional.huber_loss(q_taken, targets, reduction="none", delta=knee)
     loss = losses.mean() if weights is None else (weights * losses).mean()
     return DQNTerms(loss, q_taken.detach(), q_taken.detach() - targets)

@@ -12,12 +12,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from menv.algorithms.cohorts import Built
+from menv.algorithms.cohorts import Built, first_weights
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.learning.shared_layers import SharedLayers, SharingLearner
 from menv.algorithms.recipe import (
     BringsLearner,
     ChecksState,
+    FollowsRewards,
     KeepsState,
     Learner,
     ReadsLearner,
@@ -300,11 +301,17 @@ class Learners:
 
     def _new(self, built: Built, index: int, policy_id: str, seed: int | None = None) -> Learner:
         """Create a policy's learner when it first learns."""
+        is_new = seed is None
         if seed is None:
             taken, first = set(self._seeds.values()), self._seed % 2**31
             # As many as have one may all be taken; the next one is not.
             seed = next(one for one in range(first, first + len(taken) + 1) if one not in taken)
         learner = self._made(built, index, policy_id, seed)
+        if is_new and isinstance(learner, FollowsRewards):
+            config, recipe = self.configs[policy_id], self.recipes[policy_id]
+            first_ones = first_weights(built.network, policy_id, config, recipe, self._seed)
+            own, scaled = learner.weights(), built.network.unit_weights().powers
+            learner.has_first_weights = all(np.array_equal(own[name], first_ones[name]) for name in scaled)
         self._learners[policy_id], self._seeds[policy_id] = learner, seed
         return learner
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from menv.algorithms.learning.ppo_policy import PPOPolicy
 from menv.algorithms.learning.sequences import sequences, state_before
 from menv.algorithms.learning.value_scale import ValueScale
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
-from menv.algorithms.networks.stock import VALUE_OUT, StockSpec
+from menv.algorithms.networks.stock import UnitWeights
 from menv.algorithms.torch_device import CPU, repeatable, tensor_of
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
@@ -43,6 +44,7 @@ _STATISTICS = ("total_loss", "policy_loss", "vf_loss", "entropy", "kl", "grad_gn
 
 # Advantages that hardly vary are not blown up to unit variance, as in the classic implementation.
 _LEAST_SPREAD = 1e-4
+_OF_VALUES = (SampleBatch.VF_PREDS, SampleBatch.NEXT_VF_PREDS)
 _NOTHING = torch.empty(0)
 
 
@@ -93,10 +95,12 @@ class PPOLearner:
         plain = policy is None or policy.learns_as_ppo
         by_hand = by_hand and plain and can_learn(spec)
         self._by_hand = PPOByHand(spec, self._adam, device) if by_hand else None
-        # A loss of one's own may be in the unit of the environment.
-        scaled = settings.normalize_values and plain and isinstance(spec, StockSpec)
-        last = (self._adam.params[f"{VALUE_OUT}.{part}"] for part in ("weight", "bias")) if scaled else ()
-        self._scale = ValueScale(*last) if scaled else None
+        # A critic of the policy's own gives values in the environment's unit: only its loss is scaled.
+        found = UnitWeights({}) if policy is not None and policy.has_own_critic else spec.unit_weights()
+        tensors = [self._adam.params[name] for name in found.powers]
+        shift = None if found.shift is None else self._adam.params[found.shift]
+        self._scale = ValueScale(tensors, shift) if settings.normalize_values else None
+        self._in_units = bool(tensors)
         if policy is not None and device == CPU:
             policy.learn_with(self._network, self._adam.params)
 
@@ -128,17 +132,14 @@ class PPOLearner:
             )
         settings = self._settings
         self._adam.lr = settings.lr_at(env_steps)
-        unit = 1.0
         if self._scale is not None:
-            values = columns.get(SampleBatch.VF_PREDS)
-            self._scale.follow(columns["value_targets"], values)
-            unit = self._scale.unit
-        weights = LossWeights.of(settings, env_steps, self._kl_coeff, unit)
+            self._scale.follow(columns["value_targets"], columns.get(SampleBatch.VF_PREDS))
+        weights = self._weights(env_steps)
         rows = self._rows(columns) if not self._recurrent else self._sequences(columns)
-        with repeatable(self._device), self._with_policy(), self._in_units():
+        with repeatable(self._device), self._with_policy(), self._learning():
             stats = self._epochs(rows, weights)
-        if self._scale is not None:
-            stats["vf_loss"] *= unit * unit
+        if self._scale is not None and self._in_units and "vf_loss" in stats:
+            stats["vf_loss"] *= self._scale.unit**2
         stats["vf_explained_var"] = explained_variance(columns["value_targets"], _value_errors(columns))
         stats["cur_lr"] = self._adam.lr
         if self._adam.skipped:
@@ -206,13 +207,20 @@ class PPOLearner:
         self._kl_coeff = float(state["kl_coeff"]) if same else self._first_kl_coeff
         self._batches = int(state["batches"])
 
+    def _weights(self, env_steps: int) -> LossWeights:
+        """Return the coefficients of an update; the value loss counts in the square of the unit of the values."""
+        scale = self._scale
+        if scale is None or self._in_units:
+            unit = 1.0 if scale is None else scale.unit
+            return LossWeights.of(self._settings, env_steps, self._kl_coeff, unit)
+        weights = LossWeights.of(self._settings, env_steps, self._kl_coeff)
+        return replace(weights, vf_loss_coeff=weights.vf_loss_coeff / scale.unit**2)
+
     def _rows(self, columns: Columns) -> Minibatch:
         mask, critic_obs = columns.get("action_mask"), columns.get("critic_obs")
         old_inputs = self._tensor(columns["action_dist_inputs"], np.float32)
         advantages = self._tensor(columns["advantages"], np.float32)
-        targets = columns["value_targets"]
-        if self._scale is not None:
-            targets = self._scale.scaled(targets)
+        targets = self._scaled(columns["value_targets"])
         spread = advantages.std(correction=0).clamp(min=_LEAST_SPREAD)
         advantages = (advantages - advantages.mean()) / spread
         return Minibatch(
@@ -246,9 +254,16 @@ class PPOLearner:
             if column.dtype.kind in "biuf" and name not in FIELDS.values()
         }
         return {
-            name: self._tensor(column, np.float32 if column.dtype.kind == "f" else column.dtype)
+            name: self._tensor(
+                self._scaled(column) if name in _OF_VALUES else column,
+                np.float32 if column.dtype.kind == "f" else column.dtype,
+            )
             for name, column in numbers.items()
         }
+
+    def _scaled(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return values in the unit in which the network gives them while it learns."""
+        return values if self._scale is None or not self._in_units else self._scale.scaled(values)
 
     def _tensor(self, column: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> Tensor:
         return tensor_of(column, self._device, dtype)
@@ -278,7 +293,7 @@ class PPOLearner:
             return nullcontext()
         return self._policy.lent(self._network, self._adam.params)
 
-    def _in_units(self) -> AbstractContextManager[None]:
+    def _learning(self) -> AbstractContextManager[None]:
         """Return what lets the value network give values in the unit of what it learns from."""
         return nullcontext() if self._scale is None else self._scale.learning()
 
@@ -339,6 +354,8 @@ class PPOLearner:
     def _own_terms(self, policy: PPOPolicy, rows: Minibatch, weights: LossWeights) -> tuple[Tensor, ...]:
         """Return a policy's own loss and what it tells besides."""
         policy.loss_weights = weights
+        if self._scale is not None and self._in_units:
+            policy.value_mean, policy.value_unit = self._scale.shift, self._scale.unit
         total, told = policy.checked_loss(rows.named())
         names = ("total_loss", *told, "grad_gnorm")
         if not self._told:

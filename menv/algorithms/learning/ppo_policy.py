@@ -49,7 +49,12 @@ class PPOPolicy(NetPolicy):
         settings: The complete settings of this policy, such as `settings.gamma`; `config["gamma"]` is the same.
         modules: What `make_modules` returned; they always have the current weights.
         loss_weights: PPO's coefficients, as they are in the update that runs.
+        value_mean: Of the value targets; see `loss`.
+        value_unit: In which values are learned; see `loss`.
     """
+
+    value_mean = 0.0
+    value_unit = 1.0
 
     algorithm: ClassVar[str | None] = "PPO"
 
@@ -105,6 +110,15 @@ class PPOPolicy(NetPolicy):
     def loss(self, batch: Mapping[str, Tensor]) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
         """Return the loss of a minibatch, PPO's unless it is overridden.
 
+        With `normalize_values`, `value_targets` and `vf_preds` are `(values - value_mean) / value_unit` here, and
+        `self.network` gives values in the same unit: the loss is then the same whether rewards are 0.01 or 10,000.
+        Columns of your own, such as returns, stay in the environment's unit. To compare the values with these, take
+        `value_mean + value_unit * self.network.values(obs)`.
+
+        A policy with both modules and a `postprocess_trajectory` may have a critic of its own. All its columns are in
+        the environment's unit, and `loss_weights.vf_loss_coeff`, which `ppo_loss` uses, is divided by the squared
+        deviation of the value targets.
+
         Args:
             batch: B rows of every column that the train batch stores, as tensors: obs [B, F], actions, rewards,
                 terminateds, truncateds, `action_mask` [B, M] if there is one, `action_logp`, `vf_preds`,
@@ -159,6 +173,12 @@ class PPOPolicy(NetPolicy):
         """Whether the class leaves the loss and what it is computed from as they are."""
         own, names = type(self), ("loss", "ppo_loss", "checked_loss", "network")
         return not self.modules and all(getattr(own, name) is getattr(PPOPolicy, name) for name in names)
+
+    @property
+    def has_own_critic(self) -> bool:
+        """Whether values may come from modules of the policy's own."""
+        own = type(self).postprocess_trajectory is not PPOPolicy.postprocess_trajectory
+        return bool(self.modules) and own
 
     def get_weights(self) -> dict[str, Any]:
         """Return copies of the weights by name, those of the modules among them."""

@@ -47,10 +47,10 @@ class QMIXLearner(DQNLearner):
         taken = self._group.by_member(rows["obs"], None).gather(2, rows["actions"][..., None])[..., 0]
         worth = self._group.mixed(taken, rows["obs"])
         if worth.ndim == 1:
-            return td_loss(worth, targets, weights)
+            return td_loss(worth, targets, weights, self._knee())
         # Without a mixer every member has an error of its own.
         each = None if weights is None else weights[:, None]
-        terms = td_loss(worth, targets, each)
+        terms = td_loss(worth, targets, each, self._knee())
         return terms._replace(td_errors=terms.td_errors.abs().mean(-1))
 
     @torch.no_grad()

@@ -124,7 +124,8 @@ class RecurrentDQNLearner(DQNLearner):
                 online[behind] if self._settings.double_q else None,
             )  # fmt: skip
         own = q_values.reshape(*shape, -1)[:, :-1][valid]
-        terms = dqn_loss(own, rows["actions"][valid], targets, None if weights is None else weights[number])
+        each = None if weights is None else weights[number]
+        terms = dqn_loss(own, rows["actions"][valid], targets, each, self._knee())
         return terms._replace(td_errors=_of_each(terms.td_errors.abs(), valid))
 
 

@@ -19,7 +19,7 @@ from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.action_head import ActionHead
 from menv.algorithms.networks.custom_model import CustomModel
 from menv.algorithms.networks.obs_structure import ObsStructure
-from menv.algorithms.networks.stock import EPSILON
+from menv.algorithms.networks.stock import EPSILON, UnitWeights
 
 if TYPE_CHECKING:
     from menv.algorithms.networks.torch_network import TorchNetwork
@@ -102,6 +102,16 @@ class CustomSpec:
         if self.head.kind == "q_values":
             weights[EPSILON] = np.ones(1, np.float32)
         return weights
+
+    def unit_weights(self) -> UnitWeights:
+        """Return the weights of the layers that values or Q-values come from, none if the module has no such layers."""
+        return self._unit_weights
+
+    @cached_property
+    def _unit_weights(self) -> UnitWeights:
+        from menv.algorithms.networks.torch_custom import unit_weights
+
+        return unit_weights(self)
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
         """Return the network over `params`; see `NetworkSpec.torch_network`."""

@@ -20,7 +20,7 @@ from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.action_head import ActionHead
 from menv.algorithms.networks.group_layout import GroupLayout
 from menv.algorithms.networks.orthogonal import orthogonal
-from menv.algorithms.networks.stock import Activation, Layer, StockSpec
+from menv.algorithms.networks.stock import Activation, Layer, StockSpec, UnitWeights
 
 if TYPE_CHECKING:
     from menv.algorithms.networks.torch_group import TorchGroup
@@ -30,6 +30,8 @@ MIXERS: tuple[Mixer, ...] = ("qmix", "vdn", None)
 
 _GAIN = 1.0
 # What these make are weights without their signs.
+_POWERS = (-1, 0, 1, 0, 1)
+"""Of `mixing_layers`: Q-values are divided by the unit in the hidden layer, and the result is multiplied by it."""
 _UNSIGNED = ("mixer.hidden_weight", "mixer.out_weight")
 
 
@@ -127,6 +129,12 @@ class GroupSpec:
                 most = 1.0 / math.sqrt(layer.inputs)
                 weights[f"{layer.name}.bias"][:] = rng.uniform(-most, most, layer.outputs)
         return weights
+
+    def unit_weights(self) -> UnitWeights:
+        """Return the last layers of the members, and of the mixing network what makes its first and last weights."""
+        powers = {f"{layer.name}.{part}": power for layer, power in zip(self.mixing_layers(), _POWERS, strict=False)
+                  if power for part in ("weight", "bias")}  # fmt: skip
+        return UnitWeights({**self.member.unit_weights().powers, **powers})
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchGroup:
         """Return the network over `params`; see `NetworkSpec.torch_network`."""

@@ -17,6 +17,7 @@ from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.action_head import ActionHead
 
 if TYPE_CHECKING:
+    from menv.algorithms.networks.stock import UnitWeights
     from menv.algorithms.networks.torch_network import TorchNetwork
 
 
@@ -45,6 +46,9 @@ class NetworkSpec(Protocol):
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
         """Return weights to begin with; the same seed gives the same."""
+
+    def unit_weights(self) -> UnitWeights:
+        """Return the weights that follow the unit in which rewards are paid."""
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
         """Return the network over `params`, a tensor for each name, whose current values every call reads."""

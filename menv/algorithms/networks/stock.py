@@ -41,6 +41,18 @@ _POLICY_GAIN = 0.01
 _VALUE_GAIN = 1.0
 
 
+class UnitWeights(NamedTuple):
+    """The weights that have to change where rewards are paid in another unit, and nothing else of the policy does.
+
+    Attributes:
+        powers: By weight: with rewards x times as large, the same values take the weight times x to this power.
+        shift: The weight [1] that is added to every value; None if there is none.
+    """
+
+    powers: Mapping[str, int]
+    shift: str | None = None
+
+
 class Layer(NamedTuple):
     """One affine layer: weights are called `<name>.weight` and `<name>.bias`."""
 
@@ -241,6 +253,14 @@ class StockSpec:
                 bias = rng.uniform(-most, most, layer.outputs)
                 weights[f"{layer.name}.bias"] = bias.astype(np.float32)
         return weights
+
+    def unit_weights(self) -> UnitWeights:
+        """Return the weights of the last layers of values or Q-values."""
+        of_q_values = self.head.kind == "q_values"
+        roles = [role for role in self.roles if of_q_values or role == "value"]
+        layers = [self.out_layer(role).name for role in roles]
+        powers = {f"{layer}.{part}": 1 for layer in layers for part in ("weight", "bias")}
+        return UnitWeights(powers, None if of_q_values else f"{VALUE_OUT}.bias")
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
         """Return the network over `params`; see `NetworkSpec.torch_network`."""

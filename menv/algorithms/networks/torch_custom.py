@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from menv.algorithms.networks.stock import UnitWeights
 from menv.algorithms.networks.torch_network import masked
 from menv.algorithms.own_classes import OF_MODULES, warn_of_uncalled
 from menv.errors import ConfigError
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from menv.algorithms.networks.custom_spec import CustomSpec
 
 _TRIAL_ROWS, _TRIAL_STEPS = 2, 3
+_MOST_LAYERS = 50
+"""Modules of more layers are not tried pair by pair."""
 
 
 class TorchCustom:
@@ -140,14 +144,53 @@ def learned(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: param for name, param in module.named_parameters() if param.requires_grad}
 
 
+def unit_weights(spec: CustomSpec) -> UnitWeights:
+    """Return the weights of the last layer of the values, or of the Q-values.
+
+    They are found by trying: when they double, the values double and no other output changes. Dueling Q-values have two
+    such layers.
+    """
+    module = build_module(spec, 0)
+    inputs = _trial_inputs(spec, initial_state(module))
+    rng = torch.Generator().manual_seed(0)
+    # Uneven weights: with biases of 0, earlier layers would double the values as well.
+    params = {
+        name: param.detach() + 0.1 * torch.randn(param.shape, generator=rng, dtype=torch.float32)
+        for name, param in learned(module).items()
+    }
+    layers: dict[str, list[str]] = {}
+    for name in params:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+
+    @torch.no_grad()
+    def values_and_others(change: Callable[[Tensor], Tensor], *changed: str) -> tuple[Tensor, list[Tensor]]:
+        own = {name: change(params[name]) for layer in changed for name in layers.get(layer, [layer])}
+        found = torch.func.functional_call(module, {**params, **own}, inputs)
+        parts = list(found) if isinstance(found, tuple) else [found]
+        others = list(parts.pop()) if spec.state_sizes else []
+        return (parts[0], others) if spec.head.kind == "q_values" else (parts[1], [parts[0], *others])
+
+    values, others = values_and_others(torch.clone)
+
+    def is_last(*names: str) -> bool:
+        doubled, same = values_and_others(lambda weight: 2.0 * weight, *names)
+        return torch.equal(doubled, 2.0 * values) and all(map(torch.equal, same, others))
+
+    sizes = range(1, 3 if len(layers) <= _MOST_LAYERS else 2) if values.any() else ()
+    for chosen in chain.from_iterable(combinations(layers, size) for size in sizes):
+        if is_last(*chosen):
+            names = [name for layer in chosen for name in layers[layer]]
+            shifts = [name for name in names if params[name].numel() == 1 and torch.allclose(
+                values_and_others(lambda weight: weight + 1.0, name)[0], values + 1.0
+            )]  # fmt: skip
+            return UnitWeights(dict.fromkeys(names, 1), next(iter(shifts), None))
+    return UnitWeights({})
+
+
 def _tried(spec: CustomSpec, module: nn.Module) -> Any:
     """Return what the module gives for rows of zeros: of one with state, for two sequences of three rows."""
     state = _checked_state(spec, module)
-    rows = _TRIAL_ROWS * (_TRIAL_STEPS if state else 1)
-    obs = spec.structure(torch.zeros(rows, spec.obs_size, dtype=torch.float32))
-    inputs = (
-        (laid_out(obs, _TRIAL_ROWS), [part.expand(_TRIAL_ROWS, -1) for part in state]) if state else (obs,)
-    )
+    inputs = _trial_inputs(spec, state)
     try:
         with torch.enable_grad():
             return module(*inputs)
@@ -157,6 +200,13 @@ def _tried(spec: CustomSpec, module: nn.Module) -> Any:
             f"{_where(spec)}: forward failed with {_told(error)}; expected to take "
             f"{_shapes(inputs[0])}{with_state} for {spec.structure.space}{_advice(module, error)}"
         ) from error
+
+
+def _trial_inputs(spec: CustomSpec, state: list[Tensor]) -> tuple[Any, ...]:
+    """Return what a module that begins with `state` is tried with."""
+    rows = _TRIAL_ROWS * (_TRIAL_STEPS if state else 1)
+    obs = spec.structure(torch.zeros(rows, spec.obs_size, dtype=torch.float32))
+    return (laid_out(obs, _TRIAL_ROWS), [part.expand(_TRIAL_ROWS, -1) for part in state]) if state else (obs,)
 
 
 def _advice(module: nn.Module, error: Exception) -> str:
