@@ -193,3 +193,13 @@ def test_more_sub_environments_than_any_run_needs_have_to_be_given_again(
             ConfigError, match=r"^from_checkpoint: evaluation_config\.num_envs_per_worker is "
         ):
             restored_config(PPOConfig, changed, None)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_run_that_has_sampled_nothing_yet_is_saved_and_resumed(name: str, tmp_path: Path) -> None:
+    kind, config = KINDS[name]
+    with kind(config=config) as algo:
+        algo.save(tmp_path)
+        expected = algo.train()["digest"]
+    with kind.from_checkpoint(tmp_path) as again:
+        assert again.train()["digest"] == expected

@@ -201,7 +201,10 @@ class DQNLearner:
         check_stored(LEARNERS, "since_copy", state["since_copy"], "f", -1)
         taken = column_of(replayed(state), "actions")
         check_stored(
-            LEARNERS, "replay.column.actions", () if taken is None else taken, most=self._choices - 1
+            LEARNERS,
+            "replay.column.actions",
+            np.zeros(0, np.int64) if taken is None else taken,
+            most=self._choices - 1,
         )
 
     def set_state(self, state: Mapping[str, Column]) -> None:

@@ -151,7 +151,11 @@ class ReplayBuffer:
         columns = {key: state[key] for key in state if key.startswith(_COLUMN)}
         rows, position = max(map(len, columns.values()), default=0), int(state["next"])
         check_stored(
-            LEARNERS, "rows of replay columns", list(map(len, columns.values())), least=rows, most=rows
+            LEARNERS,
+            "rows of replay columns",
+            np.array([*map(len, columns.values())], np.int64),
+            least=rows,
+            most=rows,
         )
         fits = position < self.capacity if rows == self.capacity else position == rows < self.capacity
         if not fits:
