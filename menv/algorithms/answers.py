@@ -93,6 +93,7 @@ class Answers:
                 "state=policy.get_initial_state() at first and the returned state from then on"
             )
         if state is None and not full_fetch:
-            return policy.compute_actions([obs], explore=explore)[0][0]
+            return policy.env_action(policy.compute_actions([obs], explore=explore)[0][0])
         actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)
-        return actions[0], [part[0] for part in states], {name: value[0] for name, value in fetches.items()}
+        action = policy.env_action(actions[0])
+        return action, [part[0] for part in states], {name: value[0] for name, value in fetches.items()}

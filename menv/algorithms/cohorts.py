@@ -17,6 +17,7 @@ from menv import draws
 from menv.acting.acting_graphs import ActingGraphs
 from menv.acting.backend import ActingBackend
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.classic_keys import override
 from menv.algorithms.networks.custom_spec import CustomSpec
 from menv.algorithms.networks.network_size import check_size, memory_for
 from menv.algorithms.networks.network_spec import NetworkSpec
@@ -25,6 +26,7 @@ from menv.algorithms.own_classes import check_own_policy_class
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.vacated import Vacated
 from menv.connectors.action_output import ActionOutput
+from menv.connectors.action_steps import CustomSteps
 from menv.connectors.connector_context import ConnectorContext
 from menv.connectors.default_pipelines import action_pipeline, agent_pipeline
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -70,11 +72,16 @@ class Built:
         return True
 
 
+_OF_CUSTOM = ("normalize_actions", "clip_actions", "clip_rewards")
+"""Settings that hold for custom policies too, in the main config or in that of the policy."""
+
+
 def build_cohorts(
     specs: Mapping[str, PolicySpec],
     configs: Mapping[str, AlgorithmConfig],
     recipes: Mapping[str, Recipe],
     seed: int,
+    main: AlgorithmConfig,
 ) -> tuple[list[Cohort], list[Built]]:
     """Return all cohorts, and what is known about those made of networks.
 
@@ -83,6 +90,7 @@ def build_cohorts(
         configs: The settings of each policy that has a network.
         recipes: What trains it.
         seed: Decides the first weights.
+        main: The settings of the run.
 
     Raises:
         ConfigError: A space or a setting that no stock network can serve.
@@ -93,7 +101,7 @@ def build_cohorts(
     for members in _alike(specs, configs, networks):
         first = specs[members[0]]
         if first.answers_itself:
-            policies = [_own_policy(name, specs[name]) for name in members]
+            policies = [_own_policy(name, specs[name], main) for name in members]
             cohorts.append(OwnCohort(members, policies, first.observation_space, first.action_space))
         else:
             weights = [
@@ -148,7 +156,7 @@ def _alike(
 def _form(spec: PolicySpec, config: AlgorithmConfig | None, network: NetworkSpec | None) -> Any:
     """Return what policies must have in common to act together."""
     form = config and (
-        config.normalize_actions,
+        config.normalize_actions is not False,
         config.clip_actions,
         config.inference,
         config.num_gpus > 0,
@@ -167,6 +175,7 @@ def add_to_cohorts(
     seed: int,
     admit: Callable[[NetworkSpec], None],
     vacated: Vacated,
+    main: AlgorithmConfig,
 ) -> list[Cohort]:
     """Add a policy to the networks that it is like, or return a new cohort of it.
 
@@ -179,9 +188,10 @@ def add_to_cohorts(
         seed: Decides the first weights.
         admit: Called with its network before anything changes; may refuse it.
         vacated: Places of policies that were removed.
+        main: The settings of the run.
     """
     if recipe is None or config is None:
-        return _add_own(name, spec, vacated)
+        return _add_own(name, spec, vacated, main)
     network = _network(name, spec, config, recipe)
     admit(network)
     form = _form(spec, config, network)
@@ -196,9 +206,9 @@ def add_to_cohorts(
     return [nets[-1].cohort]
 
 
-def _add_own(name: str, spec: PolicySpec, vacated: Vacated) -> list[Cohort]:
+def _add_own(name: str, spec: PolicySpec, vacated: Vacated, main: AlgorithmConfig) -> list[Cohort]:
     """Give a policy that a user wrote the place of one that was removed, or return a new cohort of it."""
-    policy = _own_policy(name, spec)
+    policy = _own_policy(name, spec, main)
     left = vacated.take(
         lambda cohort, place: isinstance(cohort, OwnCohort) and cohort.fits(policy, place, spec)
     )
@@ -217,8 +227,8 @@ def first_weights(network: NetworkSpec, name: str, config: AlgorithmConfig, reci
         return recipe.first_weights(network, config, own_seed)
 
 
-def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
-    """Create a policy that a user wrote."""
+def _own_policy(policy_id: str, spec: PolicySpec, main: AlgorithmConfig) -> Policy:
+    """Create a policy that a user wrote, with what the settings do to its actions and rewards."""
     assert spec.policy_class is not None
     if not issubclass(spec.policy_class, Policy):
         raise ConfigError(
@@ -227,7 +237,14 @@ def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
         )
     check_own_policy_class(policy_id, spec.policy_class)
     # Never None: policies that are written for the classic interface look into it.
-    return spec.policy_class(spec.observation_space, spec.action_space, spec.config or {})
+    policy = spec.policy_class(spec.observation_space, spec.action_space, spec.config or {})
+    own = {name: value for name, value in (spec.config or {}).items() if name in _OF_CUSTOM}
+    config = override(main, own, policy_id)
+    if config.normalize_actions or config.clip_actions or config.clip_rewards:
+        policy.given_steps = CustomSteps(
+            spec.action_space, bool(config.normalize_actions), config.clip_actions, config.clip_rewards
+        )
+    return policy
 
 
 def _connectors(
@@ -248,7 +265,7 @@ def _connectors(
         observation_filter=config.observation_filter,
         more=config.agent_connectors,
     )
-    action = action_pipeline(ctx, normalize=config.normalize_actions, clip=config.clip_actions)
+    action = action_pipeline(ctx, normalize=config.normalize_actions is not False, clip=config.clip_actions)
     return PolicyConnectors(agent, action)
 
 
@@ -264,7 +281,9 @@ def _net_cohort(
     """Create the networks of one architecture."""
     preprocessor = ObsPreprocessor(spec.observation_space)
     backend, check = _backend(network, weights, config, seed, preprocessor)
-    output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
+    output = ActionOutput(
+        spec.action_space, normalize=config.normalize_actions is not False, clip=config.clip_actions
+    )
     cohort = NetCohort(
         members, spec.observation_space, spec.action_space, backend, output, network.state_sizes, connectors
     )

@@ -84,7 +84,7 @@ class Population:
             name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.answers_itself
         }
         configs = {name: self._config_of(name, specs[name], own, specs) for name, own in recipes.items()}
-        self.cohorts, nets = build_cohorts(specs, configs, recipes, seed)
+        self.cohorts, nets = build_cohorts(specs, configs, recipes, seed, config)
         found = {name: cohort for cohort in self.cohorts for name in cohort.policy_ids}
         self.policies = {
             name: _policy_of(found[name], name, spec, seed, nets, configs) for name, spec in specs.items()
@@ -148,7 +148,7 @@ class Population:
             learners.shared.join(policy_id, config, recipe, network, changed)
 
         added = add_to_cohorts(
-            learners.nets, policy_id, resolved, config, recipe, self._seed, admit, self.vacated
+            learners.nets, policy_id, resolved, config, recipe, self._seed, admit, self.vacated, self._config
         )
         if recipe is not None and config is not None:
             learners.recipes[policy_id], learners.configs[policy_id] = recipe, config

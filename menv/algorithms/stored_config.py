@@ -162,6 +162,9 @@ def restored_config(
     """
     policy_ids = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
     values = _read(_looked_up(stored))
+    if "num_consecutive_env_failures_tolerance" not in values and values.get("normalize_actions"):
+        # Earlier versions wrote the default as True, which did not hold for custom policies.
+        values["normalize_actions"] = None
     multi = values.pop("multiagent")
     own = _given(config_class, given)
     _bound_costs(values, own)

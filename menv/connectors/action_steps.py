@@ -6,6 +6,8 @@ In their default order: arrays, scale, clip, write-protect.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -17,6 +19,8 @@ from menv.connectors.action_data import ActionConnectorDataType
 from menv.connectors.action_output import with_range
 from menv.connectors.connector_registry import register_connector
 from menv.connectors.stateless import Stateless
+from menv.nested import own_copy
+from menv.spaces import OutsideSpaceError, why_outside
 
 Array = npt.NDArray[Any]
 
@@ -53,6 +57,44 @@ class ImmutableActionsConnector(Stateless, ActionConnector):
     def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
         """Return the answer with its action write-protected; numbers are as they are."""
         return with_action(ac_data, _each(ac_data.output[0], _protected))
+
+
+@dataclass(frozen=True)
+class CustomSteps:
+    """What the settings do to the actions and rewards of a custom policy.
+
+    Attributes:
+        space: Its action space.
+        normalize: Whether its actions in [-1, 1] are scaled to the bounds.
+        clip: Whether its actions are clipped.
+        clip_rewards: See the setting.
+    """
+
+    space: gym.Space[Any]
+    normalize: bool
+    clip: bool
+    clip_rewards: bool | float
+
+    def __call__(self, action: Any) -> Any:
+        """Return one of its actions as the environment takes it."""
+        for given, change in ((self.normalize, _scaled), (self.clip, _clipped)):
+            action = _fitted(action, self.space, change) if given else action
+        return action
+
+
+def element(action: Any, space: gym.Space[Any]) -> Any:
+    """Return an action as a write-protected copy in the dtypes of its space.
+
+    Raises:
+        OutsideSpaceError: It is outside the space.
+    """
+    action = own_copy(action)
+    with suppress(TypeError, KeyError, ValueError, IndexError):
+        action = _fitted(action, space, lambda value, box: value.astype(box.dtype, copy=False))
+    why = why_outside(space, action, "action")
+    if why is not None:
+        raise OutsideSpaceError(0, why)
+    return _each(action, _protected)
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -140,7 +140,11 @@ def _ask(
     policy_id = str(getattr(policy, "policy_id", type(policy).__name__))
     actions, _, states, fetches = decide(policy, lives, obs, policy_id, None, explore, timestep)
     return [
-        (actions[row], [part[row] for part in states], {name: value[row] for name, value in fetches.items()})
+        (
+            policy.env_action(actions[row]),
+            [part[row] for part in states],
+            {name: value[row] for name, value in fetches.items()},
+        )
         for row in range(len(lives))
     ]
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from menv.connectors.action_steps import CustomSteps
+from menv.connectors.clip_reward import clip_reward
 from menv.errors import ContractError
 from menv.ledger import Ledger, Rows
 from menv.policy import Policy, parts_given
@@ -210,7 +212,7 @@ def decide(
     before = _columns(shown, policy_id)
     given = (
         obs_batch, before, _previous_actions(policy.action_space, lives),
-        np.array([life.reward for life in lives]), [life.info for life in lives], episodes, explore, timestep,
+        _previous_rewards(policy, lives), [life.info for life in lives], episodes, explore, timestep,
     )  # fmt: skip
     names = _taken_by_name(type(policy).compute_actions)
     if names is None:
@@ -291,6 +293,13 @@ def _previous_actions(space: gym.Space[Any], lives: Sequence[Life]) -> Any:
         if life.acted:
             column[row] = life.action
     return column
+
+
+def _previous_rewards(policy: Policy, lives: Sequence[Life]) -> Column:
+    """Return [R] what the previous actions earned, clipped where `clip_rewards` is set."""
+    rewards = np.array([life.reward for life in lives])
+    limit = policy.given_steps.clip_rewards if isinstance(policy.given_steps, CustomSteps) else False
+    return clip_reward(rewards, limit) if limit else rewards
 
 
 def _checked_states(states: Any, count: int, rows: int, policy_id: str) -> list[Column]:

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from menv.connectors.action_steps import element
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.loop.block import Block
@@ -21,7 +22,7 @@ from menv.loop.unsound import as_text
 from menv.policy import Policy, RowDraws
 from menv.policy_spec import PolicySpec
 from menv.segments import Column
-from menv.spaces import OutsideSpaceError, stack
+from menv.spaces import OutsideSpaceError, stack, why_outside
 
 
 class OwnCohort(Cohort):
@@ -99,8 +100,52 @@ class OwnCohort(Cohort):
         return first
 
     def env_actions(self, actions: Column, which: int) -> Answers:
-        """Return env-ready actions, which the columns hold; see `Cohort.env_actions`."""
-        return list(actions)
+        """Return env-ready actions for those of the columns; see `Cohort.env_actions`."""
+        return self._env_ready(actions, which)
+
+    def _env_ready(self, actions: Sequence[Any] | Column, which: Column | int) -> Answers:
+        """Return R actions as the environment takes them: write-protected copies, within the space.
+
+        Args:
+            actions: As the policies gave them, or as the columns hold them.
+            which: [R] policy index, or one for all.
+
+        Raises:
+            ContractError: One is outside the space; it names the policy.
+        """
+        indices = [which] * len(actions) if isinstance(which, int) else which.tolist()
+        asked = [self.policies[index] for index in indices]
+        if any(policy.given_steps is not None for policy in set(asked)):
+            actions = [policy.env_action(one) for policy, one in zip(asked, actions, strict=True)]
+        space, row = self.action_space, 0
+        try:
+            if self._plain:
+                return self._protected(self.network_form(actions, which))
+            ready = []
+            for row, action in enumerate(actions):  # noqa: B007 - the error names it
+                ready.append(element(action, space))
+            return ready
+        except OutsideSpaceError as error:
+            name = self.policy_ids[indices[error.row or row]]
+            raise ContractError(
+                f"policy {name!r}: {error.why}; return actions of policy.action_space, or set clip_actions=True"
+            ) from error
+
+    def _protected(self, rows: Column) -> Answers:
+        """Return [R, ...] actions that lie within their bounds, write-protected."""
+        space = self.action_space
+        if isinstance(space, gym.spaces.Discrete):
+            return rows.astype(space.dtype, copy=False)
+        box = isinstance(space, gym.spaces.Box)
+        low, high = (space.low, space.high) if box else (space.start, space.start + space.nvec - 1)
+        inside = ((rows >= low) & (rows <= high)).reshape(len(rows), -1).all(1)
+        if not inside.all():
+            row = int(np.argmin(inside))
+            raise OutsideSpaceError(
+                row, why_outside(space, rows[row], "action") or "action: outside the space"
+            )
+        rows.flags.writeable = False
+        return rows if rows.ndim > 1 else [np.asarray(row) for row in rows]
 
     def network_form(self, actions: Any, which: Column | int) -> Column:
         """Return actions as the columns hold them; see `Cohort.network_form`."""
@@ -187,8 +232,9 @@ class OwnCohort(Cohort):
                 )
             for place, action in zip(places.tolist(), chosen, strict=True):
                 answers[place] = action
-        self.ledger.answer(block.rows, self._as_column(answers, block))
-        return answers
+        column = self._as_column(answers, block)
+        self.ledger.answer(block.rows, column)
+        return self._env_ready(column if self._plain else answers, block.which)
 
     def _keep(self, decided: Decided, block: Block, places: Column, policy_id: str) -> None:
         """Write the states and fetches of a policy's rows into the batch."""

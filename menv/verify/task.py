@@ -128,7 +128,7 @@ class Task:
             if not spec.answers_itself
         }
         recipes = {name: PPORecipe() for name in configs}
-        cohorts, _ = build_cohorts(specs, configs, recipes, self.seed)
+        cohorts, _ = build_cohorts(specs, configs, recipes, self.seed, config)
         return policy_map, cohorts
 
 

@@ -122,7 +122,7 @@ def _networks(kind: str) -> NetCohort:
     spec = PolicySpec(observation_space=OBS, action_space=ACTIONS)
     _, (built,) = build_cohorts(
         dict.fromkeys(("even", "odd"), spec), dict.fromkeys(("even", "odd"), config),
-        dict.fromkeys(("even", "odd"), PPORecipe()), 3,
+        dict.fromkeys(("even", "odd"), PPORecipe()), 3, config,
     )  # fmt: skip
     return built.cohort
 

@@ -25,10 +25,11 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "inference": ("auto", "onnx", "torch"),
     "engine": (None, "process", "ray"),
     "observation_filter": ("NoFilter", "MeanStdFilter"),
+    "normalize_actions": (None, True, False),
 }
 _FLAGS = (
     "always_attach_evaluation_results", "evaluation_parallel_to_training", "explore", "clip_actions",
-    "normalize_actions", "restart_failed_sub_environments", "remote_worker_envs", "overlap",
+    "restart_failed_sub_environments", "remote_worker_envs", "overlap",
 )  # fmt: skip
 _LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 _PROCESSES = 10_000
@@ -113,9 +114,10 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     clip_rewards: bool | float = False
     """True learns from the signs of rewards, a number from rewards clipped to plus and minus it."""
     clip_actions: bool = False
-    """Whether Box actions are clipped into the bounds."""
-    normalize_actions: bool = True
-    """Whether a network's Box actions in [-1, 1] are scaled to the bounds."""
+    """Whether Box actions are clipped into the bounds, those of custom policies too."""
+    normalize_actions: bool | None = None
+    """Whether Box actions in [-1, 1] are scaled to the bounds; None scales those of networks and passes on those of
+    custom policies unchanged."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
     """"MeanStdFilter" puts running means and standard deviations of observations into the agent connectors."""
     agent_connectors: Sequence[Any] = ()

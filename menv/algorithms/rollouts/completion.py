@@ -18,6 +18,8 @@ from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.rollouts.joint_obs import JointObs
 from menv.algorithms.rollouts.postprocessing import Postprocessing, add_critic_values
+from menv.connectors.action_steps import CustomSteps
+from menv.connectors.clip_reward import clip_rewards_of
 from menv.episode import Episode
 from menv.loop.cohort import Cohort
 from menv.loop.net_cohort import NetCohort
@@ -88,6 +90,10 @@ class Completion:
         self._leave_out(batch)
         self.postprocessing.run_hooks(batch, episodes, beside)
         critics = self.postprocessing.critic_rows(batch, episodes, beside)
+        for policy_id, rows in batch.policy_batches.items():
+            steps = self._policies[policy_id].given_steps
+            if isinstance(steps, CustomSteps):
+                clip_rewards_of(rows, steps.clip_rewards)
         for cohort, index, policy_id in self._of(batch):
             if policy_id in critics:
                 add_critic_values(batch[policy_id], critics[policy_id], cohort.backend, index)
