@@ -142,9 +142,7 @@ class Stacker:
 
     def _cast(self, values: Sequence[Any] | Array) -> Array | None:
         """Return [R, *shape] of arrays of another number type, None if they are none or a value would be lost."""
-        if not isinstance(values, np.ndarray) and not all(
-            isinstance(value, np.ndarray | np.generic) for value in values
-        ):
+        if type(values) is not np.ndarray and {*map(type, values)} != {np.ndarray}:
             return None
         try:
             array = np.asarray(values)
@@ -176,7 +174,7 @@ def keeps_values(array: Array, dtype: np.dtype[Any]) -> bool:
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
         if array.dtype.kind == dtype.kind == "f":
-            return bool((np.isinf(cast) == np.isinf(array)).all())
+            return bool(np.isfinite(cast).all() or (np.isinf(cast) == np.isinf(array)).all())
         # The way back alone would not do: integers that wrap around come back.
         return bool(((cast == array) & (cast.astype(array.dtype) == array)).all())
 

@@ -138,3 +138,25 @@ def test_a_policy_never_takes_a_move_that_the_mask_in_infos_forbids(interface: A
     assert acted[1] == 0
     assert acted.sum() >= 40
     assert 1 in rows["actions"][rows["agent_index"] == 1]
+
+
+def test_a_mask_in_infos_may_be_gymnasiums_tuple_of_one_for_each_component() -> None:
+    class Joint(Together):
+        """The second component of "a"'s actions has one choice left, which is another one at odd steps."""
+
+        def action_space(self, agent: str) -> Any:
+            return gym.spaces.MultiDiscrete([3, 2])
+
+        def _infos(self, agents: list[str]) -> dict[str, Any]:
+            odd = self.steps % 2
+            mask = np.ones(3, np.int8), np.array([1 - odd, odd], np.int8)
+            return {agent: {"action_mask": mask} if agent == "a" else {} for agent in agents}
+
+    config: dict[str, Any] = {"rollout_fragment_length": 40, "seed": 0}
+    with PPO(env=lambda context: ParallelPettingZooEnv(Joint(PLAN)), config=config) as algo:
+        space: Any = algo.get_policy().observation_space
+        assert space["action_mask"].shape == (5,)
+        rows = algo.sample()["default_policy"]
+    of_a = rows["agent_index"] == 0
+    assert (rows["actions"][of_a, 1] == rows["t"][of_a] % 2).all()
+    assert {*rows["actions"][~of_a, 1].tolist()} == {0, 1}
